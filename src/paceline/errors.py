@@ -1,0 +1,68 @@
+"""What can go wrong, in the reader's own words: problems, and one exception per exit code."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    2: "the job file, an option or an input is wrong; nothing was started",
+    3: "no layout fits, or the batch does not divide",
+    4: "the run failed and could not be recovered",
+    5: "no checkpoint is valid",
+    130: "interrupted; workers stopped at a step boundary and a checkpoint was written",
+}
+"""Every exit code of the command line and what it means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that clashes: what, where, and the change that mends it."""
+
+    code: str
+    """Stable id, such as `J003`; docs/reference/codes.md has a section for each."""
+
+    what: str
+    """The clash in the reader's own numbers."""
+
+    where: str
+    """The field and the file line, or the path."""
+
+    fix: str
+    """The change that mends it."""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.what}\n  where: {self.where}\n  fix: {self.fix}"
+
+
+class PacelineError(Exception):
+    """Something the reader can mend. Shown without a traceback; `exit_code` ends the process."""
+
+    exit_code = 2
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems: Sequence[Problem] = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class JobError(PacelineError):
+    """The job file, an option or an input is wrong."""
+
+    exit_code = 2
+
+
+class PlanError(PacelineError):
+    """No layout satisfies the job."""
+
+    exit_code = 3
+
+
+class RunError(PacelineError):
+    """The run failed and could not be recovered."""
+
+    exit_code = 4
+
+
+class CheckpointError(PacelineError):
+    """No checkpoint is valid."""
+
+    exit_code = 5

@@ -1,0 +1,37 @@
+"""What is asked: the job file."""
+
+from paceline.spec.job import (
+    CheckpointSpec,
+    ClusterSpec,
+    DataSpec,
+    DecoderSpec,
+    DrillSpec,
+    EvaluateSpec,
+    JobSpec,
+    LayoutSpec,
+    MetricsSpec,
+    ModelSpec,
+    RecoverySpec,
+    TrainSpec,
+)
+from paceline.spec.load import Job, dump_job, job_schema, load_job, parse_job
+
+__all__ = [
+    "CheckpointSpec",
+    "ClusterSpec",
+    "DataSpec",
+    "DecoderSpec",
+    "DrillSpec",
+    "EvaluateSpec",
+    "Job",
+    "JobSpec",
+    "LayoutSpec",
+    "MetricsSpec",
+    "ModelSpec",
+    "RecoverySpec",
+    "TrainSpec",
+    "dump_job",
+    "job_schema",
+    "load_job",
+    "parse_job",
+]

@@ -1,0 +1,305 @@
+"""What is asked: every field of the job file, with the text that is its help everywhere.
+
+These are frozen dataclasses; pydantic checks them as they are read (see `load.py`). Rules that
+need the model's or the cluster's numbers live further down the flow, in `parallel/`.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.dataclasses import dataclass as _pydantic_dataclass
+
+from paceline import units
+
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _section(cls: type[_T]) -> type[_T]:
+    """A frozen dataclass that refuses unknown keys and whose field texts are its help."""
+    config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    make: Callable[[type[_T]], type[_T]] = _pydantic_dataclass(
+        frozen=True, kw_only=True, config=config
+    )
+    return make(cls)
+
+
+def _unit(parse: Callable[[Any], Any], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    def read(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError(f"write a number, or text such as {example!r}")
+        return parse(value)
+
+    schema = {"anyOf": [{"type": "number"}, {"type": "string"}], "examples": [example]}
+    return BeforeValidator(read), WithJsonSchema(schema)
+
+
+Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
+Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB"), Field(gt=0)]
+BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s"), Field(gt=0)]
+Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
+Positive = Annotated[int, Field(gt=0)]
+Whole = Annotated[int, Field(ge=0)]
+Auto = Literal["auto"]
+
+
+@_section
+class DecoderSpec:
+    """The built-in decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped queries."""
+
+    layers: Positive
+    """Decoder blocks."""
+
+    hidden: Positive
+    """Width of the residual stream."""
+
+    heads: Positive
+    """Attention heads; must divide `hidden`."""
+
+    kv_heads: Positive | Auto = "auto"
+    """Key and value heads; must divide `heads`. `auto` is one for each head."""
+
+    ffn: Positive | Auto = "auto"
+    """Width of the feed-forward layer. `auto` is 8/3 of `hidden`, rounded up to a multiple of 32."""
+
+    vocab: Positive = 256
+    """Size of the vocabulary. 256 is one entry a byte, which needs no tokenizer."""
+
+    tied_embeddings: bool = False
+    """Whether the output layer reuses the input embedding."""
+
+
+@_section
+class ModelSpec:
+    """What to train. Exactly one of the four ways to say it."""
+
+    decoder: DecoderSpec | None = None
+    """The built-in decoder, by its sizes."""
+
+    preset: str | None = None
+    """A published model by name, such as `llama-3-8b`; `paceline plan --help` lists them."""
+
+    hf_config: str | None = None
+    """Path to a Hugging Face `config.json` of the Llama family (llama, mistral, qwen2-like)."""
+
+    factory: str | None = None
+    """Your own `module:function` that returns an `nn.Module`, imported from the job's folder."""
+
+
+@_section
+class DataSpec:
+    """What to train on: files of text, read as bytes."""
+
+    path: str | list[str] | None = None
+    """Glob, folder or list of them, relative to the job file: `corpus/**/*.txt`."""
+
+    corpus: Literal["python-stdlib"] | None = None
+    """A corpus every Python has: the source of its own standard library (about 30 MB)."""
+
+    seq_len: Annotated[int, Field(gt=1)] = 256
+    """Tokens in one sample."""
+
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the files kept for evaluation, chosen by a hash of each file's name. With a single
+    file, the share of its end."""
+
+
+@_section
+class ClusterSpec:
+    """Where to train. Left out, it is this machine."""
+
+    accelerator: str | Auto = "auto"
+    """An accelerator from the catalog, such as `H100-SXM`, or `cpu`. `auto` is what this machine
+    has."""
+
+    nodes: Positive = 1
+    """Machines. On this machine, each is simulated by an agent of its own."""
+
+    per_node: Positive | Auto = "auto"
+    """Ranks on each node: one for an accelerator. `auto` is every accelerator found, or one rank
+    for every physical core up to 2 on a CPU."""
+
+    memory: Bytes | Auto = "auto"
+    """Memory of one accelerator (of one node, on CPU). `auto` is the catalog's or the machine's."""
+
+    network: BytesPerS | Auto = "auto"
+    """Bandwidth between nodes, for each node and direction: `400Gb/s`. `auto` is the catalog's
+    usual network for the accelerator."""
+
+    rendezvous_port: Annotated[int, Field(gt=0, lt=65536)] | Auto = "auto"
+    """TCP port where the ranks meet. `auto` takes a free one."""
+
+
+@_section
+class TrainSpec:
+    """How to train."""
+
+    global_batch: Positive
+    """Samples in one optimizer step, over all ranks and accumulation."""
+
+    steps: Positive
+    """Optimizer steps in the whole run."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """`adamw` keeps two float32 moments for each parameter, `sgd` one momentum."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak learning rate, reached after the warm-up."""
+
+    warmup_steps: Whole = 0
+    """Steps over which the learning rate rises linearly from zero."""
+
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls from the warm-up's end to the last step."""
+
+    final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Learning rate at the last step, as a share of the peak. Not used by `constant`."""
+
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decoupled weight decay, on matrices only (not on norms, biases or other vectors)."""
+
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest global gradient norm; larger gradients are scaled down to it. null is no clipping."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32.
+    `auto` is bf16 where the accelerator has it, and fp32 on a CPU."""
+
+    seed: Whole = 0
+    """Seed of the initial weights, the order of the samples and dropout."""
+
+    max_refused_steps: Positive = 10
+    """Stop after this many refused steps in a row. A step is refused, by a vote of all ranks, when
+    a loss or the gradient norm is not finite."""
+
+
+@_section
+class LayoutSpec:
+    """What you want fixed. Everything left at `auto` is decided, and the reason printed."""
+
+    sharding: Literal["auto", "none", "full"] = "auto"
+    """`none`: every rank holds the whole model (DDP). `full`: parameters, gradients and optimizer
+    state are sharded over all ranks (FSDP2)."""
+
+    micro_batch: Positive | Auto = "auto"
+    """Samples one rank computes at once. micro_batch x accumulation x ranks = global batch."""
+
+
+@_section
+class CheckpointSpec:
+    """When checkpoints are written and which are kept. The newest valid one is always kept."""
+
+    every: Positive | Auto = "auto"
+    """Steps between checkpoints. `auto` is a tenth of the run, 500 at most."""
+
+    keep_last: Positive = 3
+    """How many of the newest are kept."""
+
+    keep_every: Positive | None = None
+    """Also keep every checkpoint whose step is a multiple of this."""
+
+    keep_best: Whole = 0
+    """Also keep this many with the lowest held-out loss."""
+
+
+@_section
+class EvaluateSpec:
+    """Held-out evaluation."""
+
+    every: Positive | Auto = "auto"
+    """Steps between evaluations; the first and the last step are always evaluated. `auto` is a
+    tenth of the run."""
+
+    samples: Positive = 256
+    """Held-out samples in one evaluation, the same ones every time."""
+
+
+@_section
+class RecoverySpec:
+    """What happens when a worker or a node dies."""
+
+    max_restarts: Whole = 3
+    """Restarts in a row without a finished step between them before the run gives up."""
+
+    grace: Seconds = 60.0
+    """How long workers may take to reach a step boundary and save when asked to stop."""
+
+
+_KILL = r"rank=(\d+)@step=(\d+)(?:@(forward|backward|apply|save))?"
+
+
+def _check_kill(text: str) -> str:
+    import re
+
+    if re.fullmatch(_KILL, text) is None:
+        raise ValueError(
+            f"{text!r} is not a fault; write it like rank=1@step=150, or rank=1@step=150@apply "
+            "(forward, backward, apply or save)"
+        )
+    return text
+
+
+Fault = Annotated[
+    str, AfterValidator(_check_kill), Field(json_schema_extra={"pattern": f"^{_KILL}$"})
+]
+
+
+@_section
+class DrillSpec:
+    """Faults to inject, to see the recovery work. Each fires once."""
+
+    kill: list[Fault] = Field(default_factory=list)
+    """SIGKILL a worker: `rank=1@step=150` in the backward pass of that step, or name the moment:
+    `rank=1@step=150@forward`, `backward`, `apply` (the optimizer step) or `save` (while the
+    checkpoint of that step is written)."""
+
+
+@_section
+class MetricsSpec:
+    """Where metrics go besides `metrics.jsonl` in the run folder."""
+
+    tensorboard: bool = False
+    """Also write TensorBoard event files (needs the `tensorboard` extra)."""
+
+
+@_section
+class JobSpec:
+    """One training job."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "job"
+    """Name of the job: letters, digits, `.`, `_` and `-`. Run folders start with it."""
+
+    model: ModelSpec
+    """What to train."""
+
+    train: TrainSpec
+    """How to train."""
+
+    data: DataSpec = Field(default_factory=DataSpec)
+    """What to train on."""
+
+    cluster: ClusterSpec = Field(default_factory=ClusterSpec)
+    """Where to train."""
+
+    layout: LayoutSpec = Field(default_factory=LayoutSpec)
+    """What you want fixed about how the work is split."""
+
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    """When checkpoints are written and which are kept."""
+
+    evaluate: EvaluateSpec = Field(default_factory=EvaluateSpec)
+    """Held-out evaluation."""
+
+    recovery: RecoverySpec = Field(default_factory=RecoverySpec)
+    """What happens when a worker or a node dies."""
+
+    drill: DrillSpec = Field(default_factory=DrillSpec)
+    """Faults to inject, to see the recovery work."""
+
+    metrics: MetricsSpec = Field(default_factory=MetricsSpec)
+    """Where metrics go besides the run folder."""
+
+    program: str | None = None
+    """Your own training function, `module:function`, imported from the job's folder and called
+    with a `paceline.runtime.Session`. Left out, the built-in language-model trainer runs."""

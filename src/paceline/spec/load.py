@@ -1,0 +1,354 @@
+"""Read a job file: YAML text to a `JobSpec`, or every problem at once with its line."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from paceline.errors import JobError, Problem
+from paceline.spec.job import JobSpec, ModelSpec
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file as it was read: what is asked, and where it came from."""
+
+    spec: JobSpec
+    """What is asked."""
+
+    folder: Path
+    """Absolute folder that relative paths and `module:function` names start from."""
+
+    source: str
+    """The file's name as the reader gave it, for messages."""
+
+    lines: Mapping[_Path, int]
+    """Line of each key, counted from 1, for messages."""
+
+    def where(self, field: str) -> str:
+        """The place of a dotted field for a message: `train.global_batch, job.yaml line 7`."""
+        path: _Path = tuple(field.split("."))
+        while path and path not in self.lines:
+            path = path[:-1]
+        line = self.lines.get(path)
+        return f"{field}, {self.source}" + (f" line {line}" if line else "")
+
+
+def load_job(path: Path | str, overrides: Sequence[str] = ()) -> Job:
+    """The job in a YAML file, with `key.key=value` overrides applied over it.
+
+    Args:
+        path: The job file.
+        overrides: Dotted assignments such as `train.global_batch=64`; values are YAML.
+
+    Raises:
+        JobError: Every problem of the file at once, each with its line and the fix.
+    """
+    path = Path(path)
+    return parse_job(_read(path), source=str(path), folder=path.resolve().parent, overrides=overrides)
+
+
+def parse_job(
+    text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
+) -> Job:
+    """The same from text; `source` names it in messages, `folder` is where its paths start."""
+    values, lines = _parse_yaml(text, source)
+    for assignment in overrides:
+        _override(values, lines, assignment)
+    try:
+        spec = _ADAPTER.validate_python(values)
+    except ValidationError as error:
+        raise JobError(*_problems(error, values, lines, source)) from None
+    job = Job(spec=spec, folder=folder, source=source, lines=lines)
+    problems = list(_check_choices(job))
+    if problems:
+        raise JobError(*problems)
+    return job
+
+
+def dump_job(spec: JobSpec) -> str:
+    """The job as YAML text that `load_job` reads back to an equal `JobSpec`."""
+    return yaml.safe_dump(asdict(spec), sort_keys=False, width=100)
+
+
+def job_schema() -> dict[str, Any]:
+    """JSON Schema of the job file, for editors."""
+    schema = _ADAPTER.json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+_ADAPTER: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = difflib.get_close_matches(
+            path.name, sorted(p.name for p in path.parent.glob("*.y*ml")), n=1, cutoff=0.3
+        )
+        fix = f"did you mean {path.parent / near[0]}?" if near else "write one: paceline init job.yaml"
+        what = f"there is no file {path}"
+        raise JobError(Problem(code="J001", what=what, where=str(path), fix=fix)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError(
+            Problem(
+                code="J001",
+                what=f"{path} cannot be read: {reason}",
+                where=str(path),
+                fix="give the path of a readable YAML file",
+            )
+        ) from None
+
+
+def _parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int]]:
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines: dict[_Path, int] = {}
+        repeated = list(_walk(node, (), lines))
+        values = loader.construct_document(node) if node is not None else {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise JobError(
+            Problem(
+                code="J002",
+                what=f"not YAML: {getattr(error, 'problem', None) or error}",
+                where=f"{source}{line}",
+                fix="mend the line; keys need a space after the colon, and spaces (no tabs) before",
+            )
+        ) from None
+    if repeated:
+        raise JobError(
+            *(
+                Problem(
+                    code="J002",
+                    what=f"`{_dotted(path)}` is written twice, on line {first} and line {again}",
+                    where=f"{source} line {again}",
+                    fix="keep one of them",
+                )
+                for path, first, again in repeated
+            )
+        )
+    if not isinstance(values, dict):
+        raise JobError(
+            Problem(
+                code="J002",
+                what=f"a job is keys and values, this is a {type(values).__name__}",
+                where=source,
+                fix="start from `paceline init job.yaml`",
+            )
+        )
+    return values, lines
+
+
+def _walk(
+    node: Any, path: _Path, lines: dict[_Path, int]
+) -> Iterator[tuple[_Path, int, int]]:
+    """Note the line of every key, and yield the keys written twice."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*path, key.value)
+            line = key.start_mark.line + 1
+            if inner in lines:
+                yield inner, lines[inner], line
+            lines[inner] = line
+            yield from _walk(value, inner, lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            yield from _walk(item, (*path, index), lines)
+
+
+def _override(values: dict[str, Any], lines: dict[_Path, int], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    keys = tuple(key.strip().split("."))
+    if not equals or not all(keys):
+        raise JobError(
+            Problem(
+                code="J003",
+                what=f"{assignment!r} is not an override",
+                where="--set",
+                fix="write it like --set train.global_batch=64",
+            )
+        )
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        value = text
+    inner: dict[str, Any] = values
+    for name in keys[:-1]:
+        if not isinstance(inner.get(name), dict):
+            inner[name] = {}
+        inner = inner[name]
+    inner[keys[-1]] = value
+    for known in [path for path in lines if path[: len(keys)] == keys]:
+        del lines[known]
+    lines[keys] = 0
+
+
+def _dotted(path: _Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _problems(
+    error: ValidationError, values: dict[str, Any], lines: Mapping[_Path, int], source: str
+) -> list[Problem]:
+    """Pydantic's findings in the reader's words, one for each field."""
+    found: dict[_Path, Problem] = {}
+    for detail in error.errors(include_url=False):
+        path, field_path = _file_path(tuple(detail["loc"]), values)
+        line = next(
+            (lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None
+        )
+        place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
+        problem = _problem(detail, path, f"{_dotted(path) or 'the whole file'}, {place}")
+        if path in found and field_path:  # the other side of a union: keep the more telling one
+            continue
+        found[path] = problem
+    return sorted(found.values(), key=lambda p: _line_of(p.where))
+
+
+def _line_of(where: str) -> int:
+    tail = where.rpartition(" line ")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _file_path(loc: tuple[Any, ...], values: Any) -> tuple[_Path, bool]:
+    """The part of pydantic's location that is in the file, without its names of union members."""
+    path: list[str | int] = []
+    here: Any = values
+    for index, part in enumerate(loc):
+        if isinstance(here, dict) and isinstance(part, str):
+            known = part in here
+            if not known and index < len(loc) - 1:
+                return tuple(path), True
+            path.append(part)
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int):
+            path.append(part)
+            here = here[part] if part < len(here) else None
+        else:
+            return tuple(path), True
+    return tuple(path), False
+
+
+def _problem(detail: Any, path: _Path, where: str) -> Problem:
+    kind, value = detail["type"], detail["input"]
+    name = str(path[-1]) if path else ""
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        return _unknown_key(name, path[:-1], where)
+    if kind in ("missing", "missing_argument"):
+        return Problem(
+            code="J005",
+            what=f"`{_dotted(path)}` is missing",
+            where=where,
+            fix=f"add it: {_help_of(path) or 'it has no default'}",
+        )
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if message[:1].isupper() else message
+    if kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
+        message = "this is a section with keys of its own"
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    return Problem(
+        code="J006",
+        what=f"`{_dotted(path)}` is {shown}: {message}" if path else message,
+        where=where,
+        fix=_help_of(path) or "see `paceline schema`",
+    )
+
+
+def _unknown_key(name: str, parent: _Path, where: str) -> Problem:
+    section = _section_at(parent)
+    known = [field.name for field in fields(section)] if section is not None else []
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    inside = f"section `{_dotted(parent)}`" if parent else "a job"
+    elsewhere = [path for path in _all_fields(JobSpec, ()) if path[-1] == name]
+    if near:
+        fix = f"did you mean `{near[0]}`?"
+    elif elsewhere:
+        fix = f"it belongs under `{_dotted(elsewhere[0][:-1]) or 'the top level'}`"
+    else:
+        fix = f"known keys are {', '.join(known)}"
+    return Problem(code="J004", what=f"{inside} has no key `{name}`", where=where, fix=fix)
+
+
+def _all_fields(section: Any, path: _Path) -> Iterator[_Path]:
+    for field in fields(section):
+        yield (*path, field.name)
+        inner = _section_in(field.type)
+        if inner is not None:
+            yield from _all_fields(inner, (*path, field.name))
+
+
+def _section_in(annotation: Any) -> Any:
+    """The section a field holds, also where it may be left out."""
+    options = (annotation, *get_args(annotation))
+    return next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)
+
+
+def _section_at(path: _Path) -> Any:
+    section: Any = JobSpec
+    for part in path:
+        by_name = {field.name: field for field in fields(section)}
+        section = _section_in(by_name[part].type) if part in by_name else None
+        if section is None:
+            return None
+    return section
+
+
+def _help_of(path: _Path) -> str | None:
+    """The text under the field, on one line."""
+    section = _section_at(path[:-1]) if path else None
+    if section is None:
+        return None
+    info = cast(Any, section).__pydantic_fields__.get(path[-1])
+    return " ".join(info.description.split()) if info is not None and info.description else None
+
+
+def _check_choices(job: Job) -> Iterator[Problem]:
+    """Rules between fields that need nothing but the job itself."""
+    spec = job.spec
+    ways = [field.name for field in fields(ModelSpec)]
+    given = [way for way in ways if getattr(spec.model, way) is not None]
+    if len(given) != 1:
+        yield Problem(
+            code="J007",
+            what=f"the model is said {len(given)} ways"
+            + (f": {' and '.join(given)}" if given else ""),
+            where=job.where("model"),
+            fix=f"give exactly one of {', '.join(ways)}",
+        )
+    if spec.program is None and spec.data.path is None and spec.data.corpus is None:
+        yield Problem(
+            code="J007",
+            what="there is nothing to train on: neither data.path nor data.corpus is given",
+            where=job.where("data"),
+            fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib",
+        )
+    if spec.data.path is not None and spec.data.corpus is not None:
+        yield Problem(
+            code="J007",
+            what=f"both data.path ({spec.data.path}) and data.corpus ({spec.data.corpus}) are given",
+            where=job.where("data.corpus"),
+            fix="keep one of them",
+        )
+    if spec.model.factory is not None and spec.program is None:
+        yield Problem(
+            code="J007",
+            what=f"the built-in trainer does not know how to train {spec.model.factory}",
+            where=job.where("model.factory"),
+            fix="add program: your_module:train (docs/guides/own-code.md), or use model.decoder",
+        )

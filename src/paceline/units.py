@@ -1,0 +1,162 @@
+"""Units at the edge: text a person writes to plain SI numbers, and back.
+
+Inside the package every number is plain: bytes, seconds, FLOPs, bytes per second. Only this
+module knows GiB, TFLOP/s, hours and billions.
+"""
+
+import re
+
+_NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
+
+_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_SECONDS = {
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+def _split(text: str, kind: str, example: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not {kind}; write it like {example}")
+    return float(match.group(1).replace("_", "")), match.group(2)
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes. GB is 10^9 and GiB is 2^30; a plain number is bytes.
+
+    >>> parse_bytes("80 GiB")
+    85899345920
+    """
+    if isinstance(value, int):
+        return value
+    number, unit = _split(value, "a size in bytes", "80 GiB or 512MB")
+    if unit.lower() not in _BYTES:
+        raise ValueError(f"{value!r} has no unit of bytes; write it like 80 GiB or 512MB")
+    return round(number * _BYTES[unit.lower()])
+
+
+def parse_count(value: int | str) -> int:
+    """A count of parameters, tokens or samples. K, M, B and T are powers of a thousand.
+
+    >>> parse_count("7B")
+    7000000000
+    """
+    if isinstance(value, int):
+        return value
+    number, unit = _split(value, "a count", "7B, 350M or 1e9")
+    if unit.lower() not in _COUNTS:
+        raise ValueError(f"{value!r} is not a count; write it like 7B, 350M or 1e9")
+    return round(number * _COUNTS[unit.lower()])
+
+
+def parse_bytes_per_s(value: float | str) -> float:
+    """Bytes per second. A small b is bits, a capital B is bytes; words after it are ignored.
+
+    >>> parse_bytes_per_s("400Gb/s InfiniBand")
+    50000000000.0
+    """
+    if isinstance(value, int | float):
+        return float(value)
+    number, unit = _split(value, "a bandwidth", "400Gb/s or 50GB/s")
+    base, slash, second = unit.partition("/")
+    if base.lower().endswith("bps") and not slash:
+        base, slash, second = base[:-2], "/", "s"
+    scale = _BYTES.get(base.lower())
+    if scale is None or not slash or second.lower() != "s":
+        raise ValueError(f"{value!r} is not a bandwidth; write it like 400Gb/s or 50GB/s")
+    return number * scale / (8 if base.endswith("b") else 1)
+
+
+def parse_seconds(value: float | str) -> float:
+    """Seconds, from `30m`, `1.5h`, `250ms`, or a plain number of seconds.
+
+    >>> parse_seconds("30m")
+    1800.0
+    """
+    if isinstance(value, int | float):
+        return float(value)
+    number, unit = _split(value, "a duration", "30m, 1.5h or 90s")
+    if unit.lower() not in _SECONDS:
+        raise ValueError(f"{value!r} is not a duration; write it like 30m, 1.5h or 90s")
+    return number * _SECONDS[unit.lower()]
+
+
+def _scaled(value: float, units: list[tuple[str, float]]) -> str:
+    for unit, scale in units:
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}".strip()
+    return f"{value:.3g} {units[-1][0]}".strip()
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Three digits and a binary unit.
+
+    >>> format_bytes(15_032_385_536)
+    '14 GiB'
+    """
+    if abs(num_bytes) < 2**10:
+        return f"{num_bytes:.0f} B"
+    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        scaled = num_bytes / 2**power
+        if abs(scaled) >= 1:
+            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
+    raise AssertionError("a size of at least 1 KiB has a unit")
+
+
+def format_count(count: float) -> str:
+    """Three digits and a power of a thousand.
+
+    >>> format_count(8_030_261_248)
+    '8.03B'
+    """
+    return _scaled(count, [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3), ("", 1)]).replace(
+        " ", ""
+    )
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration the eye takes in at once.
+
+    >>> format_seconds(5403)
+    '1h 30m'
+    """
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h {minutes:02d}m"
+    return f"{hours // 24}d {hours % 24:02d}h"
+
+
+def format_flops_per_s(flops_per_s: float) -> str:
+    """Three digits and a unit of FLOP/s.
+
+    >>> format_flops_per_s(989e12)
+    '989 TFLOP/s'
+    """
+    return _scaled(
+        flops_per_s,
+        [("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1)],
+    )
