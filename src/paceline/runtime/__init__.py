@@ -1,0 +1,1 @@
+"""Do it: what runs inside each worker. Importing this package imports no torch."""

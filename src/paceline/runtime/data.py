@@ -1,0 +1,87 @@
+"""Samples of a corpus: bytes of text as tokens, cut into windows of equal length.
+
+Letters in tensor names: B samples, S tokens in a sample.
+
+Leaves out: which samples a step reads (`sampling.py`), tokenizers other than one token a byte, and
+corpora that do not fit into memory: every rank holds all bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.spec import Job
+from paceline.spec.corpus import SEPARATOR, Corpus, find_corpus, unreadable_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextData:
+    """Some text and how it is cut: sample i is the tokens i x seq_len up to (i + 1) x seq_len.
+
+    The targets are the same tokens one further on, so a window is seq_len + 1 bytes and shares its
+    last byte with the next one: each byte but the first is a target once an epoch.
+    """
+
+    text: NDArray[np.uint8]
+    """All bytes, one after another."""
+
+    seq_len: int
+    """Tokens in one sample."""
+
+    @property
+    def num_samples(self) -> int:
+        """Whole windows; the rest of the text, shorter than one, is never read."""
+        return max(0, (len(self.text) - 1) // self.seq_len)
+
+    def samples(self, ids: Sequence[int] | NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """`(inputs_BS, targets_BS)`, int64, of these samples in this order."""
+        starts = np.asarray(ids, dtype=np.int64) * self.seq_len
+        if len(starts) and (starts.min() < 0 or starts.max() + self.seq_len >= len(self.text)):
+            raise IndexError(f"sample ids are 0 to {self.num_samples - 1}, got {list(ids)}")
+        windows = self.text[starts[:, None] + np.arange(self.seq_len + 1)]
+        tokens = torch.from_numpy(windows.astype(np.int64))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def load_text(job: Job) -> tuple[TextData, TextData | None]:
+    """The job's training text, and its held-out text or None when nothing is held out.
+
+    Raises:
+        JobError: As `find_corpus` says.
+    """
+    corpus, seq_len = find_corpus(job), job.spec.data.seq_len
+    return load_train(corpus, seq_len), load_held_out(corpus, seq_len)
+
+
+def load_train(corpus: Corpus, seq_len: int) -> TextData:
+    """The training text, read into memory.
+
+    Raises:
+        JobError: A file has gone, or shrunk, since `find_corpus`.
+    """
+    text = _read(corpus.train)
+    end = len(text) if corpus.split_byte is None else corpus.split_byte
+    return TextData(text=text[:end], seq_len=seq_len)
+
+
+def load_held_out(corpus: Corpus, seq_len: int) -> TextData | None:
+    """The held-out text, or None when nothing is held out."""
+    if not corpus.held_out:
+        return None
+    text = _read(corpus.held_out)
+    return TextData(text=text[corpus.split_byte or 0 :], seq_len=seq_len)
+
+
+def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
+    parts: list[bytes] = []
+    for path in paths:
+        try:
+            parts.append(path.read_bytes())
+        except OSError as error:
+            raise unreadable_file(path, error) from None
+    return np.frombuffer(SEPARATOR.join(parts), dtype=np.uint8)

@@ -1,0 +1,167 @@
+"""The built-in decoder-only transformer, exactly as a `DecoderShape` describes it.
+
+Llama-like: RMSNorm before each half of a block, rotary positions (rotate-half), grouped queries,
+SwiGLU, no biases except an optional one on the query, key and value projections.
+
+Letters in tensor names:
+    B  samples in a micro-batch        H  width of the residual stream
+    S  tokens in a sample              N  query heads (K: key and value heads)
+    V  size of the vocabulary          D  width of one head
+
+Leaves out: dropout, key/value caches and generation; a loss (the trainer computes it).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.profile import DecoderShape
+
+INIT_STD = 0.02
+"""Standard deviation of initial weights. Source: GPT-2, section 2.3, and Llama's reference code."""
+
+
+class Decoder(nn.Module):
+    """A decoder of the given shape; initial weights are drawn from torch's global generator.
+
+    Built on the meta device it holds no memory: `to_empty(device=...)`, then `reset_parameters()`
+    draws the weights there.
+    """
+
+    def __init__(self, shape: DecoderShape, seq_len: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        rotary = Rotary(seq_len, shape.head_dim, shape.rope_theta)
+        self.rotary = rotary
+        self.blocks = nn.ModuleList(Block(shape, rotary) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.output = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.reset_parameters()
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits, `logits_BSV`, of the token after each position."""
+        hidden_BSH = self.embedding(tokens_BS)
+        for block in self.blocks:
+            hidden_BSH = block(hidden_BSH)
+        logits_BSV: Tensor = self.output(self.norm(hidden_BSH))
+        return logits_BSV
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw every weight again and recompute the rotary tables.
+
+        The two projections that write to the residual stream are scaled down by the square root
+        of the number of writes, 2 per block, so that its variance does not grow with depth.
+        Source: GPT-2, section 2.3.
+        """
+        if self.shape.tied_embeddings:  # here, because `to_empty` unties
+            self.output.weight = self.embedding.weight
+        self.rotary.reset_parameters()
+        residual_std = INIT_STD / math.sqrt(2 * self.shape.layers)
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                nn.init.ones_(parameter)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+            else:
+                writes_residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
+                nn.init.normal_(parameter, std=residual_std if writes_residual else INIT_STD)
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy of the stream and added to it."""
+
+    def __init__(self, shape: DecoderShape, rotary: "Rotary") -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.attention = Attention(shape, rotary)
+        self.ffn_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.ffn = FeedForward(shape)
+
+    def forward(self, hidden_BSH: Tensor) -> Tensor:
+        hidden_BSH = hidden_BSH + self.attention(self.attention_norm(hidden_BSH))
+        hidden_BSH = hidden_BSH + self.ffn(self.ffn_norm(hidden_BSH))
+        return hidden_BSH
+
+
+class Attention(nn.Module):
+    """Causal attention in which `heads / kv_heads` query heads share a key and value head."""
+
+    def __init__(self, shape: DecoderShape, rotary: "Rotary") -> None:
+        super().__init__()
+        self.shape = shape
+        self.rotary = rotary  # one module shared by all blocks: it holds no parameters
+        query_width = shape.heads * shape.head_dim
+        kv_width = shape.kv_heads * shape.head_dim
+        self.query = nn.Linear(shape.hidden, query_width, bias=shape.qkv_bias)
+        self.key = nn.Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
+        self.value = nn.Linear(shape.hidden, kv_width, bias=shape.qkv_bias)
+        self.output = nn.Linear(query_width, shape.hidden, bias=False)
+
+    def forward(self, hidden_BSH: Tensor) -> Tensor:
+        heads = (-1, self.shape.head_dim)
+        query_BNSD = self.query(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
+        key_BKSD = self.key(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
+        value_BKSD = self.value(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
+        mixed_BNSD = F.scaled_dot_product_attention(
+            self.rotary(query_BNSD),
+            self.rotary(key_BKSD),
+            value_BKSD,
+            is_causal=True,
+            enable_gqa=self.shape.kv_heads != self.shape.heads,
+        )
+        output_BSH: Tensor = self.output(mixed_BNSD.transpose(1, 2).flatten(2))
+        return output_BSH
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: `down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn, bias=False)
+        self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
+
+    def forward(self, hidden_BSH: Tensor) -> Tensor:
+        output_BSH: Tensor = self.down(F.silu(self.gate(hidden_BSH)) * self.up(hidden_BSH))
+        return output_BSH
+
+
+class Rotary(nn.Module):
+    """Rotary positions, rotate-half form as in Hugging Face's Llama.
+
+    The tables stay float32 in every precision (a bfloat16 angle is wrong by whole radians at
+    position 1000): they are buffers of a module, and not an argument of the blocks, because FSDP2
+    casts floating arguments. They are not saved, as they follow from the shape.
+    """
+
+    cos_SD: Tensor
+    sin_SD: Tensor
+
+    def __init__(self, seq_len: int, head_dim: int, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+        self.register_buffer("cos_SD", torch.empty(seq_len, head_dim), persistent=False)
+        self.register_buffer("sin_SD", torch.empty(seq_len, head_dim), persistent=False)
+
+    def forward(self, heads_BNSD: Tensor) -> Tensor:
+        seq_len, half = heads_BNSD.shape[-2], heads_BNSD.shape[-1] // 2
+        left, right = heads_BNSD[..., :half], heads_BNSD[..., half:]
+        turned_BNSD = torch.cat((-right, left), dim=-1)
+        rotated_BNSD = heads_BNSD * self.cos_SD[:seq_len] + turned_BNSD * self.sin_SD[:seq_len]
+        return rotated_BNSD.to(heads_BNSD.dtype)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Compute the tables, on whatever device they are."""
+        seq_len, head_dim = self.cos_SD.shape
+        device = self.cos_SD.device
+        exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+        positions = torch.arange(seq_len, device=device, dtype=torch.float32)
+        angles = torch.outer(positions, self.theta**-exponents).repeat(1, 2)
+        self.cos_SD.copy_(angles.cos())
+        self.sin_SD.copy_(angles.sin())

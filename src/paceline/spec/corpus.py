@@ -1,0 +1,273 @@
+"""Which files a job trains on and which are held out: names and sizes, no contents.
+
+Leaves out: reading the text (`runtime/data.py`) and anything but files of bytes on a disk.
+"""
+
+import difflib
+import glob
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import JobError, Problem
+from paceline.spec.load import Job
+from paceline.units import format_bytes
+
+SEPARATOR = b"\n"
+"""Put between two files."""
+
+_LOOKED_AT = 8192
+"""Bytes of each file searched for a zero byte, which text does not have; git does the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """The text of a job, in training and held-out files, both sorted by name."""
+
+    train: tuple[Path, ...]
+    """Files to train on."""
+
+    held_out: tuple[Path, ...]
+    """Files kept for evaluation; empty when the job holds nothing out."""
+
+    num_train_bytes: int
+    """Bytes to train on, with one separator between two files."""
+
+    num_held_out_bytes: int
+    """Bytes kept for evaluation."""
+
+    split_byte: int | None = None
+    """With a single file, which is then in both lists: where its held-out end begins."""
+
+    fingerprint: str = ""
+    """Changes when a file is added, removed, renamed or resized: 16 hex digits."""
+
+
+def find_corpus(job: Job) -> Corpus:
+    """The files that `data` of a job asks for.
+
+    A folder means all files below it. Hidden files are left out, as are empty ones. Which files
+    are held out follows from a hash of each file's path relative to the job file, so adding a file
+    moves no other one; at least one file is on each side.
+
+    Raises:
+        JobError: Nothing matches, a file cannot be read or is no text, or there is too little.
+    """
+    found = _stdlib_files(job) if job.spec.data.path is None else _matching_files(job)
+    sizes = _readable_sizes(job, found)
+    files = [path for path in found if sizes[path]]
+    if not files:
+        raise JobError(_all_empty(job, found))
+    corpus = _split(job, files, sizes)
+    problems = list(_check_lengths(job, corpus))
+    if problems:
+        raise JobError(*problems)
+    return corpus
+
+
+def unreadable_file(path: Path, error: OSError) -> JobError:
+    """D002 for a file that was found and cannot be read."""
+    return JobError(_unreadable(path, error, where=str(path)))
+
+
+def _stdlib_files(job: Job) -> list[Path]:
+    """The source of the standard library: about 30 MB, without installed packages."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "dist-packages", "__pycache__"}
+    files = sorted(p for p in root.rglob("*.py") if skipped.isdisjoint(p.relative_to(root).parts))
+    if files:
+        return files
+    raise JobError(
+        Problem(
+            code="D001",
+            what=f"this Python has no library source: no *.py file below {root}",
+            where=job.where("data.corpus"),
+            fix="use a Python with its source, or your own text with data.path",
+        )
+    )
+
+
+def _matching_files(job: Job) -> list[Path]:
+    asked = job.spec.data.path
+    patterns = [asked] if isinstance(asked, str) else list(asked or ())
+    found: set[Path] = set()
+    problems = []
+    for pattern in patterns:
+        matches = _expand(pattern, job.folder)
+        found.update(matches)
+        if not matches:
+            problems.append(_no_match(job, pattern))
+    if not patterns:
+        problems.append(_no_match(job, ""))
+    if problems:
+        raise JobError(*problems)
+    return sorted(found)
+
+
+def _expand(pattern: str, folder: Path) -> list[Path]:
+    """Files that a glob, a folder or a file name means; an existing name is never a glob."""
+    path = folder / os.path.expanduser(pattern)
+    if path.is_file():
+        return [Path(os.path.normpath(path))]
+    text = f"{glob.escape(str(path))}/**/*" if path.is_dir() else str(path)
+    below = (Path(os.path.normpath(name)) for name in glob.iglob(text, recursive=True))
+    return [path for path in below if path.is_file()]
+
+
+def _readable_sizes(job: Job, files: Sequence[Path]) -> dict[Path, int]:
+    """Size of each file, after opening every one; the library's own source may hold zero bytes."""
+    sizes: dict[Path, int] = {}
+    problems, binary = [], []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                sizes[path] = os.fstat(file.fileno()).st_size
+                if job.spec.data.path is not None and b"\0" in file.read(_LOOKED_AT):
+                    binary.append(path)
+        except OSError as error:
+            problems.append(_unreadable(path, error, where=job.where("data.path")))
+    if binary:
+        problems.append(_not_text(job, binary, len(files)))
+    if problems:
+        raise JobError(*problems)
+    return sizes
+
+
+def _split(job: Job, files: Sequence[Path], sizes: dict[Path, int]) -> Corpus:
+    share = job.spec.data.held_out
+    root = Path(sysconfig.get_path("stdlib")) if job.spec.data.path is None else job.folder
+    names = {path: Path(os.path.relpath(path, root)).as_posix() for path in files}
+    listing = "\n".join(f"{names[path]} {sizes[path]}" for path in files)
+    fingerprint = hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]
+    if len(files) == 1 and share > 0:
+        (only,) = files
+        split_byte = sizes[only] - round(sizes[only] * share)
+        return Corpus(
+            train=(only,),
+            held_out=(only,),
+            num_train_bytes=split_byte,
+            num_held_out_bytes=sizes[only] - split_byte,
+            split_byte=split_byte,
+            fingerprint=fingerprint,
+        )
+    held_out = _held_out_files(files, names, share)
+    train = tuple(path for path in files if path not in held_out)
+    kept = tuple(path for path in files if path in held_out)
+    return Corpus(
+        train=train,
+        held_out=kept,
+        num_train_bytes=_joined_size(train, sizes),
+        num_held_out_bytes=_joined_size(kept, sizes),
+        fingerprint=fingerprint,
+    )
+
+
+def _held_out_files(files: Sequence[Path], names: dict[Path, str], share: float) -> set[Path]:
+    if share == 0:
+        return set()
+    by_hash = sorted(files, key=lambda path: (_hash_of(names[path]), names[path]))
+    num_below = sum(_hash_of(names[path]) < share for path in files)
+    return set(by_hash[: min(max(num_below, 1), len(files) - 1)])
+
+
+def _hash_of(name: str) -> float:
+    """A number from 0 up to 1 that only depends on the name, on every machine and Python."""
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _joined_size(files: Sequence[Path], sizes: dict[Path, int]) -> int:
+    return sum(sizes[path] for path in files) + len(SEPARATOR) * max(0, len(files) - 1)
+
+
+def _check_lengths(job: Job, corpus: Corpus) -> Iterator[Problem]:
+    """One sample of each split needs seq_len bytes, and one more for the last target."""
+    seq_len, needed = job.spec.data.seq_len, job.spec.data.seq_len + 1
+    if corpus.num_train_bytes < needed:
+        longest = corpus.num_train_bytes - 1
+        yield Problem(
+            code="D004",
+            what=f"data.seq_len {seq_len} needs {needed} bytes, the training split has "
+            f"{corpus.num_train_bytes}",
+            where=job.where("data.seq_len"),
+            fix=(f"set data.seq_len to {longest} or less, or " if longest > 1 else "")
+            + "give more text in data.path",
+        )
+    if corpus.held_out and corpus.num_held_out_bytes < needed:
+        total = corpus.num_train_bytes + corpus.num_held_out_bytes
+        enough = needed / total
+        raise_share = (
+            f"raise data.held_out to {enough + 0.005:.2f}, "
+            if corpus.split_byte is not None and enough < 0.5
+            else ""
+        )
+        yield Problem(
+            code="D005",
+            what=f"the held-out split has {corpus.num_held_out_bytes} bytes "
+            f"({job.spec.data.held_out:g} of {total}), one sample of data.seq_len {seq_len} "
+            f"needs {needed}",
+            where=job.where("data.held_out"),
+            fix=f"{raise_share}lower data.seq_len, give more text, or set data.held_out: 0 to "
+            "train without evaluation",
+        )
+
+
+def _no_match(job: Job, pattern: str) -> Problem:
+    near = _near_misses(pattern, job.folder)
+    return Problem(
+        code="D001",
+        what=f"data.path {pattern!r} matches no file in {job.folder}"
+        if pattern
+        else "data.path is an empty list",
+        where=job.where("data.path"),
+        fix=f"did you mean {near}?" if near else "give a file, a folder or a glob that exists",
+    )
+
+
+def _near_misses(pattern: str, folder: Path) -> str:
+    """What is there instead, where the pattern stops being true: a few names."""
+    here = folder
+    for part in Path(os.path.expanduser(pattern)).parts:
+        if not glob.has_magic(part) and (here / part).is_dir():
+            here = here / part
+            continue
+        try:
+            names = sorted(name for name in os.listdir(here) if not name.startswith("."))
+        except OSError:
+            return ""
+        near = difflib.get_close_matches(part.replace("*", ""), names, n=3, cutoff=0.5)
+        return " or ".join(os.path.relpath(here / name, folder) for name in near)
+    return ""
+
+
+def _unreadable(path: Path, error: OSError, *, where: str) -> Problem:
+    return Problem(
+        code="D002",
+        what=f"{path} cannot be read: {error.strerror or error}",
+        where=where,
+        fix=f"make it readable (chmod u+r {path}), or leave it out of data.path",
+    )
+
+
+def _not_text(job: Job, binary: Sequence[Path], num_files: int) -> Problem:
+    shown = ", ".join(str(path) for path in binary[:3]) + (", ..." if len(binary) > 3 else "")
+    return Problem(
+        code="D003",
+        what=f"{len(binary)} of {num_files} files hold zero bytes, which text does not: {shown}",
+        where=job.where("data.path"),
+        fix="leave them out of data.path, for example with a glob such as corpus/**/*.txt; "
+        "turn UTF-16 text into UTF-8",
+    )
+
+
+def _all_empty(job: Job, files: Sequence[Path]) -> Problem:
+    names = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
+    return Problem(
+        code="D003",
+        what=f"{names} empty ({format_bytes(0)})",
+        where=job.where("data.path"),
+        fix="give files with text in them",
+    )
