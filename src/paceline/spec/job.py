@@ -5,7 +5,8 @@ need the model's or the cluster's numbers live further down the flow, in `parall
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass as _pydantic_dataclass
@@ -61,7 +62,7 @@ class DecoderSpec:
     """Key and value heads; must divide `heads`. `auto` is one for each head."""
 
     ffn: Positive | Auto = "auto"
-    """Width of the feed-forward layer. `auto` is 8/3 of `hidden`, rounded up to a multiple of 32."""
+    """Width of the feed-forward layer. `auto` is 8/3 of `hidden`, up to a multiple of 32."""
 
     vocab: Positive = 256
     """Size of the vocabulary. 256 is one entry a byte, which needs no tokenizer."""
@@ -303,3 +304,9 @@ class JobSpec:
     program: str | None = None
     """Your own training function, `module:function`, imported from the job's folder and called
     with a `paceline.runtime.Session`. Left out, the built-in language-model trainer runs."""
+
+
+def section_in(annotation: Any) -> Any:
+    """The section that a field of this type holds, also where it may be left out, or None."""
+    options = (annotation, *get_args(annotation))
+    return next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)

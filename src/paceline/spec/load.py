@@ -2,15 +2,15 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
-from paceline.spec.job import JobSpec, ModelSpec
+from paceline.spec.job import JobSpec, ModelSpec, section_in
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Path = tuple[str | int, ...]
@@ -52,16 +52,19 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> Job:
         JobError: Every problem of the file at once, each with its line and the fix.
     """
     path = Path(path)
-    return parse_job(_read(path), source=str(path), folder=path.resolve().parent, overrides=overrides)
+    return parse_job(
+        _read(path), source=str(path), folder=path.resolve().parent, overrides=overrides
+    )
 
 
-def parse_job(
-    text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()
-) -> Job:
+def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> Job:
     """The same from text; `source` names it in messages, `folder` is where its paths start."""
     values, lines = _parse_yaml(text, source)
     for assignment in overrides:
         _override(values, lines, assignment)
+    for field in fields(JobSpec):  # a section whose lines are all comments is an empty one
+        if field.name in values and values[field.name] is None and section_in(field.type):
+            values[field.name] = {}
     try:
         spec = _ADAPTER.validate_python(values)
     except ValidationError as error:
@@ -94,7 +97,11 @@ def _read(path: Path) -> str:
         near = difflib.get_close_matches(
             path.name, sorted(p.name for p in path.parent.glob("*.y*ml")), n=1, cutoff=0.3
         )
-        fix = f"did you mean {path.parent / near[0]}?" if near else "write one: paceline init job.yaml"
+        fix = (
+            f"did you mean {path.parent / near[0]}?"
+            if near
+            else "write one: paceline init job.yaml"
+        )
         what = f"there is no file {path}"
         raise JobError(Problem(code="J001", what=what, where=str(path), fix=fix)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -151,9 +158,7 @@ def _parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int
     return values, lines
 
 
-def _walk(
-    node: Any, path: _Path, lines: dict[_Path, int]
-) -> Iterator[tuple[_Path, int, int]]:
+def _walk(node: Any, path: _Path, lines: dict[_Path, int]) -> Iterator[tuple[_Path, int, int]]:
     """Note the line of every key, and yield the keys written twice."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -288,22 +293,16 @@ def _unknown_key(name: str, parent: _Path, where: str) -> Problem:
 def _all_fields(section: Any, path: _Path) -> Iterator[_Path]:
     for field in fields(section):
         yield (*path, field.name)
-        inner = _section_in(field.type)
+        inner = section_in(field.type)
         if inner is not None:
             yield from _all_fields(inner, (*path, field.name))
-
-
-def _section_in(annotation: Any) -> Any:
-    """The section a field holds, also where it may be left out."""
-    options = (annotation, *get_args(annotation))
-    return next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)
 
 
 def _section_at(path: _Path) -> Any:
     section: Any = JobSpec
     for part in path:
         by_name = {field.name: field for field in fields(section)}
-        section = _section_in(by_name[part].type) if part in by_name else None
+        section = section_in(by_name[part].type) if part in by_name else None
         if section is None:
             return None
     return section
@@ -341,7 +340,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     if spec.data.path is not None and spec.data.corpus is not None:
         yield Problem(
             code="J007",
-            what=f"both data.path ({spec.data.path}) and data.corpus ({spec.data.corpus}) are given",
+            what=f"data.path ({spec.data.path}) and data.corpus ({spec.data.corpus}) are both given",
             where=job.where("data.corpus"),
             fix="keep one of them",
         )

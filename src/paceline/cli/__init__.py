@@ -1,0 +1,97 @@
+"""The command line: one module for each verb, imported only when that verb is asked for."""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+from paceline import __version__
+from paceline.errors import EXIT_CODES, PacelineError
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "plan": ("paceline.cli.plan", "Choose the fastest layout that fits, and say why."),
+    "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
+    "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
+    "runs": ("paceline.cli.runs", "List runs."),
+    "init": ("paceline.cli.init", "Write a commented job file to start from."),
+    "schema": ("paceline.cli.schema", "Print the JSON Schema of the job file."),
+}
+"""Verb -> the module whose `command` it is, and its line in `paceline --help`."""
+
+
+class _Verbs(click.Group):
+    """A group that knows its verbs' names and first lines without importing them."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[name]
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = arguments[0]
+        if name not in COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            context.fail(f"There is no command `{name}`.{hint}")
+        return super().resolve_command(context, arguments)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+_EXAMPLES = """
+Examples:
+
+\b
+  paceline init job.yaml                     a commented job file
+  paceline plan job.yaml                     which layout, will it fit, how fast
+  paceline run job.yaml                      train it on this machine
+  paceline run job.yaml --set train.steps=50 with one value changed
+  paceline run --resume runs/my-job-...      go on from the newest valid checkpoint
+"""
+
+_EXITS = "\b\nExit codes:\n" + "\n".join(
+    f"  {code:>3}  {what}" for code, what in EXIT_CODES.items()
+)
+
+
+@click.command(
+    cls=_Verbs,
+    help=f"Paceline plans, runs and rescues distributed training.\n{_EXAMPLES}\n{_EXITS}",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="paceline")
+def cli() -> None:
+    """The group; each verb parses, makes one library call, and prints."""
+
+
+def main() -> NoReturn:
+    """Entry point of the `paceline` command."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except PacelineError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `paceline plan | head`
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

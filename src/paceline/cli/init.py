@@ -1,0 +1,45 @@
+"""`paceline init`: a commented job file to start from."""
+
+from pathlib import Path
+
+import click
+
+from paceline.errors import JobError, Problem
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default=Path("job.yaml"))
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def command(path: Path, force: bool) -> None:
+    """Write a commented job file to PATH (job.yaml when left out).
+
+    It trains a small language model on your own text files, on two ranks of this machine.
+
+    \b
+    Examples:
+      paceline init
+      paceline init my-job.yaml && paceline plan my-job.yaml
+    """
+    from paceline.spec.template import job_template
+
+    if path.exists() and not force:
+        raise JobError(
+            Problem(
+                code="J008",
+                what=f"{path} exists",
+                where=str(path),
+                fix="give another name, or --force to write over it",
+            )
+        )
+    try:
+        path.write_text(job_template(), encoding="utf-8")
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="J008",
+                what=f"{path} cannot be written: {error.strerror}",
+                where=str(path),
+                fix="give a file in a folder that exists and that you may write to",
+            )
+        ) from None
+    click.echo(f"wrote {path}; edit data.path, then: paceline plan {path}", err=True)

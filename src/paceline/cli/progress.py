@@ -1,0 +1,210 @@
+"""What `paceline run` shows: a live line in a terminal, plain lines in a log file."""
+
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import click
+
+from paceline.control import messages as say
+from paceline.control.controller import Progress
+from paceline.control.core import State
+from paceline.plan import Plan
+from paceline.record import events as log
+from paceline.record.checkpoints import list_checkpoints
+from paceline.record.run import RunFolder
+from paceline.report.plan_text import format_plan
+from paceline.spec import Job
+from paceline.units import format_bytes, format_count, format_seconds
+
+_LOG_EVERY_S = 10.0
+"""Without a terminal, a progress line about this often."""
+
+_WINDOW = 50
+"""Steps that the time left is estimated from."""
+
+
+class ProgressView:
+    """Turns events and progress into lines for a person."""
+
+    def __init__(self, *, job: Job, run: RunFolder, plan: Plan, to_stderr: bool) -> None:
+        self._job = job
+        self._run = run
+        self._plan = plan
+        self._stream = sys.stderr if to_stderr else sys.stdout
+        self._live = self._stream.isatty()
+        self._began = time.monotonic()
+        self._shown_at = 0.0
+        self._step_times: deque[float] = deque(maxlen=_WINDOW)
+        self._first_loss: float | None = None
+        self._held_out: list[float] = []
+        self._baseline: log.BaselineEvaluated | None = None
+
+    def opening(self, *, resumed: bool) -> None:
+        """The plan, and where everything is kept."""
+        self._line(format_plan(self._plan))
+        self._line("")
+        if resumed:
+            before = [
+                event.layout
+                for event in log.read_events(self._run.events_file)
+                if isinstance(event, log.RunStarted)
+            ]
+            if before and before[-1] != self._plan.layout.name:
+                self._line(
+                    f"The layout was {before[-1]} and is {self._plan.layout.name}: from here on "
+                    "equal to rounding, no longer to the bit."
+                )
+        self._line(f"run folder  {_short(self._run.path)}")
+
+    def progress(self, progress: Progress) -> None:
+        """A worker's news: a line for rank 0's steps."""
+        message = progress.message
+        if progress.rank != 0 or not isinstance(message, say.StepDone):
+            return
+        now = time.monotonic()
+        self._step_times.append(now)
+        total = self._job.spec.train.steps
+        wait = 0.1 if self._live else _LOG_EVERY_S
+        first = self._first_loss is None
+        self._first_loss = self._first_loss if self._first_loss is not None else message.loss
+        if now - self._shown_at < wait and message.step != total and not first:
+            return
+        self._shown_at = now
+        line = (
+            f"step {message.step:>{len(str(total))}}/{total}"
+            f"  loss {message.loss:.4f}"
+            f"  {format_count(message.tokens_per_s):>6} {message.unit}/s"
+            f"  {self._left(total - message.step):>7} left"
+            f"  ranks {progress.num_alive}/{progress.num_ranks}"
+        )
+        if self._live:
+            click.echo(f"\r\x1b[2K{line}", file=self._stream, nl=False)
+        else:
+            self._line(line)
+
+    def event(self, event: log.AnyEvent) -> None:
+        """An event that a person wants to see."""
+        if isinstance(event, log.Evaluated):
+            self._held_out.append(event.loss)
+        if isinstance(event, log.BaselineEvaluated):
+            self._baseline = event
+        text = _describe(event)
+        if text is not None:
+            clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+            self._line(f"{clock}  {text}")
+        if isinstance(event, log.WorkerLost | log.TrainingStarted):
+            self._step_times.clear()
+
+    def closing(self, state: State, report: Path | None, why_not: str | None) -> None:
+        """How it ended. The report's path is the last line."""
+        took = format_seconds(time.monotonic() - self._began)
+        steps = f"step {state.step} of {self._job.spec.train.steps}"
+        restarts = f"{state.restarts} restart{'' if state.restarts == 1 else 's'}"
+        self._line("")
+        self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
+        if state.reason:
+            self._line(f"why         {state.reason}")
+        if state.outcome == "failed":
+            self._line(f"logs        {_short(self._run.logs)}")
+        self._line_of_losses()
+        self._line_of_state(state)
+        if state.outcome == "interrupted":
+            self._line(f"go on       paceline run --resume {_short(self._run.path)}")
+        if report is not None:
+            self._line(f"report      {_short(report)}")
+        else:
+            self._line(f"no report   {why_not}")
+
+    def _line_of_losses(self) -> None:
+        if not self._held_out:
+            return
+        text = f"held-out    {self._held_out[-1]:.4f} nats per token"
+        if len(self._held_out) > 1:
+            text += f", {self._held_out[0]:.4f} at the start"
+        if self._baseline is not None:
+            text += f"; {self._baseline.name} {self._baseline.loss:.4f}"
+        self._line(text)
+
+    def _line_of_state(self, state: State) -> None:
+        kept = [entry.path.name for entry in list_checkpoints(self._run.checkpoints)]
+        if kept:
+            self._line(f"checkpoints {', '.join(reversed(kept))}")
+        records = [rank.completed for rank in state.ranks if rank.completed is not None]
+        if not records:
+            return
+        seen = max(record.peak_bytes for record in records)
+        predicted = self._plan.estimate.memory.total_bytes
+        self._line(f"state       sha256 {records[0].state_digest}")
+        self._line(
+            f"memory      {format_bytes(seen)} seen at the fullest rank, "
+            f"{format_bytes(predicted)} predicted"
+            if predicted is not None
+            else f"memory      {format_bytes(seen)} seen at the fullest rank"
+        )
+
+    def _left(self, steps: int) -> str:
+        if len(self._step_times) < 2:
+            return "?"
+        span = self._step_times[-1] - self._step_times[0]
+        return format_seconds(span / (len(self._step_times) - 1) * steps)
+
+    def _line(self, text: str) -> None:
+        start = "\r\x1b[2K" if self._live else ""
+        click.echo(f"{start}{text}", file=self._stream)
+
+
+def _describe(event: log.AnyEvent) -> str | None:
+    """One line for a person, or None for what only the record wants."""
+    match event:
+        case log.TrainingStarted():
+            origin = f"from {event.checkpoint}" if event.checkpoint else "from the initial state"
+            return (
+                f"{event.world_size} ranks met over {event.backend}; "
+                f"training from step {event.first_step}, {origin}"
+            )
+        case log.CheckpointRefused():
+            return f"checkpoint {event.checkpoint} refused: {event.reason}"
+        case log.CheckpointFailed():
+            return f"checkpoint of step {event.step} not written: {event.reason}; training goes on"
+        case log.Evaluated():
+            return f"held-out loss after step {event.step}: {event.loss:.4f}"
+        case log.BaselineEvaluated():
+            return f"held-out loss of a {event.name}: {event.loss:.4f}"
+        case log.StepRefused():
+            return f"step {event.step} refused by all ranks: {event.reason}"
+        case log.FaultInjected():
+            return f"drill: SIGKILL to rank {event.rank} (pid {event.pid}), {event.fault}"
+        case log.WorkerLost():
+            return f"rank {event.rank} lost: {event.how}; it had finished step {event.last_step}"
+        case log.Recovered():
+            return _describe_recovery(event)
+        case log.StopAsked():
+            return f"{event.by}: stopping at the next step boundary; again to stop at once"
+        case _:
+            return None
+
+
+def _describe_recovery(event: log.Recovered) -> str:
+    parts = [
+        ("fence", event.fence_s),
+        ("start", event.start_s),
+        ("restore", event.restore_s),
+        ("first step", event.first_step_s),
+    ]
+    if event.detect_s is not None:
+        parts.insert(0, ("detect", event.detect_s))
+    shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+    return (
+        f"recovered in {format_seconds(event.downtime_s)} ({shown}); "
+        f"{event.steps_lost} finished steps done again from step {event.resumed_from_step}"
+    )
+
+
+def _short(path: Path) -> str:
+    """Relative to here where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

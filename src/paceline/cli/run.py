@@ -1,0 +1,140 @@
+"""`paceline run`: plan, start, watch, recover, report."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option, runs_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.plan import Plan
+    from paceline.record.run import RunFolder
+    from paceline.spec import Job
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--resume",
+    "resume",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Go on with the run in this folder, from its newest valid checkpoint.",
+)
+@click.option(
+    "--out",
+    "out",
+    type=click.Path(path_type=Path),
+    help="Folder of the new run. [default: RUNS/NAME-DATE-TIME]",
+)
+@runs_option
+@set_option
+@json_option
+def command(
+    job_file: Path | None,
+    resume: Path | None,
+    out: Path | None,
+    runs: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Train the job in JOB on this machine: plan, start, watch, recover, report.
+
+    Ctrl-C stops the workers at the next step boundary and saves a checkpoint; press it twice to
+    stop at once. Everything is kept in the run's folder.
+
+    \b
+    Examples:
+      paceline run job.yaml
+      paceline run job.yaml --set train.steps=50 --out /tmp/try
+      paceline run --resume runs/my-job-20261121-101500
+      paceline run --resume runs/my-job-... --set cluster.per_node=1
+    """
+    from paceline.cli.progress import ProgressView
+    from paceline.launch.local import run_local
+
+    if (job_file is None) == (resume is None):
+        raise click.UsageError("Give a job file, or --resume with a run's folder.")
+    if resume is not None and out is not None:
+        raise click.UsageError("--out is for new runs; --resume goes on in the run's own folder.")
+    if resume is not None:
+        run, job, plan = _again(resume, overrides)
+    else:
+        assert job_file is not None
+        run, job, plan = _anew(job_file, overrides, out, runs)
+    view = ProgressView(job=job, run=run, plan=plan, to_stderr=as_json)
+    view.opening(resumed=resume is not None)
+    state = run_local(job, plan, run, on_event=view.event, on_progress=view.progress)
+    report, why_not = _write_report(run)
+    view.closing(state, report, why_not)
+    if as_json:
+        click.echo(json.dumps(_summary(run, report), indent=2))
+    return {"finished": 0, "interrupted": 130}.get(state.outcome or "failed", 4)
+
+
+def _anew(
+    job_file: Path, overrides: tuple[str, ...], out: Path | None, runs: Path
+) -> "tuple[RunFolder, Job, Plan]":
+    from paceline.record.run import create_run
+    from paceline.spec import load_job
+
+    job = load_job(job_file, overrides)
+    plan = _check_and_plan(job)
+    return create_run(job, plan, folder=out, runs=runs), job, plan
+
+
+def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, Plan]":
+    from paceline.record.run import check_same_training, open_run, write_resolved
+    from paceline.spec import load_job
+
+    run = open_run(folder)
+    before = run.job()
+    if not overrides:
+        plan = run.plan()
+        _check(before, plan)
+        return run, before, plan
+    job = replace(load_job(run.job_file, overrides), folder=before.folder)
+    check_same_training(before, job)
+    plan = _check_and_plan(job)
+    write_resolved(run, job.spec, plan)
+    return run, job, plan
+
+
+def _check_and_plan(job: "Job") -> "Plan":
+    from paceline.launch.factory import measure_factory
+    from paceline.plan import plan_job
+
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    plan = plan_job(job, facts)
+    _check(job, plan)
+    return plan
+
+
+def _check(job: "Job", plan: "Plan") -> None:
+    """Everything that can be known to fail before anything is written or started."""
+    from paceline.errors import JobError
+    from paceline.launch.local import check_can_run
+    from paceline.spec.corpus import find_corpus
+
+    problems = list(check_can_run(job, plan))
+    if problems:
+        raise JobError(*problems)
+    if job.spec.data.path is not None or job.spec.data.corpus is not None:
+        find_corpus(job)
+
+
+def _write_report(run: "RunFolder") -> tuple[Path | None, str | None]:
+    try:
+        from paceline.report.page import write_report
+    except ImportError as error:
+        return None, f"{error.name} is not installed: pip install 'paceline[report]'"
+    return write_report(run), None
+
+
+def _summary(run: "RunFolder", report: Path | None) -> dict[str, Any]:
+    from paceline.record.run import summarise
+
+    return asdict(summarise(run)) | {"report": str(report) if report else None}

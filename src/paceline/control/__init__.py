@@ -1,0 +1,1 @@
+"""Keep it alive: a controller, one agent for each node, and what they say to each other."""

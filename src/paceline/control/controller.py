@@ -1,0 +1,157 @@
+"""The controller's shell: sockets, clock and journal around the pure `core.decide`."""
+
+import asyncio
+import hmac
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from paceline.control import core
+from paceline.control import messages as say
+from paceline.control.agent import LINE_LIMIT
+from paceline.record.events import AnyEvent, EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAddress:
+    """What an agent needs to find its controller."""
+
+    node: int
+    controller: str
+    """host:port"""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the run is, after a message of a worker."""
+
+    rank: int
+    message: say.FromWorker
+    num_alive: int
+    num_ranks: int
+
+
+class Controller:
+    """Runs one job to its end on agents that `start_agent` brings up."""
+
+    def __init__(
+        self,
+        *,
+        setup: core.Setup,
+        faults: tuple[str, ...],
+        events: EventLog,
+        start_agent: Callable[[AgentAddress], None],
+        on_event: Callable[[AnyEvent], None] = lambda event: None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        """Args:
+        start_agent: Places an agent on a node; called again when that agent was lost.
+        on_event: Told of every event after it is in the log.
+        on_progress: Told of everything a worker says.
+        """
+        self._state = core.State(setup=setup, faults=faults)
+        self._events = events
+        self._start_agent = start_agent
+        self._on_event = on_event
+        self._on_progress = on_progress
+        self._token = secrets.token_hex(16)
+        self._address = ""
+        self._agents: dict[int, asyncio.StreamWriter] = {}
+        self._over = asyncio.Event()
+
+    async def run(self) -> core.State:
+        """The state at the end; `outcome` and `reason` say how it went."""
+        server = await asyncio.start_server(self._agent, "127.0.0.1", 0, limit=LINE_LIMIT)
+        host, port = server.sockets[0].getsockname()[:2]
+        self._address = f"{host}:{port}"
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            name = signal.Signals(number).name
+            loop.add_signal_handler(number, lambda name=name: self._feed(core.StopWanted(name)))
+        ticking = asyncio.create_task(self._tick())
+        try:
+            self._feed(core.Begin())
+            await self._over.wait()
+            await self._drain()
+        finally:
+            ticking.cancel()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            for writer in self._agents.values():
+                writer.close()
+            server.close()
+        return self._state
+
+    def _feed(self, event: core.Happening) -> None:
+        clock = core.Clock(monotonic_s=time.monotonic(), unix_s=time.time())
+        self._state, actions = core.decide(self._state, event, clock)
+        for action in actions:
+            self._act(action)
+        if self._state.phase == "over":
+            self._over.set()
+
+    def _act(self, action: core.Action) -> None:
+        match action:
+            case core.Record(event):
+                self._events.write(event)
+                self._on_event(event)
+            case core.Send(node, message):
+                writer = self._agents.get(node)
+                if writer is not None and not writer.is_closing():
+                    writer.write(say.encode(message))
+            case core.StartAgent(node):
+                self._start_agent(AgentAddress(node, self._address, self._token))
+
+    async def _agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One agent's connection, from its first word to its end."""
+        node = None
+        try:
+            while line := await reader.readline():
+                message = say.from_agent(line)
+                if isinstance(message, say.AgentReady):
+                    known = hmac.compare_digest(message.token, self._token)
+                    if not known or message.node in self._agents:
+                        break
+                    node = message.node
+                    self._agents[node] = writer
+                    self._feed(core.AgentJoined(node))
+                elif node is None:
+                    break  # whoever does not say who it is first is not one of ours
+                else:
+                    self._feed(message)
+                    self._show(message)
+        except (ConnectionError, ValueError, msgspec.DecodeError):
+            pass  # a broken connection is a lost agent, reported below
+        finally:
+            writer.close()
+            if node is not None:
+                del self._agents[node]
+                self._feed(core.AgentLost(node))
+
+    def _show(self, message: say.FromAgent) -> None:
+        if isinstance(message, say.Said) and message.generation == self._state.generation:
+            self._on_progress(
+                Progress(
+                    rank=message.rank,
+                    message=message.message,
+                    num_alive=self._state.num_alive,
+                    num_ranks=self._state.setup.num_ranks,
+                )
+            )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            self._feed(core.Tick())
+
+    async def _drain(self) -> None:
+        """Let the agents end their workers and leave before the connection closes."""
+        deadline = time.monotonic() + 10
+        while self._agents and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)

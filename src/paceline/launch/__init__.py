@@ -1,0 +1,1 @@
+"""Start it: a plan becomes a running job, one module for each place."""

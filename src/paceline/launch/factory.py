@@ -1,0 +1,44 @@
+"""Count a person's own model in a helper process, so that planning needs no torch here."""
+
+import subprocess
+import sys
+
+import msgspec
+
+from paceline.errors import JobError, Problem
+from paceline.profile import ModuleFacts
+from paceline.spec import Job
+
+_TIMEOUT_S = 300
+"""A model is built on the meta device: longer than this it hangs or downloads something."""
+
+
+def measure_factory(job: Job) -> ModuleFacts:
+    """Parameters and blocks of the model that `model.factory` builds.
+
+    Raises:
+        JobError: It cannot be imported, raises, or returns no `nn.Module`.
+    """
+    factory = job.spec.model.factory
+    assert factory is not None
+    command = [sys.executable, "-m", "paceline.runtime.measure_module", str(job.folder), factory]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise _problem(job, f"building it took longer than {_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _problem(job, lines[-1] if lines else f"the helper exited with {done.returncode}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=ModuleFacts)
+
+
+def _problem(job: Job, reason: str) -> JobError:
+    return JobError(
+        Problem(
+            code="J009",
+            what=f"the model {job.spec.model.factory} could not be built: {reason}",
+            where=job.where("model.factory"),
+            fix=f"write it as module:function, with the module in {job.folder}, and try "
+            f"`python -c 'from module import function; function()'` there",
+        )
+    )

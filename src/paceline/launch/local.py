@@ -1,0 +1,149 @@
+"""Run a job on this machine: one agent process for each node of the plan."""
+
+import asyncio
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import paceline
+from paceline.control import core
+from paceline.control.agent import TOKEN_VARIABLE
+from paceline.control.controller import AgentAddress, Controller, Progress
+from paceline.errors import JobError, Problem
+from paceline.plan import Plan
+from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
+from paceline.record.run import RunFolder, hold_run
+from paceline.spec import Job
+
+
+def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
+    """What keeps this machine from running the job, before anything is started."""
+    if importlib.util.find_spec("torch") is None:
+        yield Problem(
+            code="R010",
+            what="training needs PyTorch, which is not installed",
+            where=sys.prefix,
+            fix="pip install torch, then pip install 'paceline[train,report]'",
+        )
+    if job.spec.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        yield Problem(
+            code="R010",
+            what="TensorBoard was asked for, which is not installed",
+            where=job.where("metrics.tensorboard"),
+            fix="pip install 'paceline[tensorboard]', or set metrics.tensorboard to false",
+        )
+    if not plan.cluster.is_local:
+        yield Problem(
+            code="R011",
+            what=f"the job asks for {plan.cluster.num_nodes} node(s) of "
+            f"{plan.cluster.ranks_per_node} {plan.cluster.accelerator}, which this machine is not",
+            where=job.where("cluster"),
+            fix="leave cluster out to run on this machine, or set cluster.accelerator to cpu; "
+            "`paceline plan` works for any cluster",
+        )
+    port = job.spec.cluster.rendezvous_port
+    if port != "auto" and not _is_free(port):
+        yield Problem(
+            code="R012",
+            what=f"port {port} is in use on 127.0.0.1",
+            where=job.where("cluster.rendezvous_port"),
+            fix="leave it out to take a free port, or end the program that holds it",
+        )
+
+
+def run_local(
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    *,
+    on_event: Callable[[AnyEvent], None] = lambda event: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> core.State:
+    """Run a job to its end, and say how it ended.
+
+    Args:
+        job: The resolved job, as it stands in the run's folder.
+        plan: Its plan.
+        run: The run's folder, new or of a run to go on with.
+        on_event: Told of every event after it is in the log.
+        on_progress: Told of everything a worker says.
+
+    Raises:
+        JobError: The machine cannot run it, or another process runs it already.
+    """
+    problems = list(check_can_run(job, plan))
+    if problems:
+        raise JobError(*problems)
+    with hold_run(run):
+        before = read_events(run.events_file)
+        fired = {event.fault for event in before if isinstance(event, FaultInjected)}
+        events = EventLog(run.events_file)
+        agents = _Agents(run)
+        controller = Controller(
+            setup=core.Setup(
+                num_nodes=plan.cluster.num_nodes,
+                ranks_per_node=plan.cluster.ranks_per_node,
+                num_steps=job.spec.train.steps,
+                max_restarts=job.spec.recovery.max_restarts,
+                grace_s=job.spec.recovery.grace,
+                version=paceline.__version__,
+                resumed=bool(before),
+                layout=plan.layout.name,
+            ),
+            faults=tuple(fault for fault in job.spec.drill.kill if fault not in fired),
+            events=events,
+            start_agent=agents.start,
+            on_event=on_event,
+            on_progress=on_progress,
+        )
+        try:
+            return asyncio.run(controller.run())
+        finally:
+            agents.end()
+            events.close()
+
+
+class _Agents:
+    """The agent processes of this machine."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, address: AgentAddress) -> None:
+        command = [
+            *(sys.executable, "-m", "paceline.control.agent", "--run", str(self._run.path)),
+            *("--node", str(address.node), "--controller", address.controller),
+        ]
+        with (self._run.logs / f"agent-{address.node}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Its own session: Ctrl-C in the terminal is for the controller alone.
+                start_new_session=True,
+                env=os.environ | {TOKEN_VARIABLE: address.token},
+            )
+        self._processes.append(process)
+
+    def end(self) -> None:
+        for process in self._processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,255 @@
+"""What happened in a run: one JSON line an event, in `events.jsonl`.
+
+Every line has `event` (the name of a class here), `at` (seconds since 1970, UTC) and
+`generation` (how many times the workers have been started, from 1). The controller is the only
+writer. docs/reference/events.md is generated from the texts below.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """What every event has."""
+
+    at: float
+    """When, in seconds since 1970 (UTC)."""
+
+    generation: int
+    """How many times the workers have been started, from 1."""
+
+
+class RunStarted(Event, frozen=True, kw_only=True, tag=True):
+    """The controller took charge of the run's folder: the first line, and again on a resume."""
+
+    num_ranks: int
+    num_nodes: int
+    num_steps: int
+    resumed: bool
+    layout: str
+    """The layout's name. When a resumed run has another one than before, its numbers go on
+    equal to rounding, no longer to the bit."""
+
+    version: str
+    """Version of Paceline."""
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True, tag=True):
+    """An agent started the process of one rank."""
+
+    rank: int
+    node: int
+    pid: int
+
+
+class TrainingStarted(Event, frozen=True, kw_only=True, tag=True):
+    """All ranks met, agreed on the world they were asked for, and are about to train."""
+
+    first_step: int
+    """The next step to do; 1 in a new run."""
+
+    checkpoint: str | None
+    """Checkpoint folder the state came from; None is the seeded initial state."""
+
+    backend: str
+    world_size: int
+
+
+class CheckpointRefused(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint was not valid and was passed over."""
+
+    checkpoint: str
+    reason: str
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint is complete on disk."""
+
+    step: int
+    checkpoint: str
+    num_bytes: int
+    stall_s: float
+    """How long training stood still for it."""
+
+    write_s: float
+    """From the start of the save to its commit."""
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint could not be written. Training goes on; the last good one stays."""
+
+    step: int
+    reason: str
+
+
+class Evaluated(Event, frozen=True, kw_only=True, tag=True):
+    """The held-out loss after a step."""
+
+    step: int
+    loss: float
+    """Mean over the held-out samples, in nats per token."""
+
+
+class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
+    """The held-out loss of a simple model, to compare with."""
+
+    name: str
+    loss: float
+    """Mean over the held-out samples, in nats per token."""
+
+
+class StepRefused(Event, frozen=True, kw_only=True, tag=True):
+    """All ranks refused to apply a step, because something was not finite."""
+
+    step: int
+    reason: str
+
+
+class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
+    """A drill's fault was carried out."""
+
+    fault: str
+    """As the job file names it."""
+
+    rank: int
+    pid: int
+
+
+class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
+    """A worker ended without a completion record. The first of a failure is its cause."""
+
+    rank: int
+    node: int
+    pid: int | None
+    how: str
+    """`killed by SIGKILL`, `exited with 1`, `node 0 is lost`."""
+
+    detail: str | None
+    """The worker's own last words, when it had any."""
+
+    last_step: int
+    """Last step this rank finished."""
+
+
+class Recovered(Event, frozen=True, kw_only=True, tag=True):
+    """Every rank has finished a step again. The parts add up to `downtime_s`."""
+
+    lost_rank: int
+    failed_after_step: int
+    """Last step that every rank had finished before the failure."""
+
+    resumed_from_step: int
+    """Step of the checkpoint; 0 is the initial state."""
+
+    steps_lost: int
+    """Finished steps that had to be done again."""
+
+    detect_s: float | None
+    """From the kill to the controller knowing; None when nobody saw the kill."""
+
+    fence_s: float
+    """From knowing until no worker of the old generation was left."""
+
+    start_s: float
+    """From there until the new workers had met (Python, imports, process group)."""
+
+    restore_s: float
+    """From there until the state was back (model built, checkpoint verified and loaded)."""
+
+    first_step_s: float
+    """From there until every rank had finished a step."""
+
+    downtime_s: float
+    """From the failure (or the controller knowing of it) until every rank had finished a step."""
+
+
+class StopAsked(Event, frozen=True, kw_only=True, tag=True):
+    """Somebody asked the run to stop at the next step boundary."""
+
+    by: str
+    """`SIGINT`, `SIGTERM`."""
+
+
+class RunFinished(Event, frozen=True, kw_only=True, tag=True):
+    """The end of the run, or of this part of it."""
+
+    outcome: str
+    """`finished`, `interrupted` or `failed`."""
+
+    step: int
+    """Last step finished by all ranks."""
+
+    state_digest: str | None
+    """SHA-256 of parameters and optimizer state, the same on every rank; None unless finished."""
+
+    held_out_loss: float | None
+    restarts: int
+    reason: str | None
+    """Why it failed."""
+
+    baseline_bytes: list[int]
+    """Memory of each rank before the model was built, in rank order; empty when unknown."""
+
+    peak_bytes: list[int]
+    """Highest memory of each rank, in rank order; empty when unknown."""
+
+
+AnyEvent = (
+    RunStarted
+    | WorkerStarted
+    | TrainingStarted
+    | CheckpointRefused
+    | CheckpointSaved
+    | CheckpointFailed
+    | Evaluated
+    | BaselineEvaluated
+    | StepRefused
+    | FaultInjected
+    | WorkerLost
+    | Recovered
+    | StopAsked
+    | RunFinished
+)
+
+
+class EventLog:
+    """The writer of a run's `events.jsonl`. Every line is on disk before `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def write(self, event: AnyEvent) -> None:
+        """Append one event."""
+        if self._file is None:
+            self._file = self._path.open("ab")
+        self._file.write(msgspec.json.encode(event) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; another write opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_events(path: Path) -> list[AnyEvent]:
+    """Every whole event of a file; a torn last line is left out."""
+    return list(_read_lines(path))
+
+
+def _read_lines(path: Path) -> Iterator[AnyEvent]:
+    decoder = msgspec.json.Decoder(AnyEvent)
+    if not path.exists():
+        return
+    for line in path.read_bytes().split(b"\n"):
+        if line.strip():
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError:
+                continue

@@ -1,0 +1,105 @@
+"""Numbers of every step: one JSON line a step, in `metrics.jsonl`.
+
+Rank 0 writes. After a recovery some steps are done again; their lines stand again with a higher
+generation, and `read_metrics` keeps the newest of each step. docs/reference/metrics.md is
+generated from the texts below.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One optimizer step."""
+
+    step: int
+    """From 1."""
+
+    generation: int
+    """How many times the workers had been started, from 1."""
+
+    at: float
+    """When it was finished, in seconds since 1970 (UTC)."""
+
+    loss: float
+    """Mean loss over the global batch."""
+
+    grad_norm: float
+    """Global norm of the gradient before clipping."""
+
+    learning_rate: float
+    tokens_per_s: float
+    """Over all ranks, in this step, save and evaluation left out. For a program of your own that
+    does not count tokens, samples per second."""
+
+    step_s: float
+    """The whole step without save and evaluation; the parts follow."""
+
+    forward_s: float
+    """Data and forward pass, on rank 0."""
+
+    backward_s: float
+    """Backward pass with the gradient reduction."""
+
+    vote_s: float
+    """Gradient norm, and the vote of all ranks (includes waiting for the slowest)."""
+
+    apply_s: float
+    """Clipping and optimizer."""
+
+    save_s: float
+    """Training stood still this long to save, after the step."""
+
+    evaluate_s: float
+    """Held-out evaluation, after the step."""
+
+    memory_bytes: int
+    """Highest memory of rank 0 so far: resident on a CPU, allocated on an accelerator."""
+
+    applied: bool
+    """False when the step was refused."""
+
+    samples_digest: str
+    """xxh3 of the ids of every sample of the global batch, in order."""
+
+
+class MetricsLog:
+    """The writer of a run's `metrics.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab")
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append one step."""
+        self._file.write(msgspec.json.encode(metrics) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[StepMetrics]:
+    """The newest line of every step, in step order; torn lines are left out."""
+    return sorted(
+        {metrics.step: metrics for metrics in read_all_metrics(path)}.values(),
+        key=lambda metrics: metrics.step,
+    )
+
+
+def read_all_metrics(path: Path) -> list[StepMetrics]:
+    """Every whole line, also of steps that were done again, in the order written."""
+    if not path.exists():
+        return []
+    decoder = msgspec.json.Decoder(StepMetrics)
+    found = []
+    for line in path.read_bytes().split(b"\n"):
+        if line.strip():
+            try:
+                found.append(decoder.decode(line))
+            except msgspec.DecodeError:
+                continue
+    return found

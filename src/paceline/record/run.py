@@ -1,0 +1,299 @@
+"""A run's folder: what is in it, who holds it, and the registry of all of them.
+
+runs/tiny-lm-20261121-101500/
+  job.yaml        the resolved job; every process reads it from here
+  plan.json       the plan
+  run.json        name, folder of the job file, when it was made
+  events.jsonl    what happened
+  metrics.jsonl   numbers of every step
+  checkpoints/    step-00000050/ ...
+  logs/           rank-0.log, agent-0.log ...
+  report.html     the page
+"""
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from paceline.errors import JobError, Problem
+from paceline.plan import Plan, plan_from_json, plan_to_json
+from paceline.record.events import RunFinished, RunStarted, TrainingStarted, read_events
+from paceline.record.metrics import read_metrics
+from paceline.spec import Job, JobSpec, dump_job, load_job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """Contents of `run.json`."""
+
+    name: str
+    job_folder: str
+    """Folder of the job file: where its relative paths and `module:function` names start."""
+
+    created_at: float
+    """Seconds since 1970 (UTC)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def job_file(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def info_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def rank_log(self, rank: int) -> Path:
+        """Standard output and error of one rank, over all generations."""
+        return self.logs / f"rank-{rank}.log"
+
+    def job(self) -> Job:
+        """The resolved job, its paths starting where the first job file was."""
+        job = load_job(self.job_file)
+        info = self.info()
+        return Job(spec=job.spec, folder=Path(info.job_folder), source=job.source, lines=job.lines)
+
+    def plan(self) -> Plan:
+        """The plan the run was started with."""
+        return plan_from_json(self.plan_file.read_bytes())
+
+    def info(self) -> RunInfo:
+        """What `run.json` says."""
+        return msgspec.json.decode(self.info_file.read_bytes(), type=RunInfo)
+
+
+def create_run(job: Job, plan: Plan, *, folder: Path | None, runs: Path) -> RunFolder:
+    """A new run's folder with the resolved job and the plan in it.
+
+    Args:
+        folder: Where to put it, or None for `<runs>/<name>-<date>-<time>`.
+        runs: The folder of all runs.
+
+    Raises:
+        JobError: The folder holds another run, holds other files, or cannot be written.
+    """
+    path = folder or _fresh_name(runs, job.spec.name)
+    run = RunFolder(path.resolve())
+    if run.info_file.exists() or run.job_file.exists():
+        raise JobError(
+            Problem(
+                code="R001",
+                what=f"{path} holds another run",
+                where="--out",
+                fix=f"give another folder, or go on with that run: paceline run --resume {path}",
+            )
+        )
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise JobError(
+            Problem(
+                code="R001",
+                what=f"{path} is not an empty folder",
+                where="--out",
+                fix="give a folder that is empty or does not exist yet",
+            )
+        )
+    info = RunInfo(name=job.spec.name, job_folder=str(job.folder), created_at=time.time())
+    try:
+        for made in (run.path, run.checkpoints, run.logs):
+            made.mkdir(parents=True, exist_ok=True)
+        write_resolved(run, job.spec, plan)
+        run.info_file.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="R002",
+                what=f"{path} cannot be written: {error.strerror}",
+                where="--out",
+                fix="give a folder you may write to, on a disk with room",
+            )
+        ) from None
+    return run
+
+
+def write_resolved(run: RunFolder, spec: JobSpec, plan: Plan) -> None:
+    """Put the resolved job and the plan in place, each whole or not at all."""
+    _write_whole(run.job_file, dump_job(spec).encode())
+    _write_whole(run.plan_file, plan_to_json(plan))
+
+
+def open_run(folder: Path) -> RunFolder:
+    """An existing run's folder.
+
+    Raises:
+        JobError: There is no run there.
+    """
+    run = RunFolder(folder.resolve())
+    if not run.info_file.exists() or not run.job_file.exists():
+        raise JobError(
+            Problem(
+                code="R003",
+                what=f"there is no run in {folder}",
+                where=str(folder),
+                fix="give a run's folder; `paceline runs` lists them",
+            )
+        )
+    return run
+
+
+def check_same_training(before: Job, after: Job) -> None:
+    """A resumed run may change where and how it runs, not what it trains.
+
+    Raises:
+        JobError: Something that the checkpoints depend on was changed.
+    """
+    fixed = {
+        "model": (before.spec.model, after.spec.model),
+        "data": (before.spec.data, after.spec.data),
+        "program": (before.spec.program, after.spec.program),
+        "train.global_batch": (before.spec.train.global_batch, after.spec.train.global_batch),
+        "train.optimizer": (before.spec.train.optimizer, after.spec.train.optimizer),
+        "train.seed": (before.spec.train.seed, after.spec.train.seed),
+    }
+    problems = [
+        Problem(
+            code="R005",
+            what=f"`{field}` was {old} and would become {new}",
+            where=after.where(field),
+            fix="start a new run for it; a resumed run keeps what its checkpoints were made with",
+        )
+        for field, (old, new) in fixed.items()
+        if old != new
+    ]
+    if problems:
+        raise JobError(*problems)
+
+
+def hold_run(run: RunFolder) -> IO[bytes]:
+    """The run's lock, held until the returned file is closed or this process ends.
+
+    Raises:
+        JobError: Another process holds it.
+    """
+    lock = (run.path / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise JobError(
+            Problem(
+                code="R004",
+                what=f"another process is running {run.path}",
+                where=str(run.path),
+                fix="wait for it, or stop it with Ctrl-C where it runs",
+            )
+        ) from None
+    return lock
+
+
+def is_held(run: RunFolder) -> bool:
+    """Whether a process is running this run now."""
+    try:
+        hold_run(run).close()
+    except JobError:
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One row of the registry."""
+
+    name: str
+    folder: str
+    created_at: float
+    state: str
+    """`running`, `finished`, `interrupted`, `failed`, `stopped` (its controller died) or `new`."""
+
+    step: int
+    num_steps: int
+    loss: float | None
+    held_out_loss: float | None
+    restarts: int
+    layout: str
+
+
+def summarise(run: RunFolder) -> RunSummary:
+    """One run in a row, read from its events and metrics."""
+    info, spec, events = run.info(), run.job().spec, read_events(run.events_file)
+    metrics = read_metrics(run.metrics_file)
+    finished = [event for event in events if isinstance(event, RunFinished)]
+    started = [event for event in events if isinstance(event, RunStarted | RunFinished)]
+    over = bool(started) and isinstance(started[-1], RunFinished)
+    if is_held(run):
+        state = "running"
+    elif not started:
+        state = "new"
+    else:
+        state = finished[-1].outcome if over else "stopped"
+    return RunSummary(
+        name=info.name,
+        folder=str(run.path),
+        created_at=info.created_at,
+        state=state,
+        step=metrics[-1].step if metrics else 0,
+        num_steps=spec.train.steps,
+        loss=metrics[-1].loss if metrics else None,
+        held_out_loss=finished[-1].held_out_loss if finished else None,
+        restarts=max(0, sum(isinstance(event, TrainingStarted) for event in events) - 1),
+        layout=run.plan().layout.name,
+    )
+
+
+def find_runs(runs: Path) -> list[RunFolder]:
+    """Every run directly below a folder, oldest first."""
+    if not runs.is_dir():
+        return []
+    found = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / "run.json").exists()]
+    return sorted(found, key=lambda run: run.info().created_at)
+
+
+def _fresh_name(runs: Path, name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path, again = runs / f"{name}-{stamp}", 1
+    while path.exists():
+        again += 1
+        path = runs / f"{name}-{stamp}-{again}"
+    return path
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".tmp")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
