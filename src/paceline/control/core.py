@@ -516,7 +516,7 @@ def _agent_lost(state: State, node: int, turn: _Turn) -> State:
     if lost and state.phase not in ("fencing", "gathering"):
         state = _fail(state, lost[0], f"node {node} is lost", detail=None, retry=True, turn=turn)
     elif state.phase == "gathering":
-        return _give_up(state, "failed", f"the agent of node {node} ended; see its log", turn)
+        turn.actions.append(StartAgent(node))  # again; the deadline of gathering bounds it
     return _when_all_gone(state, turn)
 
 

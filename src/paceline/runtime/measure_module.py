@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from paceline.profile import ModuleFacts
-from paceline.runtime.strategy import find_blocks
+from paceline.runtime.strategy import repeated_blocks
 
 
 def measure(model: nn.Module) -> ModuleFacts:
     """What planning needs to know of a module; shared parameters count once."""
-    blocks = find_blocks(model)
+    blocks = repeated_blocks(model)
     sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
     return ModuleFacts(
         num_parameters=sum(p.numel() for p in model.parameters()),

@@ -124,7 +124,7 @@ class Session:
         model = make_model().to(self.place.device)
         return strategy.apply(model, self.plan.layout, self._mesh, precision=self.plan.precision)
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The precision of the plan, for code that computes outside the model's forward."""
         return strategy.autocast(self.plan.precision, self.place.device, self.plan.layout)
 
