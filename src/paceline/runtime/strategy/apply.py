@@ -4,7 +4,9 @@ Leaves out: moving the model to its device and seeding it (the session does both
 building the process group.
 """
 
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,12 @@ from paceline.runtime.strategy.precision import Precision
 WORTH_SHARDING = 0.1
 """Share of the model's parameters a list of blocks needs to be sharded block by block. A guess:
 below it, the smaller gathered unit cannot matter much for memory."""
+
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = (
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
+)
+"""torch 2.13 renamed the option and warns about the old name; 2.11 knows only the old one."""
 
 
 def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:
@@ -57,11 +65,12 @@ def _replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     can change while training (batch norm's averages), and would drift apart. Buffers that are not
     saved follow from the shape and are the same everywhere, so sending them would be waste.
     """
+    options: dict[str, Any] = {_SYNC_BUFFERS: any(True for _ in _saved_buffers(model))}
     return DistributedDataParallel(
         model,
         process_group=mesh.get_group(),
         gradient_as_bucket_view=True,
-        broadcast_buffers=any(True for _ in _saved_buffers(model)),
+        **options,
     )
 
 

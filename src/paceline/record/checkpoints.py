@@ -1,0 +1,346 @@
+"""What a checkpoint is on the disk, which ones are whole, and which are kept. No torch.
+
+    checkpoints/
+      step-00000050/
+        __0_0.distcp ...   the data files, as torch.distributed.checkpoint writes them
+        .metadata          its table of contents
+        manifest.json      every file's size and xxh3-128, and what the state is of
+        COMMIT             xxh3-128 of manifest.json: written last, so a torn save has none
+      step-00000100.tmp/   being written, or left by a crash: never read
+
+torch.distributed.checkpoint itself loads a flipped bit or a cut-off shard in silence (measured,
+torch 2.13); nothing is loaded here that its manifest does not vouch for.
+
+Leaves out: writing and reading the data files (`runtime/checkpoint/`), and malice: xxh3 finds
+accidents, not forgeries.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from paceline.errors import Problem
+from paceline.units import format_bytes
+
+FORMAT = 1
+"""Version of the folder's form. A reader refuses one it does not know."""
+
+MANIFEST = "manifest.json"
+COMMIT = "COMMIT"
+
+_NAME = re.compile(r"step-(\d{8,})")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One data file as it was when it was written."""
+
+    size: int
+    """Bytes."""
+
+    xxh3_128: str
+    """Hash of the contents, 32 hex digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds, and the proof of each file."""
+
+    step: int
+    """Optimizer steps done."""
+
+    world_size: int
+    """Ranks that wrote it. Any number can read it."""
+
+    files: Mapping[str, FileRecord]
+    """By name within the folder."""
+
+    layout: str = ""
+    """Name of the layout it was trained in, for people."""
+
+    job_digest: str | None = None
+    """Digest of the resolved job, where the caller gave one."""
+
+    held_out_loss: float | None = None
+    """Newest held-out loss at that step; what keep-best compares."""
+
+    state_digest: str | None = None
+    """SHA-256 of parameters and optimizer state, where the caller gave it."""
+
+    created: str = ""
+    """When, UTC, ISO 8601."""
+
+    format: int = FORMAT
+    """Version of this form."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all data files together."""
+        return sum(file.size for file in self.files.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEntry:
+    """One checkpoint folder, seen from outside: its data files are not hashed for this."""
+
+    step: int
+    """Optimizer steps done."""
+
+    path: Path
+    """The folder."""
+
+    is_complete: bool
+    """Whether it was committed: COMMIT is there and is the manifest's hash."""
+
+    held_out_loss: float | None = None
+    """From the manifest; None where there is none."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name of a step: `step-00000050`."""
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
+    """Every checkpoint below a folder, newest first; unfinished `.tmp` folders are none.
+
+    A folder that does not exist has no checkpoints.
+    """
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    matches = (_NAME.fullmatch(name) for name in names)
+    steps = sorted((int(match[1]) for match in matches if match), reverse=True)
+    return [_entry(folder / checkpoint_name(step), step) for step in steps]
+
+
+def read_manifest(path: Path) -> Manifest | Problem:
+    """The manifest of a checkpoint folder, or why it is not to be trusted."""
+    where, fix = str(path), "nothing to do if an earlier checkpoint is valid: it is used instead"
+    try:
+        sealed = (path / COMMIT).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        what = f"{path.name} has no COMMIT: its save never finished"
+        return Problem(code="C001", what=what, where=where, fix=fix)
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"{COMMIT} of {path.name} cannot be read: {error}"
+        return Problem(code="C001", what=what, where=where, fix=fix)
+    try:
+        encoded = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        what = f"{MANIFEST} of {path.name} cannot be read: {error.strerror}"
+        return Problem(code="C002", what=what, where=where, fix=fix)
+    if xxhash.xxh3_128_hexdigest(encoded) != sealed:
+        what = f"{MANIFEST} of {path.name} is not the one its COMMIT was written for"
+        return Problem(code="C002", what=what, where=where, fix=fix)
+    try:
+        manifest = msgspec.json.decode(encoded, type=Manifest)
+    except msgspec.DecodeError as error:
+        what = f"{MANIFEST} of {path.name} cannot be understood: {error}"
+        return Problem(code="C002", what=what, where=where, fix=fix)
+    if manifest.format != FORMAT:
+        what = f"{path.name} has form {manifest.format}, this Paceline reads form {FORMAT}"
+        return Problem(code="C006", what=what, where=where, fix="use the Paceline that wrote it")
+    if checkpoint_name(manifest.step) != path.name:
+        what = f"{path.name} holds step {manifest.step}: the folder was renamed or swapped"
+        return Problem(code="C006", what=what, where=where, fix=fix)
+    return manifest
+
+
+def verify_checkpoint(path: Path) -> Problem | None:
+    """The first thing that is wrong with a checkpoint, or None when every byte is as written.
+
+    Reads every data file once, 1 MiB at a time.
+    """
+    manifest = read_manifest(path)
+    if isinstance(manifest, Problem):
+        return manifest
+    for name, expected in sorted(manifest.files.items()):
+        problem = _check_file(path, name, expected)
+        if problem is not None:
+            return problem
+    return None
+
+
+def newest_valid(folder: Path) -> tuple[CheckpointEntry | None, list[tuple[Path, Problem]]]:
+    """The newest checkpoint whose every byte is as written, and the newer ones refused."""
+    refused: list[tuple[Path, Problem]] = []
+    for entry in list_checkpoints(folder):
+        problem = verify_checkpoint(entry.path)
+        if problem is None:
+            return entry, refused
+        refused.append((entry.path, problem))
+    return None, refused
+
+
+def hash_file(path: Path) -> FileRecord:
+    """Size and hash of a file as it can be read back now."""
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileRecord(size=size, xxh3_128=digest.hexdigest())
+
+
+def commit(tmp: Path, final: Path, manifest: Manifest) -> None:
+    """Make a written folder a checkpoint, so that a crash at any point leaves all of it or none.
+
+    fsync of the files, manifest, fsync, rename, COMMIT, fsync of the folder and its parent. What
+    was under the final name (a refused checkpoint of the same step) is put aside, and removed only
+    once the new one is committed.
+
+    Raises:
+        OSError: The disk refused; the folder is as good as not there, and `prune` removes it.
+    """
+    for name in manifest.files:
+        _fsync(tmp / name)
+    encoded = msgspec.json.encode(manifest)
+    _write_synced(tmp / MANIFEST, encoded)
+    _fsync(tmp)
+    aside = final.with_name(final.name + ".replaced")
+    if final.exists():
+        _remove(aside)
+        final.rename(aside)
+    try:
+        tmp.rename(final)
+        _write_synced(final / COMMIT, xxhash.xxh3_128_hexdigest(encoded).encode("ascii"))
+    except OSError:
+        if aside.exists():
+            _remove(final)
+            aside.rename(final)
+        raise
+    _fsync(final)
+    _fsync(final.parent)
+    _remove(aside)
+
+
+def utc_now() -> str:
+    """The time for a manifest."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def choose_deletions(
+    entries: Sequence[CheckpointEntry], *, keep_last: int, keep_every: int | None, keep_best: int
+) -> list[CheckpointEntry]:
+    """Which checkpoints the policy does not keep; never the newest complete one.
+
+    Args:
+        entries: In any order.
+        keep_last: How many of the newest complete ones are kept; at least one is.
+        keep_every: Also keep every complete one whose step is a multiple of this.
+        keep_best: Also keep this many complete ones with the lowest held-out loss; of equals, the
+            newer.
+
+    An incomplete one counts for nothing. It goes when a newer complete one exists; until then it
+    stays, as it may be all that is left to look at.
+    """
+    newest_first = sorted(entries, key=lambda entry: entry.step, reverse=True)
+    complete = [entry for entry in newest_first if entry.is_complete]
+    if not complete:
+        return []
+    measured = [entry for entry in complete if entry.held_out_loss is not None]
+    best = sorted(measured, key=lambda entry: (entry.held_out_loss, -entry.step))[:keep_best]
+    kept = {entry.step for entry in (*complete[: max(1, keep_last)], *best)}
+    if keep_every is not None:
+        kept |= {entry.step for entry in complete if entry.step % keep_every == 0}
+    return [
+        entry
+        for entry in newest_first
+        if entry.step not in kept and (entry.is_complete or entry.step < complete[0].step)
+    ]
+
+
+def prune(
+    folder: Path, *, keep_last: int, keep_every: int | None, keep_best: int
+) -> list[CheckpointEntry]:
+    """Delete what the policy does not keep, and what crashes left behind.
+
+    Only one process may prune a folder, and only while no save is being written to it.
+
+    Returns:
+        The checkpoints that were deleted.
+
+    Raises:
+        OSError: The disk refused; whatever was not deleted is deleted next time.
+    """
+    entries = list_checkpoints(folder)
+    deleted = choose_deletions(
+        entries, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best
+    )
+    for entry in deleted:
+        # Renamed first: a crash half-way through the removal leaves no half checkpoint.
+        doomed = entry.path.with_name(entry.path.name + ".deleting")
+        _remove(doomed)
+        entry.path.rename(doomed)
+    for leftover in _leftovers(folder):
+        _remove(leftover)
+    return deleted
+
+
+def _entry(path: Path, step: int) -> CheckpointEntry:
+    manifest = read_manifest(path)
+    if isinstance(manifest, Problem):
+        return CheckpointEntry(step=step, path=path, is_complete=False)
+    loss = manifest.held_out_loss
+    return CheckpointEntry(step=step, path=path, is_complete=True, held_out_loss=loss)
+
+
+def _check_file(path: Path, name: str, expected: FileRecord) -> Problem | None:
+    where, fix = str(path / name), "an earlier checkpoint is used; look at the disk's health"
+    try:
+        size = (path / name).stat().st_size
+        if size != expected.size:
+            what = (
+                f"{name} in {path.name} has {size} bytes ({format_bytes(size)}), "
+                f"{expected.size} were written"
+            )
+            return Problem(code="C004", what=what, where=where, fix=fix)
+        found = hash_file(path / name)
+    except FileNotFoundError:
+        what = f"{name} is missing in {path.name}"
+        return Problem(code="C003", what=what, where=where, fix=fix)
+    except OSError as error:
+        what = f"{name} in {path.name} cannot be read: {error.strerror or error}"
+        return Problem(code="C003", what=what, where=where, fix=fix)
+    if found != expected:
+        what = f"{name} in {path.name} is not what was written: its hash differs"
+        return Problem(code="C005", what=what, where=where, fix=fix)
+    return None
+
+
+def _leftovers(folder: Path) -> Iterable[Path]:
+    """Folders of ours that are no checkpoint: half written, half deleted, or replaced."""
+    for path in sorted(folder.iterdir()):
+        stem, dot, kind = path.name.rpartition(".")
+        if dot and kind in ("tmp", "deleting", "replaced") and _NAME.fullmatch(stem):
+            yield path
+
+
+def _remove(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""All ranks hear all ranks, so that all do the same thing next."""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+Group = dist.ProcessGroup | None
+_T = TypeVar("_T")
+
+
+def gather(value: _T, group: Group) -> list[_T]:
+    """Every rank's value, by rank, on every rank."""
+    values: list[_T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values  # type: ignore[return-value]
+
+
+def from_first(value: _T, group: Group) -> _T:
+    """Rank 0's value on every rank."""
+    values = [value]
+    dist.broadcast_object_list(values, group=group, group_src=0)
+    return values[0]
+
+
+def attempt(action: Callable[[], _T], group: Group) -> tuple[_T | None, str | None]:
+    """Do something on this rank, and hear whether it worked on all.
+
+    Returns:
+        What the action returned here, and None or the first rank's reason why it failed somewhere.
+        The reason is the same on every rank.
+    """
+    result: _T | None = None
+    reason: str | None = None
+    try:
+        result = action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+        reason = plain_reason(error)
+    reasons = gather(reason, group)
+    failed = [(rank, reason) for rank, reason in enumerate(reasons) if reason is not None]
+    if not failed:
+        return result, None
+    rank, first = failed[0]
+    return result, first if len(reasons) == 1 else f"{first} (rank {rank})"
+
+
+def plain_reason(error: BaseException) -> str:
+    """An error on one line, as the operating system says it where it was one."""
+    if isinstance(error, OSError) and error.errno is not None:
+        text = os.strerror(error.errno).lower()
+        return f"{text}: {error.filename}" if error.filename else text
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
