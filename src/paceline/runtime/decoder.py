@@ -107,8 +107,8 @@ class Attention(nn.Module):
         key_BKSD = self.key(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
         value_BKSD = self.value(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
         mixed_BNSD = F.scaled_dot_product_attention(
-            self.rotary(query_BNSD),
-            self.rotary(key_BKSD),
+            self.rotary.rotate(query_BNSD),
+            self.rotary.rotate(key_BKSD),
             value_BKSD,
             is_causal=True,
             enable_gqa=self.shape.kv_heads != self.shape.heads,
@@ -136,7 +136,8 @@ class Rotary(nn.Module):
 
     The tables stay float32 in every precision (a bfloat16 angle is wrong by whole radians at
     position 1000): they are buffers of a module, and not an argument of the blocks, because FSDP2
-    casts floating arguments. They are not saved, as they follow from the shape.
+    casts floating arguments. They are not saved, as they follow from the shape. The module is not
+    called but asked to `rotate`: torch's CommDebugMode fails on a module called in many places.
     """
 
     cos_SD: Tensor
@@ -148,7 +149,8 @@ class Rotary(nn.Module):
         self.register_buffer("cos_SD", torch.empty(seq_len, head_dim), persistent=False)
         self.register_buffer("sin_SD", torch.empty(seq_len, head_dim), persistent=False)
 
-    def forward(self, heads_BNSD: Tensor) -> Tensor:
+    def rotate(self, heads_BNSD: Tensor) -> Tensor:
+        """Query or key heads, turned by their position."""
         seq_len, half = heads_BNSD.shape[-2], heads_BNSD.shape[-1] // 2
         left, right = heads_BNSD[..., :half], heads_BNSD[..., half:]
         turned_BNSD = torch.cat((-right, left), dim=-1)
