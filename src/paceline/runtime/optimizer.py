@@ -25,7 +25,8 @@ def make_optimizer(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
     parameter's number of dims, so the groups are the same in every layout. Parameters keep the
     order of `named_parameters`, and a tied one is there once.
 
-    The fused step is asked for: it reads and writes each tensor once, on CPU too.
+    AdamW is asked for its fused step, which reads and writes each tensor once, on CPU too. SGD's
+    cannot run on sharded parameters (torch 2.13: no sharding strategy for `_fused_sgd_`).
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -34,7 +35,7 @@ def make_optimizer(model: nn.Module, train: TrainSpec) -> torch.optim.Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.learning_rate, momentum=SGD_MOMENTUM, fused=True)
+        return torch.optim.SGD(groups, lr=train.learning_rate, momentum=SGD_MOMENTUM)
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=ADAM_BETAS, fused=True)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from paceline.errors import JobError, Problem
 from paceline.spec.load import Job
-from paceline.units import format_bytes
 
 SEPARATOR = b"\n"
 """Put between two files."""
@@ -267,7 +266,7 @@ def _all_empty(job: Job, files: Sequence[Path]) -> Problem:
     names = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
     return Problem(
         code="D003",
-        what=f"{names} empty ({format_bytes(0)})",
+        what=f"{names} empty",
         where=job.where("data.path"),
         fix="give files with text in them",
     )

@@ -112,6 +112,7 @@ def write_checkpoint(
     except SaveFailed:
         if dist.get_rank(group) == 0:
             shutil.rmtree(tmp, ignore_errors=True)
+        dist.barrier(group)  # nobody goes on, to a next save or a fresh look, before it is gone
         raise
     return final, manifest.num_bytes
 
