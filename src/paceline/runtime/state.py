@@ -68,7 +68,7 @@ def _model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
         if id(value) in seen:  # a tied parameter, under its second name
             continue
         seen.add(id(value))
-        yield MODEL + _plain(name), value.detach() if isinstance(value, Tensor) else value
+        yield MODEL + _plain(name), value
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

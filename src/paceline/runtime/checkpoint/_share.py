@@ -46,37 +46,45 @@ class Stage:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[str, Tensor] = {}
+        self._copies: dict[str, tuple[Tensor, Tensor]] = {}  # what is handed out, and its memory
 
+    @torch.no_grad()
     def copy(self, share: Mapping[str, Any]) -> dict[str, Any]:
         """The share's values as they are now. The last copy returned is overwritten."""
-        staged = {name: self._copy_one(name, value) for name, value in share.items()}
-        if any(isinstance(v, Tensor) and v.device.type == "cuda" for v in share.values()):
+        staged: dict[str, Any] = {}
+        on_accelerator = False
+        for name, value in share.items():
+            if not isinstance(value, Tensor):
+                staged[name] = copy.deepcopy(value)
+                continue
+            source = _local(value)
+            on_accelerator |= source.device.type == "cuda"
+            staged[name], memory = self._room(name, value, source)
+            memory.copy_(source, non_blocking=True)
+        if on_accelerator:
             torch.cuda.synchronize()
         return staged
 
-    def _copy_one(self, name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return copy.deepcopy(value)
-        source = _local(value)
+    def _room(self, name: str, value: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         kept = self._copies.get(name)
-        if kept is None or kept.shape != source.shape or kept.dtype != source.dtype:
-            pinned = source.device.type == "cuda"
-            kept = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
-            self._copies[name] = kept
-        kept.copy_(source, non_blocking=True)
-        if not isinstance(value, DTensor):
+        if kept is not None and (kept[1].shape, kept[1].dtype) == (source.shape, source.dtype):
             return kept
-        return DTensor.from_local(
-            kept,
-            value.device_mesh,
-            value.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+        pinned = source.device.type == "cuda"
+        memory = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+        handed_out: Tensor = memory
+        if isinstance(value, DTensor):
+            handed_out = DTensor.from_local(
+                memory,
+                value.device_mesh,
+                value.placements,
+                run_check=False,
+                shape=value.shape,
+                stride=value.stride(),
+            )
+        self._copies[name] = handed_out, memory
+        return self._copies[name]
 
 
+@torch.no_grad()
 def _local(value: Tensor) -> Tensor:
-    local = value.to_local() if isinstance(value, DTensor) else value
-    return local.detach()
+    return value.to_local() if isinstance(value, DTensor) else value

@@ -1,7 +1,16 @@
-"""A run's checkpoints: save by the job's policy, restore the newest valid one."""
+"""A run's checkpoints: save by the job's policy, while training goes on, and restore.
 
+`save` stands still until the checkpoint is committed. `start` copies this rank's share to host
+memory and returns; a thread writes it, over a process group of its own, and `poll` at the step
+boundaries or `wait` at the end tell how it went, on all ranks at the same place. Both write the
+same bytes by the same code.
+"""
+
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,11 +18,19 @@ from torch import nn
 
 from paceline.record import checkpoints
 from paceline.runtime.checkpoint._agree import Group
-from paceline.runtime.checkpoint._share import own_share
+from paceline.runtime.checkpoint._share import Stage, own_share
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
-from paceline.runtime.checkpoint.write import Facts, OnPhase, Saved, write_checkpoint
+from paceline.runtime.checkpoint.write import (
+    Facts,
+    OnPhase,
+    Saved,
+    SaveFailed,
+    write_checkpoint,
+)
 from paceline.runtime.state import named_state
 from paceline.spec import CheckpointSpec
+
+Outcome = Saved | SaveFailed
 
 
 class Checkpointer:
@@ -29,6 +46,11 @@ class Checkpointer:
         self.folder = folder
         self.policy = policy
         self.group = group
+        self._stage = Stage()
+        self._writing: _Writing | None = None
+        self._untold: list[Outcome] = []
+        self._writers: Group = None
+        self._pollers: Group = None
 
     def save(
         self,
@@ -42,12 +64,16 @@ class Checkpointer:
         state_digest: str | None = None,
         on_phase: OnPhase | None = None,
     ) -> Saved:
-        """Write the state after `step` steps and prune what the policy does not keep.
+        """Write the state after `step` steps, and return once it is committed.
+
+        A save that was started and still runs is waited for first. Afterwards what the policy does
+        not keep is deleted.
 
         Raises:
             SaveFailed: On all ranks alike, when it could not be written; a later save may work.
         """
         start = time.perf_counter()
+        self._finish_writing()
         facts = Facts(
             step=step,
             layout=layout,
@@ -55,23 +81,87 @@ class Checkpointer:
             held_out_loss=held_out_loss,
             state_digest=state_digest,
         )
-        rank, world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        share = own_share(named_state(model, optimizer), rank, world)
-        path, num_bytes = write_checkpoint(
-            self.folder, share, facts, group=self.group, on_phase=on_phase
-        )
-        self._prune()
+        path, num_bytes = self._write(self._share(model, optimizer), facts, self.group, on_phase)
         seconds = time.perf_counter() - start
         return Saved(path=path, step=step, num_bytes=num_bytes, stall_s=seconds, write_s=seconds)
 
+    def start(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        held_out_loss: float | None = None,
+        layout: str = "",
+        job_digest: str | None = None,
+        state_digest: str | None = None,
+        on_phase: OnPhase | None = None,
+    ) -> float:
+        """Copy the state after `step` steps and write it while training goes on.
+
+        At most one save is on its way: an earlier one is waited for, and its outcome comes with
+        the next `poll` or `wait`. Host memory for one more copy of this rank's share is kept.
+        `on_phase` is called from the writing thread.
+
+        Returns:
+            Seconds that this call took: the stall.
+        """
+        start = time.perf_counter()
+        self._finish_writing()
+        self._meet()
+        facts = Facts(
+            step=step,
+            layout=layout,
+            job_digest=job_digest,
+            held_out_loss=held_out_loss,
+            state_digest=state_digest,
+        )
+        share = self._stage.copy(self._share(model, optimizer))
+        writing = _Writing(
+            lambda: self._write(share, facts, self._writers, on_phase), step=step, start=start
+        )
+        writing.stall_s = time.perf_counter() - start
+        writing.begin()
+        self._writing = writing
+        return writing.stall_s
+
+    def poll(self) -> Outcome | None:
+        """How a started save went, once it is through on every rank; None until then, or without.
+
+        Cheap to call after every step: it talks to the other ranks only while a save is on its
+        way. A failed save is returned and not raised, as training goes on.
+        """
+        if not self._untold and self._writing is not None:
+            done = torch.tensor(int(self._writing.is_done))
+            dist.all_reduce(done, dist.ReduceOp.MIN, group=self._pollers)
+            if done.item():
+                self._finish_writing()
+        return self._untold.pop(0) if self._untold else None
+
+    def wait(self) -> Outcome | None:
+        """The same, after waiting for a save that is on its way."""
+        self._finish_writing()
+        return self._untold.pop(0) if self._untold else None
+
     def restore_newest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored:
         """The newest valid checkpoint, loaded; see `restore.restore_newest`."""
+        self._finish_writing()
         return restore_newest(self.folder, model, optimizer, group=self.group)
 
+    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        rank, world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        return own_share(named_state(model, optimizer), rank, world)
+
+    def _write(
+        self, share: Mapping[str, Any], facts: Facts, group: Group, on_phase: OnPhase | None
+    ) -> tuple[Path, int]:
+        written = write_checkpoint(self.folder, share, facts, group=group, on_phase=on_phase)
+        if dist.get_rank(group) == 0:
+            self._prune()
+        return written
+
     def _prune(self) -> None:
-        """Rank 0 alone; a disk that refuses costs space, not the checkpoint just written."""
-        if dist.get_rank(self.group) != 0:
-            return
+        """A disk that refuses here costs space, not the checkpoint that was just written."""
         try:
             checkpoints.prune(
                 self.folder,
@@ -81,3 +171,60 @@ class Checkpointer:
             )
         except OSError:
             return  # tried again after the next save
+
+    def _meet(self) -> None:
+        """Groups of their own for the writing threads and for polling, so that neither's messages
+        get between those of training. Made by the first `start`, on all ranks."""
+        if self._writers is None:
+            ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+            self._writers = dist.new_group(ranks, backend="gloo")
+            self._pollers = dist.new_group(ranks, backend="gloo")
+
+    def _finish_writing(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._untold.append(writing.outcome())
+
+
+class _Writing:
+    """One save on its way, in a thread that does not keep the process alive."""
+
+    def __init__(self, write: Any, *, step: int, start: float) -> None:
+        self.stall_s = 0.0
+        self._write = write
+        self._step = step
+        self._start = start
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"paceline-save-{step}", daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def outcome(self) -> Outcome:
+        """Waits for the thread. Raises what it raised, if that was no failure to save."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None
+        return self._outcome
+
+    def _run(self) -> None:
+        try:
+            path, num_bytes = self._write()
+        except SaveFailed as failed:
+            self._outcome = failed
+        except BaseException as error:  # noqa: BLE001 - the edge of the thread; raised by outcome()
+            self._error = error
+        else:
+            self._outcome = Saved(
+                path=path,
+                step=self._step,
+                num_bytes=num_bytes,
+                stall_s=self.stall_s,
+                write_s=time.perf_counter() - self._start,
+            )

@@ -30,9 +30,9 @@ from paceline.units import format_bytes
 OnPhase = Callable[[str], None]
 """Called with `writing` between the data files and the commit; a drill strikes there."""
 
-_SPARE_SPACE = 1.02
-"""Disk wanted over the tensors' own bytes: headers and padding of the files. Measured 1.006 for
-the example's 66 tensors; the file system's blocks take some too."""
+_HEADER_BYTES = 2048
+"""Disk a value takes over its own bytes, in its file and in the table of contents. Measured 1910 to
+1975 for 84 to 228 tensors, blocks of the file system and manifest included (torch 2.13, ext4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +130,15 @@ def _make_room(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -> 
     free, reason = attempt(make, group)
     if reason is not None:
         raise SaveFailed(step, reason, tmp.parent)
-    rooms = gather((local_bytes(share), free or 0), group)
-    needed = round(sum(need for need, _ in rooms) * _SPARE_SPACE)
+    rooms = gather((_disk_bytes(share), free or 0), group)
+    needed = sum(need for need, _ in rooms)
     least_free = min(room for _, room in rooms)
     if least_free < needed:
         raise SaveFailed(step, _no_space(tmp.parent, needed, least_free), tmp.parent, is_space=True)
+
+
+def _disk_bytes(share: Mapping[str, Any]) -> int:
+    return local_bytes(share) + len(share) * _HEADER_BYTES
 
 
 def free_bytes(folder: Path) -> int:
@@ -162,7 +166,7 @@ def _write_files(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -
     # torch's writer says "file write failed" where the system said "no space left".
     is_full = min(free) < (1 << 20) or any("no space left" in reason for _, reason in reasons)
     if is_full:
-        needed = sum(gather(local_bytes(share), group))
+        needed = sum(gather(_disk_bytes(share), group))
         raise SaveFailed(step, _no_space(tmp.parent, needed, min(free)), tmp.parent, is_space=True)
     raise SaveFailed(step, reasons[0][1], tmp.parent)
 

@@ -1,0 +1,130 @@
+import threading
+
+import pytest
+import torch
+from tests.ranks import run_ranks
+from tests.runtime.tiny import build, layout_of, train_steps
+
+from paceline.record.checkpoints import read_manifest, verify_checkpoint
+from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
+from paceline.runtime.digest import state_digest
+from paceline.spec import CheckpointSpec
+
+pytestmark = pytest.mark.ranks
+
+SHARDINGS = ["none", "full"]
+
+
+def trained(rank, world, sharding):
+    layout = layout_of(world, sharding)
+    model, optimizer = build(layout)
+    train_steps(model, optimizer, layout, rank, range(1))
+    return layout, model, optimizer
+
+
+def save_both_ways(rank, world, folder, sharding):
+    _, model, optimizer = trained(rank, world, sharding)
+    Checkpointer(folder / "sync", CheckpointSpec()).save(1, model, optimizer)
+    background = Checkpointer(folder / "background", CheckpointSpec())
+    stall_s = background.start(1, model, optimizer)
+    saved = background.wait()
+    assert saved.stall_s == stall_s
+    assert 0 < stall_s < saved.write_s
+    assert background.wait() is None
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_background_save_writes_the_same_bytes(tmp_path, sharding):
+    run_ranks(save_both_ways, 2, tmp_path, sharding)
+    sync, background = (
+        read_manifest(tmp_path / way / "step-00000001") for way in ("sync", "background")
+    )
+    for name in sync.files.keys() | background.files.keys():
+        if name != ".metadata":  # it holds the folder's name and a random id
+            assert sync.files[name] == background.files[name]
+
+
+def train_while_writing(rank, world, folder, sharding):
+    layout, model, optimizer = trained(rank, world, sharding)
+    keeper = Checkpointer(folder, CheckpointSpec())
+    expected = state_digest(model, optimizer)
+    gate = threading.Event()
+    keeper.start(1, model, optimizer, on_phase=lambda phase: gate.wait(20))
+    polled = []
+    for step in range(1, 4):
+        train_steps(model, optimizer, layout, rank, range(step, step + 1))
+        polled.append(keeper.poll())
+    if rank == 0:
+        gate.set()  # rank 1's part stays unfinished for some steps more
+    for step in range(4, 6):
+        train_steps(model, optimizer, layout, rank, range(step, step + 1))
+        polled.append(keeper.poll())
+    gate.set()
+    saved = keeper.wait()
+    moved_on = state_digest(model, optimizer) != expected
+    assert keeper.restore_newest(model, optimizer).step == 1
+    return polled, saved.step, moved_on, state_digest(model, optimizer) == expected
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_what_is_saved_is_the_state_at_the_start_while_training_goes_on(tmp_path, sharding):
+    for outcome in run_ranks(train_while_writing, 2, tmp_path, sharding):
+        assert outcome == ([None] * 5, 1, True, True)
+
+
+def many_saves(rank, world, folder, num_saves):
+    layout, model, optimizer = trained(rank, world, "full")
+    keeper = Checkpointer(folder, CheckpointSpec(keep_last=2))
+    outcomes = []
+    for step in range(1, num_saves + 1):
+        train_steps(model, optimizer, layout, rank, range(step, step + 1))
+        if step % 10 == 0:
+            keeper.save(step, model, optimizer)
+        else:
+            keeper.start(step, model, optimizer)
+        if step % 3 == 0:
+            while (outcome := keeper.poll()) is not None:
+                outcomes.append(outcome.step)
+    while (outcome := keeper.wait()) is not None:
+        outcomes.append(outcome.step)
+    return outcomes
+
+
+def test_a_hundred_saves_end_to_end_come_through_each_once(tmp_path):
+    outcomes = run_ranks(many_saves, 2, tmp_path, 100)
+    assert outcomes[0] == outcomes[1] == [step for step in range(1, 101) if step % 10]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000099", "step-00000100"]
+    assert all(verify_checkpoint(tmp_path / name) is None for name in names)
+
+
+def fail_on_one_rank(rank, world, folder):
+    layout, model, optimizer = trained(rank, world, "full")
+    keeper = Checkpointer(folder, CheckpointSpec())
+
+    def break_rank_1(phase):
+        if rank == 1:
+            raise OSError(5, "Input/output error")
+
+    keeper.start(1, model, optimizer, on_phase=break_rank_1)
+    for step in range(1, 1000):
+        train_steps(model, optimizer, layout, rank, range(step, step + 1))
+        failed = keeper.poll()
+        if failed is not None:
+            break
+    assert isinstance(failed, SaveFailed)
+    left = sorted(path.name for path in folder.iterdir())
+    torch.distributed.barrier()
+    keeper.start(2, model, optimizer)
+    saved = keeper.wait()
+    assert isinstance(saved, Saved)
+    return step, failed.reason, left, saved.step
+
+
+def test_a_background_failure_is_told_on_all_ranks_at_the_same_step(tmp_path):
+    first, second = run_ranks(fail_on_one_rank, 2, tmp_path)
+    assert first == second
+    _, reason, left, next_step = first
+    assert reason == "input/output error (rank 1)"
+    assert left == []
+    assert next_step == 2
