@@ -109,6 +109,7 @@ def crashed(**changes: object) -> say.Crashed:
         "where": "line 1",
         "peer_lost": False,
         "retry": True,
+        "exit_code": 4,
     }
     return say.Crashed(**{**record, **changes})  # type: ignore[arg-type]
 

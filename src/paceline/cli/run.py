@@ -72,7 +72,7 @@ def command(
     view.closing(state, report, why_not)
     if as_json:
         click.echo(json.dumps(_summary(run, report), indent=2))
-    return {"finished": 0, "interrupted": 130}.get(state.outcome or "failed", 4)
+    return state.exit_code
 
 
 def _anew(

@@ -64,6 +64,7 @@ class Controller:
         self._address = ""
         self._agents: dict[int, asyncio.StreamWriter] = {}
         self._over = asyncio.Event()
+        self._error: Exception | None = None
 
     async def run(self) -> core.State:
         """The state at the end; `outcome` and `reason` say how it went."""
@@ -78,6 +79,8 @@ class Controller:
         try:
             self._feed(core.Begin())
             await self._over.wait()
+            if self._error is not None:
+                raise self._error
             await self._drain()
         finally:
             ticking.cancel()
@@ -89,6 +92,14 @@ class Controller:
         return self._state
 
     def _feed(self, event: core.Happening) -> None:
+        """Decide and act. An error here ends the run: the agents then stop their workers."""
+        try:
+            self._turn(event)
+        except Exception as error:  # the edge of asyncio's callbacks, which would swallow it
+            self._error = error
+            self._over.set()
+
+    def _turn(self, event: core.Happening) -> None:
         clock = core.Clock(monotonic_s=time.monotonic(), unix_s=time.time())
         self._state, actions = core.decide(self._state, event, clock)
         for action in actions:

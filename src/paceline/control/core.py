@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, assert_never
 
 from paceline.control import messages as say
+from paceline.errors import RunError
 from paceline.record import events as log
 
 Phase = Literal["gathering", "starting", "training", "fencing", "over"]
@@ -124,6 +125,14 @@ class State:
 
     outcome: Outcome | None = None
     reason: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """What the command that runs this ends with; see `errors.EXIT_CODES`."""
+        if self.outcome == "failed":
+            crash = self.ranks[self.failure.rank].crashed if self.failure and self.ranks else None
+            return crash.exit_code if crash is not None else RunError.exit_code
+        return 130 if self.outcome == "interrupted" else 0
 
     @property
     def num_alive(self) -> int:
@@ -368,8 +377,10 @@ def _said(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> Stat
         case say.StepDone(step=step):
             state = _with_rank(state, rank, last_step=step)
             state = _after_step(state, turn)
-        case say.EvaluationDone(step=step, loss=loss):
-            turn.record(log.Evaluated(at=at, generation=generation, step=step, loss=loss))
+        case say.EvaluationDone(step=step, loss=loss, seconds=seconds):
+            turn.record(
+                log.Evaluated(at=at, generation=generation, step=step, loss=loss, seconds=seconds)
+            )
         case say.BaselineDone(name=name, loss=loss):
             turn.record(log.BaselineEvaluated(at=at, generation=generation, name=name, loss=loss))
         case say.SaveDone():

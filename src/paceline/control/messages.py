@@ -55,6 +55,7 @@ class EvaluationDone(Message, frozen=True, kw_only=True, tag=True):
 
     step: int
     loss: float
+    seconds: float
 
 
 class BaselineDone(Message, frozen=True, kw_only=True, tag=True):
@@ -119,6 +120,9 @@ class Crashed(Message, frozen=True, kw_only=True, tag=True):
 
     retry: bool
     """Whether starting again could help."""
+
+    exit_code: int
+    """What `paceline run` exits with if this ends the run; see `errors.EXIT_CODES`."""
 
 
 FromWorker = (

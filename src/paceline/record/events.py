@@ -5,12 +5,12 @@ Every line has `event` (the name of a class here), `at` (seconds since 1970, UTC
 writer. docs/reference/events.md is generated from the texts below.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import msgspec
+
+from paceline.record.lines import LineFile
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -92,6 +92,9 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     step: int
     loss: float
     """Mean over the held-out samples, in nats per token."""
+
+    seconds: float
+    """How long training stood still for it."""
 
 
 class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
@@ -217,25 +220,19 @@ AnyEvent = (
 
 
 class EventLog:
-    """The writer of a run's `events.jsonl`. Every line is on disk before `write` returns."""
+    """The writer of a run's `events.jsonl`. Every line is on disk before `write` returns, unless
+    the disk is full: then as soon as it is not."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
+        self._file = LineFile(path, sync=True)
 
     def write(self, event: AnyEvent) -> None:
         """Append one event."""
-        if self._file is None:
-            self._file = self._path.open("ab")
-        self._file.write(msgspec.json.encode(event) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.write(msgspec.json.encode(event))
 
     def close(self) -> None:
         """Close the file; another write opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
 
 def read_events(path: Path) -> list[AnyEvent]:

@@ -1,6 +1,7 @@
 """Numbers of every step: one JSON line a step, in `metrics.jsonl`.
 
-Rank 0 writes. After a recovery some steps are done again; their lines stand again with a higher
+Rank 0 writes, before the step is saved or evaluated, so that no saved step is without its line;
+how long those took is in the events. After a recovery some steps are done again; their lines stand again with a higher
 generation, and `read_metrics` keeps the newest of each step. docs/reference/metrics.md is
 generated from the texts below.
 """
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from paceline.record.lines import LineFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +53,6 @@ class StepMetrics:
     apply_s: float
     """Clipping and optimizer."""
 
-    save_s: float
-    """Training stood still this long to save, after the step."""
-
-    evaluate_s: float
-    """Held-out evaluation, after the step."""
-
     memory_bytes: int
     """Highest memory of rank 0 so far: resident on a CPU, allocated on an accelerator."""
 
@@ -70,12 +67,11 @@ class MetricsLog:
     """The writer of a run's `metrics.jsonl`."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._file = LineFile(path)
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one step."""
-        self._file.write(msgspec.json.encode(metrics) + b"\n")
-        self._file.flush()
+        self._file.write(msgspec.json.encode(metrics))
 
     def close(self) -> None:
         """Close the file."""

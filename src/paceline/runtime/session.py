@@ -365,11 +365,11 @@ class _Loop:
             self._check_finished(step)
             self._report(step)
             ended = step.stop or number == session.job.spec.train.steps
-            evaluate_s, save_s = self._after(number, ended)
             if metrics is not None and board is not None:
-                line = self._metrics(step, evaluate_s, save_s)
+                line = self._metrics(step)
                 metrics.write(line)
                 board.write(line)
+            self._after(number, ended)
             if step.stop:
                 session.interrupted = number < session.job.spec.train.steps
                 break
@@ -437,21 +437,18 @@ class _Loop:
             say.StepDone(step=step.number, loss=step.loss, tokens_per_s=rate, unit=self._unit)
         )
 
-    def _after(self, number: int, ended: bool) -> tuple[float, float]:
-        """Evaluate and save where they are due; returns how long each took."""
+    def _after(self, number: int, ended: bool) -> None:
+        """Evaluate and save where they are due."""
         plan = self._session.plan
-        start = time.perf_counter()
         if number % plan.evaluate_every == 0 or number == self._session.job.spec.train.steps:
             self._evaluate_after(number)
-        evaluated = time.perf_counter()
         if number % plan.checkpoint_every == 0 or ended:
             self._save(number)
-        return evaluated - start, time.perf_counter() - evaluated
 
     def _evaluate_after(self, number: int) -> None:
         if self._evaluate is None:
             return
-        session = self._session
+        session, start = self._session, time.perf_counter()
         self._model.eval()
         with torch.no_grad(), session.autocast():
             loss_sum, count = self._evaluate()
@@ -459,7 +456,10 @@ class _Loop:
         total, num_samples = session.vote(float(loss_sum), float(count))
         session.held_out_loss = total / num_samples
         if session.is_first:
-            self._channel.send(say.EvaluationDone(step=number, loss=session.held_out_loss))
+            seconds = time.perf_counter() - start
+            self._channel.send(
+                say.EvaluationDone(step=number, loss=session.held_out_loss, seconds=seconds)
+            )
 
     def _save(self, number: int) -> None:
         if number == self._saved_step:
@@ -490,7 +490,7 @@ class _Loop:
                 )
             )
 
-    def _metrics(self, step: Step, evaluate_s: float, save_s: float) -> StepMetrics:
+    def _metrics(self, step: Step) -> StepMetrics:
         place = self._session.place
         return StepMetrics(
             step=step.number,
@@ -505,8 +505,6 @@ class _Loop:
             backward_s=step.backward_s,
             vote_s=step.vote_s,
             apply_s=step.apply_s,
-            save_s=save_s,
-            evaluate_s=evaluate_s,
             memory_bytes=memory.peak_bytes(place.device),
             applied=step.refused is None,
             samples_digest=step.samples_digest,

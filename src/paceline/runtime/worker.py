@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.control import messages as say
 from paceline.control.agent import die_with_parent
-from paceline.errors import JobError, PacelineError, Problem
+from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.record.run import open_run
 from paceline.runtime.channel import Channel
 
@@ -229,6 +229,7 @@ def _last_words(error: BaseException) -> say.Crashed:
         where="".join(frames)[-4000:],
         peer_lost=any(phrase in text for phrase in _PEER_LOST),
         retry=not needs_a_person,
+        exit_code=error.exit_code if isinstance(error, PacelineError) else RunError.exit_code,
     )
 
 

@@ -76,7 +76,11 @@ def _stdlib_files(job: Job) -> list[Path]:
     """The source of the standard library: about 30 MB, without installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "__pycache__"}
-    files = sorted(p for p in root.rglob("*.py") if skipped.isdisjoint(p.relative_to(root).parts))
+    files: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skipped]
+        files += (Path(folder, name) for name in names if name.endswith(".py"))
+    files.sort()
     if files:
         return files
     raise JobError(

@@ -1,0 +1,46 @@
+"""Append-only files of JSON lines that outlive a full disk."""
+
+import errno
+import os
+from pathlib import Path
+
+_MEANWHILE_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class LineFile:
+    """Appends whole lines. What a full disk refuses is kept and written when there is room."""
+
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
+        """Args:
+        path: The file; made by the first line.
+        sync: Whether a line is on the disk itself, not only with the kernel, after `write`.
+        """
+        self._path = path
+        self._sync = sync
+        self._fd: int | None = None
+        self._unwritten = b""
+
+    def write(self, line: bytes) -> None:
+        """Append a line, without its newline."""
+        self._unwritten += line + b"\n"
+        self._flush()
+
+    def close(self) -> None:
+        """Try once more what is unwritten, and close; another write opens the file again."""
+        self._flush()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _flush(self) -> None:
+        try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            while self._unwritten:
+                written = os.write(self._fd, self._unwritten)
+                self._unwritten = self._unwritten[written:]
+            if self._sync:
+                os.fsync(self._fd)
+        except OSError as error:
+            if error.errno not in _MEANWHILE_FULL:
+                raise

@@ -1,0 +1,154 @@
+"""A job to run whole, and what its record says afterwards."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.record import events as log
+from paceline.record.metrics import StepMetrics, read_all_metrics, read_metrics
+
+JOB: dict[str, Any] = {
+    "name": "test",
+    "model": {"decoder": {"layers": 2, "hidden": 32, "heads": 2}},
+    "data": {"path": "text", "seq_len": 32},
+    "cluster": {"accelerator": "cpu", "nodes": 1, "per_node": 2},
+    "train": {
+        "global_batch": 8,
+        "steps": 12,
+        "learning_rate": 0.003,
+        "warmup_steps": 2,
+        "precision": "fp32",
+    },
+    "checkpoint": {"every": 4, "keep_last": 2},
+    "evaluate": {"every": 6, "samples": 8},
+}
+"""Small enough that a run takes a few seconds, most of them imports."""
+
+
+@dataclass
+class Scene:
+    """A folder with text and a job file, and commands run in it."""
+
+    folder: Path
+    job: dict[str, Any] = field(default_factory=lambda: yaml.safe_load(yaml.safe_dump(JOB)))
+
+    def __post_init__(self) -> None:
+        text = self.folder / "text"
+        text.mkdir(parents=True, exist_ok=True)
+        words = random.Random(5)
+        for number in range(6):
+            line = (" ".join(words.choices(["pace", "line", "rider", "wind", "gap"], k=12)))
+            (text / f"{number}.txt").write_text(f"{line}\n" * 40)
+        self.write_job()
+
+    def write_job(self) -> None:
+        (self.folder / "job.yaml").write_text(yaml.safe_dump(self.job))
+
+    def paceline(self, *arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Run the command to its end, whatever its exit code."""
+        return subprocess.run(
+            [sys.executable, "-m", "paceline", *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def run(self, out: str, *arguments: str, code: int = 0) -> "Record":
+        """`paceline run job.yaml --out OUT`, and what it left."""
+        done = self.paceline("run", "job.yaml", "--out", out, *arguments)
+        assert done.returncode == code, done.stdout + done.stderr + self.logs(out)
+        return self.record(out, done.stdout + done.stderr)
+
+    def resume(self, out: str, *arguments: str, code: int = 0) -> "Record":
+        done = self.paceline("run", "--resume", out, *arguments)
+        assert done.returncode == code, done.stdout + done.stderr + self.logs(out)
+        return self.record(out, done.stdout + done.stderr)
+
+    def start(self, out: str, *arguments: str) -> "subprocess.Popen[str]":
+        """The same in the background, as a terminal would start it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "paceline", "run", "job.yaml", "--out", out, *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def record(self, out: str, output: str = "") -> "Record":
+        return Record(self.folder / out, output)
+
+    def logs(self, out: str) -> str:
+        found = sorted((self.folder / out / "logs").glob("*.log"))
+        return "".join(f"\n== {path.name}\n{path.read_text()[-3000:]}" for path in found)
+
+
+@dataclass
+class Record:
+    """What a run left in its folder, and what it printed."""
+
+    folder: Path
+    output: str
+
+    @property
+    def events(self) -> list[log.AnyEvent]:
+        return log.read_events(self.folder / "events.jsonl")
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def finished(self) -> log.RunFinished:
+        finished: log.RunFinished = self.of(log.RunFinished)[-1]
+        return finished
+
+    @property
+    def digest(self) -> str | None:
+        return self.finished.state_digest
+
+    @property
+    def metrics(self) -> list[StepMetrics]:
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def all_metrics(self) -> list[StepMetrics]:
+        return read_all_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def samples(self) -> list[tuple[int, str]]:
+        """The ledger: every step's sample ids, as their digest."""
+        return [(line.step, line.samples_digest) for line in self.metrics]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+
+def wait_until(condition: Callable[[], Any], *, what: str, timeout_s: float = 90) -> Any:
+    """The first truthy answer; polling, since the other side is another process."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"waited {timeout_s:.0f} s for {what}")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that only waits to be reaped does not."""
+    try:
+        os.kill(pid, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False

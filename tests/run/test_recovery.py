@@ -1,0 +1,211 @@
+"""Runs that are killed, interrupted or damaged, against one that is left alone."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.record import events as log
+from tests.run.scene import Record, Scene, is_alive, wait_until
+
+pytestmark = pytest.mark.ranks
+
+FSDP2 = ("--set", "layout.sharding=full")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return Scene(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def clean(scene: Scene) -> Record:
+    """DDP on two ranks, undisturbed."""
+    return scene.run("clean")
+
+
+@pytest.fixture(scope="module")
+def clean_fsdp2(scene: Scene) -> Record:
+    return scene.run("clean-fsdp2", *FSDP2)
+
+
+def random_kills(seed: int, count: int) -> list[str]:
+    draw = random.Random(seed)
+    steps = sorted(draw.sample(range(1, 13), count))
+    return [
+        f"rank={draw.randrange(2)}@step={step}@{draw.choice(['forward', 'backward', 'apply'])}"
+        for step in steps
+    ]
+
+
+def drill(*kills: str) -> tuple[str, str]:
+    return "--set", f"drill.kill=[{', '.join(kills)}]"
+
+
+def assert_same_end(run: Record, clean: Record) -> None:
+    """Equal to the bit, and every sample consumed exactly once."""
+    assert run.finished.outcome == "finished"
+    assert run.digest == clean.digest
+    assert run.samples == clean.samples
+    assert run.metrics[-1].loss == clean.metrics[-1].loss
+
+
+def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
+    again = scene.run("clean-again")
+    assert_same_end(again, clean)
+    assert not clean.of(log.WorkerLost)
+
+
+def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
+    seed = random.SystemRandom().randrange(10**6)
+    kills = random_kills(seed, count=2)
+    run = scene.run(f"killed-{seed}", *drill(*kills))
+    assert_same_end(run, clean)
+    assert [event.fault for event in run.of(log.FaultInjected)] == kills, f"seed {seed}"
+    assert run.finished.restarts == 2
+    assert all(event.steps_lost < 4 for event in run.of(log.Recovered))  # it saves every 4 steps
+
+
+def test_killed_at_random_steps_fsdp2_ends_with_the_same_bits(scene, clean_fsdp2):
+    seed = random.SystemRandom().randrange(10**6)
+    run = scene.run(f"killed-fsdp2-{seed}", *FSDP2, *drill(*random_kills(seed, count=1)))
+    assert_same_end(run, clean_fsdp2)
+    assert run.finished.restarts == 1
+
+
+def test_killed_while_a_checkpoint_is_written_the_previous_one_is_used(scene, clean):
+    run = scene.run("killed-in-save", *drill("rank=1@step=8@save"))
+    assert_same_end(run, clean)
+    (recovered,) = run.of(log.Recovered)
+    assert recovered.resumed_from_step == 4
+    assert not [name for name in run.checkpoints if name.endswith(".tmp")]
+
+
+def test_a_kill_from_outside_at_any_moment_is_recovered_from(scene, clean):
+    process = scene.start("outside")
+    record = scene.record("outside")
+    pause = random.SystemRandom().uniform(0.0, 0.3)
+    wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
+    time.sleep(pause)
+    victim = record.of(log.WorkerStarted)[1]
+    os.kill(victim.pid, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert_same_end(record, clean)
+    lost = record.of(log.WorkerLost)
+    if lost:  # the run may have been through before the kill
+        assert (lost[0].rank, lost[0].how) == (victim.rank, "killed by SIGKILL")
+
+
+def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, clean):
+    two_nodes = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
+    process = scene.start("node", *two_nodes)
+    record = scene.record("node")
+    wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
+    first = record.of(log.WorkerStarted)[0]
+    agent = int(Path(f"/proc/{first.pid}/status").read_text().split("PPid:")[1].split()[0])
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: not is_alive(first.pid), what="the agent's worker to die", timeout_s=5)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert_same_end(record, clean)
+    assert record.of(log.WorkerLost)[0].how == "node 0 is lost"
+
+
+def test_a_killed_controller_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean):
+    process = scene.start("controller")
+    record = scene.record("controller")
+    wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
+    pids = [event.pid for event in record.of(log.WorkerStarted)]
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    wait_until(lambda: not any(map(is_alive, pids)), what="the workers to end", timeout_s=30)
+    resumed = scene.resume("controller")
+    assert_same_end(resumed, clean)
+
+
+def test_ctrl_c_saves_at_a_step_boundary_and_the_exit_code_says_so(scene, clean):
+    process = scene.start("interrupted")
+    record = scene.record("interrupted")
+    wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    output, _ = process.communicate(timeout=60)
+    if process.returncode == 0:
+        pytest.skip("the run was through before Ctrl-C reached it")
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "paceline run --resume interrupted" in output
+    stopped_at = record.finished.step
+    assert f"step-{stopped_at:08d}" in record.checkpoints
+    resumed = scene.resume("interrupted")
+    assert resumed.of(log.TrainingStarted)[-1].first_step == stopped_at + 1
+    assert_same_end(resumed, clean)
+
+
+def damage(path: Path) -> str:
+    """Flip a bit of the largest data file; returns its name."""
+    target = max(path.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    content = bytearray(target.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    target.write_bytes(bytes(content))
+    return target.name
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(scene, clean):
+    scene.run("damaged", "--set", "train.steps=8", *("--set", "train.schedule=constant"))
+    file = damage(scene.folder / "damaged/checkpoints/step-00000008")
+    more = ("--set", "train.steps=12")
+    resumed = scene.resume("damaged", *more)
+    (refused,) = resumed.of(log.CheckpointRefused)
+    assert refused.checkpoint == "step-00000008"
+    assert file in refused.reason
+    assert resumed.of(log.TrainingStarted)[-1].first_step == 5
+    assert "step-00000008 refused" in resumed.output
+    undisturbed = scene.run("undamaged", "--set", "train.schedule=constant")
+    assert resumed.digest == undisturbed.digest
+
+
+def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_in_silence(scene):
+    scene.run("ruined", "--set", "train.steps=4")
+    damage(scene.folder / "ruined/checkpoints/step-00000004")
+    resumed = scene.resume("ruined", "--set", "train.steps=8", code=5)
+    assert "step-00000004" in resumed.output
+
+
+def test_a_run_resumes_on_another_number_of_ranks(scene, clean):
+    scene.run("narrow", "--set", "train.steps=8", "--set", "train.schedule=constant")
+    resumed = scene.resume("narrow", "--set", "train.steps=12", "--set", "cluster.per_node=1")
+    assert "equal to rounding" in resumed.output
+    wide = scene.run("wide", "--set", "train.schedule=constant")
+    assert resumed.samples == wide.samples
+    assert resumed.metrics[-1].loss == pytest.approx(wide.metrics[-1].loss, rel=1e-4)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_a_full_disk_does_not_stop_training_and_the_last_good_checkpoint_stays(scene, clean):
+    disk = scene.folder / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)], check=True)
+    try:
+        run = scene.run("disk")
+        assert run.digest == clean.digest
+        assert run.of(log.CheckpointSaved)
+        failed = run.of(log.CheckpointFailed)
+        assert failed
+        assert "no space left" in failed[0].reason.lower()
+        assert "step-00000004" in run.checkpoints
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_fifty_random_kills_all_end_with_the_same_bits(scene, clean, clean_fsdp2):
+    for seed in range(25):
+        run = scene.run(f"soak-{seed}", *drill(*random_kills(seed, count=2)))
+        assert_same_end(run, clean)
+        run = scene.run(f"soak-fsdp2-{seed}", *FSDP2, *drill(*random_kills(seed, count=2)))
+        assert_same_end(run, clean_fsdp2)

@@ -1,0 +1,1 @@
+"""Whole runs: the command line, agents, workers over gloo, real faults."""
