@@ -8,13 +8,12 @@ a save after every step, and after every step also a copy of the state each rank
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import yaml
 from figures import machine, spread
+from training import run_job
 
 from paceline.record import events as log
 
@@ -34,15 +33,8 @@ def measure(sharding: str, saves: int) -> tuple[list[log.CheckpointSaved], list[
         "evaluate": {"every": 10**6},
         "program": "saving:train",
     }
-    file = Path(__file__).parent / "programs" / "saving.yaml"
     with tempfile.TemporaryDirectory() as temporary:
-        file.write_text(yaml.safe_dump(job))
-        try:
-            command = [sys.executable, "-m", "paceline", "run", str(file), "--out"]
-            subprocess.run([*command, f"{temporary}/run"], check=True, capture_output=True)
-        finally:
-            file.unlink()
-        run = Path(temporary, "run")
+        run = run_job(Path(temporary), "run", job)
         events = log.read_events(run / "events.jsonl")
         copies = json.loads((run / "copies.json").read_text())
     return [event for event in events if isinstance(event, log.CheckpointSaved)], copies
