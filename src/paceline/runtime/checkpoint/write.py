@@ -10,7 +10,8 @@ and anything that happens later, not a disk that already lies.
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from paceline.errors import Problem, RunError
 from paceline.record import checkpoints
@@ -154,7 +156,8 @@ def _write_files(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -
     writer = FileSystemWriter(tmp, single_file_per_rank=True, sync_files=True)
     reason: str | None = None
     try:
-        save(dict(share), storage_writer=writer, process_group=group)
+        with _without_crc32():
+            save(dict(share), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         reason = _first_failure(error)
     except Exception as error:  # noqa: BLE001 - becomes a SaveFailed, by vote
@@ -169,6 +172,21 @@ def _write_files(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -
         needed = sum(gather(_disk_bytes(share), group))
         raise SaveFailed(step, _no_space(tmp.parent, needed, min(free)), tmp.parent, is_space=True)
     raise SaveFailed(step, reasons[0][1], tmp.parent)
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """torch's own checksum of every record is never read back, and costs a fifth of the processor
+    time of a save (0.31 to 0.25 s for 130 MB, measured with torch 2.13); the manifest has better.
+
+    The option is the process's: a `torch.save` of the training thread meanwhile writes none either.
+    """
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
 
 
 def _hash_files(
