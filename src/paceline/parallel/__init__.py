@@ -1,0 +1,7 @@
+"""How to split: layouts, the laws they obey, and all that a job leaves possible."""
+
+from paceline.parallel.candidates import candidates
+from paceline.parallel.laws import check_layout_choices
+from paceline.parallel.layout import Layout, Sharding
+
+__all__ = ["Layout", "Sharding", "candidates", "check_layout_choices"]

@@ -1,0 +1,158 @@
+"""What the job left open besides the layout, decided by stated rules; and all decisions listed."""
+
+import re
+from collections.abc import Iterator
+
+from paceline.plan.choose import Choice
+from paceline.plan.decision import Decision
+from paceline.profile import DecoderShape
+from paceline.spec import Job, JobSpec
+from paceline.spec.hf_config import load_hf_config
+from paceline.topology import Cluster
+from paceline.units import format_bytes
+
+_PARTS_OF_RUN = 10
+_MAX_CHECKPOINT_EVERY = 500
+"""As `checkpoint.every` says in its help. A guess: it bounds the work that a crash loses."""
+
+
+def decide_intervals(spec: JobSpec) -> tuple[int, int]:
+    """Steps between checkpoints, and between evaluations."""
+    tenth = max(1, spec.train.steps // _PARTS_OF_RUN)
+    checkpoint, evaluate = spec.checkpoint.every, spec.evaluate.every
+    return (
+        min(tenth, _MAX_CHECKPOINT_EVERY) if checkpoint == "auto" else checkpoint,
+        tenth if evaluate == "auto" else evaluate,
+    )
+
+
+def decisions_of(
+    job: Job, cluster: Cluster, decoder: DecoderShape | None, choice: Choice, precision: str
+) -> tuple[Decision, ...]:
+    """Everything that the job left open, in the order of the job file."""
+    return (
+        *_model_decisions(job, decoder),
+        *_cluster_decisions(job, cluster),
+        *_precision_decision(job, cluster, precision),
+        *_layout_decisions(job, choice),
+        *_interval_decisions(job.spec),
+        *_silent_faults(job, cluster),
+    )
+
+
+def _model_decisions(job: Job, decoder: DecoderShape | None) -> Iterator[Decision]:
+    spec = job.spec.model.decoder
+    if spec is not None and decoder is not None:
+        if spec.kv_heads == "auto":
+            yield Decision(
+                field="model.decoder.kv_heads",
+                value=str(decoder.kv_heads),
+                reason="one for each head",
+            )
+        if spec.ffn == "auto":
+            yield Decision(
+                field="model.decoder.ffn",
+                value=str(decoder.ffn),
+                reason=f"8/3 of hidden {spec.hidden}, up to a multiple of 32",
+            )
+    if job.spec.model.hf_config is not None:
+        for phrase in load_hf_config(job).left_out:
+            yield Decision(
+                field="model.hf_config",
+                value=f"without {phrase}",
+                reason="the built-in decoder does not do it; parameters are the same",
+            )
+
+
+def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
+    spec = job.spec.cluster
+    if spec.accelerator == "auto":
+        yield Decision(
+            field="cluster.accelerator", value=cluster.accelerator, reason="what this machine has"
+        )
+    if spec.per_node == "auto":
+        reason = f"usual for {cluster.accelerator}"
+        if cluster.is_local:
+            cores = (cluster.cores_per_rank or 0) * cluster.num_ranks
+            reason = (
+                f"this machine has {cores:.3g} cores; one each, up to 2"
+                if cluster.accelerator == "cpu"
+                else "every one of this machine"
+            )
+        yield Decision(field="cluster.per_node", value=str(cluster.ranks_per_node), reason=reason)
+    if spec.network == "auto" and cluster.num_nodes > 1 and not cluster.is_local:
+        gigabits = (cluster.network_bytes_per_s or 0) * 8 / 1e9
+        yield Decision(
+            field="cluster.network",
+            value=f"{gigabits:.4g} Gb/s a node",
+            reason=f"usual for {cluster.accelerator}",
+        )
+
+
+def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[Decision]:
+    if job.spec.train.precision != "auto":
+        return
+    if precision == "bf16":
+        reason = f"{cluster.accelerator} has it; parameters and reductions stay fp32"
+    elif cluster.backend == "gloo":
+        reason = "a CPU"
+    else:
+        reason = f"{cluster.accelerator} is not known to have bf16"
+    yield Decision(field="train.precision", value=precision, reason=reason)
+
+
+def _layout_decisions(job: Job, choice: Choice) -> Iterator[Decision]:
+    fixed, layout = job.spec.layout, choice.layout
+    if fixed.sharding == "auto":
+        yield Decision(
+            field="layout.sharding", value=layout.sharding, reason=choice.sharding_reason
+        )
+    if fixed.micro_batch == "auto":
+        yield Decision(
+            field="layout.micro_batch",
+            value=str(layout.micro_batch),
+            reason=choice.micro_batch_reason,
+        )
+    if layout.sharding == "full" and layout.accumulation > 1:
+        yield Decision(
+            field="gradients between micro-batches",
+            value="sharded" if layout.reduce_every_micro_batch else "whole",
+            reason=(
+                "reduced after each micro-batch: holding them whole does not fit"
+                if layout.reduce_every_micro_batch
+                else "reduced once a step: "
+                + format_bytes(choice.estimate.memory.gradients_bytes)
+                + " a rank fit"
+            ),
+        )
+
+
+def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
+    checkpoint, evaluate = decide_intervals(spec)
+    if spec.checkpoint.every == "auto":
+        yield Decision(
+            field="checkpoint.every",
+            value=f"{checkpoint} steps",
+            reason=f"a tenth of {spec.train.steps} steps, {_MAX_CHECKPOINT_EVERY} at most",
+        )
+    if spec.evaluate.every == "auto":
+        yield Decision(
+            field="evaluate.every",
+            value=f"{evaluate} steps",
+            reason=f"a tenth of {spec.train.steps} steps",
+        )
+
+
+def _silent_faults(job: Job, cluster: Cluster) -> Iterator[Decision]:
+    """Faults that cannot fire, said rather than dropped."""
+    for fault in job.spec.drill.kill:
+        match = re.match(r"rank=(\d+)@step=(\d+)", fault)
+        assert match is not None, "spec/ has checked it"
+        rank, step = int(match[1]), int(match[2])
+        if rank >= cluster.num_ranks or not 1 <= step <= job.spec.train.steps:
+            yield Decision(
+                field="drill.kill",
+                value=f"{fault} never fires",
+                reason=f"the ranks are 0 to {cluster.num_ranks - 1}, "
+                f"the steps 1 to {job.spec.train.steps}",
+            )

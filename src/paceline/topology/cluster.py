@@ -1,0 +1,80 @@
+"""One `Cluster`: what each rank has, and how each number is known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Known = Literal["measured", "cited", "declared", "estimated"]
+"""Read from this machine; from a source named in the catalog; written in the job file; or worked
+out from something else by a stated rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Ranks that train together. None is unknown, and stays so."""
+
+    accelerator: str
+    """Name in the catalog, or as the machine reports it."""
+
+    is_local: bool
+    """Whether it is this machine; several nodes are then simulated on it."""
+
+    num_nodes: int
+    ranks_per_node: int
+
+    backend: Literal["nccl", "gloo"]
+    """Library of the collectives."""
+
+    cores_per_rank: float | None
+    """CPU cores for each rank; None on a declared cluster."""
+
+    memory_bytes: int
+    """Memory of one rank's accelerator; on a CPU, its share of the machine's memory."""
+
+    usable_bytes: int
+    """The part of it that was free when it was looked at; all of it on a declared cluster."""
+
+    overhead_bytes: int
+    """Taken on each rank before the first tensor of ours: the process or the device context, and
+    the libraries' buffers."""
+
+    peak_flops_per_s: Mapping[str, float]
+    """Dense peak of one rank by precision (`fp32`, `bf16`); a missing one is unsupported or
+    unknown."""
+
+    compute_efficiency: Mapping[str, float]
+    """Share of that peak which training reaches in its matrix multiplications."""
+
+    memory_bytes_per_s: float | None
+    """Peak bandwidth of the memory of one rank."""
+
+    memory_efficiency: float
+    """Share of that bandwidth which is reached."""
+
+    link_bytes_per_s: float | None
+    """Bandwidth between ranks of a node: each rank, each direction."""
+
+    network_bytes_per_s: float | None
+    """Bandwidth between nodes: each node, each direction."""
+
+    link_efficiency: float
+    """Share of the link that collectives reach."""
+
+    network_efficiency: float
+    """Share of the network that collectives reach."""
+
+    known: Mapping[str, Known]
+    """Field of this class -> how its number is known."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks on all nodes."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def name(self) -> str:
+        """For people: `2 nodes x 8 H100-SXM`."""
+        nodes = f"{self.num_nodes} node{'s' if self.num_nodes > 1 else ''}"
+        kind = f"{self.accelerator} rank" if self.accelerator == "cpu" else self.accelerator
+        plural = "s" if self.accelerator == "cpu" and self.ranks_per_node > 1 else ""
+        return f"{nodes} x {self.ranks_per_node} {kind}{plural}"

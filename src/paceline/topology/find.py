@@ -1,0 +1,239 @@
+"""The cluster of a job: this machine where it is what the job asks for, else as declared."""
+
+from collections import Counter
+
+from paceline.catalog import Accelerator, find_accelerator, load_accelerators
+from paceline.errors import JobError, Problem
+from paceline.spec import ClusterSpec, Job
+from paceline.topology.cluster import Cluster, Known
+from paceline.topology.machine import Machine, find_local_machine
+
+_MAX_AUTO_CPU_RANKS = 2
+"""As `cluster.per_node` says in its help."""
+
+_EFFICIENCY = {"memory": 0.8, "link": 0.7, "network": 0.85}
+"""Shares of the peak that are reached. Source: design/planner.md 3.2: memory-bound operations .80;
+measured collectives on NVLink .46 (H100 all-gather, 219 GB/s at 16 MB) to .75 (336 GB/s); network
+k x NIC x 0.85."""
+
+_OTHER_GPU = "A100-80"
+"""A GPU the catalog does not know is given this one's process overhead."""
+
+
+def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) -> Cluster:
+    """The cluster that a job asks for.
+
+    `cpu`, and accelerators that this machine has enough of, are this machine. Any other cluster
+    is taken as declared: it can be planned for, not run on here.
+
+    Args:
+        spec: The job's `cluster` section.
+        job: For the places of fields in messages.
+        machine: This machine, if already looked at.
+
+    Raises:
+        JobError: The accelerator is unknown, or this machine has fewer than asked for.
+    """
+    machine = machine or find_local_machine()
+    if spec.accelerator == "cpu" or (spec.accelerator == "auto" and not machine.gpus):
+        return _cpu_cluster(spec, machine)
+    if spec.accelerator == "auto":
+        return _gpu_cluster(spec, job, machine)
+    known = find_accelerator(spec.accelerator, where=job.where("cluster.accelerator"))
+    num_here = sum(catalog_name(gpu.name) == known.name for gpu in machine.gpus)
+    per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
+    if num_here and num_here == len(machine.gpus) and spec.nodes * per_node <= num_here:
+        return _gpu_cluster(spec, job, machine)
+    return _declared_cluster(spec, known)
+
+
+def catalog_name(smi_name: str) -> str | None:
+    """The catalog's name of a GPU that `nvidia-smi` reports, or None when it is not in there.
+
+    >>> catalog_name("NVIDIA H100 80GB HBM3")
+    'H100-SXM'
+    """
+    bare = smi_name.removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
+    for name, accelerator in load_accelerators().items():
+        if any(bare == each.removeprefix("NVIDIA ") for each in accelerator.smi_names):
+            return name
+    return None
+
+
+def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
+    """Ranks of all simulated nodes share this machine's cores and memory."""
+    known = load_accelerators()["cpu"]
+    per_node = (
+        spec.per_node
+        if spec.per_node != "auto"
+        else max(1, min(_MAX_AUTO_CPU_RANKS, int(machine.num_cores)))
+    )
+    num_ranks = spec.nodes * per_node
+    cores = machine.num_cores / num_ranks
+    declared = spec.memory != "auto"
+    memory = machine.memory_bytes // num_ranks
+    usable = machine.available_bytes // num_ranks
+    if spec.memory != "auto":
+        memory = usable = spec.memory // per_node
+    return Cluster(
+        accelerator="cpu",
+        is_local=True,
+        num_nodes=spec.nodes,
+        ranks_per_node=per_node,
+        backend=known.backend,
+        cores_per_rank=cores,
+        memory_bytes=memory,
+        usable_bytes=usable,
+        overhead_bytes=known.overhead_bytes,
+        peak_flops_per_s=cpu_peak_flops_per_s(machine, cores),
+        compute_efficiency=known.efficiency,
+        memory_bytes_per_s=_share(known.memory_bytes_per_s, num_ranks),
+        memory_efficiency=_EFFICIENCY["memory"],
+        link_bytes_per_s=known.link_bytes_per_s,
+        # Simulated nodes are one machine: their network is its memory, as inside a node.
+        network_bytes_per_s=known.link_bytes_per_s * per_node
+        if spec.network == "auto"
+        else spec.network,
+        link_efficiency=1.0,
+        network_efficiency=1.0,
+        known=_KNOWN_CATALOG
+        | {
+            "memory_bytes": "declared" if declared else "measured",
+            "usable_bytes": "declared" if declared else "measured",
+            "cores_per_rank": "measured",
+            "peak_flops_per_s": "estimated",
+            "link_bytes_per_s": "measured",
+            "network_bytes_per_s": "estimated" if spec.network == "auto" else "declared",
+            "overhead_bytes": "measured",
+            "compute_efficiency": "estimated",
+        },
+    )
+
+
+def _share(rate: float | None, num_ranks: int) -> float | None:
+    return None if rate is None else rate / num_ranks
+
+
+def cpu_peak_flops_per_s(machine: Machine, num_cores: float) -> dict[str, float]:
+    """Estimated peak of some cores: cores x clock x vector lanes x 2 (multiply and add).
+
+    One vector pipe a core is assumed, at the clock the kernel reports; some cores have two, and
+    most clock higher for a while. bf16 counts twice where it has instructions of its own, and the
+    same elsewhere. Empty when clock or vector width is unknown.
+    """
+    if machine.clock_hz is None or machine.simd_bytes is None:
+        return {}
+    fp32 = num_cores * machine.clock_hz * (machine.simd_bytes // 4) * 2
+    return {"fp32": fp32, "bf16": fp32 * (2 if machine.has_bf16 else 1)}
+
+
+def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine) -> Cluster:
+    """The GPUs of this machine; several nodes divide them."""
+    kinds = Counter(gpu.name for gpu in machine.gpus)
+    if len(kinds) > 1:
+        listed = ", ".join(f"{count} {name}" for name, count in kinds.items())
+        raise JobError(
+            Problem(
+                code="T003",
+                what=f"this machine has different GPUs: {listed}",
+                where=job.where("cluster.accelerator"),
+                fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
+            )
+        )
+    num_here = len(machine.gpus)
+    per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
+    if spec.nodes * per_node > num_here:
+        raise JobError(
+            Problem(
+                code="T002",
+                what=f"{spec.nodes} node(s) x {per_node} is {spec.nodes * per_node} GPUs, "
+                f"this machine has {num_here}",
+                where=job.where("cluster.per_node"),
+                fix=f"set per_node to {num_here // spec.nodes}"
+                if num_here >= spec.nodes
+                else "set nodes to 1, or name another machine's accelerator",
+            )
+        )
+    gpu = min(machine.gpus, key=lambda each: each.memory_bytes)
+    name = catalog_name(gpu.name)
+    accelerators = load_accelerators()
+    known = accelerators[name] if name is not None else None
+    return _from_catalog(
+        spec,
+        known or accelerators[_OTHER_GPU],
+        name=name or gpu.name,
+        has_rates=known is not None,
+        is_local=True,
+        per_node=per_node,
+        memory_bytes=gpu.memory_bytes,
+        cores_per_rank=machine.num_cores / (spec.nodes * per_node),
+    )
+
+
+def _declared_cluster(spec: ClusterSpec, known: Accelerator) -> Cluster:
+    assert known.memory_bytes is not None, "only a CPU's memory is not in the catalog"
+    return _from_catalog(
+        spec,
+        known,
+        name=known.name,
+        has_rates=True,
+        is_local=False,
+        per_node=known.num_per_node if spec.per_node == "auto" else spec.per_node,
+        memory_bytes=known.memory_bytes,
+        cores_per_rank=None,
+    )
+
+
+def _from_catalog(
+    spec: ClusterSpec,
+    known: Accelerator,
+    *,
+    name: str,
+    has_rates: bool,
+    is_local: bool,
+    per_node: int,
+    memory_bytes: int,
+    cores_per_rank: float | None,
+) -> Cluster:
+    memory = memory_bytes if spec.memory == "auto" else spec.memory
+    memory_known: Known = "measured" if is_local else "cited"
+    network = known.network_node_bytes_per_s if spec.network == "auto" else spec.network
+    measured: dict[str, Known] = {"cores_per_rank": "measured"} if is_local else {}
+    return Cluster(
+        accelerator=name,
+        is_local=is_local,
+        num_nodes=spec.nodes,
+        ranks_per_node=per_node,
+        backend=known.backend,
+        cores_per_rank=cores_per_rank,
+        memory_bytes=memory,
+        usable_bytes=memory,
+        overhead_bytes=known.overhead_bytes,
+        peak_flops_per_s=known.peak_flops_per_s if has_rates else {},
+        compute_efficiency=known.efficiency if has_rates else {},
+        memory_bytes_per_s=known.memory_bytes_per_s if has_rates else None,
+        memory_efficiency=_EFFICIENCY["memory"],
+        link_bytes_per_s=known.link_bytes_per_s if has_rates else None,
+        network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
+        link_efficiency=_EFFICIENCY["link"],
+        network_efficiency=_EFFICIENCY["network"],
+        known=_KNOWN_CATALOG
+        | measured
+        | {
+            "memory_bytes": memory_known if spec.memory == "auto" else "declared",
+            "usable_bytes": memory_known if spec.memory == "auto" else "declared",
+            "network_bytes_per_s": "cited" if spec.network == "auto" else "declared",
+        },
+    )
+
+
+_KNOWN_CATALOG: dict[str, Known] = {
+    "overhead_bytes": "cited",
+    "peak_flops_per_s": "cited",
+    "compute_efficiency": "estimated",
+    "memory_bytes_per_s": "cited",
+    "memory_efficiency": "cited",
+    "link_bytes_per_s": "cited",
+    "link_efficiency": "cited",
+    "network_efficiency": "cited",
+}

@@ -1,0 +1,230 @@
+"""This machine: cores, clock, memory and GPUs. Probing is apart from reading what probes print.
+
+Leaves out: sockets and NUMA, links between GPUs, AMD and Apple accelerators.
+"""
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+_SMI_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader")
+_SMI_TIMEOUT_S = 10
+_NO_LIMIT = 2**60
+"""cgroup v1 writes a number about this large for "no limit"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as its own tool reports it."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuInfo:
+    """What /proc/cpuinfo says. None where it does not."""
+
+    num_physical_cores: int | None
+    clock_hz: float | None
+    flags: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this process may use of the machine it runs on."""
+
+    num_cores: float
+    """Physical cores, after the affinity mask and the cgroup's quota."""
+
+    clock_hz: float | None
+    simd_bytes: int | None
+    """Width of the widest vector instructions; None when unknown."""
+
+    has_bf16: bool
+    """Whether bf16 products have instructions of their own."""
+
+    memory_bytes: int
+    """Memory of the machine, or the cgroup's limit if smaller."""
+
+    available_bytes: int
+    """What of it was free, or could be freed, when looked at."""
+
+    gpus: tuple[Gpu, ...]
+
+
+def find_local_machine() -> Machine:
+    """Look at this machine. Takes milliseconds, or as long as `nvidia-smi` where there is one."""
+    cpu = read_cpuinfo(_text("/proc/cpuinfo"))
+    memory, available = _memory()
+    return Machine(
+        num_cores=_num_cores(cpu),
+        clock_hz=cpu.clock_hz,
+        simd_bytes=simd_bytes(cpu.flags, platform.machine()),
+        has_bf16=bool(cpu.flags & {"avx512_bf16", "amx_bf16", "bf16"}),
+        memory_bytes=memory,
+        available_bytes=available,
+        gpus=_gpus(),
+    )
+
+
+def read_cpuinfo(text: str) -> CpuInfo:
+    """What /proc/cpuinfo says: hardware threads of one core count once.
+
+    >>> read_cpuinfo("physical id : 0\\ncore id : 0\\ncpu MHz : 2600.0\\n").num_physical_cores
+    1
+    """
+    cores: set[tuple[str, str]] = set()
+    clocks: list[float] = []
+    flags: frozenset[str] = frozenset()
+    for entry in text.split("\n\n"):
+        rows = (line.partition(":") for line in entry.splitlines())
+        values = {key.strip(): value.strip() for key, _, value in rows}
+        if "core id" in values:
+            cores.add((values.get("physical id", "0"), values["core id"]))
+        if "cpu MHz" in values:
+            clocks.append(float(values["cpu MHz"]) * 1e6)
+        listed = values.get("flags") or values.get("Features")
+        flags = flags or frozenset((listed or "").split())
+    return CpuInfo(
+        num_physical_cores=len(cores) or None,
+        clock_hz=max(clocks) if clocks else None,
+        flags=flags,
+    )
+
+
+def simd_bytes(flags: frozenset[str], machine: str) -> int | None:
+    """Width of the widest vector instructions of a CPU; None when unknown.
+
+    >>> simd_bytes(frozenset({"sse2", "avx2"}), "x86_64")
+    32
+    """
+    for flag, width in (("avx512f", 64), ("avx2", 32), ("avx", 32), ("sse2", 16)):
+        if flag in flags:
+            return width
+    return 16 if machine in ("aarch64", "arm64") else None  # NEON, which every 64-bit Arm has
+
+
+def read_meminfo(text: str) -> tuple[int, int]:
+    """Total and available bytes of /proc/meminfo.
+
+    >>> read_meminfo("MemTotal: 8 kB\\nMemFree: 2 kB\\nMemAvailable: 4 kB\\n")
+    (8192, 4096)
+    """
+    found = {
+        match[1]: int(match[2]) * 1024 for match in re.finditer(r"^(\w+):\s+(\d+) kB", text, re.M)
+    }
+    total = found["MemTotal"]
+    return total, found.get("MemAvailable", found.get("MemFree", total))
+
+
+def read_cgroup_bytes(text: str) -> int | None:
+    """A limit or a use in bytes; None for no limit (`max`, or v1's huge number) and no file.
+
+    >>> read_cgroup_bytes("max\\n") is None
+    True
+    """
+    text = text.strip()
+    if not text.isdigit() or int(text) >= _NO_LIMIT:
+        return None
+    return int(text)
+
+
+def read_cpu_max(text: str) -> float | None:
+    """CPUs that cgroup v2's `cpu.max` allows, or None for no limit.
+
+    >>> read_cpu_max("150000 100000")
+    1.5
+    """
+    match = re.fullmatch(r"(\d+) (\d+)", text.strip())
+    return int(match[1]) / int(match[2]) if match else None
+
+
+def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
+    """GPUs in the output of `nvidia-smi --query-gpu=name,memory.total --format=csv,noheader`.
+
+    >>> read_nvidia_smi("NVIDIA H200, 143771 MiB\\n")
+    (Gpu(name='NVIDIA H200', memory_bytes=150754820096),)
+    """
+    rows = re.finditer(r"^(.+), (\d+) MiB\s*$", text, re.M)
+    return tuple(Gpu(name=row[1].strip(), memory_bytes=int(row[2]) * 2**20) for row in rows)
+
+
+def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; all of them when it is unset or names UUIDs.
+
+    CUDA stops at the first number that is no GPU.
+
+    >>> visible_gpus((Gpu(name="a", memory_bytes=1), Gpu(name="b", memory_bytes=1)), "1,-1,0")
+    (Gpu(name='b', memory_bytes=1),)
+    """
+    if visible is None:
+        return gpus
+    names = [part.strip() for part in visible.split(",") if part.strip()]
+    if not all(name.lstrip("-").isdigit() for name in names):
+        return gpus
+    chosen: list[Gpu] = []
+    for name in names:
+        if not 0 <= int(name) < len(gpus):
+            break
+        chosen.append(gpus[int(name)])
+    return tuple(chosen)
+
+
+def _num_cores(cpu: CpuInfo) -> float:
+    """The least of physical cores, allowed CPUs and the cgroup's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    logical = allowed or os.cpu_count() or 1
+    cores: float = min(cpu.num_physical_cores or logical, logical)
+    quota = read_cpu_max(_text("/sys/fs/cgroup/cpu.max")) or read_cpu_max(
+        _text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
+        + " "
+        + _text("/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
+    )
+    return min(cores, quota) if quota else cores
+
+
+def _memory() -> tuple[int, int]:
+    text = _text("/proc/meminfo")
+    if text:
+        total, available = read_meminfo(text)
+    else:  # not Linux
+        total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit_file, use_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        limit = read_cgroup_bytes(_text(limit_file))
+        if limit is not None and limit < total:
+            used = read_cgroup_bytes(_text(use_file)) or 0
+            total, available = limit, min(available, max(0, limit - used))
+    return total, available
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    tool = which("nvidia-smi")
+    if tool is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [tool, *_SMI_QUERY], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    if done.returncode != 0:
+        return ()
+    return visible_gpus(read_nvidia_smi(done.stdout), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
