@@ -1,10 +1,14 @@
 """`paceline report`: a run's page."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from paceline.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from paceline.record.run import RunFolder
 
 
 @click.command()
@@ -24,7 +28,7 @@ def command(run_folder: Path, out: Path | None) -> None:
 
     run = open_run(run_folder)
     try:
-        from paceline.report.page import write_report
+        click.echo(write_report(run, out))
     except ImportError as error:
         raise JobError(
             Problem(
@@ -34,4 +38,25 @@ def command(run_folder: Path, out: Path | None) -> None:
                 fix="pip install 'paceline[report]'",
             )
         ) from None
-    click.echo(write_report(run, out))
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="R002",
+                what=f"the page cannot be written: {error.filename}: {error.strerror}",
+                where="--out" if out is not None else str(run.report_file),
+                fix="give a file in a folder you may write to, on a disk with room",
+            )
+        ) from None
+
+
+def write_report(run: "RunFolder", out: Path | None = None) -> Path:
+    """Write a run's page, and say where.
+
+    Raises:
+        ImportError: matplotlib or Jinja2 is not installed.
+        OSError: The page cannot be written.
+    """
+    from paceline.record.gather import gather, write_page
+    from paceline.report.page import render_page
+
+    return write_page(out or run.report_file, render_page(gather(run)))

@@ -127,11 +127,14 @@ def _check(job: "Job", plan: "Plan") -> None:
 
 
 def _write_report(run: "RunFolder") -> tuple[Path | None, str | None]:
+    from paceline.cli.report import write_report
+
     try:
-        from paceline.report.page import write_report
+        return write_report(run), None
     except ImportError as error:
         return None, f"{error.name} is not installed: pip install 'paceline[report]'"
-    return write_report(run), None
+    except OSError as error:
+        return None, f"it cannot be written: {error.filename}: {error.strerror}"
 
 
 def _summary(run: "RunFolder", report: Path | None) -> dict[str, Any]:

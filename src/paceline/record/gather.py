@@ -1,0 +1,84 @@
+"""Everything a run's folder says, read at once: what its page is made from.
+
+Works at any time: a run that goes on, has just begun or was torn off reads like any other, with
+what is not there yet left out.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from paceline.plan import Plan
+from paceline.record.checkpoints import list_checkpoints
+from paceline.record.events import AnyEvent, read_events
+from paceline.record.metrics import StepMetrics, read_all_metrics
+from paceline.record.run import RunFolder, is_held
+from paceline.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run as it stands on the disk."""
+
+    name: str
+    folder: str
+    created_at: float
+    """Seconds since 1970 (UTC)."""
+
+    spec: JobSpec
+    job_text: str
+    """The resolved job file, word for word."""
+
+    plan: Plan | None
+    """None when there is none that this version can read."""
+
+    events: tuple[AnyEvent, ...]
+    """In the order they were written."""
+
+    metrics: tuple[StepMetrics, ...]
+    """Every whole line in the order written, also of steps that were done again."""
+
+    kept: tuple[str, ...]
+    """Names of the complete checkpoints that are on the disk."""
+
+    is_running: bool
+    """Whether a process holds the run now."""
+
+
+def gather(run: RunFolder) -> RunRecord:
+    """Read a run's folder, as much of it as there is."""
+    info = run.info()
+    return RunRecord(
+        name=info.name,
+        folder=str(run.path),
+        created_at=info.created_at,
+        spec=run.job().spec,
+        job_text=run.job_file.read_text(encoding="utf-8"),
+        plan=_plan(run),
+        events=tuple(read_events(run.events_file)),
+        metrics=tuple(read_all_metrics(run.metrics_file)),
+        kept=tuple(
+            entry.path.name for entry in list_checkpoints(run.checkpoints) if entry.is_complete
+        ),
+        is_running=is_held(run),
+    )
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Put a page in place, whole or not at all."""
+    partial = path.with_name(path.name + ".tmp")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _plan(run: RunFolder) -> Plan | None:
+    try:
+        return run.plan()
+    except (OSError, msgspec.MsgspecError):
+        return None

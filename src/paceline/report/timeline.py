@@ -1,0 +1,153 @@
+"""A run's record in the order of its clock: its parts, its failures, the work that was lost.
+
+Leaves out: how long each kind of work took (`time_account.py`) and drawing (`plots.py`).
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.record import events as log
+from paceline.record.gather import RunRecord
+from paceline.record.metrics import StepMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """From the controller taking charge to the end, or to the last that is known."""
+
+    start: float
+    end: float
+    """Seconds since 1970 (UTC), never before `start`."""
+
+    finished: log.RunFinished | None
+    """None when the part goes on, or its controller died."""
+
+    events: tuple[log.AnyEvent, ...]
+    metrics: tuple[StepMetrics, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One loss of a worker, and what came of it."""
+
+    lost: log.WorkerLost
+    """The cause: where a signal was found to be behind the first sign, the signal."""
+
+    step: int
+    """The step that was under way."""
+
+    is_drill: bool
+    """Whether the job asked for it."""
+
+    recovered: log.Recovered | None
+    """None when the run had not recovered from it, or failed once more on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningClock:
+    """Seconds that a run has been running, without the time between its parts."""
+
+    parts: tuple[Part, ...]
+
+    def __call__(self, at: float) -> float:
+        """Seconds of running until a time (seconds since 1970); 0 before the start."""
+        return sum(max(0.0, min(at, part.end) - part.start) for part in self.parts)
+
+
+def parts(record: RunRecord) -> tuple[Part, ...]:
+    """Every time the controller took charge, in order; none in a run that never started."""
+    begins = [i for i, event in enumerate(record.events) if isinstance(event, log.RunStarted)]
+    lines_at = [line.at for line in record.metrics]
+    found = []
+    for first, last in pairwise([*begins, len(record.events)]):
+        events = record.events[first:last]
+        start = events[0].at
+        is_last = last == len(record.events)
+        until = float("inf") if is_last else record.events[last].at
+        # The lines are in the order of the clock, but for a clock that was set back.
+        lines = record.metrics[_before(lines_at, start) : _before(lines_at, until)]
+        finished = next((e for e in events if isinstance(e, log.RunFinished)), None)
+        known = [event.at for event in events] + [line.at for line in lines[-1:]]
+        end = finished.at if finished is not None else max(known)
+        found.append(
+            Part(
+                start=start,
+                end=max(start, min(end, until)),
+                finished=finished,
+                events=events,
+                metrics=lines,
+            )
+        )
+    return tuple(found)
+
+
+def failures(part: Part) -> list[Failure]:
+    """Every failure of a part, in order: one for each set of workers that was lost."""
+    recovered = {e.generation - 1: e for e in part.events if isinstance(e, log.Recovered)}
+    drilled = {e.generation for e in part.events if isinstance(e, log.FaultInjected)}
+    lost: dict[int, log.WorkerLost] = {}
+    for event in part.events:
+        if isinstance(event, log.WorkerLost):
+            lost[event.generation] = event
+    found: list[Failure] = []
+    furthest = 0
+    for generation, event in lost.items():
+        furthest = max(furthest, event.last_step)
+        found.append(
+            Failure(
+                lost=event,
+                step=furthest + 1,
+                is_drill=generation in drilled,
+                recovered=recovered.get(generation),
+            )
+        )
+        if generation in recovered:
+            furthest = 0
+    return found
+
+
+def is_lost(record: RunRecord) -> list[bool]:
+    """For each metrics line, whether the step had to be done again later, or still has to be.
+
+    A step is lost when the workers later went back to before it.
+    """
+    restarts = [(e.at, e.first_step) for e in record.events if isinstance(e, log.TrainingStarted)]
+    back_to = _lowest_after(restarts)
+    starts = [at for at, _ in restarts]
+    lost = []
+    lowest = float("inf")
+    for line in reversed(record.metrics):
+        later = back_to[bisect_right(starts, line.at)]
+        lost.append(lowest <= line.step or later <= line.step)
+        lowest = min(lowest, line.step)
+    return lost[::-1]
+
+
+def newest_lines(record: RunRecord) -> list[StepMetrics]:
+    """The newest line of every step, in step order."""
+    newest = {line.step: line for line in record.metrics}
+    return [newest[step] for step in sorted(newest)]
+
+
+def outcome(record: RunRecord) -> str:
+    """`finished`, `interrupted`, `failed`, `running`, `stopped` (its controller died) or `new`."""
+    turns = [e for e in record.events if isinstance(e, log.RunStarted | log.RunFinished)]
+    if turns and isinstance(turns[-1], log.RunFinished):
+        return turns[-1].outcome
+    if record.is_running:
+        return "running"
+    return "stopped" if turns else "new"
+
+
+def _lowest_after(restarts: Iterable[tuple[float, int]]) -> list[float]:
+    """Entry i: the lowest first step from the i-th start on; infinity after the last."""
+    lowest = [float("inf")]
+    for _, first_step in reversed(list(restarts)):
+        lowest.append(min(lowest[-1], first_step))
+    return lowest[::-1]
+
+
+def _before(times: Sequence[float], limit: float) -> int:
+    return bisect_right(times, limit)

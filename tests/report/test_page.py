@@ -1,0 +1,248 @@
+"""The page of a run: whole, self-contained, and there for any record."""
+
+import html.parser
+import math
+import re
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+pytest.importorskip("matplotlib", reason="the page needs the report extra")
+pytest.importorskip("jinja2", reason="the page needs the report extra")
+
+from tests.report import made
+
+from paceline.cli.report import write_report
+from paceline.record import events as log
+from paceline.record.run import RunFolder
+from paceline.report.page import render_page
+from paceline.report.plots import LossData, Mark, draw_loss, extremes, smoothed
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag with its attributes; remembers what was left open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.seen, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "link", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def page():
+    return render_page(made.killed_and_finished())
+
+
+def test_page_refers_to_nothing_outside_itself(page):
+    tags = Tags(page)
+    assert tags.open == []
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.seen}
+    for _, attributes in tags.seen:
+        for name in ("src", "href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#")
+    assert "http" not in page
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) == {"#"}
+
+
+def test_page_gives_every_id_once_and_refers_only_to_ids_it_has(page):
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', page)) <= set(ids)
+
+
+def test_page_of_the_same_record_is_the_same_to_the_byte(page):
+    assert render_page(made.killed_and_finished()) == page
+
+
+def test_page_says_how_the_run_went(page):
+    text = " ".join(Tags(page).text.split())
+    assert "Finished all 200 steps on 2 ranks" in text
+    assert "recovered by itself once" in text
+    assert "0.69 below a bigram model (2.380)" in text
+    assert "ab" * 32 in text
+    assert "killed by SIGKILL (the job's drill)" in text
+    assert "14 steps done again" in text
+    assert "402 MiB" in text
+    assert "410 MiB estimated" in text
+
+
+def test_page_tells_kept_checkpoints_from_pruned_ones(page):
+    rows = re.findall(r"step-(\d{8})</td>.*?<td>(kept|pruned)</td>", page)
+    assert [int(step) for step, state in rows if state == "kept"] == [160, 180, 200]
+    assert len(rows) == 10
+
+
+def test_page_shows_why_each_layout_lost_and_unknown_numbers_as_unknown(page):
+    row = re.search(r"<tr><td>FSDP2 over 2 ranks.*?</tr>", page)
+    assert row is not None
+    assert row[0].count("unknown") == 3
+    assert "communicates 1.5x as much" in row[0]
+
+
+def test_page_escapes_what_a_record_says():
+    evil = "<script>alert(1)</script>"
+    whole = made.killed_and_finished()
+    baseline = log.BaselineEvaluated(at=made.T0, generation=1, name=f"{evil} $x^{{", loss=2.0)
+    lost = msgspec.structs.replace(made.lost(9, 30, generation=5), how=f"{evil} $\\frac")
+    page = render_page(
+        replace(whole, name=evil, job_text=evil, events=(*whole.events, baseline, lost))
+    )
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+PARTIAL = {
+    "nothing at all": made.record(with_plan=False),
+    "a plan only": made.record(),
+    "the first event": made.record([made.started()], is_running=True),
+    "no step yet": made.record([made.started(), made.training(3, 1)], is_running=True),
+    "a failure before the first step": made.record(
+        [made.started(), made.lost(2, 0), made.finished(3, outcome="failed", step=0)]
+    ),
+    "one step": made.record([made.started(), made.training(1, 1)], [made.line(1, 1.2)]),
+    "no evaluation": made.record(
+        [made.started(), made.training(1, 1)], [made.line(s, 1 + s / 9) for s in range(1, 60)]
+    ),
+    "an evaluation only": made.record([made.started(), made.evaluated(2, 0, 5.6)]),
+    "losses that are not finite": made.record(
+        [
+            made.started(),
+            made.evaluated(2, 0, math.nan),
+            log.StepRefused(at=made.T0 + 3, generation=1, step=2, reason="the loss is not finite"),
+        ],
+        [made.line(s, s, loss=[4.0, math.nan, math.inf, 3.0][s % 4]) for s in range(1, 50)],
+    ),
+    "only losses that are not finite": made.record(
+        [made.started()], [made.line(s, s, loss=math.nan) for s in range(1, 50)]
+    ),
+    "metrics without events": made.record([], [made.line(s, s) for s in range(1, 5)]),
+    "a resumed run": made.record(
+        [made.started(0), made.finished(9, outcome="interrupted"), made.started(50, resumed=True)],
+        [made.line(1, 5), made.line(2, 8), made.line(3, 55)],
+    ),
+    "a save that failed and one refused": made.record(
+        [
+            made.started(),
+            log.CheckpointFailed(at=made.T0 + 1, generation=1, step=5, reason="no space left"),
+            log.CheckpointRefused(
+                at=made.T0 + 2, generation=1, checkpoint="step-00000005", reason="a flipped bit"
+            ),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARTIAL)
+def test_page_is_whole_when_the_record_has(what):
+    tags = Tags(render_page(PARTIAL[what]))
+    assert tags.open == []
+    assert " nan" not in tags.text.lower()
+    assert "None" not in tags.text.replace("None was written", "")
+
+
+def test_page_says_what_was_refused_and_why():
+    text = Tags(render_page(PARTIAL["losses that are not finite"])).text
+    assert "Steps refused by all ranks" in text
+    text = Tags(render_page(PARTIAL["a save that failed and one refused"])).text
+    assert "not written: no space left" in text
+    assert "a flipped bit" in text
+
+
+def test_page_of_a_failed_run_gives_the_reason_and_the_command_to_go_on():
+    text = Tags(render_page(PARTIAL["a failure before the first step"])).text
+    assert "rank 1: killed by SIGKILL" in text
+    assert "paceline run --resume /runs/tiny-lm" in text
+
+
+def test_page_says_when_the_limit_is_near_where_it_is():
+    whole = made.killed_and_finished()
+    cluster = replace(whole.plan.cluster, usable_bytes=500 * made.MIB)
+    page = render_page(replace(whole, plan=replace(whole.plan, cluster=cluster)))
+    assert 'class="limit"' in page
+    assert "Limit of one rank: 500 MiB (measured)." in page
+
+
+def test_page_compares_only_what_tensors_take_on_an_accelerator():
+    whole = made.killed_and_finished()
+    cluster = replace(whole.plan.cluster, backend="nccl", accelerator="H100-SXM")
+    page = render_page(replace(whole, plan=replace(whole.plan, cluster=cluster)))
+    assert "Taken by tensors, 130 MiB predicted" in page
+
+
+def test_page_draws_the_fullest_and_the_least_full_of_many_ranks():
+    whole = made.killed_and_finished()
+    peaks = [(300 + rank) * made.MIB for rank in range(64)]
+    end = msgspec.structs.replace(
+        whole.events[-1], peak_bytes=peaks, baseline_bytes=[200 * made.MIB] * 64
+    )
+    page = render_page(replace(whole, events=(*whole.events[:-1], end)))
+    assert "seen, rank 63, fullest of 64" in page
+    assert "seen, rank 0, least full" in page
+    assert "seen, rank 7" not in page
+
+
+def test_failure_is_marked_at_its_step():
+    """The vertical line of step 60 stands where the axis has 60 between its ticks 0 and 100."""
+    data = LossData(
+        x=list(range(101)), loss=[3.0] * 101, marks=[Mark(60, "rank 1 killed by SIGKILL", 60)]
+    )
+    svg = draw_loss(data, name="t", label="t", by_time=False).wide
+    assert "rank 1 killed by SIGKILL" in svg
+    ticks = dict(re.findall(r'x="([\d.]+)" y="[\d.]+"[^>]*>(\d+)</text>', svg))
+    at = {int(label): float(x) for x, label in ticks.items()}
+    line = re.search(r'<path d="M ([\d.]+) [\d.]+\nL \1 [\d.]+\n" [^>]*stroke: var\(--bad\)', svg)
+    assert line is not None
+    assert float(line[1]) == pytest.approx(at[0] + 0.6 * (at[100] - at[0]), abs=0.3)
+
+
+def test_100k_steps_stay_a_small_page_that_is_made_soon():
+    lines = [made.line(step, 1 + step * 0.11) for step in range(1, 100_001)]
+    saves = [made.saved(1 + step * 0.11, step) for step in range(100, 100_001, 100)]
+    record = made.record([made.started(), made.training(1, 1), *saves], lines)
+    start = time.perf_counter()
+    page = render_page(record)
+    assert time.perf_counter() - start < 20  # 3 s on an idle core
+    assert len(page) < 1_000_000
+    assert "The last 200 of 1000." in page
+
+
+def test_extremes_keep_a_spike_of_one_step():
+    loss = [1.0] * 10_000
+    loss[7_777] = 9.0
+    x, y = extremes(range(10_000), loss, 100)
+    assert len(x) <= 200
+    assert (7_777, 9.0) in zip(x, y, strict=True)
+
+
+def test_smoothing_follows_a_straight_line_without_lag_and_passes_over_nan():
+    line = [float(i) for i in range(100)]
+    assert smoothed(line, 9)[10:90] == pytest.approx(line[10:90])
+    assert math.isnan(smoothed([1.0, math.nan, 1.0], 9)[1])
+    assert smoothed([1.0, math.nan, 1.0], 9)[2] == 1.0
+
+
+def test_report_leaves_no_half_page_when_the_disk_refuses(tmp_path, monkeypatch):
+    folder = tmp_path / "away"
+    monkeypatch.setattr("paceline.record.gather.gather", lambda run: made.record())
+    with pytest.raises(FileNotFoundError):
+        write_report(RunFolder(tmp_path), folder / "page.html")
+    made_at = write_report(RunFolder(tmp_path))
+    assert made_at == tmp_path / "report.html"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
