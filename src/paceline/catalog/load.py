@@ -46,6 +46,9 @@ class Accelerator:
     overhead_bytes: int
     """Taken by a process before its first tensor."""
 
+    allocator_slack: float
+    """What PyTorch's allocator holds unused, as a share of the tensors that are alive."""
+
     smi_names: tuple[str, ...]
     """How the device's own tool names it."""
 
@@ -127,6 +130,7 @@ def _accelerator(name: str, row: Mapping[str, Any]) -> Accelerator:
         network_node_bytes_per_s=row["network_node_bytes_per_s"],
         num_per_node=row["num_per_node"],
         overhead_bytes=row["overhead_bytes"],
+        allocator_slack=row["allocator_slack"],
         smi_names=tuple(row["smi_names"]),
         source=row["source"],
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.estimate.memory import MemoryEstimate, estimate_memory
+from paceline.estimate.memory import MemoryEstimate, checkpoint_bytes, estimate_memory
 from paceline.estimate.time import step_terms
 from paceline.parallel import Layout
 from paceline.profile import ModelProfile
@@ -66,11 +66,7 @@ def _estimate(
 ) -> Estimate:
     assert train.precision != "auto", "the planner decides the precision first"
     memory = estimate_memory(
-        layout,
-        profile,
-        precision=train.precision,
-        optimizer=train.optimizer,
-        overhead_bytes=cluster.overhead_bytes,
+        layout, profile, cluster, precision=train.precision, optimizer=train.optimizer
     )
     terms = step_terms(
         layout, profile, cluster, precision=train.precision, optimizer=train.optimizer
@@ -81,12 +77,6 @@ def _estimate(
         memory=memory,
         step_s=step_s,
         tokens_per_s=layout.global_batch * seq_len / step_s if known_rate else None,
-        num_checkpoint_bytes=checkpoint_bytes(profile, train),
+        num_checkpoint_bytes=checkpoint_bytes(profile, train.optimizer),
         terms=terms or {},
     )
-
-
-def checkpoint_bytes(profile: ModelProfile, train: TrainSpec) -> int:
-    """Bytes of one checkpoint: float32 parameters and moments; names and hashes left out."""
-    numbers_each = {"adamw": 3, "sgd": 2}[train.optimizer]
-    return 4 * numbers_each * profile.num_parameters

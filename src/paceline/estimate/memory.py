@@ -11,8 +11,8 @@ A step has three moments at which a rank may be fullest; the parts are those of 
     block   the last block goes backward: its temporaries, and two blocks gathered
     root    all activations are gone, the root unit's gradients are whole before they are reduced
 
-Leaves out: fragmentation (the planner's head-room stands for it), attention without a flash kernel,
-the whole model that every rank builds on the host before it is sharded, and the checkpoint's copy.
+Leaves out: attention without a flash kernel, the training data a rank holds, and the whole model
+that every rank builds on the host before it is sharded.
 
 Source: FSDP2's memory: torch/distributed/fsdp/_fully_shard, read at 2.13; DDP's gradients are its
 buckets (`gradient_as_bucket_view`); design/planner.md 3.1.
@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 from paceline.parallel import Layout
 from paceline.profile import ActivationBytes, ComputeMode, ModelProfile
+from paceline.topology import Cluster
 
 Precision = Literal["fp32", "bf16"]
 Optimizer = Literal["adamw", "sgd"]
@@ -55,8 +56,12 @@ class MemoryEstimate:
     """Copies of parameters in the type they are multiplied in, and whole gradients of the units
     that are just being reduced."""
 
+    checkpoint_copy_bytes: int
+    """On a CPU, this rank's share of a checkpoint, copied so that training goes on while it is
+    written. On an accelerator the copy is in the host's memory, and 0 here."""
+
     overhead_bytes: int
-    """Process or device context, and the libraries' buffers."""
+    """Process or device context, the libraries' buffers, and what the allocator holds unused."""
 
     @property
     def parts(self) -> dict[str, int | None]:
@@ -68,6 +73,7 @@ class MemoryEstimate:
             "master copy": self.master_copy_bytes,
             "activations": self.activations_bytes,
             "gathered": self.gathered_bytes,
+            "saving": self.checkpoint_copy_bytes,
             "overhead": self.overhead_bytes,
         }
 
@@ -85,10 +91,10 @@ class MemoryEstimate:
 def estimate_memory(
     layout: Layout,
     profile: ModelProfile,
+    cluster: Cluster,
     *,
     precision: Precision,
     optimizer: Optimizer,
-    overhead_bytes: int,
 ) -> MemoryEstimate:
     """Memory of the fullest rank of one layout."""
     shard = num_shard_parameters(profile, layout.shard_degree)
@@ -96,15 +102,25 @@ def estimate_memory(
     keeps_whole_gradients = (
         layout.shard_degree > 1 and layout.accumulation > 1 and not layout.reduce_every_micro_batch
     )
+    gradients = _FLOAT32 * (profile.num_parameters if keeps_whole_gradients else shard)
+    moments = _FLOAT32 * _MOMENTS[optimizer] * shard
+    tensors = _FLOAT32 * shard + gradients + moments + (activations or 0) + gathered
+    saved = checkpoint_bytes(profile, optimizer) if cluster.backend == "gloo" else 0
     return MemoryEstimate(
         parameters_bytes=_FLOAT32 * shard,
-        gradients_bytes=_FLOAT32 * (profile.num_parameters if keeps_whole_gradients else shard),
-        optimizer_bytes=_FLOAT32 * _MOMENTS[optimizer] * shard,
+        gradients_bytes=gradients,
+        optimizer_bytes=moments,
         master_copy_bytes=0,
         activations_bytes=activations,
         gathered_bytes=gathered,
-        overhead_bytes=overhead_bytes,
+        checkpoint_copy_bytes=-(-saved // layout.num_ranks),
+        overhead_bytes=cluster.overhead_bytes + round(cluster.allocator_slack * tensors),
     )
+
+
+def checkpoint_bytes(profile: ModelProfile, optimizer: Optimizer) -> int:
+    """Bytes of one checkpoint: float32 parameters and moments; names and hashes left out."""
+    return _FLOAT32 * (1 + _MOMENTS[optimizer]) * profile.num_parameters
 
 
 def num_shard_parameters(profile: ModelProfile, degree: int) -> int:

@@ -49,7 +49,7 @@ def choose(
         return None
     times = [each.step_s for _, each in fitting if each.step_s is not None]
     fastest_s = min(times, default=None)
-    fitting.sort(key=lambda pair: _rank(*pair, fastest_s))
+    fitting.sort(key=lambda pair: _rank(pair[0], pair[1], fastest_s))
     (layout, chosen), *losers = fitting
     too_large = [pair for pair in priced if pair[1].memory.known_bytes > limit]
     too_large.sort(key=lambda pair: pair[1].memory.known_bytes)
@@ -138,8 +138,10 @@ def _why_sharding(
     best_other = min(price.step_s for _, price in fit_of_others if price.step_s is not None)
     other_name = fit_of_others[0][0].name
     share = best_other / chosen.step_s - 1
-    if share >= 0:
-        return f"fits, and {other_name} is estimated {share:.0%} slower"
+    if abs(share) < 0.005:
+        return f"fits, is as fast as {other_name}, and is simpler"
+    if share > 0:
+        return f"fits, and {other_name} is estimated {share:.1%} slower"
     return f"simpler, and at most {SIMPLER_MARGIN:.0%} slower than {other_name}"
 
 

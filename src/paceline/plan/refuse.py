@@ -65,11 +65,7 @@ def _ways_to_fit(
             reduce_every_micro_batch=True,
         )
         return estimate_memory(
-            leanest,
-            profile,
-            precision=precision,
-            optimizer=optimizer,
-            overhead_bytes=cluster.overhead_bytes,
+            leanest, profile, cluster, precision=precision, optimizer=optimizer
         ).known_bytes
 
     spec = job.spec

@@ -6,7 +6,7 @@ need the model's or the cluster's numbers live further down the flow, in `parall
 
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass as _pydantic_dataclass
@@ -20,10 +20,8 @@ _T = TypeVar("_T")
 def _section(cls: type[_T]) -> type[_T]:
     """A frozen dataclass that refuses unknown keys and whose field texts are its help."""
     config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-    make: Callable[[type[_T]], type[_T]] = _pydantic_dataclass(
-        frozen=True, kw_only=True, config=config
-    )
-    return make(cls)
+    make = _pydantic_dataclass(frozen=True, kw_only=True, config=config)
+    return cast(type[_T], make(cls))
 
 
 def _unit(parse: Callable[[Any], Any], example: str) -> tuple[BeforeValidator, WithJsonSchema]:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
 from paceline.spec.job import JobSpec, ModelSpec, section_in
+from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Path = tuple[str | int, ...]
@@ -78,7 +79,8 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
 
 def dump_job(spec: JobSpec) -> str:
     """The job as YAML text that `load_job` reads back to an equal `JobSpec`."""
-    return yaml.safe_dump(asdict(spec), sort_keys=False, width=100)
+    text: str = yaml.safe_dump(asdict(spec), sort_keys=False, width=100)
+    return text
 
 
 def job_schema() -> dict[str, Any]:
@@ -271,8 +273,17 @@ def _problem(detail: Any, path: _Path, where: str) -> Problem:
         code="J006",
         what=f"`{_dotted(path)}` is {shown}: {message}" if path else message,
         where=where,
-        fix=_help_of(path) or "see `paceline schema`",
+        fix=_wanted_at(path) or _help_of(path) or "see `paceline schema`",
     )
+
+
+def _wanted_at(path: _Path) -> str | None:
+    """How to write the value at a path; of a list's item, how to write the list."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    section = _section_at(path[:-1]) if path else None
+    found = [field for field in fields(section) if field.name == path[-1]] if section else []
+    return wanted(found[0].type) if found else None
 
 
 def _unknown_key(name: str, parent: _Path, where: str) -> Problem:
@@ -340,7 +351,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     if spec.data.path is not None and spec.data.corpus is not None:
         yield Problem(
             code="J007",
-            what=f"data.path ({spec.data.path}) and data.corpus ({spec.data.corpus}) are both given",
+            what=f"data.path {spec.data.path} and data.corpus {spec.data.corpus} are both given",
             where=job.where("data.corpus"),
             fix="keep one of them",
         )

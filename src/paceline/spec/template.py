@@ -55,4 +55,5 @@ def _lines(section: Any, given: dict[str, Any], depth: int) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).replace("\n...", "").strip()
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.replace("\n...", "").strip()

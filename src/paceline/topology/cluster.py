@@ -38,6 +38,9 @@ class Cluster:
     """Taken on each rank before the first tensor of ours: the process or the device context, and
     the libraries' buffers."""
 
+    allocator_slack: float
+    """What the allocator holds unused, as a share of the tensors that are alive."""
+
     peak_flops_per_s: Mapping[str, float]
     """Dense peak of one rank by precision (`fp32`, `bf16`); a missing one is unsupported or
     unknown."""

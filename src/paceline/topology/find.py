@@ -85,6 +85,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
         memory_bytes=memory,
         usable_bytes=usable,
         overhead_bytes=known.overhead_bytes,
+        allocator_slack=known.allocator_slack,
         peak_flops_per_s=cpu_peak_flops_per_s(machine, cores),
         compute_efficiency=known.efficiency,
         memory_bytes_per_s=_share(known.memory_bytes_per_s, num_ranks),
@@ -105,6 +106,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
             "link_bytes_per_s": "measured",
             "network_bytes_per_s": "estimated" if spec.network == "auto" else "declared",
             "overhead_bytes": "measured",
+            "allocator_slack": "measured",
             "compute_efficiency": "estimated",
         },
     )
@@ -209,6 +211,7 @@ def _from_catalog(
         memory_bytes=memory,
         usable_bytes=memory,
         overhead_bytes=known.overhead_bytes,
+        allocator_slack=known.allocator_slack,
         peak_flops_per_s=known.peak_flops_per_s if has_rates else {},
         compute_efficiency=known.efficiency if has_rates else {},
         memory_bytes_per_s=known.memory_bytes_per_s if has_rates else None,
@@ -229,6 +232,7 @@ def _from_catalog(
 
 _KNOWN_CATALOG: dict[str, Known] = {
     "overhead_bytes": "cited",
+    "allocator_slack": "cited",
     "peak_flops_per_s": "cited",
     "compute_efficiency": "estimated",
     "memory_bytes_per_s": "cited",
