@@ -48,7 +48,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         layouts = ["none", "full"]
-        clean = {kind: digest(run(folder, kind, f"--set=layout.sharding={kind}")) for kind in layouts}
+        sharding = "--set=layout.sharding="
+        clean = {kind: digest(run(folder, kind, sharding + kind)) for kind in layouts}
         for number in range(num_runs):
             kind = layouts[number % 2]
             phase = draw.choice(["forward", "backward", "apply"])
@@ -56,7 +57,7 @@ def main() -> None:
             events = run(
                 folder,
                 f"{number}",
-                f"--set=layout.sharding={kind}",
+                sharding + kind,
                 f"--set=drill.kill=[{fault}]",
             )
             (one,) = (event for event in events if isinstance(event, log.Recovered))
@@ -68,7 +69,8 @@ def main() -> None:
                 f"SHA-256 {'equal' if same else 'DIFFERENT'}",
                 flush=True,
             )
-    print(f"kill -9 to next step finished on all ranks: {spread([r.downtime_s for r in recovered])}")
+    downtimes = [one.downtime_s for one in recovered]
+    print(f"kill -9 to next step finished on all ranks: {spread(downtimes)}")
     for phase in ("detect_s", "fence_s", "start_s", "restore_s", "first_step_s"):
         print(f"  {phase[:-2]}: {spread([getattr(r, phase) for r in recovered])}")
     lost = [float(r.steps_lost) for r in recovered]

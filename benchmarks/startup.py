@@ -1,6 +1,6 @@
 """How long the command line takes to answer: whole processes, wall time.
 
-    .venv/bin/python benchmarks/startup.py [n]
+.venv/bin/python benchmarks/startup.py [n]
 """
 
 import subprocess

@@ -22,9 +22,7 @@ def train(session: Session) -> None:
     ours = session.build(lambda: Decoder(shape, spec.data.seq_len))
     our_optimizer = make_optimizer(ours, spec.train)
     torch.manual_seed(spec.train.seed)
-    plain = DistributedDataParallel(
-        Decoder(shape, spec.data.seq_len), gradient_as_bucket_view=True
-    )
+    plain = DistributedDataParallel(Decoder(shape, spec.data.seq_len), gradient_as_bucket_view=True)
     plain_optimizer = make_optimizer(plain, spec.train)
 
     def plain_step(number: int) -> float:

@@ -120,8 +120,10 @@ def test_a_run_starts_an_agent_on_every_node_and_a_worker_for_every_rank():
     assert scene.agents_started == [0, 1]
     started = [order.rank for order in scene.orders(say.StartWorker)]
     assert started == [0, 1]
-    assert all(order.message == say.Rendezvous(host="127.0.0.1", port=4711)
-               for order in scene.orders(say.Tell))
+    assert all(
+        order.message == say.Rendezvous(host="127.0.0.1", port=4711)
+        for order in scene.orders(say.Tell)
+    )
 
 
 def test_a_run_is_finished_when_every_rank_left_an_equal_completion_record():
@@ -210,9 +212,7 @@ def test_a_recovery_is_reported_with_phases_that_add_up():
     scene.says(1, say.FaultDue(fault="rank=1@step=3"))
     killed_at = scene.now
     scene.feed(
-        say.FaultDone(
-            generation=1, rank=1, pid=11, fault="rank=1@step=3", monotonic_s=killed_at
-        )
+        say.FaultDone(generation=1, rank=1, pid=11, fault="rank=1@step=3", monotonic_s=killed_at)
     )
     scene.exits(1, -9)
     scene.exits(0, -9, fenced=True)
@@ -336,8 +336,11 @@ def test_asked_to_stop_every_worker_is_told_and_the_run_ends_interrupted():
     scene.bring_up()
     scene.step(1)
     scene.feed(core.StopWanted("SIGINT"))
-    told = [order.rank for order in scene.orders(say.Tell)
-            if isinstance(order.message, say.StopAtBoundary)]
+    told = [
+        order.rank
+        for order in scene.orders(say.Tell)
+        if isinstance(order.message, say.StopAtBoundary)
+    ]
     assert told == [0, 1]
     for rank in range(2):
         scene.says(rank, completed(step=2, outcome="interrupted"))

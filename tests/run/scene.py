@@ -45,7 +45,7 @@ class Scene:
         text.mkdir(parents=True, exist_ok=True)
         words = random.Random(5)
         for number in range(6):
-            line = (" ".join(words.choices(["pace", "line", "rider", "wind", "gap"], k=12)))
+            line = " ".join(words.choices(["pace", "line", "rider", "wind", "gap"], k=12))
             (text / f"{number}.txt").write_text(f"{line}\n" * 40)
         self.write_job()
 

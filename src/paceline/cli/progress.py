@@ -37,8 +37,7 @@ class ProgressView:
         self._began = time.monotonic()
         self._shown_at = 0.0
         self._step_times: deque[float] = deque(maxlen=_WINDOW)
-        self._first_loss: float | None = None
-        self._held_out: list[float] = []
+        self._held_out: list[float | None] = []
         self._baseline: log.BaselineEvaluated | None = None
 
     def opening(self, *, resumed: bool) -> None:
@@ -67,14 +66,13 @@ class ProgressView:
         self._step_times.append(now)
         total = self._job.spec.train.steps
         wait = 0.1 if self._live else _LOG_EVERY_S
-        first = self._first_loss is None
-        self._first_loss = self._first_loss if self._first_loss is not None else message.loss
+        first = len(self._step_times) == 1
         if now - self._shown_at < wait and message.step != total and not first:
             return
         self._shown_at = now
         line = (
             f"step {message.step:>{len(str(total))}}/{total}"
-            f"  loss {message.loss:.4f}"
+            f"  loss {_loss(message.loss)}"
             f"  {format_count(message.tokens_per_s):>6} {message.unit}/s"
             f"  {self._left(total - message.step):>7} left"
             f"  ranks {progress.num_alive}/{progress.num_ranks}"
@@ -120,9 +118,9 @@ class ProgressView:
     def _line_of_losses(self) -> None:
         if not self._held_out:
             return
-        text = f"held-out    {self._held_out[-1]:.4f} nats per token"
+        text = f"held-out    {_loss(self._held_out[-1])} nats per token"
         if len(self._held_out) > 1:
-            text += f", {self._held_out[0]:.4f} at the start"
+            text += f", {_loss(self._held_out[0])} at the start"
         if self._baseline is not None:
             text += f"; {self._baseline.name} {self._baseline.loss:.4f}"
         self._line(text)
@@ -169,7 +167,7 @@ def _describe(event: log.AnyEvent) -> str | None:
         case log.CheckpointFailed():
             return f"checkpoint of step {event.step} not written: {event.reason}; training goes on"
         case log.Evaluated():
-            return f"held-out loss after step {event.step}: {event.loss:.4f}"
+            return f"held-out loss after step {event.step}: {_loss(event.loss)}"
         case log.BaselineEvaluated():
             return f"held-out loss of a {event.name}: {event.loss:.4f}"
         case log.StepRefused():
@@ -200,6 +198,10 @@ def _describe_recovery(event: log.Recovered) -> str:
         f"recovered in {format_seconds(event.downtime_s)} ({shown}); "
         f"{event.steps_lost} finished steps done again from step {event.resumed_from_step}"
     )
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
 
 
 def _short(path: Path) -> str:

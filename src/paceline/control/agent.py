@@ -77,7 +77,7 @@ class Agent:
         cluster = run.plan().cluster
         self._ranks_per_node = cluster.ranks_per_node
         self._num_ranks = cluster.ranks_per_node * cluster.num_nodes
-        self._threads = max(1, int(cluster.cores_per_rank))
+        self._threads = max(1, int(cluster.cores_per_rank or 1))
 
     async def serve(self) -> None:
         """Obey the controller until it says leave, or is gone."""

@@ -73,8 +73,8 @@ class Controller:
         self._address = f"{host}:{port}"
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            name = signal.Signals(number).name
-            loop.add_signal_handler(number, lambda name=name: self._feed(core.StopWanted(name)))
+            wanted = core.StopWanted(signal.Signals(number).name)
+            loop.add_signal_handler(number, self._feed, wanted)
         ticking = asyncio.create_task(self._tick())
         try:
             self._feed(core.Begin())
@@ -95,7 +95,7 @@ class Controller:
         """Decide and act. An error here ends the run: the agents then stop their workers."""
         try:
             self._turn(event)
-        except Exception as error:  # the edge of asyncio's callbacks, which would swallow it
+        except Exception as error:  # noqa: BLE001 - asyncio's callbacks would swallow it
             self._error = error
             self._over.set()
 

@@ -130,8 +130,8 @@ class State:
     def exit_code(self) -> int:
         """What the command that runs this ends with; see `errors.EXIT_CODES`."""
         if self.outcome == "failed":
-            crash = self.ranks[self.failure.rank].crashed if self.failure and self.ranks else None
-            return crash.exit_code if crash is not None else RunError.exit_code
+            rank = self.ranks[self.failure.rank] if self.failure and self.ranks else Rank()
+            return rank.crashed.exit_code if rank.crashed is not None else RunError.exit_code
         return 130 if self.outcome == "interrupted" else 0
 
     @property
@@ -629,9 +629,10 @@ def _complete(state: State, turn: _Turn) -> State:
         return _give_up(state, "failed", "the ranks ended with different parameters", turn)
     if len({(record.outcome, record.step) for record in records}) > 1:
         return _give_up(state, "failed", "the ranks ended at different steps", turn)
-    outcome: Outcome = records[0].outcome
-    reason = f"stopped by {state.stop_by}" if outcome == "interrupted" else None
-    return _give_up(state, outcome, reason, turn)
+    if records[0].outcome == "finished":
+        return _give_up(state, "finished", None, turn)
+    by = state.stop_by or "a signal to a worker"
+    return _give_up(state, "interrupted", f"stopped by {by}", turn)
 
 
 def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) -> State:

@@ -44,7 +44,9 @@ class StepDone(Message, frozen=True, kw_only=True, tag=True):
     """A step is finished on this rank."""
 
     step: int
-    loss: float
+    loss: float | None
+    """None when it is not finite, which JSON cannot say."""
+
     tokens_per_s: float
     unit: str
     """What `tokens_per_s` counts: `tokens` or `samples`."""
@@ -54,7 +56,7 @@ class EvaluationDone(Message, frozen=True, kw_only=True, tag=True):
     """Rank 0 has the held-out loss of all ranks."""
 
     step: int
-    loss: float
+    loss: float | None
     seconds: float
 
 

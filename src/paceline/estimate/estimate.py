@@ -72,11 +72,13 @@ def _estimate(
         layout, profile, cluster, precision=train.precision, optimizer=train.optimizer
     )
     step_s = sum(terms.values()) if terms is not None else None
-    known_rate = step_s is not None and seq_len is not None
+    tokens_per_s = None
+    if step_s is not None and seq_len is not None:
+        tokens_per_s = layout.global_batch * seq_len / step_s
     return Estimate(
         memory=memory,
         step_s=step_s,
-        tokens_per_s=layout.global_batch * seq_len / step_s if known_rate else None,
+        tokens_per_s=tokens_per_s,
         num_checkpoint_bytes=checkpoint_bytes(profile, train.optimizer),
         terms=terms or {},
     )

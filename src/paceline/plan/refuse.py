@@ -1,18 +1,23 @@
 """What to say when nothing fits: where the memory goes, and what would make it fit."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Estimate, estimate_memory
 from paceline.parallel import Layout
 from paceline.plan.choose import HEAD_ROOM, limit_bytes
-from paceline.profile import ModelProfile
+from paceline.profile import ActivationBytes, ModelProfile
 from paceline.spec import Job
 from paceline.topology import Cluster
 from paceline.units import format_bytes
 
 _MAX_TIMES_RANKS = 2**12
+"""Clusters up to this many times as large are tried."""
+
+_SEQ_LEN_STEP = 64
+"""Shorter sequences are looked for in multiples of this."""
 
 
 def nothing_fits(
@@ -27,90 +32,123 @@ def nothing_fits(
     limit = limit_bytes(cluster.usable_bytes)
     priced = zip(layouts, estimates, strict=True)
     layout, price = min(priced, key=lambda pair: pair[1].memory.known_bytes)
-    memory = price.memory
     parts = ", ".join(
         f"{name} {format_bytes(size)}"
-        for name, size in sorted(memory.parts.items(), key=lambda part: -(part[1] or 0))
+        for name, size in sorted(price.memory.parts.items(), key=lambda part: -(part[1] or 0))
         if size
     )
-    ways = list(_ways_to_fit(job, cluster, profile, precision, limit))
+    case = _Case(job=job, cluster=cluster, profile=profile, precision=precision)
     return PlanError(
         Problem(
             code="P001",
             what=f"no layout fits on {cluster.name}: the leanest, {layout.name} in micro-batches "
-            f"of {layout.micro_batch}, needs {format_bytes(memory.known_bytes)} a rank; "
+            f"of {layout.micro_batch}, needs {format_bytes(price.memory.known_bytes)} a rank; "
             f"{format_bytes(limit)} may be used ({1 - HEAD_ROOM:.0%} of "
             f"{format_bytes(cluster.usable_bytes)}). It is {parts}",
             where=job.where("cluster"),
-            fix="; or ".join(ways) or "use a smaller model or accelerators with more memory",
+            fix="; or ".join(_ways_to_fit(case, limit)),
         )
     )
 
 
-def _ways_to_fit(
-    job: Job,
-    cluster: Cluster,
-    profile: ModelProfile,
-    precision: Literal["fp32", "bf16"],
-    limit: int,
-) -> Iterator[str]:
-    """Changes that each make it fit by themselves, easiest first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A job that does not fit, of which one thing at a time is changed."""
 
-    def needed(num_ranks: int, optimizer: Literal["adamw", "sgd"]) -> int:
+    job: Job
+    cluster: Cluster
+    profile: ModelProfile
+    precision: Literal["fp32", "bf16"]
+
+    def needed_bytes(
+        self,
+        *,
+        num_ranks: int | None = None,
+        optimizer: Literal["adamw", "sgd"] | None = None,
+        profile: ModelProfile | None = None,
+    ) -> int:
+        """Memory of the leanest layout there is, whatever the job fixed."""
         leanest = Layout(
-            data=num_ranks,
+            data=num_ranks or self.cluster.num_ranks,
             sharding="full",
             micro_batch=1,
             accumulation=2,
             reduce_every_micro_batch=True,
         )
         return estimate_memory(
-            leanest, profile, cluster, precision=precision, optimizer=optimizer
+            leanest,
+            profile or self.profile,
+            self.cluster,
+            precision=self.precision,
+            optimizer=optimizer or self.job.spec.train.optimizer,
         ).known_bytes
 
-    spec = job.spec
-    optimizer = spec.train.optimizer
-    here = needed(cluster.num_ranks, optimizer)
-    if here <= limit:
-        fixed = [
-            f"layout.{name}"
-            for name in ("sharding", "micro_batch")
-            if getattr(spec.layout, name) != "auto"
-        ]
-        yield f"leave {' and '.join(fixed)} at auto: fully sharded it needs {format_bytes(here)}"
+
+def _ways_to_fit(case: _Case, limit: int) -> list[str]:
+    """Changes that each make it fit, easiest first; what the job fixed is let go before."""
+    fixed = [
+        f"layout.{name}"
+        for name in ("sharding", "micro_batch")
+        if getattr(case.job.spec.layout, name) not in ("auto", "full", 1)
+    ]
+    freed = f"leave {' and '.join(fixed)} at auto" if fixed else ""
+    here = case.needed_bytes()
+    if fixed and here <= limit:
+        return [f"{freed}: sharded, in micro-batches of 1, it needs {format_bytes(here)}"]
+    ways = [
+        *_more_ranks(case, limit),
+        *_shorter_samples(case, limit),
+        *_smaller_optimizer(case, limit),
+    ] or [f"use accelerators with at least {format_bytes(here / (1 - HEAD_ROOM))} each"]
+    return [f"{freed}, and {way}" if freed else way for way in ways]
+
+
+def _more_ranks(case: _Case, limit: int) -> Iterator[str]:
+    """Not on this machine's CPU, where more ranks have the same memory."""
+    if case.cluster.accelerator == "cpu":
         return
-    more = next(
-        (
-            times * cluster.num_ranks
-            for times in range(2, _MAX_TIMES_RANKS)
-            if needed(times * cluster.num_ranks, optimizer) <= limit
-        ),
-        None,
-    )
-    shares_memory = cluster.accelerator == "cpu" and spec.cluster.memory == "auto"
-    if more is not None and not shares_memory:
-        nodes = more // cluster.ranks_per_node
-        yield f"use {more} ranks, such as cluster.nodes {nodes} (fully sharded)"
-    longest = _longest_seq_len(profile, here, limit, needed_overhead=cluster.overhead_bytes)
-    if longest is not None:
-        yield f"shorten data.seq_len from {profile.seq_len} to {longest}"
-    if optimizer == "adamw" and needed(cluster.num_ranks, "sgd") <= limit:
-        yield "set train.optimizer to sgd, which keeps half the state"
-    if longest is None:
-        yield f"use accelerators with at least {format_bytes(here / (1 - HEAD_ROOM))} each"
+    now, batch = case.cluster.num_ranks, case.job.spec.train.global_batch
+    for times in range(2, _MAX_TIMES_RANKS):
+        if batch % (times * now) == 0 and case.needed_bytes(num_ranks=times * now) <= limit:
+            nodes = times * case.cluster.num_nodes
+            yield f"set cluster.nodes to {nodes}, which is {times * now} ranks"
+            return
 
 
-def _longest_seq_len(
-    profile: ModelProfile, here: int, limit: int, *, needed_overhead: int
-) -> int | None:
-    """Tokens a sample may have so that one fits; activations grow in proportion to them."""
+def _shorter_samples(case: _Case, limit: int) -> Iterator[str]:
+    """Everything that is saved for the backward pass grows in proportion to the tokens."""
+    profile = case.profile
     if profile.seq_len is None or profile.activation_bytes is None:
-        return None
-    for mode in ("bf16-sharded", "fp32"):
-        saved = profile.activation_bytes[mode]
-        per_sample = profile.num_blocks * saved.block + saved.outside + saved.loss_peak
-        rest = here - per_sample
-        if needed_overhead <= rest < limit:
-            shorter = int(profile.seq_len * (limit - rest) / per_sample)
-            return shorter // 64 * 64 or None
-    return None
+        return
+    shortest, longest = 0, profile.seq_len // _SEQ_LEN_STEP
+    while shortest < longest:
+        middle = (shortest + longest + 1) // 2
+        shorter = _with_seq_len(profile, middle * _SEQ_LEN_STEP)
+        if case.needed_bytes(profile=shorter) <= limit:
+            shortest = middle
+        else:
+            longest = middle - 1
+    if shortest:
+        yield f"shorten data.seq_len from {profile.seq_len} to {shortest * _SEQ_LEN_STEP}"
+
+
+def _with_seq_len(profile: ModelProfile, seq_len: int) -> ModelProfile:
+    assert profile.seq_len is not None and profile.activation_bytes is not None
+    old = profile.seq_len
+
+    def shorter(each: ActivationBytes) -> ActivationBytes:
+        return ActivationBytes(
+            block=each.block * seq_len // old,
+            outside=each.outside * seq_len // old,
+            loss_peak=each.loss_peak * seq_len // old,
+            block_peak=each.block_peak * seq_len // old,
+        )
+
+    saved = {mode: shorter(each) for mode, each in profile.activation_bytes.items()}
+    return replace(profile, seq_len=seq_len, activation_bytes=saved)
+
+
+def _smaller_optimizer(case: _Case, limit: int) -> Iterator[str]:
+    is_adamw = case.job.spec.train.optimizer == "adamw"
+    if is_adamw and case.needed_bytes(optimizer="sgd") <= limit:
+        yield "set train.optimizer to sgd, which keeps half the state"

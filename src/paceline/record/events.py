@@ -90,8 +90,8 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     """The held-out loss after a step."""
 
     step: int
-    loss: float
-    """Mean over the held-out samples, in nats per token."""
+    loss: float | None
+    """Mean over the held-out samples, in nats per token; None when it is not finite."""
 
     seconds: float
     """How long training stood still for it."""

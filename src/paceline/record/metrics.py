@@ -1,9 +1,9 @@
 """Numbers of every step: one JSON line a step, in `metrics.jsonl`.
 
 Rank 0 writes, before the step is saved or evaluated, so that no saved step is without its line;
-how long those took is in the events. After a recovery some steps are done again; their lines stand again with a higher
-generation, and `read_metrics` keeps the newest of each step. docs/reference/metrics.md is
-generated from the texts below.
+how long those took is in the events. After a recovery some steps are done again; their lines stand
+again with a higher generation, and `read_metrics` keeps the newest of each step.
+docs/reference/metrics.md is generated from the texts below.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class StepMetrics:
     at: float
     """When it was finished, in seconds since 1970 (UTC)."""
 
-    loss: float
-    """Mean loss over the global batch."""
+    loss: float | None
+    """Mean loss over the global batch; None when it is not finite."""
 
-    grad_norm: float
-    """Global norm of the gradient before clipping."""
+    grad_norm: float | None
+    """Global norm of the gradient before clipping; None when it is not finite."""
 
     learning_rate: float
     tokens_per_s: float

@@ -1,12 +1,14 @@
 """A plan as one readable screen of plain text."""
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from paceline.parallel import Layout
-from paceline.plan import Decision, Plan
+from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.choose import HEAD_ROOM, limit_bytes
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
+_WIDTH = 96
 _BAR_WIDTH = 30
 _NUM_OTHERS = 5
 """Layouts listed besides the chosen one; `--json` has them all."""
@@ -117,11 +119,20 @@ def _others(plan: Plan) -> Iterator[str]:
         return
     yield ""
     yield _row("others", f"{len(plan.rejected)} considered")
-    for each in plan.rejected[:_NUM_OTHERS]:
-        yield f"  {_short(each.layout):<22}{each.reason}"
+    for each in _most_telling(plan.rejected)[:_NUM_OTHERS]:
+        yield f"  {_short(each.layout):<30}{each.reason}"
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
         yield f"  and {hidden} more: paceline plan --json"
+
+
+def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
+    """The best of each way to split first, then the rest."""
+    best = {
+        (each.layout.name, each.layout.reduce_every_micro_batch): each for each in rejected[::-1]
+    }
+    firsts = [each for each in rejected if each in best.values()]
+    return firsts + [each for each in rejected if each not in firsts]
 
 
 def _short(layout: Layout) -> str:
@@ -137,4 +148,9 @@ def _decisions(plan: Plan) -> Iterator[str]:
     yield ""
     yield "decided"
     for each in shown:
-        yield f"  {each.field} = {each.value}: {each.reason}"
+        yield from textwrap.wrap(
+            f"{each.field} = {each.value}: {each.reason}",
+            width=_WIDTH,
+            initial_indent="  ",
+            subsequent_indent="      ",
+        )

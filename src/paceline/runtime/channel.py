@@ -2,6 +2,7 @@
 
 import select
 import socket
+import threading
 from typing import assert_never
 
 from paceline.control import messages as say
@@ -16,11 +17,14 @@ class Channel:
         self._rendezvous: say.Rendezvous | None = None
         self._stop = False
         self._closed = False
+        self._sending = threading.Lock()
 
     def send(self, message: say.FromWorker) -> None:
-        """Send now. A lost agent is not this worker's end: the kernel sees to that."""
+        """Send now, from any thread. A lost agent is not this worker's end: the kernel sees to
+        that."""
         try:
-            self._socket.sendall(say.encode(message))
+            with self._sending:
+                self._socket.sendall(say.encode(message))
         except OSError:
             self._closed = True
 

@@ -37,7 +37,7 @@ from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
 from paceline.runtime.channel import Channel
-from paceline.runtime.checkpoint import Checkpointer, SaveFailed
+from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
 from paceline.runtime.digest import state_digest
 from paceline.runtime.faults import Faults
 from paceline.runtime.optimizer import learning_rate_at
@@ -369,10 +369,13 @@ class _Loop:
                 line = self._metrics(step)
                 metrics.write(line)
                 board.write(line)
+            self._tell_of_save(self._checkpointer.poll())
             self._after(number, ended)
             if step.stop:
                 session.interrupted = number < session.job.spec.train.steps
                 break
+        while (outcome := self._checkpointer.wait()) is not None:
+            self._tell_of_save(outcome)
         if metrics is not None and board is not None:
             metrics.close()
             board.close()
@@ -462,33 +465,35 @@ class _Loop:
             )
 
     def _save(self, number: int) -> None:
+        """Start a checkpoint; it is written while training goes on."""
         if number == self._saved_step:
             return
         session = self._session
-        try:
-            saved = self._checkpointer.save(
-                number,
-                self._model,
-                self._optimizer,
-                held_out_loss=session.held_out_loss,
-                layout=session.plan.layout.name,
-                on_phase=lambda phase: session.faults.pass_by("save", number),
-            )
-        except SaveFailed as failed:
-            if session.is_first:
-                self._channel.send(say.SaveError(step=number, reason=str(failed)))
-            return
+        self._checkpointer.start(
+            number,
+            self._model,
+            self._optimizer,
+            held_out_loss=session.held_out_loss,
+            layout=session.plan.layout.name,
+            on_phase=lambda phase: session.faults.pass_by("save", number),
+        )
         self._saved_step = number
-        if session.is_first:
-            self._channel.send(
-                say.SaveDone(
-                    step=number,
-                    checkpoint=saved.path.name,
-                    num_bytes=saved.num_bytes,
-                    stall_s=saved.stall_s,
-                    write_s=saved.write_s,
-                )
+
+    def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
+        if outcome is None or not self._session.is_first:
+            return
+        if isinstance(outcome, SaveFailed):
+            self._channel.send(say.SaveError(step=outcome.step, reason=outcome.reason))
+            return
+        self._channel.send(
+            say.SaveDone(
+                step=outcome.step,
+                checkpoint=outcome.path.name,
+                num_bytes=outcome.num_bytes,
+                stall_s=outcome.stall_s,
+                write_s=outcome.write_s,
             )
+        )
 
     def _metrics(self, step: Step) -> StepMetrics:
         place = self._session.place
@@ -520,9 +525,7 @@ class _TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
 
             folder: Path = session.run.path / "tensorboard"
-            self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(folder), purge_step=session.last_step + 1
-            )
+            self._writer = SummaryWriter(str(folder), purge_step=session.last_step + 1)
 
     def write(self, line: StepMetrics) -> None:
         if self._writer is None:
@@ -534,8 +537,8 @@ class _TensorBoard:
             "speed/tokens_per_s": line.tokens_per_s,
             "speed/step_s": line.step_s,
         }.items():
-            self._writer.add_scalar(name, value, line.step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, line.step)
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()

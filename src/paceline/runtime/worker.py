@@ -60,7 +60,7 @@ def main() -> NoReturn:
     channel = Channel(options.channel)
     try:
         _work(options, channel)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         # The edge of the process: whatever it was goes to the controller and into this log.
         traceback.print_exc()
         channel.send(_last_words(error))
@@ -135,18 +135,19 @@ def _meet(options: _Options, channel: Channel, num_ranks: int, backend: str, job
     """Form the process group: rank 0 serves the store, the controller says where."""
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore  # where dist has it from, with its types
 
     store = None
     if options.rank == 0:
         listener = _listen(job)
         host, port = listener.getsockname()
-        store = dist.TCPStore(
+        store = TCPStore(
             host, port, num_ranks, True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         channel.send(say.StoreListening(host=host, port=port))
     where = channel.wait_for_rendezvous()
     if store is None:
-        store = dist.TCPStore(where.host, where.port, num_ranks, False)
+        store = TCPStore(where.host, where.port, num_ranks, False)
     dist.init_process_group(backend, store=store, rank=options.rank, world_size=num_ranks)
     here = torch.ones(1, device=_device(backend, options.local_rank))
     dist.all_reduce(here)  # the world that answers, not the one that was asked for

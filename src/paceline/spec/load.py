@@ -31,7 +31,7 @@ class Job:
     """The file's name as the reader gave it, for messages."""
 
     lines: Mapping[_Path, int]
-    """Line of each key, counted from 1, for messages."""
+    """Line of each key, counted from 1, for messages; 0 for what `--set` gave."""
 
     def where(self, field: str) -> str:
         """The place of a dotted field for a message: `train.global_batch, job.yaml line 7`."""
@@ -39,6 +39,8 @@ class Job:
         while path and path not in self.lines:
             path = path[:-1]
         line = self.lines.get(path)
+        if line == 0:
+            return f"{field}, --set"
         return f"{field}, {self.source}" + (f" line {line}" if line else "")
 
 
