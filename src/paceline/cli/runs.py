@@ -34,7 +34,9 @@ def command(runs: Path, as_json: bool) -> None:
     if not rows:
         click.echo(f"no runs in {runs}", err=True)
         return
-    table = [("RUN", "STATE", "STEP", "LOSS", "HELD-OUT", "RESTARTS", "LAYOUT", "STARTED")]
+    table: list[tuple[str, ...]] = [
+        ("RUN", "STATE", "STEP", "LOSS", "HELD-OUT", "RESTARTS", "LAYOUT", "STARTED")
+    ]
     table.extend(_cells(row) for row in rows)
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     for line in table:

@@ -140,11 +140,8 @@ class State:
 
     @property
     def step(self) -> int:
-        """Last step that every rank has finished in this generation, or had when it was restored."""
-        done = [
-            max(r.last_step, r.restored.first_step - 1 if r.restored else 0) for r in self.ranks
-        ]
-        return min(done, default=0)
+        """Last step that every rank has finished, or had finished when it was restored."""
+        return min((rank.step for rank in self.ranks), default=0)
 
 
 # What happens to the controller, besides what agents say.

@@ -151,7 +151,9 @@ def _why_micro_batch(
     larger = [
         pair
         for pair in too_large
-        if pair[0].sharding == layout.sharding and pair[0].micro_batch > layout.micro_batch
+        if pair[0].sharding == layout.sharding
+        and pair[0].reduce_every_micro_batch == layout.reduce_every_micro_batch
+        and pair[0].micro_batch > layout.micro_batch
     ]
     if larger:
         other, price = min(larger, key=lambda pair: pair[0].micro_batch)

@@ -133,7 +133,8 @@ def _shorter_samples(case: _Case, limit: int) -> Iterator[str]:
 
 
 def _with_seq_len(profile: ModelProfile, seq_len: int) -> ModelProfile:
-    assert profile.seq_len is not None and profile.activation_bytes is not None
+    assert profile.seq_len is not None
+    assert profile.activation_bytes is not None
     old = profile.seq_len
 
     def shorter(each: ActivationBytes) -> ActivationBytes:

@@ -1,0 +1,220 @@
+"""The job file: everything wrong at once, each with its line and what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import JobError, Problem
+from paceline.spec import Job, dump_job, job_schema, load_job, parse_job
+from paceline.spec.template import job_template
+
+GOOD = """\
+name: try
+model:
+  decoder: {layers: 2, hidden: 32, heads: 2}
+data: {path: "text/*.txt", seq_len: 16}
+train:
+  global_batch: 8
+  steps: 100
+"""
+
+
+def parse(text: str, *overrides: str) -> Job:
+    return parse_job(text, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+
+
+def problems(text: str, *overrides: str) -> list[Problem]:
+    with pytest.raises(JobError) as caught:
+        parse(text, *overrides)
+    assert caught.value.exit_code == 2
+    return list(caught.value.problems)
+
+
+def only(text: str, *overrides: str) -> Problem:
+    (problem,) = problems(text, *overrides)
+    return problem
+
+
+def test_every_problem_is_shown_at_once_in_the_order_of_the_file():
+    text = """\
+model:
+  decoder: {layers: zero, hidden: 32, heads: 2}
+data: {path: x, held_out: 3}
+train:
+  global_batch: -1
+  stepz: 100
+"""
+    found = problems(text)
+    assert [problem.where for problem in found] == [
+        "model.decoder.layers, job.yaml line 2",
+        "data.held_out, job.yaml line 3",
+        "train.steps, job.yaml line 4",
+        "train.global_batch, job.yaml line 5",
+        "train.stepz, job.yaml line 6",
+    ]
+
+
+def test_an_unknown_key_names_the_nearest_one():
+    problem = only(GOOD + "  lerning_rate: 1\n")
+    assert problem.code == "J004"
+    assert problem.fix == "did you mean `learning_rate`?"
+    assert problem.where.endswith("job.yaml line 8")
+
+
+def test_a_known_key_in_the_wrong_place_is_told_its_section():
+    assert only(GOOD + "micro_batch: 4\n").fix == "it belongs under `layout`"
+
+
+def test_a_key_like_none_lists_the_known_ones():
+    assert only(GOOD + "  zzz: 1\n").fix.startswith("known keys are global_batch, steps,")
+
+
+def test_a_missing_field_says_what_it_is_for():
+    problem = only(GOOD.replace("  steps: 100\n", ""))
+    assert problem.code == "J005"
+    assert problem.what == "`train.steps` is missing"
+    assert "Optimizer steps in the whole run" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("assignment", "fix"),
+    [
+        ("train.precision=fp8", "choose one of 'auto', 'fp32', 'bf16'"),
+        ("train.steps=0", "write a whole number above 0"),
+        ("train.seed=-1", "write a whole number of at least 0"),
+        ("data.held_out=2", "write a number of at least 0 and below 1"),
+        ("train.clip_norm=-1", "write a number above 0, or null"),
+        ("layout.micro_batch=many", "write a whole number above 0, or 'auto'"),
+        ("metrics.tensorboard=perhaps", "write true or false"),
+        ("data.path=3", "write text, or a list of text, or null"),
+        ("checkpoint=3", "write keys below it: every, keep_last, keep_every, keep_best"),
+        ("cluster.memory=lots", "write a number or text such as '80 GiB' above 0, or 'auto'"),
+    ],
+)
+def test_a_wrong_value_is_told_what_to_write(assignment: str, fix: str):
+    problem = only(GOOD, assignment)
+    assert problem.code == "J006"
+    assert problem.fix == fix
+    assert problem.where == f"{assignment.split('=')[0]}, --set"
+
+
+def test_sizes_take_units():
+    cluster = parse(
+        GOOD, "cluster.memory=80 GiB", "cluster.network=400Gb/s", "recovery.grace=2m"
+    ).spec
+    assert cluster.cluster.memory == 80 * 2**30
+    assert cluster.cluster.network == 50e9
+    assert cluster.recovery.grace == 120
+
+
+def test_a_size_without_a_unit_of_its_kind_is_refused():
+    assert "400Gb/s or 50GB/s" in only(GOOD, "cluster.network=12 apples").what
+
+
+def test_set_goes_over_the_file_and_into_sections_that_are_not_there():
+    job = parse(GOOD, "train.global_batch=64", "layout.sharding=full")
+    assert job.spec.train.global_batch == 64
+    assert job.spec.layout.sharding == "full"
+    assert job.where("train.global_batch") == "train.global_batch, --set"
+    assert job.where("train.steps") == "train.steps, job.yaml line 7"
+
+
+def test_set_replaces_a_whole_section():
+    job = parse(GOOD, "model={preset: llama-3-8b}")
+    assert job.spec.model.decoder is None
+    assert job.spec.model.preset == "llama-3-8b"
+
+
+@pytest.mark.parametrize("assignment", ["train.steps", "=3", "train..steps=3"])
+def test_a_malformed_override_says_how_to_write_it(assignment: str):
+    problem = only(GOOD, assignment)
+    assert problem.code == "J003"
+    assert problem.fix == "write it like --set train.global_batch=64"
+
+
+def test_a_field_that_is_nowhere_in_the_file_is_placed_at_its_section():
+    assert parse(GOOD).where("train.seed") == "train.seed, job.yaml line 5"
+    assert parse(GOOD).where("layout.sharding") == "layout.sharding, job.yaml"
+
+
+def test_a_dumped_job_reads_back_equal():
+    job = parse(GOOD, "cluster.network=400Gb/s", "drill.kill=[rank=1@step=5@save]")
+    assert parse(dump_job(job.spec)).spec == job.spec
+
+
+def test_a_key_written_twice_names_both_lines():
+    problem = only(GOOD + "  steps: 200\n")
+    assert problem.code == "J002"
+    assert problem.what == "`train.steps` is written twice, on line 7 and line 8"
+
+
+def test_text_that_is_no_yaml_names_the_line():
+    problem = only("model: {decoder: {layers: 2\ntrain:\n  steps: 3\n")
+    assert problem.code == "J002"
+    assert "job.yaml line" in problem.where
+
+
+def test_yaml_that_is_no_mapping_is_refused():
+    assert only("- a\n- b\n").what == "a job is keys and values, this is a list"
+
+
+def test_an_empty_file_says_what_is_missing():
+    assert [problem.what for problem in problems("")] == [
+        "`model` is missing",
+        "`train` is missing",
+    ]
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(GOOD)
+    with pytest.raises(JobError) as caught:
+        load_job(tmp_path / "jobs.yaml")
+    (problem,) = caught.value.problems
+    assert problem.code == "J001"
+    assert problem.fix == f"did you mean {tmp_path / 'job.yaml'}?"
+
+
+def test_a_folder_is_no_job_file(tmp_path: Path):
+    with pytest.raises(JobError, match="J001"):
+        load_job(tmp_path)
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path):
+    (tmp_path / "job.yaml").write_bytes(b"name: \xff\xfe\n")
+    with pytest.raises(JobError, match="it is not UTF-8 text"):
+        load_job(tmp_path / "job.yaml")
+
+
+def test_paths_start_from_the_folder_of_the_file(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(GOOD)
+    assert load_job(tmp_path / "job.yaml").folder == tmp_path.resolve()
+
+
+def test_two_ways_to_say_the_model_clash():
+    problem = only(GOOD, "model.preset=llama-3-8b")
+    assert problem.code == "J007"
+    assert problem.what == "the model is said 2 ways: decoder and preset"
+
+
+def test_no_way_to_say_the_model_is_refused():
+    assert only(GOOD, "model={}").what == "the model is said 0 ways"
+
+
+def test_a_job_without_data_needs_a_program_of_its_own():
+    assert "nothing to train on" in only(GOOD, "data={}").what
+    assert parse(GOOD, "data={}", "program=train:main").spec.program == "train:main"
+
+
+def test_a_fault_is_written_as_rank_and_step():
+    assert "write it like rank=1@step=150" in only(GOOD, "drill.kill=[rank 1]").what
+
+
+def test_the_template_is_a_job(tmp_path: Path):
+    assert parse(job_template()).spec.name == "my-job"
+
+
+def test_the_schema_carries_the_text_under_the_fields():
+    schema = job_schema()
+    assert schema["$defs"]["TrainSpec"]["properties"]["steps"]["description"].startswith(
+        "Optimizer steps"
+    )
