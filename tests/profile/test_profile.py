@@ -87,7 +87,7 @@ def test_auto_sizes_are_resolved():
             ("model.decoder.heads=5",),
             "M005",
             "heads 5 does not divide hidden 64",
-            "set heads to 4 or 8",
+            "set heads to 2 or 4",
         ),
         (
             ("model.decoder.heads=64",),
