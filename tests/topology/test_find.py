@@ -1,0 +1,121 @@
+"""Which cluster a job gets, on machines made up for the test."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import JobError
+from paceline.spec import parse_job
+from paceline.topology import Cluster, Gpu, Machine, find_cluster
+
+JOB = """\
+model: {decoder: {layers: 2, hidden: 64, heads: 4}}
+data: {path: x}
+train: {global_batch: 8, steps: 100}
+"""
+GIB = 2**30
+
+
+def machine(num_cores: float = 4, gpus: tuple[Gpu, ...] = ()) -> Machine:
+    return Machine(
+        num_cores=num_cores,
+        clock_hz=2e9,
+        simd_bytes=32,
+        has_bf16=False,
+        memory_bytes=16 * GIB,
+        available_bytes=12 * GIB,
+        gpus=gpus,
+    )
+
+
+def h100s(count: int) -> tuple[Gpu, ...]:
+    return (Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984),) * count
+
+
+def find(here: Machine, *overrides: str) -> Cluster:
+    sets = [f"cluster.{each}" for each in overrides]
+    job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=sets)
+    return find_cluster(job.spec.cluster, job, here)
+
+
+def test_a_machine_without_gpus_is_a_cpu_with_a_rank_a_core_up_to_two():
+    cluster = find(machine())
+    assert (cluster.accelerator, cluster.backend, cluster.is_local) == ("cpu", "gloo", True)
+    assert (cluster.num_nodes, cluster.ranks_per_node) == (1, 2)
+    assert find(machine(num_cores=1)).ranks_per_node == 1
+
+
+def test_ranks_on_a_cpu_share_its_memory_and_cores():
+    cluster = find(machine(), "accelerator=cpu", "per_node=4")
+    assert cluster.memory_bytes == 4 * GIB
+    assert cluster.usable_bytes == 3 * GIB
+    assert cluster.cores_per_rank == 1.0
+
+
+def test_simulated_nodes_share_the_machine_as_ranks_do():
+    cluster = find(machine(), "accelerator=cpu", "nodes=2", "per_node=2")
+    assert cluster.is_local
+    assert cluster.memory_bytes == 4 * GIB
+    assert cluster.cores_per_rank == 1.0
+
+
+def test_declared_memory_of_a_cpu_is_that_of_a_node():
+    cluster = find(machine(), "accelerator=cpu", "per_node=2", "memory=8 GiB")
+    assert cluster.usable_bytes == 4 * GIB
+    assert cluster.known["usable_bytes"] == "declared"
+
+
+def test_the_peak_of_a_cpu_is_cores_x_clock_x_lanes_x_2_and_says_estimated():
+    cluster = find(machine(num_cores=4), "per_node=2")
+    assert cluster.peak_flops_per_s["fp32"] == 2 * 2e9 * 8 * 2
+    assert cluster.known["peak_flops_per_s"] == "estimated"
+
+
+def test_the_gpus_of_this_machine_are_found():
+    cluster = find(machine(gpus=h100s(8)))
+    assert (cluster.accelerator, cluster.ranks_per_node) == ("H100-SXM", 8)
+    assert (cluster.backend, cluster.is_local) == ("nccl", True)
+    assert cluster.known["memory_bytes"] == "measured"
+
+
+def test_two_simulated_nodes_divide_the_gpus():
+    assert find(machine(gpus=h100s(8)), "nodes=2").ranks_per_node == 4
+
+
+def test_more_ranks_than_gpus_are_refused():
+    with pytest.raises(JobError, match=r"T002: 1 node\(s\) x 4 is 4 GPUs, this machine has 2"):
+        find(machine(gpus=h100s(2)), "per_node=4")
+
+
+def test_different_gpus_in_one_machine_are_refused():
+    gpus = (*h100s(1), Gpu(name="NVIDIA L4", memory_bytes=24_152_899_584))
+    with pytest.raises(JobError, match="T003: this machine has different GPUs"):
+        find(machine(gpus=gpus))
+
+
+def test_a_gpu_that_the_catalog_lacks_has_memory_and_no_rates():
+    gpu = Gpu(name="NVIDIA GeForce GTX 970", memory_bytes=4 * GIB)
+    cluster = find(machine(gpus=(gpu,)))
+    assert cluster.accelerator == "NVIDIA GeForce GTX 970"
+    assert cluster.memory_bytes == 4 * GIB
+    assert cluster.peak_flops_per_s == {}
+    assert cluster.link_bytes_per_s is None
+
+
+def test_a_cluster_that_is_elsewhere_is_taken_as_declared():
+    cluster = find(machine(), "accelerator=A100-80", "nodes=4", "network=100Gb/s")
+    assert not cluster.is_local
+    assert (cluster.num_ranks, cluster.cores_per_rank) == (32, None)
+    assert cluster.network_bytes_per_s == 12.5e9
+    assert cluster.known["network_bytes_per_s"] == "declared"
+    assert cluster.known["memory_bytes"] == "cited"
+
+
+def test_more_of_a_kind_than_here_is_another_cluster():
+    assert not find(machine(gpus=h100s(2)), "accelerator=H100-SXM", "per_node=8").is_local
+    assert find(machine(gpus=h100s(8)), "accelerator=H100-SXM", "per_node=8").is_local
+
+
+def test_an_unknown_accelerator_is_placed_in_the_job():
+    with pytest.raises(JobError, match=r"where: cluster\.accelerator, --set"):
+        find(machine(), "accelerator=H1000")

@@ -1,0 +1,109 @@
+"""Reading what a machine's own files and tools say, from recorded texts."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.topology.find import catalog_name
+from paceline.topology.machine import (
+    Gpu,
+    find_local_machine,
+    read_cgroup_bytes,
+    read_cpu_max,
+    read_cpuinfo,
+    read_meminfo,
+    read_nvidia_smi,
+    visible_gpus,
+)
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+def test_meminfo_gives_total_and_available_bytes():
+    total, available = read_meminfo(recorded("meminfo.txt"))
+    assert total == 24_684_084 * 1024
+    assert 0 < available < total
+
+
+def test_an_old_kernel_without_available_memory_gives_the_free():
+    assert read_meminfo("MemTotal: 10 kB\nMemFree: 4 kB\n") == (10_240, 4_096)
+
+
+def test_cpuinfo_counts_cores_and_reads_clock_and_flags():
+    cpu = read_cpuinfo(recorded("cpuinfo-amd-2-cores.txt"))
+    assert cpu.num_physical_cores == 2
+    assert cpu.clock_hz == pytest.approx(2.6e9, rel=0.01)
+    assert {"avx512f", "avx512_bf16"} <= cpu.flags
+
+
+def test_hardware_threads_of_one_core_count_once():
+    cpu = read_cpuinfo(recorded("cpuinfo-threads.txt"))
+    assert cpu.num_physical_cores == 2
+    assert cpu.clock_hz == 2.1e9
+
+
+def test_a_cpuinfo_that_says_nothing_leaves_everything_unknown():
+    cpu = read_cpuinfo("processor : 0\nBogoMIPS : 50.00\n\nprocessor : 1\n")
+    assert cpu.num_physical_cores is None
+    assert cpu.clock_hz is None
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("max\n", None), ("9223372036854771712\n", None), ("", None), ("4294967296\n", 2**32)],
+)
+def test_a_cgroup_limit_may_be_none_in_both_versions(text: str, limit: int | None):
+    assert read_cgroup_bytes(text) == limit
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("max 100000", None), ("150000 100000", 1.5), ("-1 100000", None), (" ", None)],
+)
+def test_a_cpu_quota_may_be_none_in_both_versions(text: str, cpus: float | None):
+    assert read_cpu_max(text) == cpus
+
+
+def test_nvidia_smi_gives_each_gpu():
+    gpus = read_nvidia_smi(recorded("nvidia-smi-8xh100.txt"))
+    assert len(gpus) == 8
+    assert gpus[0] == Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=81_559 * 2**20)
+
+
+def test_a_failed_nvidia_smi_gives_no_gpu():
+    assert read_nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate\n") == ()
+
+
+def test_hidden_gpus_are_not_counted():
+    gpus = read_nvidia_smi(recorded("nvidia-smi-8xh100.txt"))
+    assert len(visible_gpus(gpus, "0,1")) == 2
+    assert len(visible_gpus(gpus, "")) == 0
+    assert len(visible_gpus(gpus, None)) == 8
+
+
+@pytest.mark.parametrize(
+    ("smi_name", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce GTX 970", None),
+    ],
+)
+def test_a_device_name_is_found_in_the_catalog(smi_name: str, name: str | None):
+    assert catalog_name(smi_name) == name
+
+
+def test_this_machine_has_cores_and_memory():
+    machine = find_local_machine()
+    assert machine.num_cores > 0
+    assert 0 < machine.available_bytes <= machine.memory_bytes
