@@ -106,7 +106,7 @@ def _sharded_exposed_s(
 
     Never hidden: gathering the root, with which the step begins, and reducing it at the end.
     """
-    ring = (layout.data - 1) / layout.data / rate
+    ring = (layout.data - 1) / layout.data / (rate * cluster.gather_share)
     narrow = 2 if precision == "bf16" else 4
     in_blocks, root = (
         profile.num_parameters - profile.num_root_parameters,

@@ -53,7 +53,8 @@ def _blocks(num_blocks: int) -> str:
 def _batch_equation(layout: Layout) -> str:
     return (
         f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated "
-        f"x {layout.data} ranks = {layout.global_batch} samples a step"
+        f"x {layout.data} rank{'s' if layout.data > 1 else ''} "
+        f"= {layout.global_batch} samples a step"
     )
 
 

@@ -66,6 +66,9 @@ class Cluster:
     network_efficiency: float
     """Share of the network that collectives reach."""
 
+    gather_share: float
+    """Rate of all-gather and reduce-scatter as a share of all-reduce's, in bytes on the wire."""
+
     known: Mapping[str, Known]
     """Field of this class -> how its number is known."""
 

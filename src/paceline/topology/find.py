@@ -16,6 +16,13 @@ _EFFICIENCY = {"memory": 0.8, "link": 0.7, "network": 0.85}
 measured collectives on NVLink .46 (H100 all-gather, 219 GB/s at 16 MB) to .75 (336 GB/s); network
 k x NIC x 0.85."""
 
+_NCCL_GATHER_SHARE = 0.75
+"""8 H100: all-gather 336 GB/s, all-reduce 445 GB/s. Source: design/planner.md 3.2, Collectives."""
+
+_GLOO_GATHER_SHARE = 0.3
+"""25 MiB between 2 ranks of one machine: all-gather 0.29 GB/s, all-reduce 1.1 GB/s. Measured with
+torch 2.13.0+cpu on an AMD EPYC (Zen 4) with 2 cores."""
+
 _OTHER_GPU = "A100-80"
 """A GPU the catalog does not know is given this one's process overhead."""
 
@@ -97,16 +104,18 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
         else spec.network,
         link_efficiency=1.0,
         network_efficiency=1.0,
+        gather_share=_GLOO_GATHER_SHARE,
         known=_KNOWN_CATALOG
         | {
             "memory_bytes": "declared" if declared else "measured",
             "usable_bytes": "declared" if declared else "measured",
             "cores_per_rank": "measured",
             "peak_flops_per_s": "estimated",
-            "link_bytes_per_s": "measured",
+            "link_bytes_per_s": "cited",
+            "gather_share": "cited",
             "network_bytes_per_s": "estimated" if spec.network == "auto" else "declared",
-            "overhead_bytes": "measured",
-            "allocator_slack": "measured",
+            "overhead_bytes": "cited",
+            "allocator_slack": "cited",
             "compute_efficiency": "estimated",
         },
     )
@@ -220,6 +229,7 @@ def _from_catalog(
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
         link_efficiency=_EFFICIENCY["link"],
         network_efficiency=_EFFICIENCY["network"],
+        gather_share=_NCCL_GATHER_SHARE,
         known=_KNOWN_CATALOG
         | measured
         | {
@@ -240,4 +250,5 @@ _KNOWN_CATALOG: dict[str, Known] = {
     "link_bytes_per_s": "cited",
     "link_efficiency": "cited",
     "network_efficiency": "cited",
+    "gather_share": "cited",
 }
