@@ -1,0 +1,210 @@
+"""Write the reference pages that are made from the code, or say which are out of date.
+
+python scripts/generate_docs.py            write them
+python scripts/generate_docs.py --check    exit 1 when one is out of date
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import yaml
+
+from paceline import cli
+from paceline.errors import EXIT_CODES
+from paceline.record import events, metrics
+from paceline.spec.job import JobSpec, section_in
+from paceline.spec.load import job_schema
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+
+
+def job_file() -> str:
+    """Every section and field of the job file: type, default, help."""
+    lines = [
+        "# The job file\n",
+        "One YAML file says what to train, on what, where and how. Everything left out is decided,",
+        "and `paceline plan` prints each decision with its reason. `paceline init` writes a",
+        "commented file to start from; `paceline schema` prints the JSON Schema for editors.\n",
+        "Sizes take units: `7B` parameters, `80 GiB` (2^30) or `80 GB` (10^9), `400Gb/s` (bits) or",
+        "`50GB/s` (bytes), `30m`. Order of precedence: defaults, the file, `--set key.key=value`.",
+        "Unknown keys are errors that name the nearest known one.\n",
+        "This page is generated from `paceline.spec`.\n",
+    ]
+    schema = job_schema()
+    lines += ["## Top level\n", *_table(JobSpec, schema, "JobSpec")]
+    for path, section in _sections(JobSpec, ()):
+        lines.append(f"\n## `{'.'.join(path)}`\n")
+        lines.append(f"{' '.join((section.__doc__ or '').split())}\n")
+        lines += _table(section, schema, section.__name__)
+    return "\n".join(lines) + "\n"
+
+
+def _sections(section: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for field in fields(section):
+        inner = section_in(field.type)
+        if inner is not None:
+            yield (*path, field.name), inner
+            yield from _sections(inner, (*path, field.name))
+
+
+def _table(section: Any, schema: dict[str, Any], name: str) -> list[str]:
+    rows = ["| field | type | default | what it is |", "| --- | --- | --- | --- |"]
+    properties = schema["properties"] if name == "JobSpec" else schema["$defs"][name]["properties"]
+    required = schema if name == "JobSpec" else schema["$defs"][name]
+    for field in fields(section):
+        info = section.__pydantic_fields__[field.name]
+        told = properties[field.name]
+        if field.name in required.get("required", ()):
+            default = "required"
+        elif section_in(field.type) is not None:
+            default = "its own defaults" if info.default_factory is not None else "none"
+        else:
+            value = info.get_default(call_default_factory=True)
+            default = "none" if value is None else f"`{_yaml(value)}`"
+        text = " ".join((info.description or "").split())
+        rows.append(f"| `{field.name}` | {_type(told)} | {default} | {text} |")
+    return rows
+
+
+def _type(told: dict[str, Any]) -> str:
+    if "$ref" in told:
+        return "section"
+    if "anyOf" in told:
+        examples = told.get("examples")
+        if examples:
+            return f"number, or text such as `{examples[0]}`"
+        kinds = [_type(option) for option in told["anyOf"] if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in told:
+        return ", ".join(f"`{value}`" for value in told["enum"])
+    if "const" in told:
+        return f"`{told['const']}`"
+    if told.get("type") == "array":
+        return f"list of {_type(told['items'])}"
+    names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes/no"}
+    text = names.get(told.get("type", ""), "value")
+    limits = [
+        f"{word} {told[key]}"
+        for key, word in (
+            ("exclusiveMinimum", "above"),
+            ("minimum", "from"),
+            ("exclusiveMaximum", "below"),
+            ("maximum", "to"),
+        )
+        if key in told
+    ]
+    return f"{text} {', '.join(limits)}".strip()
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).replace("\n...", "").strip()
+
+
+def event_schema() -> str:
+    """Every event of `events.jsonl`."""
+    lines = [
+        "# Events\n",
+        "A run's `events.jsonl` has one JSON object a line, in order. Every line has `event` (one",
+        "of the names below), `at` (seconds since 1970, UTC) and `generation` (how many times the",
+        "workers have been started, from 1). Numbers in fields that end in `_s` are measured",
+        "seconds. This page is generated from `paceline.record.events`.\n",
+    ]
+    texts = _field_texts(Path(events.__file__))
+    for event in get_args(events.AnyEvent):
+        lines += _fields_of(event.__name__, event.__doc__ or "", texts[event.__name__])
+    return "\n".join(lines) + "\n"
+
+
+def metric_schema() -> str:
+    """Every field of `metrics.jsonl`."""
+    module = metrics.__doc__ or ""
+    about = module.partition("docs/reference")[0].strip()
+    lines = [
+        "# Metrics\n",
+        f"{about}\n",
+        "This page is generated from `paceline.record.metrics`.\n",
+    ]
+    texts = _field_texts(Path(metrics.__file__))
+    doc = metrics.StepMetrics.__doc__ or ""
+    lines += _fields_of("StepMetrics", doc, texts["StepMetrics"])
+    return "\n".join(lines) + "\n"
+
+
+def _fields_of(name: str, doc: str, texts: list[tuple[str, str, str]]) -> list[str]:
+    lines = [f"## {name}\n", f"{' '.join(doc.split())}\n"]
+    if texts:
+        lines += ["| field | type | what it is |", "| --- | --- | --- |"]
+        lines += [f"| `{field}` | {kind} | {text} |" for field, kind, text in texts]
+        lines.append("")
+    return lines
+
+
+def _field_texts(source: Path) -> dict[str, list[tuple[str, str, str]]]:
+    """Class -> (field, type, the text under it), read from the source."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for node in ast.parse(source.read_text()).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        rows: list[tuple[str, str, str]] = []
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                kind = ast.unparse(statement.annotation).replace("|", "or")
+                rows.append((statement.target.id, kind, ""))
+            elif isinstance(statement, ast.Expr) and rows and not rows[-1][2]:
+                value = statement.value
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    rows[-1] = (*rows[-1][:2], " ".join(value.value.split()))
+        found[node.name] = rows
+    return found
+
+
+def command_line() -> str:
+    """`--help` of every verb."""
+    lines = [
+        "# The command line\n",
+        "Data goes to standard output, talk to standard error; `run` prints its progress to",
+        "standard output, unless `--json` is given. This page is generated from `--help`.\n",
+        "| exit code | meaning |",
+        "| --- | --- |",
+        *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
+        "",
+    ]
+    context = click.Context(cli.cli, info_name="paceline", max_content_width=96, terminal_width=96)
+    lines += ["## paceline\n", "```text", cli.cli.get_help(context), "```\n"]
+    for name in cli.COMMANDS:
+        command = cli.cli.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, info_name=name, parent=context, terminal_width=96)
+        lines += [f"## paceline {name}\n", "```text", command.get_help(inner), "```\n"]
+    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
+
+
+PAGES = {
+    "job-file.md": job_file,
+    "events.md": event_schema,
+    "metrics.md": metric_schema,
+    "cli.md": command_line,
+}
+
+
+def main() -> None:
+    """Write or check every page."""
+    stale = []
+    for name, make in PAGES.items():
+        path, text = REFERENCE / name, make()
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                path.write_text(text)
+    if "--check" in sys.argv and stale:
+        sys.exit(f"out of date: {', '.join(stale)}; run python scripts/generate_docs.py")
+    print(f"written: {', '.join(stale)}" if stale else "up to date")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The docs agree with the code: commands, codes, links, examples, generated pages."""
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location(
+        "generate_docs", ROOT / "scripts/generate_docs.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["job-file.md", "events.md", "metrics.md", "cli.md"])
+def test_a_generated_page_is_what_the_code_says(name):
+    written = (ROOT / "docs/reference" / name).read_text()
+    assert written == generator().PAGES[name](), "run python scripts/generate_docs.py"
+
+
+def codes_in_source() -> set[str]:
+    found: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        found.update(re.findall(r'"([JMDTLPRC]\d{3})"', path.read_text()))
+    return found
+
+
+def test_every_code_has_a_section_and_every_section_a_code():
+    sections = re.findall(r"^### (\w+)$", (ROOT / "docs/reference/codes.md").read_text(), re.M)
+    assert sorted(sections) == sorted(codes_in_source())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_example_of_a_page_parses(page):
+    for block in re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.M | re.S):
+        ast.parse(re.sub(r"^   ", "", block, flags=re.M) if block.startswith("   ") else block)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_a_page_and_is_in_the_readme(command):
+    assert f"## paceline {command}\n" in (ROOT / "docs/reference/cli.md").read_text()
+    assert f"paceline {command}" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_names_the_two_commands_that_exist():
+    readme = (ROOT / "README.md").read_text()
+    for script in ("run", "test"):
+        assert f"\n./{script}" in readme
+        assert (ROOT / script).stat().st_mode & 0o111
+
+
+def test_the_plan_that_the_readme_shows_is_the_plan_of_today():
+    shown = re.search(r"```text\n(layout  .*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert shown is not None
+    command = [sys.executable, "-m", "paceline", "plan", "examples/tiny-lm/job.yaml"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    def words(text: str) -> list[str]:
+        # Numbers are a machine's own; what stands at the start of a line is not.
+        return [line.split()[0] for line in text.splitlines() if line[:1].isalpha()]
+
+    readme, today = words(shown[1]), words(printed)
+    assert [word for word in readme if word not in today] == []
+
+
+def modules_with_examples() -> list[str]:
+    found = []
+    for module in pkgutil.walk_packages(paceline.__path__, "paceline."):
+        source = ROOT / "src" / Path(*module.name.split(".")).with_suffix(".py")
+        if source.exists() and ">>> " in source.read_text():
+            found.append(module.name)
+    return found
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_in_docstrings_run(name):
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,0 +1,113 @@
+"""A person's own training function, right and wrong."""
+
+import pytest
+from tests.run.scene import Scene
+
+from paceline.record import events as log
+
+pytestmark = pytest.mark.ranks
+
+PROGRAM = """
+import torch
+from torch import nn
+from paceline.runtime import Session
+
+def build_model():
+    return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 1))
+
+def train(session: Session) -> None:
+    points = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    model = session.build(build_model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in session.steps(model, optimizer):
+        for ids in step.micro_batches(len(points)):
+            loss = (model(points[ids]) - points[ids].sum(1, keepdim=True)).square().mean()
+            {fault}
+            step.backward(loss)
+        {apply}
+"""
+
+
+def own_scene(folder, *, fault: str = "pass", apply: str = "step.apply()") -> Scene:
+    scene = Scene(folder)
+    scene.job = {
+        "name": "own",
+        "model": {"factory": "mine:build_model"},
+        "program": "mine:train",
+        "cluster": {"accelerator": "cpu", "per_node": 2},
+        "train": {"global_batch": 8, "steps": 12, "learning_rate": 0.01, "precision": "fp32"},
+        "checkpoint": {"every": 4},
+        "recovery": {"max_restarts": 1},
+    }
+    scene.write_job()
+    text = PROGRAM.replace("{fault}", fault).replace("{apply}", apply)
+    (scene.folder / "mine.py").write_text(text)
+    return scene
+
+
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_own_code_with_dropout_recovers_to_the_same_bits(tmp_path, sharding):
+    scene = own_scene(tmp_path)
+    option = ("--set", f"layout.sharding={sharding}")
+    clean = scene.run("clean", *option)
+    killed = scene.run("killed", *option, "--set", "drill.kill=[rank=0@step=7@apply]")
+    assert killed.digest == clean.digest
+    assert killed.samples == clean.samples
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all_and_training_goes_on(tmp_path):
+    poison = "loss = loss * float('nan') if (session.place.rank, step.number) == (1, 3) else loss"
+    run = own_scene(tmp_path, fault=poison).run("run")
+    (refused,) = run.of(log.StepRefused)
+    assert (refused.step, refused.reason) == (3, "the loss is not finite on rank(s) 1")
+    assert [line.step for line in run.metrics if not line.applied] == [3]
+    assert run.finished.step == 12
+
+
+def test_steps_that_are_refused_again_and_again_end_the_run(tmp_path):
+    scene = own_scene(tmp_path, fault="loss = loss * float('inf')")
+    run = scene.run("run", "--set", "train.max_refused_steps=3", code=4)
+    assert "R022" in run.output
+    assert run.finished.restarts == 0
+
+
+def test_an_exception_before_the_first_step_is_shown_and_not_retried(tmp_path):
+    run = own_scene(tmp_path, fault="raise ValueError('my own mistake')").run("run", code=4)
+    assert "ValueError: my own mistake" in run.output
+    assert run.finished.restarts == 0
+    assert "my own mistake" in (run.folder / "logs/rank-0.log").read_text()
+
+
+def test_a_batch_that_always_raises_ends_the_run_after_the_restarts_allowed(tmp_path):
+    scene = own_scene(tmp_path, fault="assert step.number != 6, 'poison'")
+    run = scene.run("run", code=4)
+    assert run.finished.restarts == 1
+    assert "got no further than step 5" in run.output
+
+
+def test_a_step_without_apply_is_named(tmp_path):
+    run = own_scene(tmp_path, apply="pass").run("run", code=4)
+    assert "step 1 was left without step.apply()" in run.output
+
+
+def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
+    scene = own_scene(tmp_path, fault="import os; step.number == 6 and os._exit(0)")
+    run = scene.run("run", code=4)
+    assert "exited with 0 without a completion record" in run.output
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [("nothing:train", "nothing"), ("mine:absent", "absent")],
+)
+def test_a_program_that_cannot_be_imported_is_named(tmp_path, program, text):
+    run = own_scene(tmp_path).run("run", "--set", f"program={program}", code=2)
+    assert "R023" in run.output
+    assert text in run.output
+
+
+def test_a_model_that_cannot_be_built_is_named_before_anything_starts(tmp_path):
+    done = own_scene(tmp_path).paceline("run", "job.yaml", "--set", "model.factory=mine:absent")
+    assert done.returncode == 2
+    assert "J009" in done.stderr
+    assert "Traceback" not in done.stderr
