@@ -56,12 +56,15 @@ class MemoryEstimate:
     """Copies of parameters in the type they are multiplied in, and whole gradients of the units
     that are just being reduced."""
 
-    checkpoint_copy_bytes: int
+    overhead_bytes: int
+    """Process or device context, and the libraries' buffers: what is there before the model."""
+
+    checkpoint_copy_bytes: int = 0
     """On a CPU, this rank's share of a checkpoint, copied so that training goes on while it is
     written. On an accelerator the copy is in the host's memory, and 0 here."""
 
-    overhead_bytes: int
-    """Process or device context, the libraries' buffers, and what the allocator holds unused."""
+    slack_bytes: int = 0
+    """What the allocator holds without a living tensor in it."""
 
     @property
     def parts(self) -> dict[str, int | None]:
@@ -74,6 +77,7 @@ class MemoryEstimate:
             "activations": self.activations_bytes,
             "gathered": self.gathered_bytes,
             "saving": self.checkpoint_copy_bytes,
+            "slack": self.slack_bytes,
             "overhead": self.overhead_bytes,
         }
 
@@ -114,7 +118,8 @@ def estimate_memory(
         activations_bytes=activations,
         gathered_bytes=gathered,
         checkpoint_copy_bytes=-(-saved // layout.num_ranks),
-        overhead_bytes=cluster.overhead_bytes + round(cluster.allocator_slack * tensors),
+        slack_bytes=round(cluster.allocator_slack * tensors),
+        overhead_bytes=cluster.overhead_bytes,
     )
 
 

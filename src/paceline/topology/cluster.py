@@ -38,9 +38,6 @@ class Cluster:
     """Taken on each rank before the first tensor of ours: the process or the device context, and
     the libraries' buffers."""
 
-    allocator_slack: float
-    """What the allocator holds unused, as a share of the tensors that are alive."""
-
     peak_flops_per_s: Mapping[str, float]
     """Dense peak of one rank by precision (`fp32`, `bf16`); a missing one is unsupported or
     unknown."""
@@ -66,11 +63,14 @@ class Cluster:
     network_efficiency: float
     """Share of the network that collectives reach."""
 
-    gather_share: float
-    """Rate of all-gather and reduce-scatter as a share of all-reduce's, in bytes on the wire."""
-
     known: Mapping[str, Known]
     """Field of this class -> how its number is known."""
+
+    allocator_slack: float = 0.0
+    """What the allocator holds unused, as a share of the tensors that are alive."""
+
+    gather_share: float = 1.0
+    """Rate of all-gather and reduce-scatter as a share of all-reduce's, in bytes on the wire."""
 
     @property
     def num_ranks(self) -> int:
