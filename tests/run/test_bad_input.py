@@ -29,7 +29,7 @@ def test_a_missing_job_file_names_the_one_that_is_there(scene):
 
 def test_a_yaml_error_names_its_line(scene):
     (scene.folder / "bad.yaml").write_text("name: x\nmodel: {decoder: [\ntrain: 3\n")
-    refused(scene.paceline("plan", "bad.yaml"), 2, "J002", "line 3")
+    refused(scene.paceline("plan", "bad.yaml"), 2, "J002", "line 4", "line 2")
 
 
 def test_an_unknown_key_names_the_nearest_and_its_line(scene):

@@ -75,7 +75,8 @@ def test_an_exception_before_the_first_step_is_shown_and_not_retried(tmp_path):
     run = own_scene(tmp_path, fault="raise ValueError('my own mistake')").run("run", code=4)
     assert "ValueError: my own mistake" in run.output
     assert run.finished.restarts == 0
-    assert "my own mistake" in (run.folder / "logs/rank-0.log").read_text()
+    (lost,) = run.of(log.WorkerLost)
+    assert "my own mistake" in (run.folder / f"logs/rank-{lost.rank}.log").read_text()
 
 
 def test_a_batch_that_always_raises_ends_the_run_after_the_restarts_allowed(tmp_path):

@@ -106,7 +106,10 @@ def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, P
 def _check_and_plan(job: "Job") -> "Plan":
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
+    from paceline.spec.corpus import find_corpus
 
+    if job.spec.data.path is not None or job.spec.data.corpus is not None:
+        find_corpus(job)
     facts = measure_factory(job) if job.spec.model.factory is not None else None
     plan = plan_job(job, facts)
     _check(job, plan)
@@ -117,13 +120,10 @@ def _check(job: "Job", plan: "Plan") -> None:
     """Everything that can be known to fail before anything is written or started."""
     from paceline.errors import JobError
     from paceline.launch.local import check_can_run
-    from paceline.spec.corpus import find_corpus
 
     problems = list(check_can_run(job, plan))
     if problems:
         raise JobError(*problems)
-    if job.spec.data.path is not None or job.spec.data.corpus is not None:
-        find_corpus(job)
 
 
 def _write_report(run: "RunFolder") -> tuple[Path | None, str | None]:

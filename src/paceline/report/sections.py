@@ -272,7 +272,7 @@ def comparable_bytes(plan: Plan) -> int | None:
     total = memory.total_bytes
     if total is None or plan.cluster.backend == "gloo":
         return total
-    return total - memory.overhead_bytes
+    return total - memory.overhead_bytes - memory.slack_bytes
 
 
 def _memory_verdict(plan: Plan | None, seen: list[tuple[str, int, int]]) -> str:

