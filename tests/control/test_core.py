@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.control import core
 from paceline.control import messages as say
+from paceline.control import state
+from paceline.control.core import decide
 from paceline.record import events as log
 
-SETUP = core.Setup(
+SETUP = state.Setup(
     num_nodes=2,
     ranks_per_node=1,
     num_steps=100,
     max_restarts=2,
     grace_s=10.0,
-    version="test",
+    versions={"paceline": "test"},
     resumed=False,
     layout="DDP over 2 ranks",
 )
@@ -25,23 +26,23 @@ SETUP = core.Setup(
 class Scene:
     """A controller, and a clock that moves a second with every event."""
 
-    def __init__(self, setup: core.Setup = SETUP, faults: tuple[str, ...] = ()) -> None:
-        self.state = core.State(setup=setup, faults=faults)
+    def __init__(self, setup: state.Setup = SETUP, faults: tuple[str, ...] = ()) -> None:
+        self.state = state.State(setup=setup, faults=faults)
         self.now = 1000.0
         self.events: list[log.AnyEvent] = []
         self.sent: list[tuple[int, say.ToAgent]] = []
         self.agents_started: list[int] = []
 
-    def feed(self, event: core.Happening) -> None:
+    def feed(self, event: state.Happening) -> None:
         self.now += 1.0
-        self.state, actions = core.decide(self.state, event, core.Clock(self.now, self.now + 1e9))
+        self.state, actions = decide(self.state, event, state.Clock(self.now, self.now + 1e9))
         for action in actions:
             match action:
-                case core.Record(recorded):
+                case state.Record(recorded):
                     self.events.append(recorded)
-                case core.Send(node, message):
+                case state.Send(node, message):
                     self.sent.append((node, message))
-                case core.StartAgent(node):
+                case state.StartAgent(node):
                     self.agents_started.append(node)
 
     def says(self, rank: int, message: say.FromWorker) -> None:
@@ -57,10 +58,10 @@ class Scene:
 
     def bring_up(self, first_step: int = 1) -> None:
         if self.state.generation == 0:
-            self.feed(core.Begin())
+            self.feed(state.Begin())
         for node in range(self.state.setup.num_nodes):
             if node not in self.state.agents:
-                self.feed(core.AgentJoined(node))
+                self.feed(state.AgentJoined(node))
         for rank in range(2):
             self.feed(say.Started(generation=self.state.generation, rank=rank, pid=10 + rank))
         self.says(0, say.StoreListening(host="127.0.0.1", port=4711))
@@ -181,9 +182,9 @@ def test_a_world_of_the_wrong_size_is_refused_before_training():
     scene = Scene()
     scene.bring_up()
     scene = Scene()
-    scene.feed(core.Begin())
-    scene.feed(core.AgentJoined(0))
-    scene.feed(core.AgentJoined(1))
+    scene.feed(state.Begin())
+    scene.feed(state.AgentJoined(0))
+    scene.feed(state.AgentJoined(1))
     scene.says(0, say.Met(world_size=1, backend="gloo"))
     for rank in range(2):
         scene.exits(rank, -9, fenced=True)
@@ -321,7 +322,7 @@ def test_a_lost_node_is_started_again_with_all_ranks():
     scene = Scene()
     scene.bring_up()
     scene.step(1)
-    scene.feed(core.AgentLost(1))
+    scene.feed(state.AgentLost(1))
     (lost,) = scene.of(log.WorkerLost)
     assert lost.how == "node 1 is lost"
     scene.exits(0, -9, fenced=True)
@@ -335,7 +336,7 @@ def test_asked_to_stop_every_worker_is_told_and_the_run_ends_interrupted():
     scene = Scene()
     scene.bring_up()
     scene.step(1)
-    scene.feed(core.StopWanted("SIGINT"))
+    scene.feed(state.StopWanted("SIGINT"))
     told = [
         order.rank
         for order in scene.orders(say.Tell)
@@ -352,8 +353,8 @@ def test_asked_twice_the_workers_are_killed_at_once():
     scene = Scene()
     scene.bring_up()
     scene.step(1)
-    scene.feed(core.StopWanted("SIGINT"))
-    scene.feed(core.StopWanted("SIGINT"))
+    scene.feed(state.StopWanted("SIGINT"))
+    scene.feed(state.StopWanted("SIGINT"))
     assert scene.orders(say.KillWorkers)
     for rank in range(2):
         scene.exits(rank, -9, fenced=True)
@@ -364,12 +365,12 @@ def test_workers_that_reach_no_boundary_within_the_grace_are_killed():
     scene = Scene()
     scene.bring_up()
     scene.step(1)
-    scene.feed(core.StopWanted("SIGTERM"))
+    scene.feed(state.StopWanted("SIGTERM"))
     for _ in range(8):
-        scene.feed(core.Tick())
+        scene.feed(state.Tick())
     assert not scene.orders(say.KillWorkers)
     for _ in range(4):
-        scene.feed(core.Tick())
+        scene.feed(state.Tick())
     assert scene.orders(say.KillWorkers)
 
 
@@ -377,7 +378,7 @@ def test_a_worker_lost_while_stopping_ends_the_run_without_a_restart():
     scene = Scene()
     scene.bring_up()
     scene.step(1)
-    scene.feed(core.StopWanted("SIGINT"))
+    scene.feed(state.StopWanted("SIGINT"))
     scene.exits(1, -9)
     scene.exits(0, -9, fenced=True)
     assert scene.state.outcome == "interrupted"
@@ -386,19 +387,19 @@ def test_a_worker_lost_while_stopping_ends_the_run_without_a_restart():
 
 def test_agents_that_never_report_end_the_run():
     scene = Scene(replace(SETUP, agent_timeout_s=3.0))
-    scene.feed(core.Begin())
-    scene.feed(core.AgentJoined(0))
+    scene.feed(state.Begin())
+    scene.feed(state.AgentJoined(0))
     for _ in range(4):
-        scene.feed(core.Tick())
+        scene.feed(state.Tick())
     assert scene.state.outcome == "failed"
     assert scene.state.reason == "no agent on node(s) [1] within 3 s"
 
 
 HAPPENINGS = st.one_of(
-    st.builds(core.AgentJoined, st.integers(0, 1)),
-    st.builds(core.AgentLost, st.integers(0, 1)),
-    st.just(core.Tick()),
-    st.builds(core.StopWanted, st.just("SIGINT")),
+    st.builds(state.AgentJoined, st.integers(0, 1)),
+    st.builds(state.AgentLost, st.integers(0, 1)),
+    st.just(state.Tick()),
+    st.builds(state.StopWanted, st.just("SIGINT")),
     st.builds(
         say.Exited,
         generation=st.integers(0, 4),
@@ -435,7 +436,7 @@ HAPPENINGS = st.one_of(
 @given(st.lists(HAPPENINGS, max_size=60))
 def test_whatever_happens_the_laws_of_the_controller_hold(happenings):
     scene = Scene(faults=("rank=1@step=3",))
-    scene.feed(core.Begin())
+    scene.feed(state.Begin())
     for event in happenings:
         before = scene.state
         num_started = len(scene.orders(say.StartWorker))

@@ -48,7 +48,7 @@ def started(at: float = 0.0, *, resumed: bool = False) -> log.RunStarted:
         num_steps=200,
         resumed=resumed,
         layout="DDP over 2 ranks",
-        version="0.1.0",
+        versions={"paceline": "0.1.0", "python": "3.11.7"},
     )
 
 

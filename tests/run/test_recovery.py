@@ -210,3 +210,33 @@ def test_fifty_random_kills_all_end_with_the_same_bits(scene, clean, clean_fsdp2
         assert_same_end(run, clean)
         run = scene.run(f"soak-fsdp2-{seed}", *FSDP2, *drill(*random_kills(seed, count=2)))
         assert_same_end(run, clean_fsdp2)
+
+
+def test_text_that_changed_since_the_run_began_is_not_trained_on(tmp_path):
+    scene = Scene(tmp_path)
+    scene.run("run", "--set", "train.steps=4")
+    (tmp_path / "text/new.txt").write_text("a new file\n")
+    resumed = scene.paceline("run", "--resume", "run", "--set", "train.steps=8")
+    assert resumed.returncode == 2
+    assert "R006" in resumed.stderr
+
+
+def test_a_run_that_is_going_on_cannot_be_resumed_by_another_and_keeps_its_job(scene):
+    process = scene.start("held", "--set", "train.steps=400")
+    record = scene.record("held")
+    wait_until(lambda: len(record.all_metrics) >= 2, what="the second step")
+    job = (record.folder / "job.yaml").read_text()
+    second = scene.paceline("run", "--resume", "held", "--set", "train.steps=9")
+    assert second.returncode == 2
+    assert "R004" in second.stderr
+    assert (record.folder / "job.yaml").read_text() == job
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):
+    process = scene.start("unread")
+    process.stdout.close()
+    assert process.wait(timeout=90) == 0
+    assert_same_end(scene.record("unread"), clean)

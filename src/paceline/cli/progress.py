@@ -9,7 +9,7 @@ import click
 
 from paceline.control import messages as say
 from paceline.control.controller import Progress
-from paceline.control.core import State
+from paceline.control.state import State
 from paceline.plan import Plan
 from paceline.record import events as log
 from paceline.record.checkpoints import list_checkpoints
@@ -34,6 +34,7 @@ class ProgressView:
         self._plan = plan
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._live = self._stream.isatty()
+        self._is_read = True
         self._began = time.monotonic()
         self._shown_at = 0.0
         self._step_times: deque[float] = deque(maxlen=_WINDOW)
@@ -78,7 +79,7 @@ class ProgressView:
             f"  ranks {progress.num_alive}/{progress.num_ranks}"
         )
         if self._live:
-            click.echo(f"\r\x1b[2K{line}", file=self._stream, nl=False)
+            self._print(f"\r\x1b[2K{line}", newline=False)
         else:
             self._line(line)
 
@@ -150,7 +151,15 @@ class ProgressView:
 
     def _line(self, text: str) -> None:
         start = "\r\x1b[2K" if self._live else ""
-        click.echo(f"{start}{text}", file=self._stream)
+        self._print(f"{start}{text}")
+
+    def _print(self, text: str, *, newline: bool = True) -> None:
+        """To a reader that may have left (`| head`, a closed terminal): the run goes on."""
+        if self._is_read:
+            try:
+                click.echo(text, file=self._stream, nl=newline)
+            except OSError:
+                self._is_read = False
 
 
 def _describe(event: log.AnyEvent) -> str | None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
     from paceline.spec import Job
+    from paceline.spec.corpus import Corpus
 
 
 @click.command()
@@ -82,34 +83,40 @@ def _anew(
     from paceline.spec import load_job
 
     job = load_job(job_file, overrides)
+    corpus = _find_corpus(job)
     plan = _check_and_plan(job)
-    return create_run(job, plan, folder=out, runs=runs), job, plan
+    return create_run(job, plan, folder=out, runs=runs, corpus=corpus), job, plan
 
 
 def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, Plan]":
-    from paceline.record.run import check_same_training, open_run, write_resolved
+    from paceline.record.run import check_same_data, check_same_training, open_run
     from paceline.spec import load_job
 
     run = open_run(folder)
     before = run.job()
+    corpus = _find_corpus(before)
+    if corpus is not None:
+        check_same_data(run, corpus)
     if not overrides:
         plan = run.plan()
         _check(before, plan)
         return run, before, plan
     job = replace(load_job(run.job_file, overrides), folder=before.folder)
     check_same_training(before, job)
-    plan = _check_and_plan(job)
-    write_resolved(run, job.spec, plan)
-    return run, job, plan
+    return run, job, _check_and_plan(job)
+
+
+def _find_corpus(job: "Job") -> "Corpus | None":
+    from paceline.spec.corpus import find_corpus
+
+    asked = job.spec.data.path is not None or job.spec.data.corpus is not None
+    return find_corpus(job) if asked else None
 
 
 def _check_and_plan(job: "Job") -> "Plan":
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
-    from paceline.spec.corpus import find_corpus
 
-    if job.spec.data.path is not None or job.spec.data.corpus is not None:
-        find_corpus(job)
     facts = measure_factory(job) if job.spec.model.factory is not None else None
     plan = plan_job(job, facts)
     _check(job, plan)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.control import core
 from paceline.control import messages as say
+from paceline.control import state as st
 from paceline.control.agent import LINE_LIMIT
+from paceline.control.core import decide
 from paceline.record.events import AnyEvent, EventLog
 
 
@@ -43,7 +44,7 @@ class Controller:
     def __init__(
         self,
         *,
-        setup: core.Setup,
+        setup: st.Setup,
         faults: tuple[str, ...],
         events: EventLog,
         start_agent: Callable[[AgentAddress], None],
@@ -55,7 +56,7 @@ class Controller:
         on_event: Told of every event after it is in the log.
         on_progress: Told of everything a worker says.
         """
-        self._state = core.State(setup=setup, faults=faults)
+        self._state = st.State(setup=setup, faults=faults)
         self._events = events
         self._start_agent = start_agent
         self._on_event = on_event
@@ -66,32 +67,35 @@ class Controller:
         self._over = asyncio.Event()
         self._error: Exception | None = None
 
-    async def run(self) -> core.State:
+    async def run(self) -> st.State:
         """The state at the end; `outcome` and `reason` say how it went."""
         server = await asyncio.start_server(self._agent, "127.0.0.1", 0, limit=LINE_LIMIT)
         host, port = server.sockets[0].getsockname()[:2]
         self._address = f"{host}:{port}"
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            wanted = core.StopWanted(signal.Signals(number).name)
+        stopping = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: outlive the terminal
+            stopping.remove(signal.SIGHUP)
+        for number in stopping:
+            wanted = st.StopWanted(signal.Signals(number).name)
             loop.add_signal_handler(number, self._feed, wanted)
         ticking = asyncio.create_task(self._tick())
         try:
-            self._feed(core.Begin())
+            self._feed(st.Begin())
             await self._over.wait()
             if self._error is not None:
                 raise self._error
             await self._drain()
         finally:
             ticking.cancel()
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stopping:
                 loop.remove_signal_handler(number)
             for writer in self._agents.values():
                 writer.close()
             server.close()
         return self._state
 
-    def _feed(self, event: core.Happening) -> None:
+    def _feed(self, event: st.Happening) -> None:
         """Decide and act. An error here ends the run: the agents then stop their workers."""
         try:
             self._turn(event)
@@ -99,24 +103,24 @@ class Controller:
             self._error = error
             self._over.set()
 
-    def _turn(self, event: core.Happening) -> None:
-        clock = core.Clock(monotonic_s=time.monotonic(), unix_s=time.time())
-        self._state, actions = core.decide(self._state, event, clock)
+    def _turn(self, event: st.Happening) -> None:
+        clock = st.Clock(monotonic_s=time.monotonic(), unix_s=time.time())
+        self._state, actions = decide(self._state, event, clock)
         for action in actions:
             self._act(action)
         if self._state.phase == "over":
             self._over.set()
 
-    def _act(self, action: core.Action) -> None:
+    def _act(self, action: st.Action) -> None:
         match action:
-            case core.Record(event):
+            case st.Record(event):
                 self._events.write(event)
                 self._on_event(event)
-            case core.Send(node, message):
+            case st.Send(node, message):
                 writer = self._agents.get(node)
                 if writer is not None and not writer.is_closing():
                     writer.write(say.encode(message))
-            case core.StartAgent(node):
+            case st.StartAgent(node):
                 self._start_agent(AgentAddress(node, self._address, self._token))
 
     async def _agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,7 +135,7 @@ class Controller:
                         break
                     node = message.node
                     self._agents[node] = writer
-                    self._feed(core.AgentJoined(node))
+                    self._feed(st.AgentJoined(node))
                 elif node is None:
                     break  # whoever does not say who it is first is not one of ours
                 else:
@@ -143,7 +147,7 @@ class Controller:
             writer.close()
             if node is not None:
                 del self._agents[node]
-                self._feed(core.AgentLost(node))
+                self._feed(st.AgentLost(node))
 
     def _show(self, message: say.FromAgent) -> None:
         if isinstance(message, say.Said) and message.generation == self._state.generation:
@@ -159,7 +163,7 @@ class Controller:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            self._feed(core.Tick())
+            self._feed(st.Tick())
 
     async def _drain(self) -> None:
         """Let the agents end their workers and leave before the connection closes."""

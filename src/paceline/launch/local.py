@@ -1,21 +1,24 @@
 """Run a job on this machine: one agent process for each node of the plan."""
 
 import asyncio
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
+import platform
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
 import paceline
-from paceline.control import core
 from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress, Controller, Progress
+from paceline.control.state import Setup, State
 from paceline.errors import JobError, Problem
 from paceline.plan import Plan
 from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
-from paceline.record.run import RunFolder, hold_run
+from paceline.record.run import RunFolder, hold_run, write_resolved
 from paceline.spec import Job
 
 
@@ -61,11 +64,12 @@ def run_local(
     *,
     on_event: Callable[[AnyEvent], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> core.State:
+) -> State:
     """Run a job to its end, and say how it ended.
 
     Args:
-        job: The resolved job, as it stands in the run's folder.
+        job: The resolved job; it and the plan are written into the run's folder, where every
+            process reads them.
         plan: Its plan.
         run: The run's folder, new or of a run to go on with.
         on_event: Told of every event after it is in the log.
@@ -78,18 +82,19 @@ def run_local(
     if problems:
         raise JobError(*problems)
     with hold_run(run):
+        write_resolved(run, job.spec, plan)
         before = read_events(run.events_file)
         fired = {event.fault for event in before if isinstance(event, FaultInjected)}
         events = EventLog(run.events_file)
         agents = _Agents(run)
         controller = Controller(
-            setup=core.Setup(
+            setup=Setup(
                 num_nodes=plan.cluster.num_nodes,
                 ranks_per_node=plan.cluster.ranks_per_node,
                 num_steps=job.spec.train.steps,
                 max_restarts=job.spec.recovery.max_restarts,
                 grace_s=job.spec.recovery.grace,
-                version=paceline.__version__,
+                versions=_versions(),
                 resumed=bool(before),
                 layout=plan.layout.name,
             ),
@@ -104,6 +109,13 @@ def run_local(
         finally:
             agents.end()
             events.close()
+
+
+def _versions() -> dict[str, str]:
+    versions = {"paceline": paceline.__version__, "python": platform.python_version()}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions["torch"] = importlib.metadata.version("torch")
+    return versions
 
 
 class _Agents:

@@ -34,8 +34,8 @@ class RunStarted(Event, frozen=True, kw_only=True, tag=True):
     """The layout's name. When a resumed run has another one than before, its numbers go on
     equal to rounding, no longer to the bit."""
 
-    version: str
-    """Version of Paceline."""
+    versions: dict[str, str]
+    """Version of Paceline, Python and, where it is installed, torch."""
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True, tag=True):

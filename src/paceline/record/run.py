@@ -25,6 +25,7 @@ from paceline.plan import Plan, plan_from_json, plan_to_json
 from paceline.record.events import RunFinished, RunStarted, TrainingStarted, read_events
 from paceline.record.metrics import read_metrics
 from paceline.spec import Job, JobSpec, dump_job, load_job
+from paceline.spec.corpus import Corpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,9 @@ class RunInfo:
 
     created_at: float
     """Seconds since 1970 (UTC)."""
+
+    data_fingerprint: str | None = None
+    """Of the text trained on, see `Corpus`; None for a program of your own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +100,15 @@ class RunFolder:
         return msgspec.json.decode(self.info_file.read_bytes(), type=RunInfo)
 
 
-def create_run(job: Job, plan: Plan, *, folder: Path | None, runs: Path) -> RunFolder:
+def create_run(
+    job: Job, plan: Plan, *, folder: Path | None, runs: Path, corpus: Corpus | None = None
+) -> RunFolder:
     """A new run's folder with the resolved job and the plan in it.
 
     Args:
         folder: Where to put it, or None for `<runs>/<name>-<date>-<time>`.
         runs: The folder of all runs.
+        corpus: The text it trains on, to notice when it changes.
 
     Raises:
         JobError: The folder holds another run, holds other files, or cannot be written.
@@ -126,7 +133,12 @@ def create_run(job: Job, plan: Plan, *, folder: Path | None, runs: Path) -> RunF
                 fix="give a folder that is empty or does not exist yet",
             )
         )
-    info = RunInfo(name=job.spec.name, job_folder=str(job.folder), created_at=time.time())
+    info = RunInfo(
+        name=job.spec.name,
+        job_folder=str(job.folder),
+        created_at=time.time(),
+        data_fingerprint=corpus.fingerprint if corpus is not None else None,
+    )
     try:
         for made in (run.path, run.checkpoints, run.logs):
             made.mkdir(parents=True, exist_ok=True)
@@ -195,6 +207,26 @@ def check_same_training(before: Job, after: Job) -> None:
     ]
     if problems:
         raise JobError(*problems)
+
+
+def check_same_data(run: RunFolder, corpus: Corpus) -> None:
+    """The text of a run stays what it was, or its sample ids mean other samples.
+
+    Raises:
+        JobError: A file was added, removed, renamed or resized since the run began.
+    """
+    began = run.info().data_fingerprint
+    if began is not None and corpus.fingerprint != began:
+        num_files = len({*corpus.train, *corpus.held_out})
+        raise JobError(
+            Problem(
+                code="R006",
+                what=f"the text has changed since the run began: {num_files} files with "
+                f"fingerprint {corpus.fingerprint}, it was {began}",
+                where=run.job().where("data"),
+                fix="put the files back as they were, or start a new run",
+            )
+        )
 
 
 def hold_run(run: RunFolder) -> IO[bytes]:

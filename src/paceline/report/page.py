@@ -112,7 +112,7 @@ def render_page(record: RunRecord) -> str:
         layouts=layout_rows(record.plan)[:_MOST_LAYOUTS] if record.plan is not None else [],
         num_layouts=1 + len(record.plan.rejected) if record.plan is not None else 0,
         job_text=record.job_text,
-        versions=sorted({e.version for e in record.events if isinstance(e, log.RunStarted)}),
+        versions=_versions(record),
         folder=record.folder,
     )
 
@@ -285,3 +285,11 @@ def _utc(at: float) -> str:
 
 def _plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _versions(record: RunRecord) -> list[str]:
+    """`paceline 0.1.0`, `python 3.11.7` ...: each that a part of the run was made with."""
+    started = [event for event in record.events if isinstance(event, log.RunStarted)]
+    return list(
+        dict.fromkeys(f"{name} {version}" for e in started for name, version in e.versions.items())
+    )

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.runtime.session import Session, Step
+    from paceline.runtime.session import Session
+    from paceline.runtime.step import Step
 
 __all__ = ["Session", "Step"]
 

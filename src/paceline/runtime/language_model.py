@@ -8,17 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.record.run import check_same_data
 from paceline.runtime.bigram import bigram_loss
 from paceline.runtime.data import TextData, load_text
 from paceline.runtime.decoder import Decoder
+from paceline.runtime.loop import Evaluate
 from paceline.runtime.optimizer import make_optimizer
-from paceline.runtime.session import Evaluate, Session
+from paceline.runtime.session import Session
+from paceline.spec.corpus import find_corpus
 
 
 def train(session: Session) -> None:
     """Train the plan's decoder on the job's text."""
     spec, shape = session.job.spec, session.plan.decoder
     assert shape is not None, "the built-in trainer is for models with a decoder shape"
+    check_same_data(session.run, find_corpus(session.job))
     text, held_out = load_text(session.job)
     model = session.build(lambda: Decoder(shape, spec.data.seq_len))
     optimizer = make_optimizer(model, spec.train)

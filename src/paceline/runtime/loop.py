@@ -1,0 +1,247 @@
+"""The step loop around a training function: restore, step, record, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.control import messages as say
+from paceline.errors import Problem, RunError
+from paceline.record.metrics import MetricsLog, StepMetrics
+from paceline.runtime import memory
+from paceline.runtime.channel import Channel
+from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
+from paceline.runtime.step import Step
+
+if TYPE_CHECKING:
+    from paceline.runtime.session import Session
+
+Evaluate = Callable[[], "tuple[torch.Tensor | float, int]"]
+"""This rank's share of the held-out loss: the sum over its samples, and how many they were."""
+
+
+class Loop:
+    """The step loop around the person's own code."""
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        channel: Channel,
+        checkpointer: Checkpointer,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        evaluate: Evaluate | None,
+        tokens_per_sample: int | None,
+        schedule: Callable[[int], float],
+    ) -> None:
+        self._session = session
+        self._channel = channel
+        self._checkpointer = checkpointer
+        self._model = model
+        self._optimizer = optimizer
+        self._evaluate = evaluate
+        self._unit = "tokens" if tokens_per_sample else "samples"
+        self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
+        self._schedule = schedule
+        self._saved_step = 0
+        self._refused_in_a_row = 0
+
+    def run(self) -> Iterator[Step]:
+        """Restore, then every step that is left, then the end's evaluation and checkpoint."""
+        session = self._session
+        first = self._restore()
+        metrics = MetricsLog(session.run.metrics_file) if session.is_first else None
+        board = _TensorBoard(session) if session.is_first else None
+        if first == 1:
+            self._evaluate_after(0)
+        for number in range(first, session.job.spec.train.steps + 1):
+            session.stop_wanted |= self._channel.stop_wanted
+            step = self._begin(number)
+            yield step
+            self._check_finished(step)
+            self._report(step)
+            ended = step.stop or number == session.job.spec.train.steps
+            if metrics is not None and board is not None:
+                line = self._metrics(step)
+                metrics.write(line)
+                board.write(line)
+            self._tell_of_save(self._checkpointer.poll())
+            self._after(number, ended)
+            if step.stop:
+                session.interrupted = number < session.job.spec.train.steps
+                break
+        while (outcome := self._checkpointer.wait()) is not None:
+            self._tell_of_save(outcome)
+        if metrics is not None and board is not None:
+            metrics.close()
+            board.close()
+
+    def _restore(self) -> int:
+        """Bring back the newest valid state of the run; returns the first step to do."""
+        session = self._session
+        restored = self._checkpointer.restore_newest(self._model, self._optimizer)
+        if restored.path is not None:
+            session.last_step = self._saved_step = restored.step
+            session.held_out_loss = restored.held_out_loss
+        self._channel.send(
+            say.Restored(
+                first_step=session.last_step + 1,
+                checkpoint=restored.path.name if restored.path is not None else None,
+                refused=[(path.name, problem.what) for path, problem in restored.refused],
+            )
+        )
+        return session.last_step + 1
+
+    def _begin(self, number: int) -> Step:
+        session = self._session
+        # Dropout and the like: the same on a resumed run, different on every rank and step.
+        seed = [session.job.spec.train.seed, number, session.place.rank]
+        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
+        rate = self._schedule(number)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return Step(number, session, self._model, self._optimizer, rate)
+
+    def _check_finished(self, step: Step) -> None:
+        session = self._session
+        if not step.finished:
+            raise RunError(
+                Problem(
+                    code="R021",
+                    what=f"step {step.number} was left without step.apply()",
+                    where=session.job.where("program"),
+                    fix="call step.apply() once at the end of every step",
+                )
+            )
+        session.last_step = step.number
+        self._refused_in_a_row = self._refused_in_a_row + 1 if step.refused else 0
+        if step.refused is None:
+            return
+        if session.is_first:
+            self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
+        if self._refused_in_a_row >= session.job.spec.train.max_refused_steps:
+            raise RunError(
+                Problem(
+                    code="R022",
+                    what=f"{self._refused_in_a_row} steps in a row were refused, the last because "
+                    f"{step.refused}",
+                    where=session.job.where("train.max_refused_steps"),
+                    fix="lower train.learning_rate, lengthen train.warmup_steps, or use fp32",
+                )
+            )
+
+    def _report(self, step: Step) -> None:
+        rate = self._units_per_step / step.seconds
+        self._channel.send(
+            say.StepDone(step=step.number, loss=step.loss, tokens_per_s=rate, unit=self._unit)
+        )
+
+    def _after(self, number: int, ended: bool) -> None:
+        """Evaluate and save where they are due."""
+        plan = self._session.plan
+        if number % plan.evaluate_every == 0 or number == self._session.job.spec.train.steps:
+            self._evaluate_after(number)
+        if number % plan.checkpoint_every == 0 or ended:
+            self._save(number)
+
+    def _evaluate_after(self, number: int) -> None:
+        if self._evaluate is None:
+            return
+        session, start = self._session, time.perf_counter()
+        self._model.eval()
+        with torch.no_grad(), session.autocast():
+            loss_sum, count = self._evaluate()
+        self._model.train()
+        total, num_samples = session.vote(float(loss_sum), float(count))
+        session.held_out_loss = total / num_samples
+        if session.is_first:
+            seconds = time.perf_counter() - start
+            self._channel.send(
+                say.EvaluationDone(step=number, loss=session.held_out_loss, seconds=seconds)
+            )
+
+    def _save(self, number: int) -> None:
+        """Start a checkpoint; it is written while training goes on."""
+        if number == self._saved_step:
+            return
+        session = self._session
+        self._checkpointer.start(
+            number,
+            self._model,
+            self._optimizer,
+            held_out_loss=session.held_out_loss,
+            layout=session.plan.layout.name,
+            on_phase=lambda phase: session.faults.pass_by("save", number),
+        )
+        self._saved_step = number
+
+    def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
+        if outcome is None or not self._session.is_first:
+            return
+        if isinstance(outcome, SaveFailed):
+            self._channel.send(say.SaveError(step=outcome.step, reason=outcome.reason))
+            return
+        self._channel.send(
+            say.SaveDone(
+                step=outcome.step,
+                checkpoint=outcome.path.name,
+                num_bytes=outcome.num_bytes,
+                stall_s=outcome.stall_s,
+                write_s=outcome.write_s,
+            )
+        )
+
+    def _metrics(self, step: Step) -> StepMetrics:
+        place = self._session.place
+        return StepMetrics(
+            step=step.number,
+            generation=place.generation,
+            at=time.time(),
+            loss=step.loss,
+            grad_norm=step.grad_norm,
+            learning_rate=step.learning_rate,
+            tokens_per_s=self._units_per_step / step.seconds,
+            step_s=step.seconds,
+            forward_s=step.forward_s,
+            backward_s=step.backward_s,
+            vote_s=step.vote_s,
+            apply_s=step.apply_s,
+            memory_bytes=memory.peak_bytes(place.device),
+            applied=step.refused is None,
+            samples_digest=step.samples_digest,
+        )
+
+
+class _TensorBoard:
+    """The same numbers as TensorBoard event files, where the job asks for them."""
+
+    def __init__(self, session: Session) -> None:
+        self._writer = None
+        if session.job.spec.metrics.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            folder: Path = session.run.path / "tensorboard"
+            self._writer = SummaryWriter(str(folder), purge_step=session.last_step + 1)
+
+    def write(self, line: StepMetrics) -> None:
+        if self._writer is None:
+            return
+        for name, value in {
+            "train/loss": line.loss,
+            "train/grad_norm": line.grad_norm,
+            "train/learning_rate": line.learning_rate,
+            "speed/tokens_per_s": line.tokens_per_s,
+            "speed/step_s": line.step_s,
+        }.items():
+            self._writer.add_scalar(name, value, line.step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
