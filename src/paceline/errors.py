@@ -9,7 +9,8 @@ EXIT_CODES: dict[int, str] = {
     3: "no layout fits, or the batch does not divide",
     4: "the run failed and could not be recovered",
     5: "no checkpoint is valid",
-    130: "interrupted; workers stopped at a step boundary and a checkpoint was written",
+    6: "trained to the end, but the last state could not be saved",
+    130: "interrupted: at a step boundary with a checkpoint, or at once when asked twice",
 }
 """Every exit code of the command line and what it means."""
 

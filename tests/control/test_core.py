@@ -94,6 +94,7 @@ def completed(step: int = 100, **changes: object) -> say.Completed:
     record = {
         "outcome": "finished",
         "step": step,
+        "saved_step": step,
         "world_size": 2,
         "state_digest": "abc",
         "held_out_loss": 1.0,

@@ -38,7 +38,8 @@ class ProgressView:
         self._began = time.monotonic()
         self._shown_at = 0.0
         self._step_times: deque[float] = deque(maxlen=_WINDOW)
-        self._held_out: list[float | None] = []
+        self._held_out: list[tuple[int, float | None]] = []
+        self._finished: log.RunFinished | None = None
         self._baseline: log.BaselineEvaluated | None = None
 
     def opening(self, *, resumed: bool) -> None:
@@ -46,11 +47,10 @@ class ProgressView:
         self._line(format_plan(self._plan))
         self._line("")
         if resumed:
-            before = [
-                event.layout
-                for event in log.read_events(self._run.events_file)
-                if isinstance(event, log.RunStarted)
-            ]
+            events = log.read_events(self._run.events_file)
+            for event in events:
+                self._note(event)
+            before = [event.layout for event in events if isinstance(event, log.RunStarted)]
             if before and before[-1] != self._plan.layout.name:
                 self._line(
                     f"The layout was {before[-1]} and is {self._plan.layout.name}: from here on "
@@ -85,10 +85,7 @@ class ProgressView:
 
     def event(self, event: log.AnyEvent) -> None:
         """An event that a person wants to see."""
-        if isinstance(event, log.Evaluated):
-            self._held_out.append(event.loss)
-        if isinstance(event, log.BaselineEvaluated):
-            self._baseline = event
+        self._note(event)
         text = _describe(event)
         if text is not None:
             clock = time.strftime("%H:%M:%S", time.localtime(event.at))
@@ -96,10 +93,19 @@ class ProgressView:
         if isinstance(event, log.WorkerLost | log.TrainingStarted):
             self._step_times.clear()
 
+    def _note(self, event: log.AnyEvent) -> None:
+        if isinstance(event, log.Evaluated):
+            self._held_out.append((event.step, event.loss))
+        if isinstance(event, log.BaselineEvaluated):
+            self._baseline = event
+        if isinstance(event, log.RunFinished):
+            self._finished = event
+
     def closing(self, state: State, report: Path | None, why_not: str | None) -> None:
         """How it ended. The report's path is the last line."""
         took = format_seconds(time.monotonic() - self._began)
-        steps = f"step {state.step} of {self._job.spec.train.steps}"
+        step = self._finished.step if self._finished is not None else state.step
+        steps = f"step {step} of {self._job.spec.train.steps}"
         restarts = f"{state.restarts} restart{'' if state.restarts == 1 else 's'}"
         self._line("")
         self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
@@ -109,6 +115,9 @@ class ProgressView:
             self._line(f"logs        {_short(self._run.logs)}")
         self._line_of_losses()
         self._line_of_state(state)
+        if state.outcome == "finished" and state.unsaved:
+            saved = self._finished.saved_step if self._finished is not None else None
+            self._line(f"NOT SAVED   the last state; the newest checkpoint is of step {saved}")
         if state.outcome == "interrupted":
             self._line(f"go on       paceline run --resume {_short(self._run.path)}")
         if report is not None:
@@ -119,9 +128,11 @@ class ProgressView:
     def _line_of_losses(self) -> None:
         if not self._held_out:
             return
-        text = f"held-out    {_loss(self._held_out[-1])} nats per token"
+        unit = " nats per token" if self._plan.decoder is not None else ""
+        (first_step, first), (last_step, last) = self._held_out[0], self._held_out[-1]
+        text = f"held-out    {_loss(last)}{unit} after step {last_step}"
         if len(self._held_out) > 1:
-            text += f", {_loss(self._held_out[0])} at the start"
+            text += f", {_loss(first)} after step {first_step}"
         if self._baseline is not None:
             text += f"; {self._baseline.name} {self._baseline.loss:.4f}"
         self._line(text)
@@ -168,7 +179,8 @@ def _describe(event: log.AnyEvent) -> str | None:
         case log.TrainingStarted():
             origin = f"from {event.checkpoint}" if event.checkpoint else "from the initial state"
             return (
-                f"{event.world_size} ranks met over {event.backend}; "
+                f"{event.world_size} rank{'s' if event.world_size > 1 else ''} met over "
+                f"{event.backend}; "
                 f"training from step {event.first_step}, {origin}"
             )
         case log.CheckpointRefused():

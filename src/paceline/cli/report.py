@@ -35,7 +35,7 @@ def command(run_folder: Path, out: Path | None) -> None:
                 code="R010",
                 what=f"the page needs {error.name}, which is not installed",
                 where="paceline report",
-                fix="pip install 'paceline[report]'",
+                fix="pip install matplotlib Jinja2",
             )
         ) from None
     except OSError as error:

@@ -89,7 +89,12 @@ def _anew(
 
 
 def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, Plan]":
-    from paceline.record.run import check_same_data, check_same_training, open_run
+    from paceline.record.run import (
+        check_same_data,
+        check_same_training,
+        check_steps_left,
+        open_run,
+    )
     from paceline.spec import load_job
 
     run = open_run(folder)
@@ -98,12 +103,25 @@ def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, P
     if corpus is not None:
         check_same_data(run, corpus)
     if not overrides:
-        plan = run.plan()
+        check_steps_left(run, before)
+        plan = _plan_of(run, before)
         _check(before, plan)
         return run, before, plan
     job = replace(load_job(run.job_file, overrides), folder=before.folder)
     check_same_training(before, job)
+    check_steps_left(run, job)
     return run, job, _check_and_plan(job)
+
+
+def _plan_of(run: "RunFolder", job: "Job") -> "Plan":
+    """The plan of before; when its file is lost, a new one from the same job."""
+    from paceline.errors import JobError
+
+    try:
+        return run.plan()
+    except JobError as damaged:
+        click.echo(f"{damaged.problems[0].what}; planning again", err=True)
+        return _check_and_plan(job)
 
 
 def _find_corpus(job: "Job") -> "Corpus | None":
@@ -139,7 +157,7 @@ def _write_report(run: "RunFolder") -> tuple[Path | None, str | None]:
     try:
         return write_report(run), None
     except ImportError as error:
-        return None, f"{error.name} is not installed: pip install 'paceline[report]'"
+        return None, f"{error.name} is not installed: pip install matplotlib Jinja2"
     except OSError as error:
         return None, f"it cannot be written: {error.filename}: {error.strerror}"
 

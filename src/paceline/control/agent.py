@@ -173,10 +173,13 @@ class Agent:
             "PYTHONUNBUFFERED": "1",
         }
         environment.setdefault("OMP_NUM_THREADS", str(self._threads))
+        # Gloo would take the interface of the host's name; everything here is on this machine.
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
         return environment
 
     async def _listen(self, generation: int, rank: int, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, ValueError):  # ValueError: beyond LINE_LIMIT
             while line := await reader.readline():
                 try:
                     message = say.from_worker(line)

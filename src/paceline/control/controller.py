@@ -48,17 +48,20 @@ class Controller:
         faults: tuple[str, ...],
         events: EventLog,
         start_agent: Callable[[AgentAddress], None],
+        kill_agent: Callable[[int], None],
         on_event: Callable[[AnyEvent], None] = lambda event: None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         """Args:
         start_agent: Places an agent on a node; called again when that agent was lost.
+        kill_agent: Ends a node's agent and all its workers by force; harmless when it is gone.
         on_event: Told of every event after it is in the log.
         on_progress: Told of everything a worker says.
         """
         self._state = st.State(setup=setup, faults=faults)
         self._events = events
         self._start_agent = start_agent
+        self._kill_agent = kill_agent
         self._on_event = on_event
         self._on_progress = on_progress
         self._token = secrets.token_hex(16)
@@ -120,6 +123,8 @@ class Controller:
                 writer = self._agents.get(node)
                 if writer is not None and not writer.is_closing():
                     writer.write(say.encode(message))
+            case st.KillAgent(node):
+                self._kill_agent(node)
             case st.StartAgent(node):
                 self._start_agent(AgentAddress(node, self._address, self._token))
 

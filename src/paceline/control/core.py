@@ -18,6 +18,7 @@ from paceline.control.state import (
     Clock,
     Failure,
     Happening,
+    KillAgent,
     Outcome,
     Rank,
     Record,
@@ -25,6 +26,7 @@ from paceline.control.state import (
     StartAgent,
     State,
     StopWanted,
+    Symptom,
     Tick,
 )
 from paceline.record import events as log
@@ -125,7 +127,7 @@ def _begin(state: State, turn: _Turn) -> State:
             versions=setup.versions,
         )
     )
-    return _gather(state, turn)
+    return _gather(replace(state, generation=setup.first_generation - 1), turn)
 
 
 def _gather(state: State, turn: _Turn) -> State:
@@ -136,6 +138,7 @@ def _gather(state: State, turn: _Turn) -> State:
         generation=state.generation + 1,
         ranks=(),
         fault_at=None,
+        symptom=None,
         deadline_s=turn.clock.monotonic_s + state.setup.agent_timeout_s,
     )
     for node in range(state.setup.num_nodes):
@@ -219,15 +222,10 @@ def _said(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> Stat
             state = _with_rank(state, rank, completed=message)
         case say.Crashed():
             state = _with_rank(state, rank, crashed=message)
-            if state.phase != "fencing":
-                state = _fail(
-                    state,
-                    rank,
-                    f"{message.kind}: {message.message}",
-                    detail=message.where,
-                    retry=message.retry,
-                    turn=turn,
-                )
+            if message.peer_lost and state.symptom is None:
+                state = replace(state, symptom=Symptom(rank, now.monotonic_s))
+            elif not message.peer_lost and state.phase != "fencing":
+                state = _crashed(state, rank, message, turn)
         case _:
             assert_never(message)
     return state
@@ -308,11 +306,27 @@ def _exited(state: State, event: say.Exited, turn: _Turn) -> State:
     state = _with_rank(state, event.rank, alive=False)
     # An abort at interpreter exit after the completion record does no harm (torch 2.13 over gloo).
     lost = rank.completed is None and not event.fenced
-    if lost and state.phase != "fencing":
+    follows = rank.crashed is not None and rank.crashed.peer_lost  # the cause is elsewhere
+    if lost and not follows and state.phase != "fencing":
         state = _fail(state, event.rank, _how(event.returncode), detail=None, retry=True, turn=turn)
-    elif lost and event.returncode < 0:
-        state = _blame_instead(state, event.rank, _how(event.returncode), turn)
+    elif state.symptom is not None and not any(other.alive for other in state.ranks):
+        state = _fail_of_symptom(state, turn)
     return _when_all_gone(state, turn)
+
+
+def _crashed(state: State, rank: int, crash: say.Crashed, turn: _Turn) -> State:
+    how = f"{crash.kind}: {crash.message}" if crash.kind else crash.message
+    return _fail(state, rank, how, detail=crash.where, retry=crash.retry, turn=turn)
+
+
+def _fail_of_symptom(state: State, turn: _Turn) -> State:
+    """Nobody's own end explains the lost connection: all that is known is who lost it."""
+    if state.symptom is None or state.phase in ("fencing", "gathering"):
+        return state
+    how = "lost the connection to another rank"
+    crash = state.ranks[state.symptom.rank].crashed
+    detail = crash.message if crash is not None else None
+    return _fail(state, state.symptom.rank, how, detail=detail, retry=True, turn=turn)
 
 
 def _how(returncode: int) -> str:
@@ -326,6 +340,7 @@ def _how(returncode: int) -> str:
 
 def _agent_lost(state: State, node: int, turn: _Turn) -> State:
     state = replace(state, agents=state.agents - {node})
+    turn.actions.append(KillAgent(node))  # only the connection may be gone
     mine = [rank for rank in range(len(state.ranks)) if state.setup.node_of(rank) == node]
     lost = [rank for rank in mine if state.ranks[rank].completed is None]
     # Workers die with their agent, so none of this node's is alive now.
@@ -348,27 +363,15 @@ def _fail(
         how=how,
         detail=detail,
         retry=retry,
-        happened_at=state.fault_at,
-        known_at=turn.clock.monotonic_s,
+        happened_at=before.happened_at if before is not None else state.fault_at,
+        known_at=before.known_at if before is not None else turn.clock.monotonic_s,
         after_step=before.after_step if before is not None else state.step,
     )
     turn.record(_lost(state, failure, turn))
     turn.send_all(state.agents, say.KillWorkers(generation=state.generation))
-    state = replace(state, phase="fencing", failure=failure, deadline_s=None)
+    deadline = turn.clock.monotonic_s + state.setup.fence_timeout_s
+    state = replace(state, phase="fencing", failure=failure, symptom=None, deadline_s=deadline)
     return _when_all_gone(state, turn)
-
-
-def _blame_instead(state: State, rank: int, how: str, turn: _Turn) -> State:
-    """A signal ended another rank, and the first only said that a peer went away."""
-    failure = state.failure
-    if failure is None or failure.rank == rank:
-        return state
-    first = state.ranks[failure.rank].crashed
-    if first is None or not first.peer_lost:
-        return state
-    failure = replace(failure, rank=rank, how=how, detail=None, retry=True)
-    turn.record(_lost(state, failure, turn))
-    return replace(state, failure=failure)
 
 
 def _lost(state: State, failure: Failure, turn: _Turn) -> log.WorkerLost:
@@ -406,7 +409,8 @@ def _after_fence(state: State, turn: _Turn) -> State:
     blame = f"rank {failure.rank}: {failure.how}"
     if not failure.retry:
         return _give_up(state, "failed", blame, turn)
-    if state.generation == 1 and state.furthest_step == 0 and failure.detail is not None:
+    never_worked = state.restarts == 0 and state.furthest_step == 0
+    if never_worked and state.ranks[failure.rank].crashed is not None:
         return _give_up(state, "failed", f"{blame} (before its first step)", turn)
     if in_a_row > state.setup.max_restarts:
         tried = f"{state.setup.max_restarts} restart(s) got no further than step "
@@ -436,6 +440,8 @@ def _complete(state: State, turn: _Turn) -> State:
         return _give_up(state, "failed", "the ranks ended with different parameters", turn)
     if len({(record.outcome, record.step) for record in records}) > 1:
         return _give_up(state, "failed", "the ranks ended at different steps", turn)
+    if state.failure is not None:  # it came after the last step, so no step ended the recovery
+        turn.record(_recovered(state, state.failure, turn.clock))
     if records[0].outcome == "finished":
         return _give_up(state, "finished", None, turn)
     by = state.stop_by or "a signal to a worker"
@@ -454,6 +460,7 @@ def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) ->
             generation=state.generation,
             outcome=outcome,
             step=first.step if first is not None else state.furthest_step,
+            saved_step=first.saved_step if first is not None else None,
             state_digest=first.state_digest if first is not None else None,
             held_out_loss=first.held_out_loss if first is not None else None,
             restarts=state.restarts,
@@ -469,30 +476,45 @@ def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) ->
 
 def _stop_wanted(state: State, by: str, turn: _Turn) -> State:
     turn.record(log.StopAsked(at=turn.clock.unix_s, generation=state.generation, by=by))
-    now = turn.clock.monotonic_s
-    state = replace(state, stop_by=by, stops=state.stops + 1, deadline_s=now + state.setup.grace_s)
+    state = replace(state, stop_by=by, stops=state.stops + 1)
     if state.phase == "gathering":
         return _give_up(state, "interrupted", f"stopped by {by} before training", turn)
-    if state.stops > 1 and state.phase != "fencing":
+    if state.phase == "fencing":
+        if state.stops > 1:
+            _force_fence(state, turn)
+        return state
+    if state.stops > 1:
         return _fail(
             state, 0, f"asked to stop at once by {by}", detail=None, retry=False, turn=turn
         )
     for rank in range(len(state.ranks)):
         _tell(state, rank, say.StopAtBoundary(), turn)
-    return state
+    return replace(state, deadline_s=turn.clock.monotonic_s + state.setup.grace_s)
 
 
 def _tick(state: State, turn: _Turn) -> State:
+    now, symptom = turn.clock.monotonic_s, state.symptom
+    if symptom is not None and now - symptom.since_s > state.setup.cause_timeout_s:
+        return _fail_of_symptom(state, turn)
     if state.deadline_s is None or turn.clock.monotonic_s < state.deadline_s:
         return state
+    if state.phase == "fencing":
+        _force_fence(state, turn)
+        return replace(state, deadline_s=now + state.setup.fence_timeout_s)
     if state.phase == "gathering":
         missing = sorted(set(range(state.setup.num_nodes)) - state.agents)
         waited = f"{state.setup.agent_timeout_s:.0f} s"
         return _give_up(state, "failed", f"no agent on node(s) {missing} within {waited}", turn)
-    if state.stop_by is not None and state.phase != "fencing":
+    if state.stop_by is not None:
         how = f"no step boundary within the grace of {state.setup.grace_s:.0f} s"
         return _fail(state, 0, how, detail=None, retry=False, turn=turn)
     return state
+
+
+def _force_fence(state: State, turn: _Turn) -> None:
+    """Agents that still have workers do not answer: end them, and the kernel ends their workers."""
+    nodes = {state.setup.node_of(n) for n, rank in enumerate(state.ranks) if rank.alive}
+    turn.actions.extend(KillAgent(node) for node in sorted(nodes))
 
 
 def _tell(state: State, rank: int, message: say.ToWorker, turn: _Turn) -> None:

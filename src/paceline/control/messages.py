@@ -102,6 +102,9 @@ class Completed(Message, frozen=True, kw_only=True, tag=True):
 
     outcome: Literal["finished", "interrupted"]
     step: int
+    saved_step: int
+    """Step of the newest checkpoint that was committed; 0 is none."""
+
     world_size: int
     state_digest: str | None
     held_out_loss: float | None

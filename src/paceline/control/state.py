@@ -36,6 +36,17 @@ class Setup:
     layout: str
     """Name of the layout, for the record."""
 
+    first_generation: int = 1
+    """One more than the last of the run's record, when it is resumed."""
+
+    fence_timeout_s: float = 10.0
+    """How long an agent may take to end its workers before it is ended itself; a guess, a hundred
+    times what it takes here."""
+
+    cause_timeout_s: float = 2.0
+    """How long a survivor that lost its peer waits for the peer's own end to be reported. The end
+    follows within milliseconds here; only a lost network needs the whole time."""
+
     agent_timeout_s: float = 60.0
     """How long an agent may take to report; a guess, ten times what one takes here."""
 
@@ -88,6 +99,14 @@ class Failure:
     restored_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """A survivor notices a lost peer before the kernel tells of its end: sockets close first."""
+
+    rank: int
+    since_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """Everything the controller knows."""
@@ -114,6 +133,9 @@ class State:
     """`furthest_step` at the last failure."""
 
     failure: Failure | None = None
+    symptom: Symptom | None = None
+    """A rank that only says that another one went away, while the cause is looked for."""
+
     stop_by: str | None = None
     stops: int = 0
     deadline_s: float | None = None
@@ -125,10 +147,18 @@ class State:
     @property
     def exit_code(self) -> int:
         """What the command that runs this ends with; see `errors.EXIT_CODES`."""
+        if self.outcome == "finished" and self.unsaved:
+            return 6
         if self.outcome == "failed":
             rank = self.ranks[self.failure.rank] if self.failure and self.ranks else Rank()
             return rank.crashed.exit_code if rank.crashed is not None else RunError.exit_code
         return 130 if self.outcome == "interrupted" else 0
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether the last state of the run is on no disk."""
+        records = [rank.completed for rank in self.ranks if rank.completed is not None]
+        return any(record.saved_step < record.step for record in records)
 
     @property
     def num_alive(self) -> int:
@@ -191,6 +221,13 @@ class StartAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class KillAgent:
+    """End an agent that does not answer, or whose connection is gone, with all its workers."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send a message to the agent of a node."""
 
@@ -205,7 +242,7 @@ class Record:
     event: log.AnyEvent
 
 
-Action = StartAgent | Send | Record
+Action = StartAgent | KillAgent | Send | Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Count a person's own model in a helper process, so that planning needs no torch here."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -21,6 +22,15 @@ def measure_factory(job: Job) -> ModuleFacts:
     """
     factory = job.spec.model.factory
     assert factory is not None
+    if importlib.util.find_spec("torch") is None:
+        raise JobError(
+            Problem(
+                code="R010",
+                what="counting a model of your own needs PyTorch, which is not installed",
+                where=job.where("model.factory"),
+                fix="pip install torch numpy",
+            )
+        )
     command = [sys.executable, "-m", "paceline.runtime.measure_module", str(job.folder), factory]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)

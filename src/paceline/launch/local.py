@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import IO
 
 import paceline
 from paceline.control.agent import TOKEN_VARIABLE
@@ -21,6 +22,9 @@ from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_event
 from paceline.record.run import RunFolder, hold_run, write_resolved
 from paceline.spec import Job
 
+_PATIENCE_S = 5.0
+"""How long to wait for what is left of the run's last controller. A guess: a step and a save."""
+
 
 def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
     """What keeps this machine from running the job, before anything is started."""
@@ -29,14 +33,14 @@ def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
             code="R010",
             what="training needs PyTorch, which is not installed",
             where=sys.prefix,
-            fix="pip install torch, then pip install 'paceline[train,report]'",
+            fix="pip install torch numpy",
         )
     if job.spec.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
         yield Problem(
             code="R010",
             what="TensorBoard was asked for, which is not installed",
             where=job.where("metrics.tensorboard"),
-            fix="pip install 'paceline[tensorboard]', or set metrics.tensorboard to false",
+            fix="pip install tensorboard, or set metrics.tensorboard to false",
         )
     if not plan.cluster.is_local:
         yield Problem(
@@ -81,12 +85,12 @@ def run_local(
     problems = list(check_can_run(job, plan))
     if problems:
         raise JobError(*problems)
-    with hold_run(run):
+    with hold_run(run, patience_s=_PATIENCE_S) as lock:
         write_resolved(run, job.spec, plan)
         before = read_events(run.events_file)
         fired = {event.fault for event in before if isinstance(event, FaultInjected)}
         events = EventLog(run.events_file)
-        agents = _Agents(run)
+        agents = _Agents(run, lock)
         controller = Controller(
             setup=Setup(
                 num_nodes=plan.cluster.num_nodes,
@@ -96,11 +100,13 @@ def run_local(
                 grace_s=job.spec.recovery.grace,
                 versions=_versions(),
                 resumed=bool(before),
+                first_generation=max((event.generation for event in before), default=0) + 1,
                 layout=plan.layout.name,
             ),
             faults=tuple(fault for fault in job.spec.drill.kill if fault not in fired),
             events=events,
             start_agent=agents.start,
+            kill_agent=agents.kill,
             on_event=on_event,
             on_progress=on_progress,
         )
@@ -121,9 +127,11 @@ def _versions() -> dict[str, str]:
 class _Agents:
     """The agent processes of this machine."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, lock: IO[bytes]) -> None:
         self._run = run
+        self._lock = lock
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._newest: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, address: AgentAddress) -> None:
         command = [
@@ -138,9 +146,18 @@ class _Agents:
                 stderr=subprocess.STDOUT,
                 # Its own session: Ctrl-C in the terminal is for the controller alone.
                 start_new_session=True,
+                # The run stays held as long as an agent has workers, whatever becomes of us.
+                pass_fds=[self._lock.fileno()],
                 env=os.environ | {TOKEN_VARIABLE: address.token},
             )
         self._processes.append(process)
+        self._newest[address.node] = process
+
+    def kill(self, node: int) -> None:
+        """SIGKILL to an agent; the kernel then kills its workers."""
+        process = self._newest.get(node)
+        if process is not None and process.poll() is None:
+            process.kill()
 
     def end(self) -> None:
         for process in self._processes:

@@ -99,8 +99,15 @@ def _ways_to_fit(case: _Case, limit: int) -> list[str]:
         *_more_ranks(case, limit),
         *_shorter_samples(case, limit),
         *_smaller_optimizer(case, limit),
-    ] or [f"use accelerators with at least {format_bytes(here / (1 - HEAD_ROOM))} each"]
+    ] or [_more_memory(case, round(here / (1 - HEAD_ROOM)))]
     return [f"{freed}, and {way}" if freed else way for way in ways]
+
+
+def _more_memory(case: _Case, rank_bytes: int) -> str:
+    if case.cluster.accelerator != "cpu":
+        return f"use accelerators with at least {format_bytes(rank_bytes)} each"
+    ranks = case.cluster.num_ranks if case.cluster.is_local else case.cluster.ranks_per_node
+    return f"it takes a machine with {format_bytes(rank_bytes * ranks)} for its {ranks} ranks"
 
 
 def _more_ranks(case: _Case, limit: int) -> Iterator[str]:

@@ -195,9 +195,9 @@ def hash_file(path: Path) -> FileRecord:
 def commit(tmp: Path, final: Path, manifest: Manifest) -> None:
     """Make a written folder a checkpoint, so that a crash at any point leaves all of it or none.
 
-    fsync of the files, manifest, fsync, rename, COMMIT, fsync of the folder and its parent. What
-    was under the final name (a refused checkpoint of the same step) is put aside, and removed only
-    once the new one is committed.
+    fsync of the files, manifest, COMMIT, fsync of the folder, rename, fsync of the parent: under
+    its final name a checkpoint is whole, or it is not there. What was under that name is put
+    aside, and removed only once the new one is in place.
 
     Raises:
         OSError: The disk refused; the folder is as good as not there, and `prune` removes it.
@@ -206,6 +206,7 @@ def commit(tmp: Path, final: Path, manifest: Manifest) -> None:
         _fsync(tmp / name)
     encoded = msgspec.json.encode(manifest)
     _write_synced(tmp / MANIFEST, encoded)
+    _write_synced(tmp / COMMIT, xxhash.xxh3_128_hexdigest(encoded).encode("ascii"))
     _fsync(tmp)
     aside = final.with_name(final.name + ".replaced")
     if final.exists():
@@ -213,13 +214,10 @@ def commit(tmp: Path, final: Path, manifest: Manifest) -> None:
         final.rename(aside)
     try:
         tmp.rename(final)
-        _write_synced(final / COMMIT, xxhash.xxh3_128_hexdigest(encoded).encode("ascii"))
     except OSError:
         if aside.exists():
-            _remove(final)
             aside.rename(final)
         raise
-    _fsync(final)
     _fsync(final.parent)
     _remove(aside)
 
@@ -258,6 +256,20 @@ def choose_deletions(
         for entry in newest_first
         if entry.step not in kept and (entry.is_complete or entry.step < complete[0].step)
     ]
+
+
+def set_aside(refused: Iterable[Path]) -> None:
+    """Rename checkpoints that were refused, once an older one is in use, to `step-N.refused`.
+
+    They stay for whoever wants to look, and no longer count: neither as the newest, nor among
+    those that the policy keeps.
+    """
+    for path in refused:
+        aside, again = path.with_name(f"{path.name}.refused"), 1
+        while aside.exists():
+            again += 1
+            aside = path.with_name(f"{path.name}.refused-{again}")
+        path.rename(aside)
 
 
 def prune(

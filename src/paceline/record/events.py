@@ -186,6 +186,9 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     step: int
     """Last step finished by all ranks."""
 
+    saved_step: int | None = None
+    """Step of the newest committed checkpoint; None when no rank left a completion record."""
+
     state_digest: str | None
     """SHA-256 of parameters and optimizer state, the same on every rank; None unless finished."""
 

@@ -35,7 +35,11 @@ class LineFile:
     def _flush(self) -> None:
         try:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+                size = os.fstat(self._fd).st_size
+                if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                    # A crash tore the last line: what follows begins on a line of its own.
+                    self._unwritten = b"\n" + self._unwritten
             while self._unwritten:
                 written = os.write(self._fd, self._unwritten)
                 self._unwritten = self._unwritten[written:]

@@ -13,19 +13,24 @@ runs/tiny-lm-20261121-101500/
 
 import fcntl
 import os
+import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from paceline.errors import JobError, Problem
 from paceline.plan import Plan, plan_from_json, plan_to_json
+from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import RunFinished, RunStarted, TrainingStarted, read_events
 from paceline.record.metrics import read_metrics
 from paceline.spec import Job, JobSpec, dump_job, load_job
 from paceline.spec.corpus import Corpus
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +98,11 @@ class RunFolder:
 
     def plan(self) -> Plan:
         """The plan the run was started with."""
-        return plan_from_json(self.plan_file.read_bytes())
+        return _read(self.plan_file, plan_from_json)
 
     def info(self) -> RunInfo:
         """What `run.json` says."""
-        return msgspec.json.decode(self.info_file.read_bytes(), type=RunInfo)
+        return _read(self.info_file, msgspec.json.Decoder(RunInfo).decode)
 
 
 def create_run(
@@ -145,6 +150,7 @@ def create_run(
         write_resolved(run, job.spec, plan)
         run.info_file.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
     except OSError as error:
+        shutil.rmtree(run.path, ignore_errors=True)  # it was empty or not there
         raise JobError(
             Problem(
                 code="R002",
@@ -187,26 +193,51 @@ def check_same_training(before: Job, after: Job) -> None:
     Raises:
         JobError: Something that the checkpoints depend on was changed.
     """
-    fixed = {
-        "model": (before.spec.model, after.spec.model),
-        "data": (before.spec.data, after.spec.data),
-        "program": (before.spec.program, after.spec.program),
-        "train.global_batch": (before.spec.train.global_batch, after.spec.train.global_batch),
-        "train.optimizer": (before.spec.train.optimizer, after.spec.train.optimizer),
-        "train.seed": (before.spec.train.seed, after.spec.train.seed),
-    }
+    fixed = ("model", "data", "program", "train.global_batch", "train.optimizer", "train.seed")
+    old, new = (dict(_leaves(asdict(job.spec))) for job in (before, after))
     problems = [
         Problem(
             code="R005",
-            what=f"`{field}` was {old} and would become {new}",
+            what=f"{field} was {old.get(field)} and would become {new.get(field)}",
             where=after.where(field),
             fix="start a new run for it; a resumed run keeps what its checkpoints were made with",
         )
-        for field, (old, new) in fixed.items()
-        if old != new
+        for field in dict.fromkeys((*old, *new))
+        if field.startswith(fixed) and old.get(field) != new.get(field)
     ]
     if problems:
         raise JobError(*problems)
+
+
+def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted field -> value, for every value that is no section."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def check_steps_left(run: RunFolder, job: Job) -> None:
+    """A resumed run has something left to do.
+
+    Raises:
+        JobError: Its newest checkpoint is at the last step asked for, or beyond it.
+    """
+    newest = next((entry for entry in list_checkpoints(run.checkpoints) if entry.is_complete), None)
+    steps = job.spec.train.steps
+    if newest is None or newest.step < steps:
+        return
+    done = "is finished" if newest.step == steps else f"is at step {newest.step} already"
+    raise JobError(
+        Problem(
+            code="R008",
+            what=f"the run {done}: train.steps is {steps}",
+            where=str(run.path),
+            fix=f"train on with --set train.steps={newest.step + max(1, steps // 2)}, or see "
+            f"`paceline report {run.path.name}`",
+        )
+    )
 
 
 def check_same_data(run: RunFolder, corpus: Corpus) -> None:
@@ -229,26 +260,43 @@ def check_same_data(run: RunFolder, corpus: Corpus) -> None:
         )
 
 
-def hold_run(run: RunFolder) -> IO[bytes]:
-    """The run's lock, held until the returned file is closed or this process ends.
+def hold_run(run: RunFolder, *, patience_s: float = 0.0) -> IO[bytes]:
+    """The run's lock, held until every process that has the returned file open is through.
+
+    Agents inherit it, so that a run whose controller was killed stays held until its workers have
+    stopped, and nobody starts a second set of them.
+
+    Args:
+        patience_s: How long to wait for another holder to end.
 
     Raises:
         JobError: Another process holds it.
     """
     lock = (run.path / "lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    deadline = time.monotonic() + patience_s
+    while not _take(lock):
+        if time.monotonic() < deadline:
+            time.sleep(0.1)
+            continue
         lock.close()
         raise JobError(
             Problem(
                 code="R004",
                 what=f"another process is running {run.path}",
                 where=str(run.path),
-                fix="wait for it, or stop it with Ctrl-C where it runs",
+                fix="wait for it, or stop it with Ctrl-C where it runs; after a kill, its workers "
+                "take up to recovery.grace to stop",
             )
-        ) from None
+        )
     return lock
+
+
+def _take(lock: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def is_held(run: RunFolder) -> bool:
@@ -268,7 +316,8 @@ class RunSummary:
     folder: str
     created_at: float
     state: str
-    """`running`, `finished`, `interrupted`, `failed`, `stopped` (its controller died) or `new`."""
+    """`running`, `finished`, `interrupted`, `failed`, `stopped` (its controller died), `new`, or
+    `damaged` (a file of it cannot be read)."""
 
     step: int
     num_steps: int
@@ -279,7 +328,32 @@ class RunSummary:
 
 
 def summarise(run: RunFolder) -> RunSummary:
-    """One run in a row, read from its events and metrics."""
+    """One run in a row, read from its events and metrics; `damaged` when they cannot be."""
+    try:
+        return _summarise(run)
+    except JobError:
+        return RunSummary(
+            name=run.path.name,
+            folder=str(run.path),
+            created_at=_created_at(run),
+            state="damaged",
+            step=0,
+            num_steps=0,
+            loss=None,
+            held_out_loss=None,
+            restarts=0,
+            layout="unknown",
+        )
+
+
+def _created_at(run: RunFolder) -> float:
+    try:
+        return run.info().created_at
+    except JobError:
+        return run.path.stat().st_mtime
+
+
+def _summarise(run: RunFolder) -> RunSummary:
     info, spec, events = run.info(), run.job().spec, read_events(run.events_file)
     metrics = read_metrics(run.metrics_file)
     finished = [event for event in events if isinstance(event, RunFinished)]
@@ -300,7 +374,11 @@ def summarise(run: RunFolder) -> RunSummary:
         num_steps=spec.train.steps,
         loss=metrics[-1].loss if metrics else None,
         held_out_loss=finished[-1].held_out_loss if finished else None,
-        restarts=max(0, sum(isinstance(event, TrainingStarted) for event in events) - 1),
+        restarts=max(
+            0,
+            sum(isinstance(event, TrainingStarted) for event in events)
+            - sum(isinstance(event, RunStarted) for event in events),
+        ),
         layout=run.plan().layout.name,
     )
 
@@ -310,7 +388,21 @@ def find_runs(runs: Path) -> list[RunFolder]:
     if not runs.is_dir():
         return []
     found = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / "run.json").exists()]
-    return sorted(found, key=lambda run: run.info().created_at)
+    return sorted(found, key=_created_at)
+
+
+def _read(path: Path, decode: Callable[[bytes], _T]) -> _T:
+    try:
+        return decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise JobError(
+            Problem(
+                code="R007",
+                what=f"{path.name} of {path.parent} cannot be read: {error}",
+                where=str(path),
+                fix="put the file back; the run's checkpoints and metrics are untouched",
+            )
+        ) from None
 
 
 def _fresh_name(runs: Path, name: str) -> Path:

@@ -185,7 +185,8 @@ def _loss_tile(record: RunRecord) -> Tile | None:
     value = _loss(number(losses[-1]))
     if len(losses) > 1:
         value = f"{_loss(number(losses[0]))} → {value}"
-    note, baseline = "nats per token", newest_baseline(record)
+    note = "nats per token" if _unit(record) == "tokens" else "held out"
+    baseline = newest_baseline(record)
     if baseline is not None and known:
         gap = baseline.loss - known[-1]
         side = "below" if gap >= 0 else "above"

@@ -36,6 +36,10 @@ class Channel:
                 raise ConnectionError("the agent closed the channel before the rendezvous")
         return self._rendezvous
 
+    def ask_to_stop(self) -> None:
+        """As if the agent had asked: for signals to this process."""
+        self._stop = True
+
     @property
     def stop_wanted(self) -> bool:
         """Whether somebody asked to stop at the next step boundary; never blocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch import nn
 
 from paceline.control import messages as say
 from paceline.errors import Problem, RunError
+from paceline.record.checkpoints import set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.runtime import memory
-from paceline.runtime.channel import Channel
 from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
 from paceline.runtime.step import Step
 
@@ -33,7 +34,6 @@ class Loop:
         self,
         *,
         session: Session,
-        channel: Channel,
         checkpointer: Checkpointer,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -42,7 +42,7 @@ class Loop:
         schedule: Callable[[int], float],
     ) -> None:
         self._session = session
-        self._channel = channel
+        self._channel = session.channel
         self._checkpointer = checkpointer
         self._model = model
         self._optimizer = optimizer
@@ -50,8 +50,12 @@ class Loop:
         self._unit = "tokens" if tokens_per_sample else "samples"
         self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
-        self._saved_step = 0
+        self._started_save = 0
         self._refused_in_a_row = 0
+        self._evaluated_step: int | None = None
+        first_rate = float(optimizer.param_groups[0]["lr"]) or 1.0
+        # Groups that a person gave another rate than the first keep the ratio.
+        self._shares = [float(group["lr"]) / first_rate for group in optimizer.param_groups]
 
     def run(self) -> Iterator[Step]:
         """Restore, then every step that is left, then the end's evaluation and checkpoint."""
@@ -62,7 +66,6 @@ class Loop:
         if first == 1:
             self._evaluate_after(0)
         for number in range(first, session.job.spec.train.steps + 1):
-            session.stop_wanted |= self._channel.stop_wanted
             step = self._begin(number)
             yield step
             self._check_finished(step)
@@ -88,7 +91,9 @@ class Loop:
         session = self._session
         restored = self._checkpointer.restore_newest(self._model, self._optimizer)
         if restored.path is not None:
-            session.last_step = self._saved_step = restored.step
+            if session.is_first:
+                set_aside([path for path, _ in restored.refused])
+            session.last_step = session.saved_step = self._started_save = restored.step
             session.held_out_loss = restored.held_out_loss
         self._channel.send(
             say.Restored(
@@ -103,10 +108,13 @@ class Loop:
         session = self._session
         # Dropout and the like: the same on a resumed run, different on every rank and step.
         seed = [session.job.spec.train.seed, number, session.place.rank]
-        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
+        drawn = np.random.SeedSequence(seed).generate_state(3, np.uint32)
+        torch.manual_seed(int(drawn[0]))
+        np.random.seed(int(drawn[1]))
+        random.seed(int(drawn[2]))
         rate = self._schedule(number)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = rate * share
         return Step(number, session, self._model, self._optimizer, rate)
 
     def _check_finished(self, step: Step) -> None:
@@ -161,6 +169,7 @@ class Loop:
         self._model.train()
         total, num_samples = session.vote(float(loss_sum), float(count))
         session.held_out_loss = total / num_samples
+        self._evaluated_step = number
         if session.is_first:
             seconds = time.perf_counter() - start
             self._channel.send(
@@ -169,20 +178,23 @@ class Loop:
 
     def _save(self, number: int) -> None:
         """Start a checkpoint; it is written while training goes on."""
-        if number == self._saved_step:
+        if number == self._started_save:
             return
         session = self._session
         self._checkpointer.start(
             number,
             self._model,
             self._optimizer,
-            held_out_loss=session.held_out_loss,
+            # Only of this very step: keep-best is for weights that were measured.
+            held_out_loss=session.held_out_loss if self._evaluated_step == number else None,
             layout=session.plan.layout.name,
             on_phase=lambda phase: session.faults.pass_by("save", number),
         )
-        self._saved_step = number
+        self._started_save = number
 
     def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
+        if isinstance(outcome, Saved):
+            self._session.saved_step = outcome.step
         if outcome is None or not self._session.is_first:
             return
         if isinstance(outcome, SaveFailed):

@@ -18,6 +18,7 @@ at a step boundary; and going on from the newest valid checkpoint with the same 
 same random numbers as if nothing had happened.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -89,11 +90,18 @@ class Session:
         self.last_step = 0
         """Last finished step, also of the checkpoint gone on from."""
 
+        self.saved_step = 0
+        """Step of the newest committed checkpoint."""
+
         self.held_out_loss: float | None = None
         """The newest held-out loss."""
 
         self.faults = faults
-        self._channel = channel
+        """A drill's faults that have not fired."""
+
+        self.channel = channel
+        """The line to this worker's agent."""
+
         self._mesh = strategy.make_mesh(plan.layout, place.device.type)
         self._baseline_bytes = memory.held_bytes(place.device)
         self._digest: str | None = None
@@ -123,8 +131,8 @@ class Session:
 
     def note_baseline(self, name: str, loss: float) -> None:
         """Put a simple model's held-out loss beside ours, in the events and the report."""
-        if self.is_first:
-            self._channel.send(say.BaselineDone(name=name, loss=loss))
+        if self.is_first and math.isfinite(loss):
+            self.channel.send(say.BaselineDone(name=name, loss=loss))
 
     def steps(
         self,
@@ -156,7 +164,6 @@ class Session:
         checkpointer = Checkpointer(self.run.checkpoints, spec.checkpoint)
         loop = Loop(
             session=self,
-            channel=self._channel,
             checkpointer=checkpointer,
             model=model,
             optimizer=optimizer,
@@ -185,6 +192,7 @@ class Session:
         return say.Completed(
             outcome="interrupted" if self.interrupted else "finished",
             step=self.last_step,
+            saved_step=self.saved_step,
             world_size=dist.get_world_size(),
             state_digest=self._digest,
             held_out_loss=self.held_out_loss,

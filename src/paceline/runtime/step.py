@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
 from paceline.runtime.sampling import batch_digest, rank_slots, sample_ids
 
@@ -56,6 +57,9 @@ class Step:
         self._model = model
         self._optimizer = optimizer
         self._loss = torch.zeros((), dtype=torch.float64, device=session.place.device)
+        self._num_backward = 0
+        self._buffers = strategy.saved_buffers(model)
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
         self._mark = time.perf_counter()
 
     def micro_batches(self, num_samples: int) -> Iterator[np.ndarray]:
@@ -91,11 +95,18 @@ class Step:
         scaled = loss / self._session.plan.layout.accumulation
         scaled.backward()  # type: ignore[no-untyped-call]
         self._loss += scaled.detach()
+        self._num_backward += 1
         self.backward_s += self._lap()
 
     def apply(self) -> None:
-        """Vote, clip and update: all ranks apply the step, or none does."""
+        """Vote, clip and update: all ranks apply the step, or none does.
+
+        Raises:
+            RunError: Not every micro-batch went through `backward`, or the step is applied twice.
+        """
         session = self._session
+        self._check_complete()
+        session.stop_wanted |= session.channel.stop_wanted
         train, place = session.job.spec.train, session.place
         norm = strategy.gradient_norm(self._model)
         norm_value, loss_value = float(norm), float(self._loss)
@@ -121,8 +132,37 @@ class Step:
             session.faults.pass_by("apply", self.number)
             self._optimizer.step()
         self._optimizer.zero_grad()
+        self._settle_buffers()
         self.apply_s = self._lap()
         self.finished = True
+
+    def _check_complete(self) -> None:
+        asked = self._session.plan.layout.accumulation
+        if self.finished:
+            what = f"step {self.number} was applied twice"
+        elif self._num_backward != asked:
+            what = f"step {self.number}: step.backward was called {self._num_backward} times for "
+            what += f"{asked} micro-batch{'es' if asked > 1 else ''}"
+        else:
+            return
+        raise RunError(
+            Problem(
+                code="R024",
+                what=what,
+                where=self._session.job.where("program"),
+                fix="in every step, go through all of step.micro_batches, call step.backward once "
+                "for each, then step.apply once",
+            )
+        )
+
+    def _settle_buffers(self) -> None:
+        """The same buffers on every rank; after a refused step those from before it."""
+        if self.refused is None:
+            strategy.send_buffers(self._buffers)
+            return
+        with torch.no_grad():
+            for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
+                buffer.copy_(before)
 
     @property
     def seconds(self) -> float:

@@ -6,6 +6,7 @@ python -m paceline.runtime.worker --run DIR --rank 0 ...     (the agent starts i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib
 import os
@@ -37,6 +38,8 @@ _PEER_LOST = (
     "Connection refused",
     "NCCL communicator was aborted",
     "remote process exited",
+    "failed to recv, got 0 bytes",
+    "Connection was likely closed",
 )
 """What gloo and NCCL say when another rank goes away (torch 2.13, gloo's transport/tcp/pair.cc and
 ProcessGroupNCCL.cpp)."""
@@ -58,12 +61,16 @@ def main() -> NoReturn:
     options = _parse(sys.argv[1:])
     die_with_parent(options.agent)
     channel = Channel(options.channel)
+    _stop_on_signals(channel)
+    pid = os.getpid()
     try:
         _work(options, channel)
     except BaseException as error:  # noqa: BLE001
         # The edge of the process: whatever it was goes to the controller and into this log.
-        traceback.print_exc()
-        channel.send(_last_words(error))
+        if os.getpid() == pid:  # a forked child of the program's speaks for nobody
+            channel.send(_last_words(error))
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         _leave(1)
     _leave(0)
 
@@ -95,7 +102,6 @@ def _work(options: _Options, channel: Channel) -> None:
         channel=channel,
         faults=Faults(options.faults, rank=options.rank, channel=channel),
     )
-    _stop_on_signals(session)
     program = _program(job)
     program(session)
     record = session.completion()
@@ -197,9 +203,11 @@ def _program(job: Job) -> Callable[[Session], None]:
     return found
 
 
-def _stop_on_signals(session: Session) -> None:
+def _stop_on_signals(channel: Channel) -> None:
+    """SIGTERM or SIGINT to any worker stops the whole run at the next step boundary."""
+
     def stop(number: int, frame: FrameType | None) -> None:
-        session.stop_wanted = True
+        channel.ask_to_stop()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -221,22 +229,28 @@ def _part(channel: Channel, record: say.Completed) -> None:
 
 
 def _last_words(error: BaseException) -> say.Crashed:
-    text = str(error)
+    text = _printable(str(error))
     frames = traceback.format_exception(error)[-6:]
     needs_a_person = isinstance(error, PacelineError | ImportError | SyntaxError)
     return say.Crashed(
         kind=type(error).__name__,
         message=text[:2000],
-        where="".join(frames)[-4000:],
+        where=_printable("".join(frames))[-4000:],
         peer_lost=any(phrase in text for phrase in _PEER_LOST),
         retry=not needs_a_person,
         exit_code=error.exit_code if isinstance(error, PacelineError) else RunError.exit_code,
     )
 
 
+def _printable(text: str) -> str:
+    """Without what UTF-8 cannot say, such as half of a surrogate pair in a file's name."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -113,11 +113,33 @@ def _matching_files(job: Job) -> list[Path]:
 def _expand(pattern: str, folder: Path) -> list[Path]:
     """Files that a glob, a folder or a file name means; an existing name is never a glob."""
     path = folder / os.path.expanduser(pattern)
-    if path.is_file():
-        return [Path(os.path.normpath(path))]
-    text = f"{glob.escape(str(path))}/**/*" if path.is_dir() else str(path)
-    below = (Path(os.path.normpath(name)) for name in glob.iglob(text, recursive=True))
+    try:
+        if path.is_file():
+            return [Path(os.path.normpath(path))]
+        if path.is_dir():
+            return list(_files_below(path))
+    except OSError as error:
+        raise unreadable_file(path, error) from None
+    below = (Path(os.path.normpath(name)) for name in glob.iglob(str(path), recursive=True))
     return [path for path in below if path.is_file()]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, hidden ones left out.
+
+    Raises:
+        OSError: A folder in it may not be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for root, folders, files in os.walk(os.path.normpath(folder), onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(root, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
 
 
 def _readable_sizes(job: Job, files: Sequence[Path]) -> dict[Path, int]:

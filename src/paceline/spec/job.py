@@ -35,11 +35,21 @@ def _unit(parse: Callable[[Any], Any], example: str) -> tuple[BeforeValidator, W
 
 
 Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
-Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB"), Field(gt=0)]
-BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s"), Field(gt=0)]
+Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB"), Field(ge=2**20)]
+BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s"), Field(ge=1e6)]
 Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
-Positive = Annotated[int, Field(gt=0)]
-Whole = Annotated[int, Field(ge=0)]
+
+
+def _no_truth(value: object) -> object:
+    """YAML reads yes, no, on and off as truth values, which Python counts as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("this is yes or no, write a number")
+    return value
+
+
+Positive = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
+Whole = Annotated[int, BeforeValidator(_no_truth), Field(ge=0, lt=2**63)]
+Number = Annotated[float, BeforeValidator(_no_truth)]
 Auto = Literal["auto"]
 
 
@@ -96,10 +106,10 @@ class DataSpec:
     corpus: Literal["python-stdlib"] | None = None
     """A corpus every Python has: the source of its own standard library (about 30 MB)."""
 
-    seq_len: Annotated[int, Field(gt=1)] = 256
+    seq_len: Annotated[Positive, Field(gt=1)] = 256
     """Tokens in one sample."""
 
-    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    held_out: Annotated[Number, Field(ge=0, lt=1)] = 0.05
     """Share of the files kept for evaluation, chosen by a hash of each file's name. With a single
     file, the share of its end."""
 
@@ -143,7 +153,7 @@ class TrainSpec:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """`adamw` keeps two float32 moments for each parameter, `sgd` one momentum."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    learning_rate: Annotated[Number, Field(gt=0)] = 3e-4
     """Peak learning rate, reached after the warm-up."""
 
     warmup_steps: Whole = 0
@@ -152,13 +162,13 @@ class TrainSpec:
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate falls from the warm-up's end to the last step."""
 
-    final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    final_learning_rate: Annotated[Number, Field(ge=0, le=1)] = 0.1
     """Learning rate at the last step, as a share of the peak. Not used by `constant`."""
 
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.1
     """Decoupled weight decay, on matrices only (not on norms, biases or other vectors)."""
 
-    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    clip_norm: Annotated[Number, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it. null is no clipping."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -15,6 +15,8 @@ from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Path = tuple[str | int, ...]
+_DEEPEST, _MOST_KEYS = 20, 10_000
+"""Far above any job; a YAML alias to itself, or to many aliases, would never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,9 @@ def _parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int
 
 def _walk(node: Any, path: _Path, lines: dict[_Path, int]) -> Iterator[tuple[_Path, int, int]]:
     """Note the line of every key, and yield the keys written twice."""
+    if len(path) > _DEEPEST or len(lines) > _MOST_KEYS:
+        problem = "this goes deeper, or has more keys, than a job can: an alias to itself?"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -368,4 +373,13 @@ def _check_choices(job: Job) -> Iterator[Problem]:
             what=f"the built-in trainer does not know how to train {spec.model.factory}",
             where=job.where("model.factory"),
             fix="add program: your_module:train (docs/guides/own-code.md), or use model.decoder",
+        )
+    decoder = spec.model.decoder
+    if spec.program is None and decoder is not None and decoder.vocab < 256:
+        yield Problem(
+            code="J007",
+            what=f"model.decoder.vocab is {decoder.vocab}, and the built-in trainer reads bytes, "
+            "which have 256 values",
+            where=job.where("model.decoder.vocab"),
+            fix="leave it out, or set it to 256 or more",
         )

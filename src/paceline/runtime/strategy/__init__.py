@@ -3,7 +3,13 @@
 Imports nothing of ours below `parallel/`, so that `prove` may use it.
 """
 
-from paceline.runtime.strategy.apply import apply, make_mesh, repeated_blocks
+from paceline.runtime.strategy.apply import (
+    apply,
+    make_mesh,
+    repeated_blocks,
+    saved_buffers,
+    send_buffers,
+)
 from paceline.runtime.strategy.gradients import (
     clip_gradients,
     gradient_norm,
@@ -20,6 +26,8 @@ __all__ = [
     "gradient_norm",
     "make_mesh",
     "repeated_blocks",
+    "saved_buffers",
     "scale_gradients",
+    "send_buffers",
     "set_gradient_sync",
 ]

@@ -5,7 +5,7 @@ building the process group.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,11 +61,9 @@ def apply(model: nn.Module, layout: Layout, mesh: DeviceMesh, *, precision: Prec
 def _replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """DDP. Gradients live in the reduction's own buckets, which saves one copy of them.
 
-    Buffers are sent from rank 0 before each forward only if they are saved with the model: those
-    can change while training (batch norm's averages), and would drift apart. Buffers that are not
-    saved follow from the shape and are the same everywhere, so sending them would be waste.
+    DDP's own sending of buffers is off: the step loop does it once a step, see `send_buffers`.
     """
-    options: dict[str, Any] = {_SYNC_BUFFERS: any(True for _ in _saved_buffers(model))}
+    options: dict[str, Any] = {_SYNC_BUFFERS: False}
     return DistributedDataParallel(
         model,
         process_group=mesh.get_group(),
@@ -120,15 +118,26 @@ def _num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _saved_buffers(model: nn.Module) -> Iterator[torch.Tensor]:
-    saved = model.state_dict(keep_vars=True)
-    return (buffer for name, buffer in model.named_buffers() if name in saved)
+def saved_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Buffers that are saved with the model. Those can change while training, as batch norm's
+    averages do, and then differ between ranks; others follow from the shape."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    saved = inner.state_dict(keep_vars=True)
+    return [buffer for name, buffer in inner.named_buffers() if name in saved]
+
+
+def send_buffers(buffers: Sequence[torch.Tensor]) -> None:
+    """Every rank takes over rank 0's buffers: at the end of each step, in every layout alike, so
+    that a checkpoint of any rank's is a checkpoint of all ranks'. Collective."""
+    with torch.no_grad():
+        for buffer in buffers:
+            dist.broadcast(buffer, 0)
 
 
 def _send_from_first_rank(model: nn.Module, mesh: DeviceMesh) -> None:
     """What DDP does when it is built: FSDP2 would shard each rank's own, differing weights."""
     group = mesh.get_group()
     with torch.no_grad():
-        for tensor in (*model.parameters(), *_saved_buffers(model)):
+        for tensor in (*model.parameters(), *saved_buffers(model)):
             if not tensor.is_meta:
                 dist.broadcast(tensor, group=group, group_src=0)

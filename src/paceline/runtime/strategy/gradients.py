@@ -50,9 +50,9 @@ def scale_gradients(model: nn.Module, norm: Tensor, max_norm: float) -> None:
         norm: From `gradient_norm`.
         max_norm: Gradients with a smaller norm are left untouched.
     """
-    factor = max_norm / float(norm)
-    if factor >= 1.0:
+    if float(norm) <= max_norm:
         return
+    factor = max_norm / float(norm)
     for gradient in _gradients(model.parameters()):
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         local.mul_(factor)
