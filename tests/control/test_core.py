@@ -32,6 +32,7 @@ class Scene:
         self.events: list[log.AnyEvent] = []
         self.sent: list[tuple[int, say.ToAgent]] = []
         self.agents_started: list[int] = []
+        self.killed_agents: list[state.KillAgent] = []
 
     def feed(self, event: state.Happening) -> None:
         self.now += 1.0
@@ -42,6 +43,8 @@ class Scene:
                     self.events.append(recorded)
                 case state.Send(node, message):
                     self.sent.append((node, message))
+                case state.KillAgent():
+                    self.killed_agents.append(action)
                 case state.StartAgent(node):
                     self.agents_started.append(node)
 
@@ -455,3 +458,41 @@ def test_whatever_happens_the_laws_of_the_controller_hold(happenings):
             assert sum(isinstance(event, log.RunFinished) for event in scene.events) == 1
         if after.outcome == "finished":
             assert all(rank.completed for rank in after.ranks)
+
+
+def test_a_survivor_that_lost_its_peer_waits_for_the_cause_to_be_known():
+    scene = Scene()
+    scene.bring_up()
+    scene.step(1)
+    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
+    assert not scene.of(log.WorkerLost)
+    scene.exits(1, -9)
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.how) == (1, "killed by SIGKILL")
+
+
+def test_a_lost_connection_that_nothing_explains_is_a_failure_of_its_own():
+    scene = Scene(replace(SETUP, cause_timeout_s=2.0))
+    scene.bring_up()
+    scene.step(1)
+    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
+    for _ in range(3):
+        scene.feed(state.Tick())
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.how) == (0, "lost the connection to another rank")
+
+
+def test_an_agent_that_does_not_end_its_workers_is_ended_by_force():
+    scene = Scene(replace(SETUP, fence_timeout_s=3.0))
+    scene.bring_up()
+    scene.step(1)
+    scene.exits(1, -9)
+    for _ in range(4):
+        scene.feed(state.Tick())
+    assert state.KillAgent(0) in scene.killed_agents
+
+
+def test_a_resumed_run_counts_its_generations_on():
+    scene = Scene(replace(SETUP, first_generation=4))
+    scene.bring_up()
+    assert [order.generation for order in scene.orders(say.StartWorker)] == [4, 4]

@@ -112,3 +112,37 @@ def test_a_model_that_cannot_be_built_is_named_before_anything_starts(tmp_path):
     assert done.returncode == 2
     assert "J009" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_batch_norm_is_the_same_on_every_rank_and_recovers_to_the_same_bits(tmp_path):
+    for sharding in ("none", "full"):
+        scene = own_scene(tmp_path / sharding)
+        program = scene.folder / "mine.py"
+        program.write_text(program.read_text().replace("nn.ReLU()", "nn.BatchNorm1d(16)"))
+        option = ("--set", f"layout.sharding={sharding}")
+        clean = scene.run("clean", *option)
+        killed = scene.run("killed", *option, "--set", "drill.kill=[rank=1@step=7]")
+        assert killed.digest == clean.digest
+
+
+def test_a_micro_batch_left_out_is_named_and_does_not_drift(tmp_path):
+    run = own_scene(tmp_path, fault="break").run("run", code=4)
+    assert "R024" in run.output
+    assert "called 0 times for 1 micro-batch" in run.output
+
+
+def test_a_step_applied_twice_is_named(tmp_path):
+    run = own_scene(tmp_path, apply="step.apply(); step.apply()").run("run", code=4)
+    assert "step 1 was applied twice" in run.output
+
+
+def test_a_gradient_of_zero_is_a_step_like_any_other(tmp_path):
+    run = own_scene(tmp_path, fault="loss = loss * 0").run("run")
+    assert run.finished.step == 12
+
+
+def test_an_error_text_that_is_no_unicode_is_still_told(tmp_path):
+    fault = "raise ValueError('bad ' + chr(0xDCFF) + ' name')"
+    run = own_scene(tmp_path, fault=fault).run("run", code=4)
+    assert "ValueError: bad \\udcff name" in run.output
+    assert run.finished.restarts == 0

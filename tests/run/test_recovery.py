@@ -192,7 +192,8 @@ def test_a_full_disk_does_not_stop_training_and_the_last_good_checkpoint_stays(s
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1000k", "tmpfs", str(disk)], check=True)
     try:
-        run = scene.run("disk")
+        run = scene.run("disk", code=6)
+        assert "NOT SAVED" in run.output
         assert run.digest == clean.digest
         assert run.of(log.CheckpointSaved)
         failed = run.of(log.CheckpointFailed)
@@ -222,17 +223,17 @@ def test_text_that_changed_since_the_run_began_is_not_trained_on(tmp_path):
 
 
 def test_a_run_that_is_going_on_cannot_be_resumed_by_another_and_keeps_its_job(scene):
-    process = scene.start("held", "--set", "train.steps=400")
+    process = scene.start("held", "--set", "train.steps=800")
     record = scene.record("held")
     wait_until(lambda: len(record.all_metrics) >= 2, what="the second step")
     job = (record.folder / "job.yaml").read_text()
-    second = scene.paceline("run", "--resume", "held", "--set", "train.steps=9")
-    assert second.returncode == 2
-    assert "R004" in second.stderr
-    assert (record.folder / "job.yaml").read_text() == job
+    second = scene.paceline("run", "--resume", "held", "--set", "train.steps=900")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
+    assert second.returncode == 2
+    assert "R004" in second.stderr
+    assert (record.folder / "job.yaml").read_text() == job
 
 
 def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):
@@ -240,3 +241,62 @@ def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):
     process.stdout.close()
     assert process.wait(timeout=90) == 0
     assert_same_end(scene.record("unread"), clean)
+
+
+def test_damaged_checkpoints_are_set_aside_and_never_cost_a_good_one(tmp_path):
+    scene = Scene(tmp_path)
+    constant = ("--set", "train.schedule=constant", "--set", "checkpoint.keep_last=1")
+    keep = ("--set", "checkpoint.keep_last=2")
+    scene.run("run", *constant, *keep, "--set", "train.steps=8")
+    damage(tmp_path / "run/checkpoints/step-00000008")
+    resumed = scene.resume("run", "--set", "checkpoint.keep_last=1", "--set", "train.steps=12")
+    assert resumed.checkpoints == ["step-00000008.refused", "step-00000012"]
+    again = scene.resume("run", "--set", "train.steps=16")
+    assert again.of(log.TrainingStarted)[-1].first_step == 13
+
+
+def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean):
+    process = scene.start("twice")
+    record = scene.record("twice")
+    wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    resumed = scene.resume("twice")  # at once, while the old workers are still stopping
+    assert_same_end(resumed, clean)
+    generations = [line.generation for line in resumed.all_metrics]
+    assert generations == sorted(generations)
+
+
+def test_an_agent_that_does_not_answer_is_ended_by_force(scene, clean):
+    process = scene.start("stopped-agent")
+    record = scene.record("stopped-agent")
+    wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
+    first = record.of(log.WorkerStarted)[0]
+    agent = int(Path(f"/proc/{first.pid}/status").read_text().split("PPid:")[1].split()[0])
+    os.kill(agent, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert not is_alive(first.pid)
+
+
+def test_a_finished_run_is_not_started_again(scene, clean):
+    again = scene.paceline("run", "--resume", "clean")
+    assert again.returncode == 2
+    assert "R008" in again.stderr
+    assert "is finished" in again.stderr
+
+
+def test_a_damaged_run_folder_hides_no_other_run(scene, clean):
+    listed = scene.folder / "listed"
+    for name in ("one", "two"):
+        (listed / name).mkdir(parents=True)
+        for file in ("run.json", "job.yaml", "plan.json"):
+            (listed / name / file).write_bytes((clean.folder / file).read_bytes())
+    (listed / "one/plan.json").write_text("{")
+    done = scene.paceline("runs", "--runs", "listed")
+    assert done.returncode == 0, done.stderr
+    assert "damaged" in done.stdout
+    assert "two" in done.stdout

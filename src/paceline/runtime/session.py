@@ -121,7 +121,7 @@ class Session:
         Leaves out: building larger models than one rank's host memory can hold.
         """
         self._baseline_bytes = memory.held_bytes(self.place.device)
-        torch.manual_seed(self.job.spec.train.seed)
+        torch.manual_seed(self.job.spec.train.seed % 2**63)
         model = make_model().to(self.place.device)
         return strategy.apply(model, self.plan.layout, self._mesh, precision=self.plan.precision)
 

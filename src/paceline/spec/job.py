@@ -24,10 +24,16 @@ def _section(cls: type[_T]) -> type[_T]:
     return cast(type[_T], make(cls))
 
 
-def _unit(parse: Callable[[Any], Any], example: str) -> tuple[BeforeValidator, WithJsonSchema]:
+def _unit(
+    parse: Callable[[Any], Any], example: str, *, least: float = 0
+) -> tuple[BeforeValidator, WithJsonSchema]:
+    """Numbers with units; a plain positive number below `least` has surely lost its unit."""
+
     def read(value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError(f"write a number, or text such as {example!r}")
+        if not isinstance(value, str) and 0 < value < least:
+            raise ValueError(f"{value} lacks its unit; write it like {example!r}")
         return parse(value)
 
     schema = {"anyOf": [{"type": "number"}, {"type": "string"}], "examples": [example]}
@@ -35,8 +41,8 @@ def _unit(parse: Callable[[Any], Any], example: str) -> tuple[BeforeValidator, W
 
 
 Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
-Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB"), Field(ge=2**20)]
-BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s"), Field(ge=1e6)]
+Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB", least=2**20), Field(gt=0)]
+BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s", least=1e6), Field(gt=0)]
 Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
 
 
@@ -48,7 +54,7 @@ def _no_truth(value: object) -> object:
 
 
 Positive = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
-Whole = Annotated[int, BeforeValidator(_no_truth), Field(ge=0, lt=2**63)]
+Whole = Annotated[int, BeforeValidator(_no_truth), Field(ge=0)]
 Number = Annotated[float, BeforeValidator(_no_truth)]
 Auto = Literal["auto"]
 
