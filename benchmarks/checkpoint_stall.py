@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/checkpoint_stall.py [saves]
 
 Two ranks over gloo, a model of 25 million parameters (300 MB of float32 parameters and moments),
-a save after every step, and after every step also a copy of the state each rank holds.
+a save after every fifth step, and after every step also a copy of the bytes that one rank saves.
 """
 
 import json
@@ -17,6 +17,9 @@ from training import run_job
 
 from paceline.record import events as log
 
+EVERY = 5
+"""Steps between saves: enough for the one before to be written."""
+
 LAYOUTS = {"none": "DDP", "full": "FSDP2"}
 
 
@@ -27,9 +30,9 @@ def measure(sharding: str, saves: int) -> tuple[list[log.CheckpointSaved], list[
         "model": {"decoder": {"layers": 8, "hidden": 512, "heads": 8}},
         "data": {"corpus": "python-stdlib", "seq_len": 32},
         "cluster": {"accelerator": "cpu", "per_node": 2},
-        "train": {"global_batch": 2, "steps": saves + 2, "precision": "fp32"},
+        "train": {"global_batch": 2, "steps": (saves + 2) * EVERY, "precision": "fp32"},
         "layout": {"sharding": sharding},
-        "checkpoint": {"every": 1, "keep_last": 2},
+        "checkpoint": {"every": EVERY, "keep_last": 2},
         "evaluate": {"every": 10**6},
         "program": "saving:train",
     }
@@ -45,12 +48,13 @@ def main() -> None:
     saves = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     print(f"measured; {machine()}")
     for sharding, name in LAYOUTS.items():
-        saved, copies = (found[2:] for found in measure(sharding, saves))
+        saved, copies = measure(sharding, saves)
+        saved, copies = saved[2:], copies[2 * EVERY :]
         stalls = [event.stall_s for event in saved]
         copied = [seconds for seconds, _ in copies]
         print(
             f"{name}, 2 ranks: checkpoint of {saved[0].num_bytes / 1e6:.0f} MB, "
-            f"rank 0 holds {copies[0][1] / 1e6:.0f} MB of state"
+            f"of which rank 0 copies and writes {copies[0][1] / 1e6:.0f} MB"
         )
         print(f"  stall:  {spread(stalls)}")
         print(f"  write:  {spread([event.write_s for event in saved])}")

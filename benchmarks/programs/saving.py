@@ -1,4 +1,8 @@
-"""Inside the ranks of `checkpoint_stall.py`: what a save costs beside a copy of the same bytes."""
+"""Inside the ranks of `checkpoint_stall.py`: what a save costs beside a copy of the same bytes.
+
+Replicated state is dealt out over the ranks when it is saved, so the copy is of as many bytes as
+this rank's part of a checkpoint.
+"""
 
 import json
 import time
@@ -15,7 +19,7 @@ from paceline.runtime.state import named_state
 
 
 def train(session: Session) -> None:
-    """Train with a save after every step, and copy the whole state once between them."""
+    """Train, and after every step also copy what this rank would save."""
     spec, shape = session.job.spec, session.plan.decoder
     assert shape is not None
     text, _ = load_text(session.job)
@@ -29,6 +33,8 @@ def train(session: Session) -> None:
         step.apply()
         tensors = [t for t in named_state(model, optimizer).values() if torch.is_tensor(t)]
         local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+        if session.plan.layout.sharding == "none":
+            local = local[: len(local) // session.place.world_size]
         dist.barrier()
         start = time.perf_counter()
         clones = [tensor.clone() for tensor in local]

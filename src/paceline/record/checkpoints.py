@@ -5,7 +5,7 @@
         __0_0.distcp ...   the data files, as torch.distributed.checkpoint writes them
         .metadata          its table of contents
         manifest.json      every file's size and xxh3-128, and what the state is of
-        COMMIT             xxh3-128 of manifest.json: written last, so a torn save has none
+        COMMIT             xxh3-128 of manifest.json
       step-00000100.tmp/   being written, or left by a crash: never read
 
 torch.distributed.checkpoint itself loads a flipped bit or a cut-off shard in silence (measured,
