@@ -496,3 +496,14 @@ def test_a_resumed_run_counts_its_generations_on():
     scene = Scene(replace(SETUP, first_generation=4))
     scene.bring_up()
     assert [order.generation for order in scene.orders(say.StartWorker)] == [4, 4]
+
+
+def test_what_survivors_say_while_they_are_fenced_does_not_hold_up_the_fence():
+    scene = Scene(replace(SETUP, fence_timeout_s=3.0))
+    scene.bring_up()
+    scene.step(1)
+    scene.exits(1, -9)
+    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
+    for _ in range(8):
+        scene.feed(state.Tick())
+    assert state.KillAgent(0) in scene.killed_agents

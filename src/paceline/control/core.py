@@ -222,9 +222,11 @@ def _said(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> Stat
             state = _with_rank(state, rank, completed=message)
         case say.Crashed():
             state = _with_rank(state, rank, crashed=message)
-            if message.peer_lost and state.symptom is None:
-                state = replace(state, symptom=Symptom(rank, now.monotonic_s))
-            elif not message.peer_lost and state.phase != "fencing":
+            if state.phase == "fencing":
+                return state  # whatever it says now, the cause is known
+            if message.peer_lost:
+                state = replace(state, symptom=state.symptom or Symptom(rank, now.monotonic_s))
+            else:
                 state = _crashed(state, rank, message, turn)
         case _:
             assert_never(message)
@@ -315,7 +317,7 @@ def _exited(state: State, event: say.Exited, turn: _Turn) -> State:
 
 
 def _crashed(state: State, rank: int, crash: say.Crashed, turn: _Turn) -> State:
-    how = f"{crash.kind}: {crash.message}" if crash.kind else crash.message
+    how = f"{crash.kind}: {crash.message}"
     return _fail(state, rank, how, detail=crash.where, retry=crash.retry, turn=turn)
 
 
