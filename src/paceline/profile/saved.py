@@ -1,0 +1,174 @@
+"""What a block keeps in memory between its forward and its backward pass, for one token.
+
+What is kept depends on the kernels: an unfused RMSNorm keeps a float32 copy, attention without a
+flash kernel keeps its scores, autocast casts a linear's input once for each linear. `Kernels` says
+which; `saved_bytes` counts. Letters: H hidden, N query heads, K kv heads, D head width, F
+feed-forward width, S tokens, c bytes of the type that is multiplied in.
+
+    ===========================  ==================  ==============================  ==========
+    operation                    saves               type                            divided by
+    ===========================  ==================  ==============================  ==========
+    norm, twice                  H  its input        `norm_bytes`                    sequence
+    query, key, value            H  their input      c, `attention_casts` times      sequence
+    attention (flash)            ND + K(D+Dv)        c: query, key, value            tensor
+                                 N Dv its output     c: input of the output matrix   tensor
+                                 N  log-sum-exp      float32                         tensor
+    attention (unfused)          N S scores          `score_bytes` a score           tensor
+    gate and up, or up           H  their input      c, `ffn_casts` times            sequence
+    activation function          F  once for each    c, `gated_copies` or            tensor
+                                 tensor it keeps     `plain_copies` times
+    dropout, twice               H  mask             1 byte, where there is dropout  sequence
+    ===========================  ==================  ==============================  ==========
+
+Arithmetic only, so that a `Block` may be a column of models (see `block.py`).
+
+Source: Korthikanti et al., arXiv:2205.05198, section 4.1 (34 s b h + 5 a s^2 b: the row `megatron`
+of the tests); torch 2.13 read off with `torch.autograd.graph.saved_tensors_hooks`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from paceline.profile.block import Block
+
+Recompute = Literal["none", "selective", "full"]
+"""What is computed again in the backward pass: nothing; everything that is cheap (norms,
+activation functions, scores: matrices and flash attention are kept); or whole blocks, of which
+only the input is kept."""
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Which tensors the operations of one software stack keep, and in what type."""
+
+    compute_bytes: int
+    """c: inputs and outputs of matrices and attention."""
+
+    stream_bytes: int
+    """One element of the residual stream."""
+
+    norm_bytes: float
+    """Kept by a norm for each element of its input."""
+
+    norm_scalars: int = 1
+    """Float32 numbers a norm keeps for each token: 1/rms, or mean and 1/std."""
+
+    attention_casts: int = 1
+    """Copies of the attention's input: 3 under autocast, which casts for each linear."""
+
+    ffn_casts: int = 1
+    """Copies of the feed-forward's input: 2 under autocast with a gate."""
+
+    gated_copies: float = 4
+    """Tensors of width F that a gated feed-forward keeps. 4: silu's input, both factors, the
+    product. 3 where silu and product are one kernel, 2 where the product is recomputed."""
+
+    plain_copies: float = 2
+    """The same without a gate: the activation function's input and output."""
+
+    score_bytes: float = 0
+    """Kept for each score of attention: 0 with a flash kernel. 5 without: softmax (2), dropout's
+    output (2) and mask (1)."""
+
+    dropout_bytes: float = 0
+    """Mask kept for each element after attention and after the feed-forward."""
+
+    logit_bytes: float = 4
+    """Kept for each logit until the loss goes backward: the log-softmax."""
+
+    loss_peak_bytes: float = 8
+    """Besides, at the moment the loss goes backward: gradients of log-softmax and of logits."""
+
+    has_inputs_of_frozen: bool = False
+    """Whether a linear keeps its input even when its matrix is frozen."""
+
+
+class SavedBytes(NamedTuple):
+    """Bytes for one token and one block, by what divides them."""
+
+    tensor: float
+    """Divided by the tensor degree."""
+
+    sequence: float
+    """Divided by the tensor degree only with sequence parallelism."""
+
+    routed: float
+    """For one token-copy in the routed experts: times the experts of a token, and the imbalance."""
+
+    peak: float
+    """Alive besides while this one block goes backward: gradients inside it (divided by tensor)."""
+
+
+def saved_bytes(
+    block: Block, kernels: Kernels, seq_len: float, *, recompute: Recompute = "none"
+) -> SavedBytes:
+    """Bytes one token leaves for the backward pass in one block.
+
+    Args:
+        block: Its sizes; a measured block is not counted here.
+        kernels: Of the software that runs it.
+        seq_len: Tokens that attention looks at, for the scores of unfused attention.
+        recompute: What is computed again instead of kept.
+    """
+    c, h = kernels.compute_bytes, block.hidden
+    if recompute == "full":
+        return replace_saved(saved_bytes(block, kernels, seq_len), kept=kernels.stream_bytes * h)
+    if recompute == "selective":
+        lean = replace(
+            kernels,
+            norm_bytes=kernels.norm_bytes / 2,
+            attention_casts=0,
+            ffn_casts=0,
+            gated_copies=2,
+            plain_copies=1,
+            score_bytes=0,
+        )
+        return saved_bytes(block, lean, seq_len)
+    ways = 1 + block.gated
+    gated, plain = block.gated * 1, 1 - block.gated
+    copies = gated * kernels.gated_copies + plain * kernels.plain_copies
+    has_attention = (block.heads > 0) * 1
+    has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
+    query = block.heads * block.head_dim
+    latent = (block.kv_rank > 0) * 1
+    shared_key_value = block.kv_heads * (block.head_dim + block.value_dim)
+    own_key_value = block.heads * (block.head_dim + block.value_dim)
+    key_value = (1 - latent) * shared_key_value + latent * own_key_value
+    # Latents are kept before and after their norm.
+    latents = 2 * c * (block.query_rank + latent * (block.kv_rank + block.rope_dim))
+    seen = block.window + (block.window == 0) * seq_len
+    scores = kernels.score_bytes * block.heads * seen
+    flash = (kernels.score_bytes == 0) * FLOAT32 * block.heads
+    cross = c * 4 * block.cross_heads * block.head_dim
+    norm = kernels.norm_bytes * h + FLOAT32 * kernels.norm_scalars
+    tensor = (
+        c * (query + key_value + block.heads * block.value_dim)
+        + flash
+        + scores
+        + cross
+        + c * copies * (block.ffn + block.shared_ffn)
+    )
+    has_cross = (block.cross_heads > 0) * 1
+    sequence = (
+        (has_attention + has_ffn + has_cross) * (norm + kernels.dropout_bytes * h)
+        + has_attention * c * kernels.attention_casts * h
+        + has_cross * 2 * c * h
+        + has_ffn * c * kernels.ffn_casts * h
+        + latents
+        + FLOAT32 * 2 * block.experts
+    )
+    # A copy of a token: its permuted input, what the expert keeps, and its output to be weighted.
+    routed = (block.experts > 0) * (2 * c * h + c * copies * block.expert_ffn)
+    width = block.ffn + block.shared_ffn + block.experts_per_token * block.expert_ffn
+    peak = c * (ways + 1) * width + kernels.stream_bytes * 2 * h
+    return SavedBytes(tensor=tensor, sequence=sequence, routed=routed, peak=peak)
+
+
+def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
+    """A block of which only the input is kept; all else is alive while it is computed again.
+
+    Source: checkpointing, Chen et al., arXiv:1604.06174.
+    """
+    return SavedBytes(tensor=0.0, sequence=kept, routed=0.0, peak=whole.peak)
