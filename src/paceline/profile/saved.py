@@ -172,3 +172,33 @@ def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
     Source: checkpointing, Chen et al., arXiv:1604.06174.
     """
     return SavedBytes(tensor=0.0, sequence=kept, routed=0.0, peak=whole.peak)
+
+
+class OutsideBytes(NamedTuple):
+    """Bytes for one token outside the blocks."""
+
+    kept: float
+    """Until the backward pass: final norm, the output matrix's input, token ids and targets."""
+
+    logits: float
+    """Of those that are as wide as the vocabulary, which tensor parallelism divides."""
+
+    loss_peak: float
+    """Alive besides while the loss goes backward; divided as the logits are."""
+
+
+def outside_bytes(head_inputs: float, head_outputs: float, kernels: Kernels) -> OutsideBytes:
+    """Bytes one token keeps in the head, the loss and the embedding.
+
+    Args:
+        head_inputs: Width that enters the output matrix.
+        head_outputs: Width of the output: the vocabulary or the classes.
+        kernels: Of the software that runs it.
+    """
+    norm = kernels.norm_bytes * head_inputs + FLOAT32 * kernels.norm_scalars
+    ids = 2 * 8
+    return OutsideBytes(
+        kept=norm + kernels.compute_bytes * head_inputs + ids,
+        logits=kernels.logit_bytes * head_outputs,
+        loss_peak=kernels.loss_peak_bytes * head_outputs,
+    )
