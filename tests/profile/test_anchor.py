@@ -1,10 +1,21 @@
 """The counts of the built-in decoder, held to the real module by measuring what autograd saves."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import pytest
 
-from paceline.profile import ComputeMode, DecoderShape, profile_decoder
+from paceline.profile import (
+    ComputeMode,
+    DecoderShape,
+    Recompute,
+    outside_bytes,
+    profile_decoder,
+    runtime_kernels,
+    saved_bytes,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -57,14 +68,21 @@ def test_parameters_equal_the_real_modules(name: str):
     assert profile.num_block_parameters == block
 
 
+def predicted_bytes(shape: DecoderShape, mode: ComputeMode, recompute: Recompute = "none") -> float:
+    """The same from the counts: every block, then the head and the loss."""
+    kernels = runtime_kernels(mode, fused_norm=False)
+    (block,) = profile_decoder(shape, SEQ_LEN).blocks
+    inside = saved_bytes(block, kernels, SEQ_LEN, recompute=recompute)
+    outside = outside_bytes(shape.hidden, shape.vocab, kernels)
+    a_token = shape.layers * (inside.tensor + inside.sequence) + outside.kept + outside.logits
+    return BATCH * SEQ_LEN * a_token
+
+
 @pytest.mark.parametrize("mode", ["fp32", "bf16-autocast"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_saved_activations_are_within_5_percent_of_the_real_modules(name: str, mode: ComputeMode):
     shape = SHAPES[name]
-    activations = profile_decoder(shape, SEQ_LEN).activation_bytes
-    assert activations is not None
-    saved = activations[mode]
-    predicted = BATCH * (shape.layers * saved.block + saved.outside)
+    predicted = predicted_bytes(shape, mode)
     assert measured_bytes(shape, mode) == pytest.approx(predicted, rel=TOLERANCE)
 
 
@@ -73,14 +91,22 @@ def test_activations_of_sharded_bf16_are_within_5_percent(name: str):
     """FSDP2 frees gathered parameters by resizing their storage, which a hook cannot follow, so a
     module in bfloat16 stands for it: the parameters are what FSDP2 hands it."""
     shape = SHAPES[name]
-    activations = profile_decoder(shape, SEQ_LEN).activation_bytes
-    assert activations is not None
-    saved = activations["bf16-sharded"]
-    predicted = BATCH * (shape.layers * saved.block + saved.outside)
+    predicted = predicted_bytes(shape, "bf16-sharded")
     assert measured_bytes(shape, "bf16-sharded") == pytest.approx(predicted, rel=TOLERANCE)
 
 
-def measured_bytes(shape: DecoderShape, mode: ComputeMode) -> int:
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("mode", ["fp32", "bf16-autocast", "bf16-sharded"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_recomputed_blocks_keep_what_is_predicted_within_5_percent(
+    name: str, mode: ComputeMode, recompute: Recompute
+):
+    shape = SHAPES[name]
+    predicted = predicted_bytes(shape, mode, recompute)
+    assert measured_bytes(shape, mode, recompute) == pytest.approx(predicted, rel=TOLERANCE)
+
+
+def measured_bytes(shape: DecoderShape, mode: ComputeMode, recompute: Recompute = "none") -> int:
     """Bytes of all storages that autograd saves, without parameters, their casts and tables."""
     import torch.nn.functional as F
 
@@ -105,6 +131,7 @@ def measured_bytes(shape: DecoderShape, mode: ComputeMode) -> int:
             found[pointer] = tensor
         return tensor
 
+    _recompute_blocks(model, recompute, pack)
     ids = torch.randint(0, shape.vocab, (BATCH, SEQ_LEN))
     targets = torch.randint(0, shape.vocab, (BATCH, SEQ_LEN))
     context = torch.autocast("cpu", torch.bfloat16) if mode == "bf16-autocast" else nullcontext()
@@ -112,3 +139,32 @@ def measured_bytes(shape: DecoderShape, mode: ComputeMode) -> int:
         logits = model(ids)
         F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").mean()
     return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+
+
+def _recompute_blocks(model: Any, recompute: Recompute, pack: Callable[[Any], Any]) -> None:
+    """Checkpoint every block; what a selective policy keeps goes to `pack` as well."""
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+        noop_context_fn,
+    )
+
+    ops = torch.ops.aten
+    kept = (ops.mm.default, ops.addmm.default, ops._scaled_dot_product_flash_attention_for_cpu)
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op not in kept and getattr(op, "overloadpacket", None) not in kept:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        outputs = context.op_output
+        for output in outputs if isinstance(outputs, tuple) else (outputs,):
+            pack(output)
+        return CheckpointPolicy.MUST_SAVE
+
+    if recompute == "none":
+        return
+    contexts = noop_context_fn
+    if recompute == "selective":
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)

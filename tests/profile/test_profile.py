@@ -6,13 +6,13 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.profile import (
+    BlockFacts,
     DecoderShape,
     ModuleFacts,
     profile_decoder,
     profile_module,
     resolve_decoder,
 )
-from paceline.profile.decoder import forward_flops
 from paceline.spec import Job, parse_job
 
 JOB = """\
@@ -59,19 +59,25 @@ def test_blocks_and_root_add_up_to_the_model():
     profile = profile_decoder(shape_of("model={preset: qwen2-7b}"), 16)
     in_blocks = profile.num_blocks * profile.num_block_parameters
     assert in_blocks + profile.num_root_parameters == profile.num_parameters
-    assert profile.num_units == 29
+    assert profile.num_blocks == 28
     assert profile.largest_unit_parameters == profile.num_root_parameters
+
+
+def a_token_flops(shape: DecoderShape, seq_len: int) -> float:
+    flops = profile_decoder(shape, seq_len).forward_flops_per_sample
+    assert flops is not None
+    return flops / seq_len
 
 
 def test_flops_are_close_to_two_a_parameter_and_token_on_short_samples():
     shape = shape_of("model={preset: llama-2-7b}")
     without_embedding = 6_738_415_616 - shape.vocab * shape.hidden
-    assert forward_flops(shape, 16) / 16 == pytest.approx(2 * without_embedding, rel=2e-3)
+    assert a_token_flops(shape, 16) == pytest.approx(2 * without_embedding, rel=2e-3)
 
 
 def test_causal_attention_counts_half_of_the_scores():
     shape = shape_of("model={preset: llama-2-7b}")
-    extra = forward_flops(shape, 4096) / 4096 - forward_flops(shape, 1) * 1
+    extra = a_token_flops(shape, 4096) - a_token_flops(shape, 1)
     assert extra == pytest.approx(32 * 2 * 4096 * 4096, rel=1e-3)
 
 
@@ -125,9 +131,13 @@ def test_a_factory_has_no_decoder_shape():
     assert resolve_decoder(job("model={factory: 'm:f'}", "program=m:t")) is None
 
 
-def test_a_module_of_your_own_has_unknown_flops_and_activations():
-    facts = ModuleFacts(num_parameters=100, largest_block_parameters=30, num_blocks=3)
-    profile = profile_module(facts)
-    assert profile.num_root_parameters == 10
+def test_a_module_of_your_own_has_exact_parameters_and_unknown_flops():
+    blocks = (
+        BlockFacts(name="Encoder", count=2, num_parameters=30),
+        BlockFacts(name="Decoder", count=1, num_parameters=20),
+    )
+    profile = profile_module(ModuleFacts(num_parameters=100, blocks=blocks))
+    assert (profile.num_parameters, profile.num_blocks) == (100, 3)
+    assert profile.num_block_parameters == 30
+    assert profile.num_root_parameters == 20
     assert profile.forward_flops_per_sample is None
-    assert profile.activation_bytes is None

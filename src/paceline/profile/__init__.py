@@ -1,18 +1,57 @@
 """What a model costs: parameters, FLOPs and saved activations, whatever the layout."""
 
+from paceline.profile.block import (
+    Block,
+    Matrix,
+    MeasuredCosts,
+    Split,
+    attention_flops,
+    block_flops,
+    block_parameters,
+    dense_parameters,
+    expert_parameters,
+    matrices,
+)
 from paceline.profile.decoder import profile_decoder
-from paceline.profile.model import ActivationBytes, ComputeMode, ModelProfile
-from paceline.profile.module import ModuleFacts, profile_module
+from paceline.profile.kernels import ComputeMode, runtime_kernels
+from paceline.profile.model import Adapter, ModelProfile
+from paceline.profile.module import BlockFacts, ModuleFacts, profile_module
 from paceline.profile.resolve import resolve_decoder
+from paceline.profile.saved import (
+    Kernels,
+    OutsideBytes,
+    Recompute,
+    SavedBytes,
+    outside_bytes,
+    saved_bytes,
+)
 from paceline.profile.shape import DecoderShape
 
 __all__ = [
-    "ActivationBytes",
+    "Adapter",
+    "Block",
+    "BlockFacts",
     "ComputeMode",
     "DecoderShape",
+    "Kernels",
+    "Matrix",
+    "MeasuredCosts",
     "ModelProfile",
     "ModuleFacts",
+    "OutsideBytes",
+    "Recompute",
+    "SavedBytes",
+    "Split",
+    "attention_flops",
+    "block_flops",
+    "block_parameters",
+    "dense_parameters",
+    "expert_parameters",
+    "matrices",
+    "outside_bytes",
     "profile_decoder",
     "profile_module",
     "resolve_decoder",
+    "runtime_kernels",
+    "saved_bytes",
 ]

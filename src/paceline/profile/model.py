@@ -1,63 +1,103 @@
 """What any model costs: one `ModelProfile`, the same for every layout."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-ComputeMode = Literal["fp32", "bf16-autocast", "bf16-sharded"]
-"""How the matrices are multiplied: all in float32; float32 parameters under autocast (DDP, or one
-rank); or FSDP2 gathering bfloat16 parameters. The last two save different tensors."""
+from paceline.profile.block import Block, block_flops, block_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationBytes:
-    """What one sample adds to memory between its forward and its backward pass."""
+class Adapter:
+    """Low-rank adapters that are trained while the model itself stays as it is."""
 
-    block: int
-    """Saved by autograd in one block."""
+    rank: int
+    """Width between the two matrices of an adapter."""
 
-    outside: int
-    """Saved outside the blocks: embedding, final norm, output layer and loss."""
+    matrices: tuple[str, ...]
+    """Matrices with an adapter, by their name in `profile.block`."""
 
-    loss_peak: int
-    """Alive besides all that is saved while the loss goes backward: the gradients of the logits."""
+    num_parameters: int
+    """Parameters of all adapters: the only ones that are trained."""
 
-    block_peak: int
-    """Alive besides what is saved while one block goes backward: gradients inside it."""
+    frozen_bytes: float
+    """Bytes a frozen parameter takes: 2 in bf16; 0.516 in NF4 with its doubly quantised scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """Costs of a model that no layout changes. None is unknown, and stays so."""
 
-    num_parameters: int
-    """Trainable parameters, exactly as the module counts them; tied ones once."""
+    name: str
+    """For people: a preset's name, the family of a config.json, or `7B`."""
 
-    num_block_parameters: int
-    """Parameters of the largest block. 0 when the model has no repeated blocks."""
+    blocks: tuple[Block, ...]
+    """Kinds of blocks, in the order they are applied."""
 
-    num_blocks: int
-    """Repeated blocks, which full sharding gathers one by one."""
+    num_embedding_parameters: int
+    """Before the first block: token and position embeddings, or the projection of patches."""
 
-    num_root_parameters: int
-    """Parameters outside the blocks (embedding, final norm, output layer): one unit of their own,
-    which stays gathered from the forward to the end of the backward pass."""
+    num_head_parameters: int
+    """After the last block: final norm and output matrix; a tied output matrix is not counted."""
+
+    head_inputs: int
+    """Width that enters the output matrix."""
+
+    head_outputs: int
+    """Width of the output: the vocabulary, or the number of classes. 0 is unknown."""
+
+    tied: bool
+    """Whether the output matrix is the token embedding. A pipeline then holds it at both ends."""
 
     seq_len: int | None
     """Tokens in one sample; None where a sample is not a row of tokens."""
 
-    forward_flops_per_sample: float | None
-    """FLOPs of one sample's forward pass: matrix multiplications and attention. A multiplication
-    and an addition are two; causal attention counts the half that is computed. Backward is twice
-    as many."""
+    adapter: Adapter | None = None
+    """Set when only adapters are trained."""
 
-    activation_bytes: Mapping[ComputeMode, ActivationBytes] | None
-    """What one sample keeps in memory, by the way it is computed."""
+    assumed: tuple[str, ...] = ()
+    """What was assumed where little was said, one phrase each."""
 
     @property
-    def num_units(self) -> int:
-        """Units that full sharding gathers: each block, and the root if it has parameters."""
-        return self.num_blocks + (self.num_root_parameters > 0)
+    def num_blocks(self) -> int:
+        """Repeated blocks of all kinds."""
+        return sum(block.count for block in self.blocks)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters exactly as the module counts them, tied ones once, adapters left out."""
+        in_blocks = sum(block.count * block_parameters(block) for block in self.blocks)
+        return in_blocks + self.num_root_parameters
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that get a gradient: all of them, or those of the adapters."""
+        return self.num_parameters if self.adapter is None else self.adapter.num_parameters
+
+    @property
+    def num_root_parameters(self) -> int:
+        """Parameters outside the blocks: one unit of full sharding, which stays gathered from the
+        forward to the end of the backward pass."""
+        return self.num_embedding_parameters + self.num_head_parameters
+
+    @property
+    def num_block_parameters(self) -> int:
+        """Parameters of the largest block; 0 when the model has no repeated blocks."""
+        return max((block_parameters(block) for block in self.blocks), default=0)
+
+    @property
+    def forward_flops_per_sample(self) -> float | None:
+        """FLOPs of one sample's forward pass: matrices and attention, the embedding's lookup not.
+
+        None when a part of it is unknown.
+        """
+        measured = [block.measured for block in self.blocks]
+        if self.seq_len is None or any(each is not None for each in measured):
+            costs = [each.forward_flops if each is not None else None for each in measured]
+            if not costs or any(cost is None for cost in costs):
+                return None
+            pairs = zip(self.blocks, costs, strict=True)
+            return sum(block.count * (cost or 0.0) for block, cost in pairs)
+        inside = sum(block.count * block_flops(block, self.seq_len) for block in self.blocks)
+        return inside + 2.0 * self.head_inputs * self.head_outputs * self.seq_len
 
     @property
     def largest_unit_parameters(self) -> int:

@@ -33,8 +33,8 @@ from paceline.profile.block import Block
 
 Recompute = Literal["none", "selective", "full"]
 """What is computed again in the backward pass: nothing; everything that is cheap (norms,
-activation functions, scores: matrices and flash attention are kept); or whole blocks, of which
-only the input is kept."""
+activation functions, scores: what matrices and flash attention give is kept); or whole blocks, of
+which only the input is kept."""
 
 FLOAT32 = 4
 
@@ -116,16 +116,7 @@ def saved_bytes(
     if recompute == "full":
         return replace_saved(saved_bytes(block, kernels, seq_len), kept=kernels.stream_bytes * h)
     if recompute == "selective":
-        lean = replace(
-            kernels,
-            norm_bytes=kernels.norm_bytes / 2,
-            attention_casts=0,
-            ffn_casts=0,
-            gated_copies=2,
-            plain_copies=1,
-            score_bytes=0,
-        )
-        return saved_bytes(block, lean, seq_len)
+        return _selective_bytes(block, kernels, seq_len)
     ways = 1 + block.gated
     gated, plain = block.gated * 1, 1 - block.gated
     copies = gated * kernels.gated_copies + plain * kernels.plain_copies
@@ -164,6 +155,31 @@ def saved_bytes(
     width = block.ffn + block.shared_ffn + block.experts_per_token * block.expert_ffn
     peak = c * (ways + 1) * width + kernels.stream_bytes * 2 * h
     return SavedBytes(tensor=tensor, sequence=sequence, routed=routed, peak=peak)
+
+
+def _selective_bytes(block: Block, kernels: Kernels, seq_len: float) -> SavedBytes:
+    """Outputs of matrices and of flash attention, and the block's input; the rest is cheap.
+
+    Source: `create_selective_checkpoint_contexts` of torch 2.13, saving `mm` and attention.
+    """
+    outputs_only = replace(
+        kernels,
+        norm_bytes=0,
+        norm_scalars=0,
+        attention_casts=0,
+        ffn_casts=0,
+        gated_copies=2,
+        plain_copies=1,
+        score_bytes=0,
+        dropout_bytes=0,
+    )
+    inside = saved_bytes(block, outputs_only, seq_len)
+    has_attention = (block.heads > 0) * 1
+    has_cross = (block.cross_heads > 0) * 1
+    has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
+    written = (has_attention + has_cross + has_ffn) * kernels.compute_bytes * block.hidden
+    sequence = inside.sequence + kernels.stream_bytes * block.hidden + written
+    return inside._replace(sequence=sequence)
 
 
 def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:

@@ -12,18 +12,25 @@ import msgspec
 import torch
 from torch import nn
 
-from paceline.profile import ModuleFacts
+from paceline.profile import BlockFacts, ModuleFacts
 from paceline.runtime.strategy import repeated_blocks
 
 
 def measure(model: nn.Module) -> ModuleFacts:
     """What planning needs to know of a module; shared parameters count once."""
-    blocks = repeated_blocks(model)
-    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+    counted: set[nn.Parameter] = set()
+    kinds: dict[tuple[str, int], int] = {}
+    for block in repeated_blocks(model):
+        new = set(block.parameters()) - counted
+        counted |= new
+        kind = (type(block).__name__, sum(p.numel() for p in new))
+        kinds[kind] = kinds.get(kind, 0) + 1
     return ModuleFacts(
         num_parameters=sum(p.numel() for p in model.parameters()),
-        largest_block_parameters=max(sizes, default=0),
-        num_blocks=len(blocks),
+        blocks=tuple(
+            BlockFacts(name=name, count=count, num_parameters=size)
+            for (name, size), count in kinds.items()
+        ),
     )
 
 
