@@ -8,6 +8,8 @@ import re
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
 
+_SEVERAL = re.compile(r"^\s*([1-9][0-9]*)\s*[xX×*]\s*(?=[0-9])")
+
 _BYTES = {
     "b": 1,
     "kb": 10**3,
@@ -69,11 +71,18 @@ def parse_count(value: int | str) -> int:
 def parse_bytes_per_s(value: float | str) -> float:
     """Bytes per second. A small b is bits, a capital B is bytes; words after it are ignored.
 
+    Several of a kind are written `8x400Gb/s` and count together.
+
     >>> parse_bytes_per_s("400Gb/s InfiniBand")
     50000000000.0
+    >>> parse_bytes_per_s("8 x 400Gb/s")
+    400000000000.0
     """
     if isinstance(value, int | float):
         return float(value)
+    several = _SEVERAL.match(value)
+    if several is not None:
+        return int(several.group(1)) * parse_bytes_per_s(value[several.end() :])
     number, unit = _split(value, "a bandwidth", "400Gb/s or 50GB/s")
     base, slash, second = unit.partition("/")
     if base.lower().endswith("bps") and not slash:

@@ -3,41 +3,159 @@
 import pytest
 
 from paceline.catalog import (
+    PRECISIONS,
+    accelerator_spellings,
     find_accelerator,
+    find_link,
     find_model_preset,
     load_accelerators,
+    load_links,
     load_model_presets,
 )
 from paceline.errors import JobError
 
 
 def test_every_entry_names_its_source():
-    for entry in (*load_accelerators().values(), *load_model_presets().values()):
+    entries = (*load_accelerators().values(), *load_links().values())
+    for entry in (*entries, *load_model_presets().values()):
         assert entry.source
 
 
-def test_every_peak_has_an_efficiency_below_one():
-    for accelerator in load_accelerators().values():
-        assert set(accelerator.peak_flops_per_s) <= set(accelerator.efficiency)
+def test_every_group_of_an_accelerators_numbers_names_its_source():
+    for name, accelerator in load_accelerators().items():
+        if name != "cpu":
+            groups = {"peak", "memory", "link", "network", "overhead"}
+            assert groups <= set(accelerator.sources), name
+
+
+def test_every_efficiency_is_of_a_peak_and_below_one():
+    for name, accelerator in load_accelerators().items():
         assert all(0 < share < 1 for share in accelerator.efficiency.values())
+        if name != "cpu":  # its peak is worked out from the machine
+            assert set(accelerator.efficiency) <= set(accelerator.peak_flops_per_s)
 
 
 def test_the_accelerators_that_people_have_are_there():
     names = set(load_accelerators())
     assert {"A100-40", "A100-80", "H100-SXM", "H200", "B200", "V100-32"} <= names
     assert {"L4", "L40S", "RTX-4090", "MI300X", "cpu"} <= names
+    assert {"GB200", "GB300", "B300", "H20", "H800", "A800", "H100-PCIe", "H100-NVL"} <= names
+    assert {"TPU-v4", "TPU-v5e", "TPU-v5p", "TPU-v6e", "Trainium2", "Gaudi2", "Gaudi3"} <= names
+    assert {"M1-Max", "M2-Ultra", "M3-Ultra", "M4-Max", "MI250X", "MI325X", "MI355X"} <= names
 
 
-def test_v100_has_no_bf16():
-    assert "bf16" not in load_accelerators()["V100-32"].peak_flops_per_s
+def test_apple_makes_no_m4_ultra():
+    assert "M4-Ultra" not in load_accelerators()
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("V100-32", {"bf16", "tf32", "fp8", "fp4"}),
+        ("T4", {"bf16", "tf32", "fp8", "fp4"}),
+        ("A100-80", {"fp8", "fp4"}),
+        ("H100-SXM", {"fp4"}),
+        ("MI355X", {"tf32"}),
+        ("M4-Max", {"fp8", "fp4"}),
+    ],
+)
+def test_a_precision_that_an_accelerator_lacks_is_not_there(name: str, lacks: set[str]):
+    assert set(PRECISIONS) - set(load_accelerators()[name].peak_flops_per_s) >= lacks
+
+
+def test_peaks_are_dense_so_each_halving_of_the_width_at_most_doubles_the_rate():
+    for name, accelerator in load_accelerators().items():
+        peaks = accelerator.peak_flops_per_s
+        for wide, narrow in (("tf32", "bf16"), ("bf16", "fp8")):
+            if wide in peaks and narrow in peaks:
+                assert peaks[narrow] <= 2.05 * peaks[wide], (name, wide, narrow)
+        if "fp4" in peaks:  # 3 on Blackwell Ultra, whose fp4 alone was widened
+            assert peaks["fp4"] <= (3.01 if name in ("B300", "GB300") else 4.05) * peaks["fp8"]
+
+
+def test_rates_that_were_read_in_the_planners_table_are_those_of_the_table():
+    rows = load_accelerators()
+    assert rows["A100-80"].peak_flops_per_s["bf16"] == 312e12
+    assert rows["H100-SXM"].peak_flops_per_s["fp8"] == pytest.approx(1979e12, rel=1e-3)
+    assert rows["B200"].peak_flops_per_s["fp4"] == 9000e12
+    assert rows["GB200"].peak_flops_per_s["bf16"] == 2500e12
+    assert rows["TPU-v6e"].peak_flops_per_s["bf16"] == 918e12
+
+
+def test_the_rate_to_the_others_in_a_node_is_that_of_the_link_they_share():
+    links = load_links()
+    for name, accelerator in load_accelerators().items():
+        shared = accelerator.scale_up_size in (1, accelerator.num_per_node)
+        whole = shared or accelerator.scale_up_size > accelerator.num_per_node
+        link = accelerator.link if whole else accelerator.host_link
+        assert link is not None, name
+        assert links[link].bytes_per_s == accelerator.link_bytes_per_s, name
+
+
+def test_the_network_of_a_node_is_a_whole_number_of_its_ports():
+    links = load_links()
+    for name, accelerator in load_accelerators().items():
+        assert accelerator.network is not None, name
+        ports = accelerator.network_node_bytes_per_s / links[accelerator.network].bytes_per_s
+        assert ports == pytest.approx(round(ports)), name
+        assert ports >= 1, name
+
+
+def test_gb200_shares_its_fast_link_in_a_rack_and_h100_in_a_node():
+    rows = load_accelerators()
+    assert (rows["GB200"].scale_up_size, rows["GB200"].num_per_node) == (72, 4)
+    assert (rows["H100-SXM"].scale_up_size, rows["H100-SXM"].num_per_node) == (8, 8)
+    assert rows["L40S"].scale_up_size == 1
+
+
+def test_links_are_one_direction():
+    links = load_links()
+    assert links["nvlink-4"].bytes_per_s == 450e9
+    assert links["infiniband-ndr"].bytes_per_s == 50e9
+    assert links["pcie-5-x16"].bytes_per_s == pytest.approx(63e9, rel=0.01)
+
+
+def test_a_measured_share_of_a_link_names_who_measured_it():
+    for link in load_links().values():
+        assert (link.collective_share is None) == (link.collective_source is None)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("h100", "H100-SXM"),
+        ("H100 80GB", "H100-SXM"),
+        ("H100-SXM5-80GB", "H100-SXM"),
+        ("A100-SXM4-80GB", "A100-80"),
+        ("A100-80GB", "A100-80"),
+        ("B200-SXM-180GB", "B200"),
+        ("mi300x", "MI300X"),
+        ("Apple M3 Ultra", "M3-Ultra"),
+    ],
+)
+def test_published_spellings_are_accepted_in_any_case(spelled: str, name: str):
+    assert find_accelerator(spelled, where="here").name == name
+
+
+def test_no_spelling_stands_for_two_accelerators():
+    seen: dict[str, str] = {}
+    for name, accelerator in load_accelerators().items():
+        for spelling in {name, *accelerator.aliases}:
+            assert seen.setdefault(spelling.lower(), name) == name, spelling
+    assert len(accelerator_spellings(load_accelerators())) >= len(load_accelerators())
 
 
 def test_an_unknown_accelerator_names_the_nearest():
     with pytest.raises(JobError) as caught:
-        find_accelerator("h100", where="here")
+        find_accelerator("h1000-sxm", where="here")
     (problem,) = caught.value.problems
     assert problem.code == "T001"
     assert "`H100-SXM`" in problem.fix
+
+
+def test_an_unknown_link_names_the_nearest():
+    with pytest.raises(JobError, match="T004: the catalog has no link `nvlink-44`"):
+        find_link("nvlink-44", where="here")
 
 
 def test_an_unknown_preset_names_the_nearest():

@@ -119,3 +119,36 @@ def test_more_of_a_kind_than_here_is_another_cluster():
 def test_an_unknown_accelerator_is_placed_in_the_job():
     with pytest.raises(JobError, match=r"where: cluster\.accelerator, --set"):
         find(machine(), "accelerator=H1000")
+
+
+def test_a_mixture_of_accelerators_is_refused_and_the_slowest_named():
+    with pytest.raises(JobError) as caught:
+        find(machine(), "accelerator='4x H100-SXM + 4x A100-80'")
+    (problem,) = caught.value.problems
+    assert problem.code == "T005"
+    assert problem.fix.startswith("set accelerator to A100-80 and memory to 79.6 GiB")
+
+
+def test_a_published_spelling_is_the_accelerator():
+    assert find(machine(), "accelerator=h100-sxm5-80gb").accelerator == "H100-SXM"
+
+
+def test_several_nics_of_a_kind_count_together():
+    cluster = find(machine(), "accelerator=H100-SXM", "nodes=2", "network='8x200Gb/s RoCE'")
+    assert cluster.network_bytes_per_s == 200e9
+
+
+def test_the_catalog_file_beside_the_job_is_read(tmp_path: Path):
+    (tmp_path / "paceline-catalog.toml").write_text(
+        '[accelerators.ours]\nlike = "H100-SXM"\nmemory_bytes = "96 GiB"\nnum_per_node = 4\n'
+    )
+    sets = ["cluster.accelerator=ours"]
+    job = parse_job(JOB, source="job.yaml", folder=tmp_path, overrides=sets)
+    cluster = find_cluster(job.spec.cluster, job, machine())
+    assert (cluster.memory_bytes, cluster.ranks_per_node) == (96 * GIB, 4)
+
+
+def test_a_catalog_file_that_the_job_names_and_is_not_there_is_refused(tmp_path: Path):
+    job = parse_job(JOB, source="j", folder=tmp_path, overrides=["cluster.catalog=no.toml"])
+    with pytest.raises(JobError, match="T010: there is no file"):
+        find_cluster(job.spec.cluster, job, machine())

@@ -1,19 +1,46 @@
-"""What is known beforehand: accelerators and published models, each number with its source."""
+"""What is known beforehand: accelerators, links, prices and published models, with sources."""
 
+from paceline.catalog.accelerator import PRECISIONS, Accelerator, Backend
+from paceline.catalog.link import Link
 from paceline.catalog.load import (
-    Accelerator,
     ModelPreset,
+    accelerator_spellings,
     find_accelerator,
+    find_link,
     find_model_preset,
     load_accelerators,
+    load_links,
     load_model_presets,
+)
+from paceline.catalog.price import Price, cheapest_prices, find_prices, load_prices
+from paceline.catalog.user import (
+    CATALOG_FILE,
+    Catalog,
+    built_in_catalog,
+    find_catalog_file,
+    load_catalog,
 )
 
 __all__ = [
+    "CATALOG_FILE",
+    "PRECISIONS",
     "Accelerator",
+    "Backend",
+    "Catalog",
+    "Link",
     "ModelPreset",
+    "Price",
+    "accelerator_spellings",
+    "built_in_catalog",
+    "cheapest_prices",
     "find_accelerator",
+    "find_catalog_file",
+    "find_link",
     "find_model_preset",
+    "find_prices",
     "load_accelerators",
+    "load_catalog",
+    "load_links",
     "load_model_presets",
+    "load_prices",
 ]

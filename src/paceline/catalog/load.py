@@ -1,59 +1,22 @@
-"""Read the catalog's TOML files into frozen dataclasses, once a process.
+"""Read the catalog's own TOML files into frozen dataclasses, once a process.
 
-Leaves out: prices, links by generation, and a catalog file of the reader's own.
+A catalog file of the reader's own is merged over them in `user.py`.
 """
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from paceline.errors import JobError, Problem
+from paceline.catalog._rows import no_such, read_row
+from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
+from paceline.catalog.link import LINK_KEYS, Link, make_link
+from paceline.errors import JobError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """One kind of accelerator. None is unknown, or for a CPU read from the machine."""
-
-    name: str
-    backend: Literal["nccl", "gloo"]
-    """Library of the collectives."""
-
-    memory_bytes: int | None
-    """Memory of one accelerator as its own tool reports it."""
-
-    peak_flops_per_s: Mapping[str, float]
-    """Dense peak by precision (`fp32`, `bf16`). A precision it lacks is not there."""
-
-    efficiency: Mapping[str, float]
-    """Share of that peak reached over a training step's forward and backward pass."""
-
-    memory_bytes_per_s: float | None
-    """Peak bandwidth of its memory."""
-
-    link_bytes_per_s: float
-    """To the others in its node, each direction."""
-
-    network_node_bytes_per_s: float
-    """Usual network of a node, each direction."""
-
-    num_per_node: int
-    """Usual number in a node."""
-
-    overhead_bytes: int
-    """Taken by a process before its first tensor."""
-
-    allocator_slack: float
-    """What PyTorch's allocator holds unused, as a share of the tensors that are alive."""
-
-    smi_names: tuple[str, ...]
-    """How the device's own tool names it."""
-
-    source: str
-    """Where the numbers are from, and which are guesses."""
+if TYPE_CHECKING:
+    from paceline.catalog.user import Catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +40,62 @@ class ModelPreset:
 
 @cache
 def load_accelerators() -> Mapping[str, Accelerator]:
-    """Every accelerator of the catalog by its name."""
-    return {name: _accelerator(name, row) for name, row in _read("accelerators.toml").items()}
+    """Every accelerator of the built-in catalog by its name."""
+    return {
+        name: make_accelerator(name, read_row(ACCELERATOR_KEYS, row, where=name, file="")[0])
+        for name, row in read_shipped("accelerators.toml").items()
+    }
+
+
+@cache
+def load_links() -> Mapping[str, Link]:
+    """Every link of the built-in catalog by its name."""
+    return {
+        name: make_link(name, read_row(LINK_KEYS, row, where=name, file="")[0])
+        for name, row in read_shipped("links.toml").items()
+    }
 
 
 @cache
 def load_model_presets() -> Mapping[str, ModelPreset]:
     """Every published model of the catalog by its name."""
-    return {name: ModelPreset(name=name, **row) for name, row in _read("models.toml").items()}
+    return {
+        name: ModelPreset(name=name, **row) for name, row in read_shipped("models.toml").items()
+    }
 
 
-def find_accelerator(name: str, *, where: str) -> Accelerator:
-    """The accelerator of that name.
+def find_accelerator(name: str, *, where: str, catalog: "Catalog | None" = None) -> Accelerator:
+    """The accelerator of that name or alias, in any case.
+
+    Args:
+        name: As a person or a data sheet writes it: `H100-SXM`, `h100`, `A100-SXM4-80GB`.
+        where: Its place in the job, for the message.
+        catalog: Where to look; the built-in one when left out.
 
     Raises:
-        JobError: `T001`, naming the nearest one; `where` is its place in the job.
+        JobError: `T001`, naming the nearest one.
     """
-    known = load_accelerators()
-    if name in known:
-        return known[name]
-    raise JobError(_unknown("T001", "accelerator", name, known, where))
+    accelerators = load_accelerators() if catalog is None else catalog.accelerators
+    spellings = accelerator_spellings(accelerators)
+    found = {spelling.lower(): known for spelling, known in spellings.items()}.get(
+        name.strip().lower()
+    )
+    if found is None:
+        raise JobError(no_such("T001", "accelerator", name, spellings, where))
+    return accelerators[found]
+
+
+def find_link(name: str, *, where: str, catalog: "Catalog | None" = None) -> Link:
+    """The link of that name, in any case.
+
+    Raises:
+        JobError: `T004`, naming the nearest one.
+    """
+    links = load_links() if catalog is None else catalog.links
+    found = {known.lower(): link for known, link in links.items()}.get(name.strip().lower())
+    if found is None:
+        raise JobError(no_such("T004", "link", name, {each: each for each in links}, where))
+    return found
 
 
 def find_model_preset(name: str, *, where: str) -> ModelPreset:
@@ -108,44 +107,17 @@ def find_model_preset(name: str, *, where: str) -> ModelPreset:
     known = load_model_presets()
     if name in known:
         return known[name]
-    raise JobError(_unknown("M001", "model preset", name, known, where))
+    names = {each: each for each in known}
+    raise JobError(no_such("M001", "model preset", name, names, where))
 
 
-def _read(name: str) -> dict[str, Any]:
+def accelerator_spellings(accelerators: Mapping[str, Accelerator]) -> dict[str, str]:
+    """Every spelling that is accepted -> the name it stands for; names win over aliases."""
+    spellings = {alias: name for name, known in accelerators.items() for alias in known.aliases}
+    return spellings | {name: name for name in accelerators}
+
+
+@cache
+def read_shipped(name: str) -> dict[str, Any]:
+    """The tables of a TOML file of the catalog."""
     return tomllib.loads((files("paceline.catalog") / name).read_text(encoding="utf-8"))
-
-
-def _accelerator(name: str, row: Mapping[str, Any]) -> Accelerator:
-    kinds = ("fp32", "bf16")
-    peaks = {kind: row.get(f"peak_{kind}_flops_per_s") for kind in kinds}
-    shares = {kind: row.get(f"efficiency_{kind}") for kind in kinds}
-    return Accelerator(
-        name=name,
-        backend=row["backend"],
-        memory_bytes=row.get("memory_bytes"),
-        peak_flops_per_s={kind: rate for kind, rate in peaks.items() if rate is not None},
-        efficiency={kind: share for kind, share in shares.items() if share is not None},
-        memory_bytes_per_s=row.get("memory_bytes_per_s"),
-        link_bytes_per_s=row["link_bytes_per_s"],
-        network_node_bytes_per_s=row["network_node_bytes_per_s"],
-        num_per_node=row["num_per_node"],
-        overhead_bytes=row["overhead_bytes"],
-        allocator_slack=row["allocator_slack"],
-        smi_names=tuple(row["smi_names"]),
-        source=row["source"],
-    )
-
-
-def _unknown(code: str, kind: str, name: str, known: Iterable[str], where: str) -> Problem:
-    by_lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.4)
-    nearest = " or ".join(f"`{by_lower[each]}`" for each in near)
-    everything = ", ".join(by_lower.values())
-    return Problem(
-        code=code,
-        what=f"the catalog has no {kind} `{name}`",
-        where=where,
-        fix=f"did you mean {nearest}? Known are {everything}"
-        if near
-        else f"choose one of {everything}",
-    )

@@ -142,6 +142,11 @@ class ClusterSpec:
     """Bandwidth between nodes, for each node and direction: `400Gb/s`. `auto` is the catalog's
     usual network for the accelerator."""
 
+    catalog: str | None = None
+    """A catalog file of your own, relative to the job file: hardware, links and prices that the
+    built-in one lacks or has otherwise. Left out, `paceline-catalog.toml` beside the job file is
+    read if it is there."""
+
     rendezvous_port: Annotated[int, Field(gt=0, lt=65536)] | Auto = "auto"
     """TCP port where the ranks meet. `auto` takes a free one."""
 

@@ -2,6 +2,16 @@
 
 from paceline.topology.cluster import Cluster, Known
 from paceline.topology.find import find_cluster
+from paceline.topology.levels import Level, find_levels
 from paceline.topology.machine import Gpu, Machine, find_local_machine
 
-__all__ = ["Cluster", "Gpu", "Known", "Machine", "find_cluster", "find_local_machine"]
+__all__ = [
+    "Cluster",
+    "Gpu",
+    "Known",
+    "Level",
+    "Machine",
+    "find_cluster",
+    "find_levels",
+    "find_local_machine",
+]

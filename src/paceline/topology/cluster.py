@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-Known = Literal["measured", "cited", "declared", "estimated"]
-"""Read from this machine; from a source named in the catalog; written in the job file; or worked
-out from something else by a stated rule."""
+from paceline.catalog import Backend
+from paceline.topology.levels import Known, Level
+
+__all__ = ["Cluster", "Known", "Level"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Cluster:
     num_nodes: int
     ranks_per_node: int
 
-    backend: Literal["nccl", "gloo"]
+    backend: Backend
     """Library of the collectives."""
 
     cores_per_rank: float | None
@@ -71,6 +71,13 @@ class Cluster:
 
     gather_share: float = 1.0
     """Rate of all-gather and reduce-scatter as a share of all-reduce's, in bytes on the wire."""
+
+    levels: tuple[Level, ...] = ()
+    """Which ranks share which link, innermost first; empty when there is one rank, or when the
+    links are unknown."""
+
+    scale_up_size: int = 1
+    """Ranks that share the fast link at full rate: a node's, a rack's, a slice's. 1 is none."""
 
     @property
     def num_ranks(self) -> int:

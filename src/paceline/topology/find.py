@@ -1,12 +1,24 @@
 """The cluster of a job: this machine where it is what the job asks for, else as declared."""
 
+import re
 from collections import Counter
+from dataclasses import replace
 
-from paceline.catalog import Accelerator, find_accelerator, load_accelerators
+from paceline.catalog import (
+    Accelerator,
+    Catalog,
+    accelerator_spellings,
+    built_in_catalog,
+    find_accelerator,
+    find_catalog_file,
+    load_catalog,
+)
 from paceline.errors import JobError, Problem
 from paceline.spec import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
+from paceline.topology.levels import Level, find_levels
 from paceline.topology.machine import Machine, find_local_machine
+from paceline.units import format_bytes
 
 _MAX_AUTO_CPU_RANKS = 2
 """As `cluster.per_node` says in its help."""
@@ -39,37 +51,64 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
         machine: This machine, if already looked at.
 
     Raises:
-        JobError: The accelerator is unknown, or this machine has fewer than asked for.
+        JobError: The accelerator is unknown, the nodes differ, this machine has fewer than asked
+            for, or the job's own catalog file is wrong.
     """
     machine = machine or find_local_machine()
+    catalog = load_catalog(find_catalog_file(job.folder, spec.catalog))
     if spec.accelerator == "cpu" or (spec.accelerator == "auto" and not machine.gpus):
-        return _cpu_cluster(spec, machine)
+        return _cpu_cluster(spec, machine, catalog)
     if spec.accelerator == "auto":
-        return _gpu_cluster(spec, job, machine)
-    known = find_accelerator(spec.accelerator, where=job.where("cluster.accelerator"))
-    num_here = sum(catalog_name(gpu.name) == known.name for gpu in machine.gpus)
+        return _gpu_cluster(spec, job, machine, catalog)
+    where = job.where("cluster.accelerator")
+    _check_one_kind(spec.accelerator, catalog, where)
+    known = find_accelerator(spec.accelerator, where=where, catalog=catalog)
+    num_here = sum(catalog_name(gpu.name, catalog) == known.name for gpu in machine.gpus)
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
     if num_here and num_here == len(machine.gpus) and spec.nodes * per_node <= num_here:
-        return _gpu_cluster(spec, job, machine)
-    return _declared_cluster(spec, known)
+        return _gpu_cluster(spec, job, machine, catalog)
+    return _declared_cluster(spec, known, catalog)
 
 
-def catalog_name(smi_name: str) -> str | None:
-    """The catalog's name of a GPU that `nvidia-smi` reports, or None when it is not in there.
+def _check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
+    """Refuse `4x H100-SXM + 4x A100-80`, naming the one that would set the pace."""
+    parts = [part for part in re.split(r"\s*[,+;/&]\s*|\s+and\s+", asked) if part]
+    spellings = accelerator_spellings(catalog.accelerators)
+    known = {spelling.lower(): name for spelling, name in spellings.items()}
+    bare = [re.sub(r"^\d+\s*[x*]?\s*(?=[A-Za-z])", "", part).strip().lower() for part in parts]
+    names = list(dict.fromkeys(known[name] for name in bare if name in known))
+    if len(parts) < 2 or len(names) < 2:
+        return
+    kinds = [catalog.accelerators[name] for name in names]
+    slowest = min(kinds, key=lambda each: max(each.peak_flops_per_s.values(), default=0.0))
+    least = min(each.memory_bytes or 0 for each in kinds)
+    raise JobError(
+        Problem(
+            code="T005",
+            what=f"the nodes differ: {' and '.join(names)}; a plan is for equal ranks",
+            where=where,
+            fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
+            "slowest sets the pace and the smallest the room",
+        )
+    )
+
+
+def catalog_name(smi_name: str, catalog: Catalog | None = None) -> str | None:
+    """The catalog's name of a GPU as its own tool reports it, or None when it is not in there.
 
     >>> catalog_name("NVIDIA H100 80GB HBM3")
     'H100-SXM'
     """
     bare = smi_name.removeprefix("NVIDIA ").removeprefix("Tesla ").strip()
-    for name, accelerator in load_accelerators().items():
+    for name, accelerator in (catalog or built_in_catalog()).accelerators.items():
         if any(bare == each.removeprefix("NVIDIA ") for each in accelerator.smi_names):
             return name
     return None
 
 
-def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
+def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Cluster:
     """Ranks of all simulated nodes share this machine's cores and memory."""
-    known = load_accelerators()["cpu"]
+    known = catalog.accelerators["cpu"]
     per_node = (
         spec.per_node
         if spec.per_node != "auto"
@@ -82,6 +121,9 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
     usable = machine.available_bytes // num_ranks
     if spec.memory != "auto":
         memory = usable = spec.memory // per_node
+    # Simulated nodes are one machine: their network is its memory, as inside a node.
+    network = known.link_bytes_per_s * per_node if spec.network == "auto" else spec.network
+    network_known: Known = "estimated" if spec.network == "auto" else "declared"
     return Cluster(
         accelerator="cpu",
         is_local=True,
@@ -98,10 +140,15 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
         memory_bytes_per_s=_share(known.memory_bytes_per_s, num_ranks),
         memory_efficiency=_EFFICIENCY["memory"],
         link_bytes_per_s=known.link_bytes_per_s,
-        # Simulated nodes are one machine: their network is its memory, as inside a node.
-        network_bytes_per_s=known.link_bytes_per_s * per_node
-        if spec.network == "auto"
-        else spec.network,
+        network_bytes_per_s=network,
+        levels=find_levels(
+            replace(known, network=known.link) if spec.network == "auto" else known,
+            catalog.links,
+            num_nodes=spec.nodes,
+            ranks_per_node=per_node,
+            network_node_bytes_per_s=network,
+            network_known=network_known,
+        ),
         link_efficiency=1.0,
         network_efficiency=1.0,
         gather_share=_GLOO_GATHER_SHARE,
@@ -113,7 +160,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine) -> Cluster:
             "peak_flops_per_s": "estimated",
             "link_bytes_per_s": "cited",
             "gather_share": "cited",
-            "network_bytes_per_s": "estimated" if spec.network == "auto" else "declared",
+            "network_bytes_per_s": network_known,
             "overhead_bytes": "cited",
             "allocator_slack": "cited",
             "compute_efficiency": "estimated",
@@ -138,7 +185,7 @@ def cpu_peak_flops_per_s(machine: Machine, num_cores: float) -> dict[str, float]
     return {"fp32": fp32, "bf16": fp32 * (2 if machine.has_bf16 else 1)}
 
 
-def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine) -> Cluster:
+def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog) -> Cluster:
     """The GPUs of this machine; several nodes divide them."""
     kinds = Counter(gpu.name for gpu in machine.gpus)
     if len(kinds) > 1:
@@ -166,12 +213,12 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine) -> Cluster:
             )
         )
     gpu = min(machine.gpus, key=lambda each: each.memory_bytes)
-    name = catalog_name(gpu.name)
-    accelerators = load_accelerators()
-    known = accelerators[name] if name is not None else None
+    name = catalog_name(gpu.name, catalog)
+    known = catalog.accelerators[name] if name is not None else None
     return _from_catalog(
         spec,
-        known or accelerators[_OTHER_GPU],
+        known or catalog.accelerators[_OTHER_GPU],
+        catalog,
         name=name or gpu.name,
         has_rates=known is not None,
         is_local=True,
@@ -181,11 +228,12 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine) -> Cluster:
     )
 
 
-def _declared_cluster(spec: ClusterSpec, known: Accelerator) -> Cluster:
+def _declared_cluster(spec: ClusterSpec, known: Accelerator, catalog: Catalog) -> Cluster:
     assert known.memory_bytes is not None, "only a CPU's memory is not in the catalog"
     return _from_catalog(
         spec,
         known,
+        catalog,
         name=known.name,
         has_rates=True,
         is_local=False,
@@ -198,6 +246,7 @@ def _declared_cluster(spec: ClusterSpec, known: Accelerator) -> Cluster:
 def _from_catalog(
     spec: ClusterSpec,
     known: Accelerator,
+    catalog: Catalog,
     *,
     name: str,
     has_rates: bool,
@@ -209,6 +258,17 @@ def _from_catalog(
     memory = memory_bytes if spec.memory == "auto" else spec.memory
     memory_known: Known = "measured" if is_local else "cited"
     network = known.network_node_bytes_per_s if spec.network == "auto" else spec.network
+    network_known: Known = "cited" if spec.network == "auto" else "declared"
+    levels: tuple[Level, ...] = ()
+    if has_rates:
+        levels = find_levels(
+            known,
+            catalog.links,
+            num_nodes=spec.nodes,
+            ranks_per_node=per_node,
+            network_node_bytes_per_s=network,
+            network_known=network_known,
+        )
     measured: dict[str, Known] = {"cores_per_rank": "measured"} if is_local else {}
     return Cluster(
         accelerator=name,
@@ -230,12 +290,14 @@ def _from_catalog(
         link_efficiency=_EFFICIENCY["link"],
         network_efficiency=_EFFICIENCY["network"],
         gather_share=_NCCL_GATHER_SHARE,
+        levels=levels,
+        scale_up_size=known.scale_up_size if has_rates else 1,
         known=_KNOWN_CATALOG
         | measured
         | {
             "memory_bytes": memory_known if spec.memory == "auto" else "declared",
             "usable_bytes": memory_known if spec.memory == "auto" else "declared",
-            "network_bytes_per_s": "cited" if spec.network == "auto" else "declared",
+            "network_bytes_per_s": network_known,
         },
     )
 

@@ -1,0 +1,179 @@
+"""Rows of a catalog file: which keys there are, and every mistake in a row as a `Problem`.
+
+Leaves out: what the rows mean; see `accelerator.py`, `link.py` and `price.py`.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import units
+from paceline.errors import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What may stand under one key of a row."""
+
+    read: Callable[[Any], Any]
+    """Turns the value into plain SI, or raises `ValueError` with what was expected."""
+
+    required: bool = False
+
+
+def text(value: object) -> str:
+    """Words."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("text")
+    return value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """A list of words."""
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError('a list of text, such as ["H100 80GB HBM3"]')
+    return tuple(value)
+
+
+def text_table(value: object) -> Mapping[str, str]:
+    """A table of words."""
+    if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
+        raise ValueError("a table of text")
+    return dict(value)
+
+
+def truth(value: object) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def count(value: object) -> int:
+    """A whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError("a whole number above 0")
+    return value
+
+
+def number(value: object) -> float:
+    """A number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise ValueError("a number above 0")
+    return float(value)
+
+
+def share(value: object) -> float:
+    """A number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError("a number from 0 to 1")
+    return float(value)
+
+
+def size(value: object) -> int:
+    """Bytes, or text with a unit of bytes."""
+    if isinstance(value, str):
+        return units.parse_bytes(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return count(value)
+
+
+def rate(value: object) -> float:
+    """Bytes per second, or text with a unit."""
+    return units.parse_bytes_per_s(value) if isinstance(value, str) else number(value)
+
+
+def one_of(*choices: str) -> Callable[[object], str]:
+    """One of some words."""
+
+    def read(value: object) -> str:
+        if value not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return str(value)
+
+    return read
+
+
+def read_row(
+    keys: Mapping[str, Key], row: Mapping[str, Any], *, where: str, file: str
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The row's values in plain SI, and everything that is wrong with it.
+
+    Args:
+        keys: What a row of this table may hold.
+        row: What it holds.
+        where: The row for messages, such as `links.fast`.
+        file: The file for messages.
+    """
+    problems = list(_unknown_keys(keys, row, where=where, file=file))
+    problems += [
+        Problem(
+            code="T012",
+            what=f"`{where}` has no `{name}`",
+            where=f"{where} in {file}",
+            fix=f'add {name}, or `like = "..."` to take it from a known row',
+        )
+        for name, key in keys.items()
+        if key.required and name not in row
+    ]
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if name not in keys:
+            continue
+        try:
+            values[name] = keys[name].read(value)
+        except ValueError as error:
+            problems.append(
+                Problem(
+                    code="T013",
+                    what=f"`{name}` is {value!r}",
+                    where=f"{where}.{name} in {file}",
+                    fix=str(error) if "write" in str(error) else f"write {error}",
+                )
+            )
+    return values, problems
+
+
+def _unknown_keys(
+    keys: Iterable[str], row: Mapping[str, Any], *, where: str, file: str
+) -> Iterator[Problem]:
+    for name in row:
+        if name not in keys:
+            yield unknown_key(name, keys, where=where, file=file)
+
+
+def unknown_key(name: str, known: Iterable[str], *, where: str, file: str) -> Problem:
+    """A key or a table that a catalog file cannot have, with the nearest that it can."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return Problem(
+        code="T011",
+        what=f"`{name}` is no key of {where}",
+        where=f"{where} in {file}",
+        fix=f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}",
+    )
+
+
+def no_such(code: str, kind: str, name: str, known: Mapping[str, str], where: str) -> Problem:
+    """A name that is not there, with the nearest ones.
+
+    Args:
+        code: Of the problem.
+        kind: What was looked for, such as `accelerator`.
+        name: What was given.
+        known: Every spelling that is accepted -> the name it stands for.
+        where: Place for the message.
+    """
+    by_lower = {spelling.lower(): found for spelling, found in known.items()}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=4, cutoff=0.4)
+    near = list(dict.fromkeys(by_lower[match] for match in matches))[:2]
+    names = list(dict.fromkeys(known.values()))
+    everything = ", ".join(names)
+    if near:
+        tail = f"Known are {everything}" if len(names) <= 12 else "`paceline catalog` lists all"
+        fix = f"did you mean {' or '.join(f'`{each}`' for each in near)}? {tail}"
+    else:
+        fix = f"choose one of {everything}"
+    return Problem(code=code, what=f"the catalog has no {kind} `{name}`", where=where, fix=fix)

@@ -1,0 +1,133 @@
+"""One kind of accelerator: what a row of accelerators.toml says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from paceline.catalog import _rows as r
+
+Backend = Literal["nccl", "gloo", "xla", "neuron", "hccl", "mlx"]
+"""Library of the collectives. RCCL calls itself nccl."""
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
+"""Precisions that a peak may be given for. fp8 and fp4 are whichever format is fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One kind of accelerator. None is unknown, or for a CPU read from the machine."""
+
+    name: str
+    backend: Backend
+    """Library of the collectives."""
+
+    memory_bytes: int | None
+    """Memory of one accelerator as its own tool reports it."""
+
+    peak_flops_per_s: Mapping[str, float]
+    """Dense peak by precision (one of `PRECISIONS`). A precision it lacks is not there."""
+
+    efficiency: Mapping[str, float]
+    """Share of that peak reached over a training step's forward and backward pass."""
+
+    memory_bytes_per_s: float | None
+    """Peak bandwidth of its memory."""
+
+    link_bytes_per_s: float
+    """To the others in its node, each direction, all its links together."""
+
+    network_node_bytes_per_s: float
+    """Usual network of a node, each direction, all its NICs together."""
+
+    num_per_node: int
+    """Usual number in a node."""
+
+    overhead_bytes: int
+    """Taken by a process before its first tensor."""
+
+    allocator_slack: float
+    """What PyTorch's allocator holds unused, as a share of the tensors that are alive."""
+
+    smi_names: tuple[str, ...]
+    """How the device's own tool names it."""
+
+    source: str
+    """Where the numbers are from, and which are guesses; all of `sources` in one line."""
+
+    vendor: str | None = None
+    aliases: tuple[str, ...] = ()
+    """Other spellings that are accepted, in any case."""
+
+    link: str | None = None
+    """Row of the links: the fast link that `scale_up_size` of them share."""
+
+    host_link: str | None = None
+    """Row of the links between those of a node that do not share `link`."""
+
+    network: str | None = None
+    """Row of the links: the usual network."""
+
+    scale_up_size: int = 1
+    """How many share `link` at full rate: a node's 8, a rack's 72, a slice. 1 is none."""
+
+    num_multiprocessors: int | None = None
+    """Streaming multiprocessors, compute units or GPU cores."""
+
+    tdp_w: float | None = None
+    """Power limit of the board as sold, in watts."""
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Group of numbers (peak, memory, link, network, overhead) -> where they are from."""
+
+
+ACCELERATOR_KEYS: Mapping[str, r.Key] = {
+    "vendor": r.Key(read=r.text),
+    "aliases": r.Key(read=r.texts),
+    "smi_names": r.Key(read=r.texts),
+    "backend": r.Key(read=r.one_of("nccl", "gloo", "xla", "neuron", "hccl", "mlx"), required=True),
+    "memory_bytes": r.Key(read=r.size, required=True),
+    **{f"peak_{precision}_flops_per_s": r.Key(read=r.number) for precision in PRECISIONS},
+    **{f"efficiency_{precision}": r.Key(read=r.share) for precision in PRECISIONS},
+    "memory_bytes_per_s": r.Key(read=r.rate),
+    "link": r.Key(read=r.text),
+    "host_link": r.Key(read=r.text),
+    "link_bytes_per_s": r.Key(read=r.rate, required=True),
+    "scale_up_size": r.Key(read=r.count),
+    "network": r.Key(read=r.text),
+    "network_node_bytes_per_s": r.Key(read=r.rate, required=True),
+    "num_per_node": r.Key(read=r.count, required=True),
+    "num_multiprocessors": r.Key(read=r.count),
+    "tdp_w": r.Key(read=r.number),
+    "overhead_bytes": r.Key(read=r.size, required=True),
+    "allocator_slack": r.Key(read=r.share, required=True),
+    "source": r.Key(read=r.text),
+    "sources": r.Key(read=r.text_table),
+}
+"""Every key of a row of `[accelerators.NAME]`. `memory_bytes` is missing for a CPU alone."""
+
+
+def make_accelerator(name: str, values: Mapping[str, Any]) -> Accelerator:
+    """The accelerator of a row that `read_row` found nothing wrong with."""
+    sources: dict[str, str] = dict(values.get("sources", {}))
+    if "source" in values:
+        sources["all"] = values["source"]
+    plain = {
+        key: value
+        for key, value in values.items()
+        if not key.startswith(("peak_", "efficiency_")) and key not in ("source", "sources")
+    }
+    return Accelerator(
+        name=name,
+        peak_flops_per_s=_by_precision(values, "peak_{}_flops_per_s"),
+        efficiency=_by_precision(values, "efficiency_{}"),
+        source="; ".join(
+            line if group == "all" else f"{group}: {line}" for group, line in sources.items()
+        ),
+        sources=sources,
+        **{"smi_names": (), "memory_bytes": None, "memory_bytes_per_s": None, **plain},
+    )
+
+
+def _by_precision(values: Mapping[str, Any], key: str) -> Mapping[str, float]:
+    found = {precision: values.get(key.format(precision)) for precision in PRECISIONS}
+    return {precision: value for precision, value in found.items() if value is not None}

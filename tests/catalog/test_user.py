@@ -1,0 +1,143 @@
+"""A catalog file of the reader's own: what it changes, and what is wrong with it."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from paceline.catalog import Catalog, find_accelerator, find_prices, load_catalog
+from paceline.catalog.example import catalog_example
+from paceline.catalog.load import load_accelerators
+from paceline.catalog.user import CATALOG_FILE, find_catalog_file, merge_catalog
+from paceline.errors import JobError, Problem
+
+FILE = Path("my.toml")
+
+
+def merge(text: str) -> Catalog:
+    return merge_catalog(tomllib.loads(text), FILE)
+
+
+def problems(text: str) -> list[Problem]:
+    with pytest.raises(JobError) as caught:
+        merge(text)
+    return list(caught.value.problems)
+
+
+def test_the_example_that_is_written_loads():
+    catalog = merge(catalog_example())
+    assert catalog.accelerators["H100-SXM-96"].memory_bytes == 96 * 2**30
+    assert catalog.accelerators["H100-SXM"].network_node_bytes_per_s == 200e9
+    assert "campus-fibre" in catalog.links
+
+
+def test_one_number_of_a_known_accelerator_changes_and_the_rest_stays():
+    catalog = merge('[accelerators.H100-SXM]\nnum_per_node = 4\nsource = "our racks"\n')
+    ours, shipped = catalog.accelerators["H100-SXM"], load_accelerators()["H100-SXM"]
+    assert ours.num_per_node == 4
+    assert ours.peak_flops_per_s == shipped.peak_flops_per_s
+    assert ours.sources["my.toml"] == "num_per_node"
+    assert "our racks" in ours.source
+    assert shipped.num_per_node == 8
+
+
+def test_an_alias_changes_what_it_stands_for():
+    assert (
+        merge("[accelerators.h100]\nnum_per_node = 4\n").accelerators["H100-SXM"].num_per_node == 4
+    )
+
+
+def test_a_new_accelerator_may_be_like_another_and_leaves_its_spellings_to_it():
+    catalog = merge('[accelerators.H100-X]\nlike = "h100"\nmemory_bytes = "96 GiB"\n')
+    assert catalog.accelerators["H100-X"].memory_bytes == 96 * 2**30
+    assert catalog.accelerators["H100-X"].smi_names == ()
+    assert find_accelerator("h100", where="", catalog=catalog).name == "H100-SXM"
+
+
+def test_a_new_accelerator_may_be_like_one_of_the_same_file():
+    text = '[accelerators.A]\nlike = "L4"\nnum_per_node = 2\n[accelerators.B]\nlike = "A"\n'
+    assert merge(text).accelerators["B"].num_per_node == 2
+
+
+def test_a_price_replaces_those_of_the_same_provider_and_accelerator():
+    text = '[[prices]]\nprovider = "aws"\naccelerator = "h100"\nper_hour_usd = 3\nas_of = "today"\n'
+    rows = find_prices("H100-SXM", prices=merge(text).prices)
+    assert [row.per_hour_usd for row in rows if row.provider == "aws"] == [3.0]
+    assert any(row.provider == "azure" for row in rows)
+
+
+def test_efficiencies_are_kept_as_written():
+    catalog = merge("[efficiencies.H100-SXM]\nmatmul = 0.7\n")
+    assert catalog.efficiencies["H100-SXM"] == {"matmul": 0.7}
+
+
+def test_a_misspelt_key_names_the_nearest():
+    (problem,) = problems('[accelerators.H100-SXM]\nmemory_byte = "80 GiB"\n')
+    assert problem.code == "T011"
+    assert problem.where == "accelerators.H100-SXM in my.toml"
+    assert problem.fix == "did you mean `memory_bytes`?"
+
+
+def test_a_misspelt_table_names_the_nearest():
+    (problem,) = problems("[accelerator.H100-SXM]\nnum_per_node = 4\n")
+    assert problem.fix == "did you mean `accelerators`?"
+
+
+def test_a_new_row_that_is_not_whole_names_every_key_it_lacks():
+    found = problems("[links.fast]\nbytes_per_s = 1e9\n")
+    assert {problem.code for problem in found} == {"T012"}
+    assert "`links.fast` has no `latency_s`" in [problem.what for problem in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("num_per_node = 0", "write a whole number above 0"),
+        ("memory_bytes_per_s = -1", "write a number above 0"),
+        ('memory_bytes = "80 bananas"', "has no unit of bytes; write it like 80 GiB or 512MB"),
+        ("backend = 'mpi'", "write one of nccl"),
+        ("peak_bf16_flops_per_s = inf", "write a number above 0"),
+        ("allocator_slack = 7", "write a number from 0 to 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_says_what_to_write(line: str, fix: str):
+    (problem,) = problems(f"[accelerators.H100-SXM]\n{line}\n")
+    assert problem.code == "T013"
+    assert fix in problem.fix
+
+
+def test_every_mistake_is_shown_at_once():
+    assert len(problems("[accelerators.L4]\nfoo = 1\nnum_per_node = 0\n[linkss.x]\ny = 1\n")) == 3
+
+
+def test_like_and_links_that_are_not_there_name_the_nearest():
+    assert "`H100-SXM`" in problems('[accelerators.X]\nlike = "H1000-SXM"\n')[0].fix
+    (problem,) = problems('[accelerators.L4]\nnetwork = "infiniband-nrd"\n')
+    assert (problem.code, problem.where) == ("T004", "accelerators.L4.network in my.toml")
+    assert "infiniband-ndr" in problem.fix
+
+
+@pytest.mark.parametrize("text", ["accelerators = 3", "[accelerators]\nL4 = 3", "prices = 3"])
+def test_a_table_that_is_none_is_refused(text: str):
+    assert problems(text)[0].code == "T013"
+
+
+def test_a_price_of_an_unknown_accelerator_is_refused():
+    text = '[[prices]]\nprovider = "x"\naccelerator = "H1000"\nper_hour_usd = 1\nas_of = "t"\n'
+    assert problems(text)[0].code == "T001"
+
+
+@pytest.mark.parametrize("content", [b"a = [", b"\xff\xfe", None])
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, content: bytes | None):
+    path = tmp_path / "c.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(JobError, match="T010"):
+        load_catalog(path)
+
+
+def test_the_file_of_a_job_is_the_named_one_or_the_one_beside_it(tmp_path: Path):
+    assert find_catalog_file(tmp_path, None) is None
+    (tmp_path / CATALOG_FILE).write_text("")
+    assert find_catalog_file(tmp_path, None) == tmp_path / CATALOG_FILE
+    assert find_catalog_file(tmp_path, "other.toml") == tmp_path / "other.toml"

@@ -1,0 +1,83 @@
+"""Which ranks share which link."""
+
+from dataclasses import replace
+
+from paceline.catalog import load_accelerators, load_links
+from paceline.topology import Level, find_levels
+
+
+def levels(name: str, *, nodes: int, per_node: int) -> tuple[Level, ...]:
+    known = load_accelerators()[name]
+    return find_levels(
+        known,
+        load_links(),
+        num_nodes=nodes,
+        ranks_per_node=per_node,
+        network_node_bytes_per_s=known.network_node_bytes_per_s,
+    )
+
+
+def shape(found: tuple[Level, ...]) -> list[tuple[str, int, float]]:
+    return [(level.name, level.size, level.bytes_per_s) for level in found]
+
+
+def test_h100_nodes_share_nvlink_inside_and_a_nic_each_between():
+    found = levels("H100-SXM", nodes=8, per_node=8)
+    assert shape(found) == [("scale-up", 8, 450e9), ("network", 64, 50e9)]
+    assert [level.link for level in found] == ["nvlink-4", "infiniband-ndr"]
+    assert found[0].latency_s < found[1].latency_s
+
+
+def test_gb200_share_nvlink_across_the_nodes_of_a_rack():
+    assert shape(levels("GB200", nodes=16, per_node=4)) == [("scale-up", 64, 900e9)]
+    assert shape(levels("GB200", nodes=36, per_node=4)) == [
+        ("scale-up", 72, 900e9),
+        ("network", 144, 50e9),
+    ]
+
+
+def test_cards_without_a_fast_link_meet_over_pcie():
+    assert shape(levels("L40S", nodes=2, per_node=8)) == [
+        ("node", 8, 31.5e9),
+        ("network", 16, 6.25e9),
+    ]
+
+
+def test_bridged_pairs_are_a_level_inside_the_node():
+    assert shape(levels("H100-NVL", nodes=1, per_node=8)) == [
+        ("scale-up", 2, 300e9),
+        ("node", 8, 63e9),
+    ]
+
+
+def test_more_in_a_node_than_share_the_fast_link_meet_over_pcie():
+    assert shape(levels("H100-SXM", nodes=1, per_node=16)) == [
+        ("scale-up", 8, 450e9),
+        ("node", 16, 63e9),
+    ]
+
+
+def test_part_of_a_node_is_a_smaller_group():
+    assert shape(levels("H100-SXM", nodes=1, per_node=4)) == [("scale-up", 4, 450e9)]
+
+
+def test_one_rank_has_no_level():
+    assert levels("H100-SXM", nodes=1, per_node=1) == ()
+
+
+def test_nodes_of_one_rank_have_the_network_alone():
+    assert shape(levels("M3-Ultra", nodes=4, per_node=1)) == [("network", 4, 10e9)]
+
+
+def test_a_rate_that_the_reader_changed_is_the_rate_of_the_level():
+    ours = replace(load_accelerators()["H100-SXM"], link_bytes_per_s=400e9)
+    (level,) = find_levels(
+        ours, load_links(), num_nodes=1, ranks_per_node=8, network_node_bytes_per_s=1e9
+    )
+    assert level.bytes_per_s == 400e9
+
+
+def test_each_level_holds_more_ranks_than_the_one_inside_it():
+    for name in load_accelerators():
+        sizes = [level.size for level in levels(name, nodes=32, per_node=4)]
+        assert sizes == sorted(set(sizes)), name
