@@ -12,6 +12,7 @@ from paceline.errors import EXIT_CODES, PacelineError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("paceline.cli.plan", "Choose the fastest layout that fits, and say why."),
+    "advise": ("paceline.cli.advise", "Small answers: batch, learning rate, buckets, checkpoints."),
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "runs": ("paceline.cli.runs", "List runs."),

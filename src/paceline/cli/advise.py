@@ -1,0 +1,459 @@
+"""`paceline advise`: small answers from a few numbers."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from paceline import units
+from paceline.cli.options import json_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.plan import Plan
+    from paceline.spec import Job
+
+_T = TypeVar("_T")
+_POSITIVE = click.IntRange(min=1)
+_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+
+
+class _Unit(click.ParamType):
+    """A number with its unit, read by `units`."""
+
+    def __init__(self, name: str, parse: Callable[[str], float], *, zero: bool = False) -> None:
+        self.name, self._parse, self._zero = name, parse, zero
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        if not isinstance(value, str):
+            return float(value)
+        try:
+            number = self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+        if not number > 0 and not (self._zero and number == 0):
+            self.fail(f"{value!r} is not above zero", parameter, context)
+        return number
+
+
+_BYTES = _Unit("SIZE", units.parse_bytes)
+_RATE = _Unit("RATE", units.parse_bytes_per_s)
+_SECONDS = _Unit("TIME", units.parse_seconds)
+_SECONDS_OR_NONE = _Unit("TIME", units.parse_seconds, zero=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Small answers from a few numbers: batch, learning rate, buckets, checkpoint interval.
+
+    Each says which rule it follows, where the rule is from, and what it leaves out. Nothing is
+    started.
+
+    \b
+    Examples:
+      paceline advise accumulate --batch 64 --data-ranks 2 --max-micro-batch 8
+      paceline advise rate --rate 0.001 --base-batch 64 --batch 512 --optimizer adamw
+      paceline advise batch job.yaml
+      paceline advise buckets --gradients 28GB --backward 900ms --ranks 64 --bandwidth 50GB/s
+      paceline advise checkpoint --save 30s --restart 10m --ranks 1024
+      paceline advise critical-batch --small 8 5.0 --big 64 1.5
+    """
+
+
+@command.command()
+@click.option("--batch", type=_POSITIVE, required=True, help="Samples in one optimizer step.")
+@click.option(
+    "--data-ranks",
+    type=_POSITIVE,
+    required=True,
+    help="Ranks that read different samples: all ranks / (tensor x pipeline x context).",
+)
+@click.option(
+    "--max-micro-batch", type=_POSITIVE, required=True, help="Most samples that fit at once."
+)
+@json_option
+def accumulate(batch: int, data_ranks: int, max_micro_batch: int, as_json: bool) -> None:
+    """Split a global batch into micro-batches and accumulation.
+
+    \b
+    Example:
+      paceline advise accumulate --batch 64 --data-ranks 2 --max-micro-batch 8
+    """
+    from paceline.plan.advice import solve_batch
+
+    split = solve_batch(batch, data_ranks=data_ranks, max_micro_batch=max_micro_batch)
+    if as_json:
+        _print_json({**asdict(split), "rounding_error": split.rounding_error})
+        return
+    _print_rows(
+        ("micro-batch", str(split.micro_batch)),
+        ("accumulate", str(split.accumulation)),
+        ("batch", f"{split.achieved_batch}, {split.rounding_error:+.2%} of what was asked"),
+        ("because", split.explanation),
+        *(("divide", f"{each}") for each in split.nearest),
+    )
+
+
+@command.command()
+@click.option("--rate", type=_ABOVE_ZERO, required=True, help="A learning rate that trains well.")
+@click.option("--base-batch", type=_POSITIVE, required=True, help="Samples a step it is for.")
+@click.option("--batch", type=_POSITIVE, required=True, help="Samples a step now.")
+@click.option(
+    "--optimizer", type=click.Choice(["sgd", "adam", "adamw"]), default="adamw", show_default=True
+)
+@click.option(
+    "--rule", type=click.Choice(["linear", "sqrt"]), help="Instead of the optimizer's own."
+)
+@click.option("--steps", type=_POSITIVE, help="In the whole run, for the warm-up.")
+@click.option("--samples", type=_POSITIVE, help="In one epoch, for the warm-up.")
+@json_option
+def rate(
+    rate: float,
+    base_batch: int,
+    batch: int,
+    optimizer: str,
+    rule: Any,
+    steps: int | None,
+    samples: int | None,
+    as_json: bool,
+) -> None:
+    """Scale a learning rate to another batch: linear for SGD, square root for Adam(W).
+
+    \b
+    Example:
+      paceline advise rate --rate 0.001 --base-batch 64 --batch 512 --optimizer adamw --steps 5000
+    """
+    from paceline.plan.advice import scale_learning_rate
+
+    found = scale_learning_rate(
+        rate,
+        base_batch=base_batch,
+        batch=batch,
+        optimizer=optimizer,
+        rule=rule,
+        samples=samples,
+        steps=steps,
+    )
+    if as_json:
+        _print_json({**asdict(found), "learning_rate": found.learning_rate})
+        return
+    warmup = "unknown" if found.warmup_steps is None else f"{found.warmup_steps} steps"
+    _print_rows(
+        ("rate", f"{found.learning_rate:.4g}, by the {found.rule} rule"),
+        ("because", found.reason),
+        ("linear", f"{found.linear_rate:.4g}"),
+        ("square root", f"{found.sqrt_rate:.4g}"),
+        ("warm-up", f"{warmup}: {found.warmup_reason}"),
+    )
+
+
+@command.command()
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option(
+    "--margin",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of the largest to leave free, besides the memory that a plan leaves free.",
+)
+@click.option("--limit", type=_POSITIVE, default=4096, show_default=True, help="Largest to try.")
+@set_option
+@json_option
+def batch(
+    job_file: Path, margin: float, limit: int, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    """Find the largest micro-batch that fits for the job in JOB, by estimate.
+
+    The layout is the one that `paceline plan` chooses; only the micro-batch changes, by doubling
+    and then halving the gap.
+
+    \b
+    Examples:
+      paceline advise batch job.yaml
+      paceline advise batch job.yaml --set cluster.accelerator=A100-80 --json
+    """
+    from paceline.plan import plan_job
+    from paceline.plan.advice import find_batch, scale_learning_rate
+    from paceline.spec import load_job
+
+    job = load_job(job_file, overrides)
+    facts: Any = None
+    if job.spec.model.factory is not None:
+        from paceline.launch.factory import measure_factory
+
+        facts = measure_factory(job)
+    plan = plan_job(job, facts)
+    found = find_batch(
+        lambda size: _fits(job, plan, facts, size), start=1, limit=limit, margin=margin
+    )
+    train = job.spec.train
+    whole = max(1, found.chosen) * plan.layout.data
+    scaled = scale_learning_rate(
+        train.learning_rate,
+        base_batch=train.global_batch,
+        batch=whole,
+        optimizer="sgd" if train.optimizer == "sgd" else "adamw",
+        steps=train.steps,
+    )
+    if as_json:
+        _print_json(
+            {
+                **asdict(found),
+                "layout": plan.layout.name,
+                "known": "estimated",
+                "global_batch": whole,
+                "linear_learning_rate": scaled.linear_rate,
+                "sqrt_learning_rate": scaled.sqrt_rate,
+            }
+        )
+        return
+    tried = ", ".join(f"{size} {'fits' if good else 'does not'}" for size, good in found.tried)
+    more = f"; stopped at --limit {limit}, more may fit" if found.at_limit else ""
+    _print_rows(
+        ("micro-batch", f"{found.chosen} of at most {found.largest}, estimated{more}"),
+        ("layout", f"{plan.layout.name} on {plan.cluster.name}"),
+        ("tried", tried),
+        ("batch", f"{whole} samples a step without accumulation"),
+        (
+            "rate",
+            (
+                f"{train.learning_rate:g} at {train.global_batch} becomes {scaled.linear_rate:.4g} "
+                f"(linear) or {scaled.sqrt_rate:.4g} (square root): {scaled.rule} fits "
+                f"{train.optimizer}"
+            ),
+        ),
+    )
+
+
+def _fits(job: "Job", plan: "Plan", facts: Any, micro_batch: int) -> bool:
+    """Whether the plan's layout fits with another micro-batch, whatever the job's batch."""
+    from paceline.errors import PlanError
+    from paceline.plan import plan_job
+
+    layout = job.spec.layout
+    taken = {
+        field.name: getattr(plan.layout, field.name)
+        for field in fields(layout)
+        if getattr(plan.layout, field.name, None) is not None
+    }
+    spec = replace(
+        job.spec,
+        layout=replace(layout, **{**taken, "micro_batch": micro_batch}),
+        train=replace(
+            job.spec.train,
+            global_batch=micro_batch * plan.layout.data * plan.layout.accumulation,
+        ),
+    )
+    try:
+        plan_job(replace(job, spec=spec), facts)
+    except PlanError as error:
+        if all(problem.code == "P001" for problem in error.problems):
+            return False
+        raise
+    return True
+
+
+@command.command()
+@click.option("--gradients", type=_BYTES, required=True, help="Bytes of one rank's gradients.")
+@click.option("--backward", type=_SECONDS, required=True, help="Time of one backward pass.")
+@click.option("--ranks", type=_POSITIVE, required=True, help="Data ranks.")
+@click.option(
+    "--bandwidth", type=_RATE, required=True, help="Of the slowest link, one direction: 400Gb/s."
+)
+@click.option(
+    "--latency",
+    type=_SECONDS_OR_NONE,
+    default="20e-3ms",
+    show_default=True,
+    help="Of one hop of the ring, launch included; the default is a guess.",
+)
+@click.option(
+    "--changing", is_flag=True, help="Which parameters are used changes from step to step."
+)
+@json_option
+def buckets(
+    gradients: float,
+    backward: float,
+    ranks: int,
+    bandwidth: float,
+    latency: float,
+    changing: bool,
+    as_json: bool,
+) -> None:
+    """Find the size of DDP's buckets that leaves the least of the reduction exposed.
+
+    \b
+    Example:
+      paceline advise buckets --gradients 28GB --backward 900ms --ranks 64 --bandwidth 50GB/s
+    """
+    from paceline.plan.advice import advise_buckets
+
+    advice = advise_buckets(
+        gradient_bytes=round(gradients),
+        backward_s=backward,
+        ranks=ranks,
+        bytes_per_s=bandwidth,
+        latency_s=latency,
+        static=not changing,
+    )
+    if as_json:
+        _print_json(asdict(advice))
+        return
+    size = advice.bucket_cap_mb
+    _print_rows(
+        ("bucket", "leave bucket_cap_mb out" if size is None else f"bucket_cap_mb={size}"),
+        ("because", advice.reason),
+        ("exposed", units.format_seconds(advice.exposed_s)),
+        ("default", f"{units.format_seconds(advice.default_exposed_s)} exposed with 25 MiB"),
+        ("one bucket", f"{units.format_seconds(advice.whole_exposed_s)} exposed"),
+        ("first", "1 MiB only when bucket_cap_mb is left out; else as large as the others"),
+        *advice.flags.items(),
+    )
+
+
+@command.command()
+@click.option(
+    "--save", type=_SECONDS, required=True, help="Time training stands still for a checkpoint."
+)
+@click.option(
+    "--restart", type=_SECONDS, required=True, help="Time from a failure to the next step."
+)
+@click.option("--ranks", type=_POSITIVE, required=True, help="Accelerators in the job.")
+@click.option(
+    "--rank-mtbf",
+    type=_SECONDS,
+    help="Time between failures of one accelerator. Left out, that of Llama 3's training.",
+)
+@click.option("--step", type=_SECONDS, help="Time of one step, for an interval in steps.")
+@click.option(
+    "--background",
+    type=_SECONDS_OR_NONE,
+    default="0s",
+    help="Time a checkpoint is written on while training goes on.",
+)
+@json_option
+def checkpoint(
+    save: float,
+    restart: float,
+    ranks: int,
+    rank_mtbf: float | None,
+    step: float | None,
+    background: float,
+    as_json: bool,
+) -> None:
+    """Find the checkpoint interval that loses the least time, by Young and by Daly.
+
+    \b
+    Examples:
+      paceline advise checkpoint --save 30s --restart 10m --ranks 1024 --step 5s
+      paceline advise checkpoint --save 1s --background 60s --restart 5m --ranks 64 --rank-mtbf 900d
+    """
+    from paceline.plan.advice import advise_checkpoints
+
+    advice = advise_checkpoints(
+        save_s=save,
+        restart_s=restart,
+        ranks=ranks,
+        rank_mtbf_s=rank_mtbf,
+        step_s=step,
+        background_s=background,
+    )
+    if as_json:
+        _print_json(asdict(advice))
+        return
+    good, terms = advice.goodput, advice.goodput.terms
+    steps = "" if advice.every_steps is None else f", {advice.every_steps} steps"
+    half, hour = advice.rule_of_thumb
+    _print_rows(
+        ("every", f"{units.format_seconds(advice.interval_s)}{steps}"),
+        ("because", advice.reason),
+        ("useful", f"{good.useful:.2%} of the time; {_shares(terms.items())}"),
+        (
+            "if 4x worse",
+            f"{advice.pessimistic.useful:.2%} useful, when failures come four times as often",
+        ),
+        ("a failure", f"loses {units.format_seconds(good.lost_s_per_failure)} of work on the mean"),
+        ("Young", units.format_seconds(advice.young_s)),
+        ("Daly", units.format_seconds(advice.daly_s)),
+        ("every 30 min", f"{half.useful:.2%} useful"),
+        ("every 60 min", f"{hour.useful:.2%} useful"),
+        ("failures", f"{units.format_seconds(advice.mtbf_s)} apart, {advice.mtbf_source}"),
+    )
+
+
+@command.command(name="critical-batch")
+@click.option(
+    "--small",
+    type=(_POSITIVE, _ABOVE_ZERO),
+    required=True,
+    metavar="BATCH SQUARE",
+    help="A batch, and the mean squared norm of its gradient: one rank's, before the all-reduce.",
+)
+@click.option(
+    "--big",
+    type=(_POSITIVE, _ABOVE_ZERO),
+    required=True,
+    metavar="BATCH SQUARE",
+    help="The same of a larger batch: of all ranks, after the all-reduce.",
+)
+@json_option
+def critical(small: tuple[int, float], big: tuple[int, float], as_json: bool) -> None:
+    """Find the batch beyond which more samples save few steps, from two measured gradient norms.
+
+    It holds for the moment of the run that it was measured at, and grows during training.
+
+    \b
+    Example:
+      paceline advise critical-batch --small 8 5.0 --big 64 1.5
+    """
+    from paceline.plan.advice import critical_batch
+
+    found = _refused_as_usage(
+        lambda: critical_batch(
+            small_batch=small[0], small_square=small[1], big_batch=big[0], big_square=big[1]
+        )
+    )
+    if as_json:
+        _print_json(None if found is None else asdict(found))
+        return
+    if found is None:
+        click.echo("unknown: the norms are too noisy to tell; average them over more steps")
+        return
+    _print_rows(
+        ("critical", f"{found.samples:.4g} samples a step (measured norms, arXiv:1812.06162)"),
+        *(
+            (
+                f"at {size}",
+                (
+                    f"{found.steps_ratio(size):.3g}x the least steps, "
+                    f"{found.samples_ratio(size):.3g}x the least samples"
+                ),
+            )
+            for size in (small[0], big[0])
+        ),
+    )
+
+
+def _refused_as_usage(ask: Callable[[], _T]) -> _T:
+    try:
+        return ask()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _shares(terms: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {share:.2%}" for name, share in terms)
+
+
+def _print_rows(*rows: tuple[str, str]) -> None:
+    width = max(len(label) for label, _ in rows) + 2
+    for label, text in rows:
+        click.echo(f"{label:<{width}}{text}")
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
