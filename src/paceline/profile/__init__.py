@@ -13,6 +13,7 @@ from paceline.profile.block import (
     matrices,
 )
 from paceline.profile.decoder import profile_decoder
+from paceline.profile.families import FAMILIES, profile_config
 from paceline.profile.kernels import ComputeMode, runtime_kernels
 from paceline.profile.model import Adapter, ModelProfile
 from paceline.profile.module import BlockFacts, ModuleFacts, profile_module
@@ -28,6 +29,7 @@ from paceline.profile.saved import (
 from paceline.profile.shape import DecoderShape
 
 __all__ = [
+    "FAMILIES",
     "Adapter",
     "Block",
     "BlockFacts",
@@ -49,6 +51,7 @@ __all__ = [
     "expert_parameters",
     "matrices",
     "outside_bytes",
+    "profile_config",
     "profile_decoder",
     "profile_module",
     "resolve_decoder",

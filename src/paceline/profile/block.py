@@ -135,7 +135,7 @@ def matrices(block: Block) -> tuple[Matrix, ...]:
     key_value_up = block.heads * (block.head_dim - block.rope_dim + block.value_dim)
     cross = block.cross_heads * block.head_dim
     ways_up = 1 + block.gated
-    routed = {"copies": block.experts, "used": block.experts_per_token, "is_routed": True}
+    copies, used = block.experts, block.experts_per_token
     has_experts = block.experts > 0
     return (
         Matrix("query_down", h, block.query_rank, "whole"),
@@ -150,8 +150,10 @@ def matrices(block: Block) -> tuple[Matrix, ...]:
         Matrix("up", h, ways_up * block.ffn, "column"),
         Matrix("down", block.ffn, (block.ffn > 0) * h, "row"),
         Matrix("router", h, block.experts, "whole"),
-        Matrix("expert_up", h, has_experts * ways_up * block.expert_ffn, "column", **routed),
-        Matrix("expert_down", block.expert_ffn, has_experts * h, "row", **routed),
+        Matrix(
+            "expert_up", h, has_experts * ways_up * block.expert_ffn, "column", copies, used, True
+        ),
+        Matrix("expert_down", block.expert_ffn, has_experts * h, "row", copies, used, True),
         Matrix("shared_up", h, ways_up * block.shared_ffn, "column"),
         Matrix("shared_down", block.shared_ffn, (block.shared_ffn > 0) * h, "row"),
     )

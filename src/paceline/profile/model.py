@@ -50,6 +50,9 @@ class ModelProfile:
     seq_len: int | None
     """Tokens in one sample; None where a sample is not a row of tokens."""
 
+    head_tokens: int | None = None
+    """Tokens of a sample that enter the output matrix; None is all, a classifier has one."""
+
     adapter: Adapter | None = None
     """Set when only adapters are trained."""
 
@@ -97,7 +100,8 @@ class ModelProfile:
             pairs = zip(self.blocks, costs, strict=True)
             return sum(block.count * (cost or 0.0) for block, cost in pairs)
         inside = sum(block.count * block_flops(block, self.seq_len) for block in self.blocks)
-        return inside + 2.0 * self.head_inputs * self.head_outputs * self.seq_len
+        head_tokens = self.seq_len if self.head_tokens is None else self.head_tokens
+        return inside + 2.0 * self.head_inputs * self.head_outputs * head_tokens
 
     @property
     def largest_unit_parameters(self) -> int:

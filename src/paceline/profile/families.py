@@ -1,0 +1,117 @@
+"""A Hugging Face config.json as a `ModelProfile`: one row for each family.
+
+Parameters are exactly those of the class in transformers that trains the model; which class is in
+the row. Buffers are no parameters, a tied output matrix counts once.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from paceline.errors import JobError, Problem
+from paceline.profile import family_encoder, family_plain
+from paceline.profile.family_gated import GATED, LATENT, profile_gated, profile_latent
+from paceline.profile.fields import Fields
+from paceline.profile.model import ModelProfile
+
+_DECODER_FIELDS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+class Family(NamedTuple):
+    """How a `model_type` is counted."""
+
+    profile: Callable[[Fields, int], ModelProfile]
+    trains: str = "CausalLM"
+    """The class of transformers whose parameters are counted: `...For` this."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    **{
+        name: Family(partial(profile_gated, name=name, traits=traits))
+        for name, traits in GATED.items()
+    },
+    **{
+        name: Family(partial(profile_latent, name=name, traits=traits))
+        for name, traits in LATENT.items()
+    },
+    "gpt2": Family(family_plain.profile_gpt2, "GPT2LMHeadModel"),
+    "gpt_neo": Family(family_plain.profile_gpt_neo),
+    "gpt_neox": Family(family_plain.profile_gpt_neox),
+    "gptj": Family(family_plain.profile_gptj),
+    "bloom": Family(family_plain.profile_bloom),
+    "opt": Family(family_plain.profile_opt),
+    "mpt": Family(family_plain.profile_mpt),
+    "falcon": Family(family_plain.profile_falcon),
+    "phi": Family(family_plain.profile_phi),
+    "starcoder2": Family(family_plain.profile_starcoder2),
+    "bert": Family(family_encoder.profile_bert, "MaskedLM"),
+    "roberta": Family(family_encoder.profile_roberta, "MaskedLM"),
+    "distilbert": Family(family_encoder.profile_distilbert, "MaskedLM"),
+    "t5": Family(family_encoder.profile_t5, "ConditionalGeneration"),
+    "vit": Family(family_encoder.profile_vit, "ImageClassification"),
+}
+
+
+def profile_config(
+    config: Mapping[str, Any],
+    seq_len: int,
+    *,
+    source: str = "config.json",
+    where: str = "model.hf_config",
+    name: str | None = None,
+) -> ModelProfile:
+    """Costs of the model that a config.json describes, on samples of `seq_len` tokens.
+
+    Args:
+        config: Its fields.
+        seq_len: Tokens in a sample; a vision transformer takes its own.
+        source: The file's name for messages.
+        where: Its place in the job for messages.
+        name: Of the profile; left out, the family's.
+
+    Raises:
+        JobError: The family is unknown (`M003`), a field is missing or absurd (`M004`), or heads
+            do not divide (`M005`, `M006`).
+
+    >>> profile_config({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+    ...     "vocab_size": 50257}, 1024).num_parameters
+    124439808
+    """
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise JobError(_unknown_family(config, source, where))
+    fields = Fields(config, source=source, where=where)
+    profile = family.profile(fields, seq_len)
+    fields.check()
+    return profile if name is None else replace(profile, name=name)
+
+
+def _unknown_family(config: Mapping[str, Any], source: str, where: str) -> Problem:
+    kind = config.get("model_type")
+    near = difflib.get_close_matches(str(kind).lower(), FAMILIES, n=2, cutoff=0.5)
+    here = [name for name in _DECODER_FIELDS if config.get(name) is not None]
+    missing = [name for name in _DECODER_FIELDS if name not in here]
+    nearest = f"nearest are {' and '.join(near)}; " if near else ""
+    if isinstance(config.get("text_config"), dict):
+        fix = "it holds a language model in text_config: save that as a config.json of its own"
+    else:
+        fix = f"a decoder needs {', '.join(_DECODER_FIELDS)}; " + (
+            f"here {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+            if missing
+            else "all are here, so set model_type to llama if it is built alike"
+        )
+    return Problem(
+        code="M003",
+        what=f"{source} is of model_type {kind!r}; {nearest}known are {', '.join(FAMILIES)}",
+        where=where,
+        fix=f"{fix}; or use model.factory with your own module",
+    )
