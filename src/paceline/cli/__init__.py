@@ -16,6 +16,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "runs": ("paceline.cli.runs", "List runs."),
+    "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),
+    "detect": ("paceline.cli.detect", "Look at this machine: accelerators, links, network."),
     "init": ("paceline.cli.init", "Write a commented job file to start from."),
     "schema": ("paceline.cli.schema", "Print the JSON Schema of the job file."),
 }

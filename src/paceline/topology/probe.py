@@ -1,0 +1,192 @@
+"""Run the tools that know this machine, and keep what they print. Reads nothing into it.
+
+Each probe takes at most a few seconds, changes nothing, and needs no rights. What was looked for
+and not found is kept with the reason, so that a person can see why something is missing.
+"""
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+from typing import Literal
+
+from paceline.topology import read_amd, read_nvidia
+
+_TIMEOUT_S = 20
+_INFINIBAND = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One thing that was looked for."""
+
+    what: str
+    """The command or the path."""
+
+    found: bool
+    why: str
+    """What it gave, or why it gave nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortText:
+    """The files of one port in `/sys/class/infiniband`, word for word."""
+
+    device: str
+    driver: str
+    rate: str
+    link_layer: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """What every tool printed; empty text where there is no tool, or it failed."""
+
+    system: Literal["Linux", "Darwin", "other"]
+    gpu_query: str = ""
+    gpu_topology: str = ""
+    rocm_json: str = ""
+    rocm_table: str = ""
+    rocm_topology: str = ""
+    ports: tuple[PortText, ...] = ()
+    ibv_devices: str = ""
+    lscpu: str = ""
+    system_profiler: str = ""
+    looks: tuple[Look, ...] = ()
+
+
+def probe_machine() -> Probes:
+    """Run every probe that this operating system can have."""
+    looks: list[Look] = []
+    query = _run(["nvidia-smi", f"--query-gpu={read_nvidia.QUERY}", "--format=csv,noheader"], looks)
+    query = query or _nvml(looks)
+    amd = _run(["rocm-smi", *read_amd.ARGUMENTS, "--json"], looks)
+    table = ""
+    if amd and "{" not in amd:
+        amd, table = "", amd
+    elif not amd and which("rocm-smi"):
+        table = _run(["rocm-smi", *read_amd.ARGUMENTS], looks)
+    is_mac = platform.system() == "Darwin"
+    return Probes(
+        system="Darwin" if is_mac else "Linux" if platform.system() == "Linux" else "other",
+        gpu_query=query,
+        gpu_topology=_run(["nvidia-smi", "topo", "-m"], looks) if query else "",
+        rocm_json=amd,
+        rocm_table=table,
+        rocm_topology=_run(["rocm-smi", *read_amd.TOPOLOGY], looks) if amd or table else "",
+        ports=() if is_mac else _ports(looks),
+        ibv_devices=_run(["ibv_devices"], looks),
+        lscpu="" if is_mac else _run(["lscpu"], looks),
+        system_profiler=_run(
+            ["system_profiler", "SPHardwareDataType", "SPThunderboltDataType", "-json"], looks
+        )
+        if is_mac
+        else "",
+        looks=tuple(looks),
+    )
+
+
+def _run(command: list[str], looks: list[Look]) -> str:
+    """What the command prints; empty when it cannot, with the reason in `looks`."""
+    shown = " ".join(command)
+    tool = which(command[0])
+    if tool is None:
+        looks.append(Look(what=shown, found=False, why=f"there is no `{command[0]}` on PATH"))
+        return ""
+    try:
+        done = subprocess.run(
+            [tool, *command[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+            env=os.environ | {"LC_ALL": "C"},
+        )
+    except subprocess.TimeoutExpired:
+        looks.append(Look(what=shown, found=False, why=f"no answer within {_TIMEOUT_S} s"))
+        return ""
+    except OSError as error:
+        looks.append(Look(what=shown, found=False, why=f"cannot be started: {error.strerror}"))
+        return ""
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        why = f"exit code {done.returncode}" + (f": {said[0][:100]}" if said else "")
+        looks.append(Look(what=shown, found=False, why=why))
+        return ""
+    why = f"{len(done.stdout.splitlines())} lines"
+    looks.append(Look(what=shown, found=bool(done.stdout.strip()), why=why))
+    return done.stdout
+
+
+def _nvml(looks: list[Look]) -> str:
+    """The same rows as `nvidia-smi`'s query, from NVML, where its Python module is installed."""
+    try:
+        import pynvml  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError:
+        looks.append(Look(what="NVML", found=False, why="the module pynvml is not installed"))
+        return ""
+    try:
+        pynvml.nvmlInit()
+        try:
+            rows = [_nvml_row(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        looks.append(Look(what="NVML", found=False, why=str(error)))
+        return ""
+    looks.append(Look(what="NVML", found=bool(rows), why=f"{len(rows)} GPUs"))
+    return "".join(rows)
+
+
+def _nvml_row(pynvml: object, index: int) -> str:
+    api: dict[str, object] = vars(pynvml)
+
+    def ask(name: str, *arguments: object) -> object:
+        function = api[name]
+        assert callable(function)
+        return function(*arguments)
+
+    handle = ask("nvmlDeviceGetHandleByIndex", index)
+    name = ask("nvmlDeviceGetName", handle)
+    text = name.decode() if isinstance(name, bytes) else str(name)
+    total = getattr(ask("nvmlDeviceGetMemoryInfo", handle), "total", 0)
+    generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    lanes = ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
+    return f"{index}, {text}, {total // 2**20} MiB, {generation}, {lanes}\n"
+
+
+def _ports(looks: list[Look]) -> tuple[PortText, ...]:
+    if not _INFINIBAND.is_dir():
+        why = "there is no such folder: no RDMA NIC, or its driver is not loaded"
+        looks.append(Look(what=str(_INFINIBAND), found=False, why=why))
+        return ()
+    found = tuple(
+        PortText(
+            device=port.parent.parent.name,
+            driver=_driver(port.parent.parent / "device" / "driver"),
+            rate=_text(port / "rate"),
+            link_layer=_text(port / "link_layer"),
+            state=_text(port / "state"),
+        )
+        for port in sorted(_INFINIBAND.glob("*/ports/*"))
+    )
+    looks.append(Look(what=str(_INFINIBAND), found=bool(found), why=f"{len(found)} ports"))
+    return found
+
+
+def _driver(link: Path) -> str:
+    try:
+        return link.resolve(strict=True).name
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,113 @@
+"""What `nvidia-smi` prints: the GPUs, and how each pair of them is joined."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+QUERY = "index,name,memory.total,pcie.link.gen.max,pcie.link.width.max"
+"""For `nvidia-smi --query-gpu=QUERY --format=csv,noheader`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundGpu:
+    """One accelerator as its own tool reports it."""
+
+    name: str
+    memory_bytes: int
+    pcie_generation: int | None = None
+    pcie_lanes: int | None = None
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTopology:
+    """How the GPUs and NICs of a node are joined."""
+
+    gpus: tuple[str, ...]
+    """As the tool numbers them: `GPU0`, ..."""
+
+    nics: Mapping[str, str]
+    """`NIC0` -> the device it stands for, or itself."""
+
+    between: Mapping[tuple[str, str], str]
+    """Pair -> `NV18`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`, or on AMD `XGMI` or `PCIE`."""
+
+    numa_nodes: Mapping[str, int]
+    """GPU -> NUMA node, where it says so."""
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """GPUs joined by NVLink or XGMI, each with those it reaches over such links."""
+        left = list(self.gpus)
+        found: list[tuple[str, ...]] = []
+        while left:
+            group = [left.pop(0)]
+            for one in group:
+                near = [o for o in left if self.between.get((one, o), "").startswith(_FAST)]
+                group += near
+                left = [other for other in left if other not in near]
+            found.append(tuple(sorted(group, key=self.gpus.index)))
+        return tuple(found)
+
+    @property
+    def num_links(self) -> int | None:
+        """NVLinks of the best joined pair; None without any."""
+        counts = [int(cell[2:]) for cell in self.between.values() if re.fullmatch(r"NV\d+", cell)]
+        return max(counts, default=None)
+
+
+_FAST = ("NV", "XGMI")
+
+
+def read_gpu_query(text: str) -> tuple[FoundGpu, ...]:
+    """The GPUs in the output of the query above.
+
+    >>> read_gpu_query("0, NVIDIA L4, 23034 MiB, 4, 16\\n")[0].memory_bytes
+    24152899584
+    """
+    rows = re.finditer(r"^\s*\d+, (.+), (\d+) MiB, ([^,]+), ([^,\n]+)\s*$", text, re.M)
+    return tuple(
+        FoundGpu(
+            name=row[1].strip(),
+            memory_bytes=int(row[2]) * 2**20,
+            pcie_generation=_whole(row[3]),
+            pcie_lanes=_whole(row[4]),
+        )
+        for row in rows
+    )
+
+
+def read_topology(text: str) -> GpuTopology | None:
+    """The matrix of `nvidia-smi topo -m`, cells apart by tabs or blanks; None if there is none."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    head = next(
+        (i for i, line in enumerate(lines) if re.match(r"\s*GPU\d+\b.*Affinity", line)), None
+    )
+    if head is None:
+        return None
+    columns = lines[head].partition("CPU Affinity")[0].split()
+    between: dict[tuple[str, str], str] = {}
+    numa: dict[str, int] = {}
+    for line in lines[head + 1 :]:
+        cells = line.split()
+        if len(cells) <= len(columns) or cells[0] not in columns:
+            continue
+        between |= {
+            (cells[0], column): cell
+            for column, cell in zip(columns, cells[1:], strict=False)
+            if column != cells[0]
+        }
+        rest = cells[1 + len(columns) :]
+        if len(rest) > 1 and rest[1].isdigit():
+            numa[cells[0]] = int(rest[1])
+    legend = dict(re.findall(r"^\s*(NIC\d+): (\S+)", "\n".join(lines), re.M))
+    return GpuTopology(
+        gpus=tuple(name for name in columns if name.startswith("GPU")),
+        nics={name: legend.get(name, name) for name in columns if not name.startswith("GPU")},
+        between=between,
+        numa_nodes=numa,
+    )
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None

@@ -1,0 +1,64 @@
+"""What `/sys/class/infiniband` and `ibv_devices` say: NICs that move data without the CPU."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.units import parse_bytes_per_s
+
+RdmaKind = Literal["infiniband", "roce", "efa", "omni-path", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPort:
+    """One port of one NIC."""
+
+    device: str
+    kind: RdmaKind
+    bytes_per_s: float | None
+    """Its rate in one direction; None where it does not say."""
+
+    is_active: bool
+
+
+def read_rdma_port(*, device: str, driver: str, rate: str, link_layer: str, state: str) -> RdmaPort:
+    """One port from the words its files hold.
+
+    Args:
+        device: Such as `mlx5_0`.
+        driver: Name of its kernel driver, such as `mlx5_core` or `efa`; empty when unknown.
+        rate: Such as `400 Gb/sec (4X NDR)`.
+        link_layer: `InfiniBand`, `Ethernet`, or for EFA `Unknown` or `Unspecified`.
+        state: Such as `4: ACTIVE`.
+
+    >>> read_rdma_port(device="mlx5_0", driver="mlx5_core", rate="400 Gb/sec (4X NDR)",
+    ...                link_layer="InfiniBand", state="4: ACTIVE").bytes_per_s
+    50000000000.0
+    """
+    match = re.match(r"([\d.]+) Gb/sec", rate.strip())
+    return RdmaPort(
+        device=device,
+        kind=_kind(driver.strip(), link_layer.strip().lower()),
+        bytes_per_s=parse_bytes_per_s(f"{match[1]}Gb/s") if match else None,
+        is_active="ACTIVE" in state,
+    )
+
+
+def _kind(driver: str, link_layer: str) -> RdmaKind:
+    if driver == "efa":
+        return "efa"
+    if driver == "hfi1":
+        return "omni-path"
+    if link_layer == "infiniband":
+        return "infiniband"
+    return "roce" if link_layer == "ethernet" else "unknown"
+
+
+def read_ibv_devices(text: str) -> tuple[str, ...]:
+    """Names in the output of `ibv_devices`; on a Mac these are Thunderbolt ports with RDMA.
+
+    >>> read_ibv_devices("    device\\t node GUID\\n    ------\\t ---\\n    rdma_en2\\t 00ab\\n")
+    ('rdma_en2',)
+    """
+    rows = re.findall(r"^\s+(\S+)\s+[0-9a-f]{4,}\s*$", text, re.M)
+    return tuple(name for name in rows if set(name) != {"-"})

@@ -1,0 +1,167 @@
+"""What the probes of a machine come to, from recordings."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from paceline.cli.detect import format_detected
+from paceline.spec import parse_job
+from paceline.topology import Machine, find_cluster
+from paceline.topology.detect import Detected, cluster_section, detect
+from paceline.topology.probe import Look, PortText, Probes, probe_machine
+
+RECORDINGS = Path(__file__).parent / "recordings"
+GIB = 2**30
+HERE = Machine(
+    num_cores=96,
+    clock_hz=2e9,
+    simd_bytes=64,
+    has_bf16=True,
+    memory_bytes=2048 * GIB,
+    available_bytes=2000 * GIB,
+    gpus=(),
+)
+
+
+def recording(name: str) -> str:
+    return (RECORDINGS / name).read_text()
+
+
+def ports(count: int, *, rate: int = 400, layer: str = "InfiniBand", driver: str = "mlx5_core"):
+    return tuple(
+        PortText(
+            device=f"mlx5_{index}",
+            driver=driver,
+            rate=f"{rate} Gb/sec (4X NDR)",
+            link_layer=layer,
+            state="4: ACTIVE",
+        )
+        for index in range(count)
+    )
+
+
+def h100_node() -> Detected:
+    probes = Probes(
+        system="Linux",
+        gpu_query=recording("query-8xh100.csv"),
+        gpu_topology=recording("topo-8xh100.txt"),
+        lscpu=recording("lscpu-2-sockets.txt"),
+        ports=(*ports(8), *ports(2, rate=100, layer="Ethernet")),
+    )
+    return detect(probes, HERE)
+
+
+def test_an_h100_node_is_a_section_with_its_compute_ports():
+    found = h100_node()
+    assert cluster_section(found) == {
+        "accelerator": "H100-SXM",
+        "nodes": 1,
+        "per_node": 8,
+        "network": "8x400Gb/s InfiniBand",
+    }
+    shown = "\n".join(format_detected(found))
+    assert "8 x NVIDIA H100 80GB HBM3, 79.6 GiB each (H100-SXM in the catalog)" in shown
+    assert "NVLink, 18 links a pair: GPU0 to GPU7, 8 GPUs" in shown
+    assert "2 x roce port, 100 Gb/s" in shown
+
+
+def test_the_section_is_read_back_to_the_same_cluster():
+    text = yaml.safe_dump(
+        {
+            "model": {"preset": "tiny"},
+            "data": {"path": "x"},
+            "train": {"global_batch": 8, "steps": 1},
+            "cluster": cluster_section(h100_node()),
+        }
+    )
+    job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    cluster = find_cluster(job.spec.cluster, job, HERE)
+    assert cluster.name == "1 node x 8 H100-SXM"
+    assert cluster.network_bytes_per_s == 400e9
+
+
+def test_efa_is_told_from_infiniband():
+    probes = Probes(
+        system="Linux",
+        gpu_query=recording("query-8xh100.csv"),
+        ports=ports(32, rate=100, layer="Unknown", driver="efa"),
+    )
+    assert cluster_section(detect(probes, HERE))["network"] == "32x100Gb/s EFA"
+
+
+def test_amd_gpus_are_found_where_there_are_no_nvidia_ones():
+    probes = Probes(
+        system="Linux",
+        rocm_json=recording("rocm-8xmi300x.json"),
+        rocm_topology=recording("rocm-topo-8xmi300x.txt"),
+    )
+    found = detect(probes, HERE)
+    assert found.accelerator == "MI300X"
+    assert cluster_section(found) == {"accelerator": "MI300X", "nodes": 1, "per_node": 8}
+    assert "XGMI: GPU0 to GPU7, 8 GPUs" in "\n".join(format_detected(found))
+
+
+def test_a_mac_with_a_chip_of_the_catalog_is_that_accelerator():
+    probes = Probes(system="Darwin", system_profiler=recording("mac-studio-m3-ultra.json"))
+    found = detect(probes, HERE)
+    assert cluster_section(found) == {"accelerator": "M3-Ultra", "nodes": 1, "per_node": 1}
+    assert "port 2: 80 Gb/s to MacBook Pro" in "\n".join(format_detected(found))
+
+
+def test_a_mac_with_less_memory_than_the_largest_says_so():
+    text = recording("mac-studio-m3-ultra.json").replace("512 GB", "96 GB")
+    section = cluster_section(detect(Probes(system="Darwin", system_profiler=text), HERE))
+    assert section["memory"] == "96 GiB"
+
+
+def test_a_mac_that_the_catalog_lacks_is_a_cpu():
+    probes = Probes(system="Darwin", system_profiler=recording("macbook-m2.json"))
+    assert cluster_section(detect(probes, HERE))["accelerator"] == "cpu"
+
+
+def test_different_gpus_are_a_problem_that_is_said():
+    found = detect(Probes(system="Linux", gpu_query=recording("query-mixed.csv")), HERE)
+    (problem,) = found.problems
+    assert problem.code == "T003"
+    assert "1 NVIDIA GeForce RTX 3090, 1 NVIDIA GeForce RTX 4090" in problem.what
+
+
+def test_a_gpu_that_the_catalog_lacks_keeps_its_name_and_memory():
+    probes = Probes(system="Linux", rocm_json=recording("rocm-rx7900xt.json"))
+    found = detect(probes, HERE)
+    assert found.accelerator is None
+    assert cluster_section(found)["memory"] == "20464 MiB"
+
+
+def test_a_machine_with_nothing_says_what_was_looked_for_and_why_it_is_missing():
+    looks = (Look(what="rocm-smi", found=False, why="there is no `rocm-smi` on PATH"),)
+    found = detect(Probes(system="Linux", looks=looks), HERE)
+    shown = list(format_detected(found))
+    assert shown[0].endswith("none")
+    assert "  rocm-smi  there is no `rocm-smi` on PATH" in shown
+    assert cluster_section(found)["accelerator"] == "cpu"
+
+
+def fake(folder: Path, name: str, script: str) -> None:
+    tool = folder / name
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+
+
+def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake(
+        tmp_path,
+        "nvidia-smi",
+        f'case "$1" in topo) /bin/cat {RECORDINGS}/topo-8xh100.txt;; '
+        f"*) /bin/cat {RECORDINGS}/query-8xh100.csv;; esac",
+    )
+    fake(tmp_path, "rocm-smi", "echo no driver >&2; exit 2")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    probes = probe_machine()
+    assert detect(probes, HERE).accelerator == "H100-SXM"
+    (why,) = {look.why for look in probes.looks if look.what.endswith("--json")}
+    assert why == "exit code 2: no driver"
+    assert any(look.what == "lscpu" and not look.found for look in probes.looks)
