@@ -106,6 +106,17 @@ def test_a_value_of_the_wrong_kind_says_what_to_write(line: str, fix: str):
     assert fix in problem.fix
 
 
+def test_sources_that_are_no_table_are_refused():
+    assert problems("[accelerators.L4]\nsources = 3\n")[0].code == "T013"
+
+
+def test_a_cpu_has_no_memory_of_its_own_and_another_like_it_must():
+    changed = merge('[accelerators.cpu]\nmemory_bytes_per_s = "10GB/s"\n')
+    assert changed.accelerators["cpu"].memory_bytes_per_s == 10e9
+    (problem,) = problems('[accelerators.other]\nlike = "cpu"\n')
+    assert problem.what == "`accelerators.other` has no `memory_bytes`"
+
+
 def test_every_mistake_is_shown_at_once():
     assert len(problems("[accelerators.L4]\nfoo = 1\nnum_per_node = 0\n[linkss.x]\ny = 1\n")) == 3
 

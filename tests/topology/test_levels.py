@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from paceline.catalog import load_accelerators, load_links
 from paceline.topology import Level, find_levels
+from paceline.topology.levels import link_of_rate
 
 
 def levels(name: str, *, nodes: int, per_node: int) -> tuple[Level, ...]:
@@ -81,3 +84,20 @@ def test_each_level_holds_more_ranks_than_the_one_inside_it():
     for name in load_accelerators():
         sizes = [level.size for level in levels(name, nodes=32, per_node=4)]
         assert sizes == sorted(set(sizes)), name
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "name"),
+    [
+        (3200, "infiniband-ndr"),
+        (400, "infiniband-ndr"),
+        (200, "infiniband-hdr"),
+        (100, "infiniband-edr"),
+        (350, "infiniband-ndr"),
+        (10, "ethernet-10"),
+        (1, "ethernet-1"),
+    ],
+)
+def test_a_declared_rate_is_of_the_link_it_is_a_whole_number_of(gigabits: int, name: str):
+    links = load_links()
+    assert link_of_rate(links["infiniband-ndr"], links, gigabits * 1e9 / 8).name == name

@@ -97,7 +97,12 @@ def one_of(*choices: str) -> Callable[[object], str]:
 
 
 def read_row(
-    keys: Mapping[str, Key], row: Mapping[str, Any], *, where: str, file: str
+    keys: Mapping[str, Key],
+    row: Mapping[str, Any],
+    *,
+    where: str,
+    file: str,
+    optional: Iterable[str] = (),
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The row's values in plain SI, and everything that is wrong with it.
 
@@ -106,17 +111,19 @@ def read_row(
         row: What it holds.
         where: The row for messages, such as `links.fast`.
         file: The file for messages.
+        optional: Keys that this one row may lack, though others must have them.
     """
+    hint = "" if where.startswith("prices") else ', or `like = "..."` to take it from a known row'
     problems = list(_unknown_keys(keys, row, where=where, file=file))
     problems += [
         Problem(
             code="T012",
             what=f"`{where}` has no `{name}`",
             where=f"{where} in {file}",
-            fix=f'add {name}, or `like = "..."` to take it from a known row',
+            fix=f"add {name}{hint}",
         )
         for name, key in keys.items()
-        if key.required and name not in row
+        if key.required and name not in row and name not in optional
     ]
     values: dict[str, Any] = {}
     for name, value in row.items():

@@ -158,9 +158,16 @@ class _Merge:
                 continue
             own = {key: value for key, value in row.items() if key != "like"}
             whole = {**base, **own}
-            if base and "sources" in self._keys:
+            given = isinstance(own.get("sources", {}), Mapping)
+            if base and given and "sources" in self._keys:
                 whole["sources"] = {**base.get("sources", {}), **_changed(own, self._file)}
-            values, problems = read_row(self._keys, whole, where=where, file=self._file)
+            values, problems = read_row(
+                self._keys,
+                whole,
+                where=where,
+                file=self._file,
+                optional=("memory_bytes",) if name == "cpu" else (),  # read from the machine
+            )
             self._problems += problems
             raw[name] = whole
             known.setdefault(name.lower(), name)
@@ -194,8 +201,7 @@ class _Merge:
 def _changed(own: Mapping[str, Any], file: str) -> dict[str, str]:
     """Sources of a changed row: those it gives, and which keys came from the file."""
     keys = ", ".join(key for key in own if key not in ("source", "sources"))
-    given = own.get("sources", {})
-    return {**(given if isinstance(given, Mapping) else {}), **({file: keys} if keys else {})}
+    return {**own.get("sources", {}), **({file: keys} if keys else {})}
 
 
 def _tables_of(

@@ -85,9 +85,34 @@ def find_levels(
         rate = accelerator.link_bytes_per_s if alone else around.bytes_per_s
         add(_level("node", ranks_per_node, rate, around, "cited"))
     if between is not None:
+        if network_known == "declared":
+            between = link_of_rate(between, links, network_node_bytes_per_s)
         rate = network_node_bytes_per_s / ranks_per_node
         add(_level("network", num_ranks, rate, between, network_known))
     return tuple(levels)
+
+
+def link_of_rate(usual: Link, links: Mapping[str, Link], node_bytes_per_s: float) -> Link:
+    """The row that a declared rate of a node is most likely of, for its latency.
+
+    The usual one when the rate is a whole number of its ports; else the fastest of its kind of
+    which it is; else the Ethernet nearest to it, as a rate below every port of the usual kind has
+    no RDMA to speak of. The rate itself stays as declared.
+    """
+
+    def is_whole(link: Link) -> bool:
+        ports = node_bytes_per_s / link.bytes_per_s
+        return ports > 0.99 and abs(ports - round(ports)) < 0.01
+
+    if is_whole(usual):
+        return usual
+    same = [link for link in links.values() if link.kind == usual.kind and link.per == "port"]
+    if any(is_whole(link) for link in same):
+        return max((link for link in same if is_whole(link)), key=lambda link: link.bytes_per_s)
+    if node_bytes_per_s > min((link.bytes_per_s for link in same), default=0.0):
+        return usual
+    wired = [link for link in links.values() if link.kind == "tcp"] or [usual]
+    return min(wired, key=lambda link: abs(link.bytes_per_s - node_bytes_per_s))
 
 
 def _row(links: Mapping[str, Link], name: str | None) -> Link | None:
