@@ -127,6 +127,13 @@ def test_different_gpus_are_a_problem_that_is_said():
     assert "1 NVIDIA GeForce RTX 3090, 1 NVIDIA GeForce RTX 4090" in problem.what
 
 
+def test_the_gpus_that_cuda_may_see_are_the_ones_that_count():
+    probes = Probes(system="Linux", gpu_query=recording("query-mixed.csv"), visible="1")
+    found = detect(probes, HERE)
+    assert found.problems == ()
+    assert cluster_section(found) == {"accelerator": "RTX-4090", "nodes": 1, "per_node": 1}
+
+
 def test_a_gpu_that_the_catalog_lacks_keeps_its_name_and_memory():
     probes = Probes(system="Linux", rocm_json=recording("rocm-rx7900xt.json"))
     found = detect(probes, HERE)
@@ -160,6 +167,7 @@ def test_a_tool_that_prints_is_kept_and_one_that_fails_says_why(
     )
     fake(tmp_path, "rocm-smi", "echo no driver >&2; exit 2")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     probes = probe_machine()
     assert detect(probes, HERE).accelerator == "H100-SXM"
     (why,) = {look.why for look in probes.looks if look.what.endswith("--json")}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.catalog import Catalog, built_in_catalog
 from paceline.errors import Problem
 from paceline.topology.find import catalog_name
-from paceline.topology.machine import Machine
+from paceline.topology.machine import Machine, visible_gpus
 from paceline.topology.probe import Look, Probes
 from paceline.topology.read_amd import read_rocm_json, read_rocm_table, read_rocm_topology
 from paceline.topology.read_mac import Mac, read_system_profiler
@@ -73,7 +73,7 @@ def detect(probes: Probes, machine: Machine, catalog: Catalog | None = None) -> 
     """
     catalog = catalog or built_in_catalog()
     mac = read_system_profiler(probes.system_profiler)
-    gpus = read_gpu_query(probes.gpu_query)
+    gpus = visible_gpus(read_gpu_query(probes.gpu_query), probes.visible)
     topology = read_topology(probes.gpu_topology)
     if not gpus:
         gpus = read_rocm_json(probes.rocm_json) or read_rocm_table(probes.rocm_table)

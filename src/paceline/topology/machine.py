@@ -1,6 +1,6 @@
 """This machine: cores, clock, memory and GPUs. Probing is apart from reading what probes print.
 
-Leaves out: sockets and NUMA, links between GPUs, AMD and Apple accelerators.
+Leaves out: sockets and NUMA, links between GPUs, AMD and Apple accelerators; see `detect.py`.
 """
 
 import os
@@ -10,7 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
+from typing import TypeVar
 
+_G = TypeVar("_G")
 _SMI_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader")
 _SMI_TIMEOUT_S = 10
 _NO_LIMIT = 2**60
@@ -154,7 +156,7 @@ def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
     return tuple(Gpu(name=row[1].strip(), memory_bytes=int(row[2]) * 2**20) for row in rows)
 
 
-def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+def visible_gpus(gpus: tuple[_G, ...], visible: str | None) -> tuple[_G, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves; all of them when it is unset or names UUIDs.
 
     CUDA stops at the first number that is no GPU.
@@ -167,7 +169,7 @@ def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
     names = [part.strip() for part in visible.split(",") if part.strip()]
     if not all(name.lstrip("-").isdigit() for name in names):
         return gpus
-    chosen: list[Gpu] = []
+    chosen: list[_G] = []
     for name in names:
         if not 0 <= int(name) < len(gpus):
             break

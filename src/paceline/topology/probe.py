@@ -47,6 +47,9 @@ class Probes:
 
     system: Literal["Linux", "Darwin", "other"]
     gpu_query: str = ""
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES; None when it is unset."""
+
     gpu_topology: str = ""
     rocm_json: str = ""
     rocm_table: str = ""
@@ -73,6 +76,7 @@ def probe_machine() -> Probes:
     return Probes(
         system="Darwin" if is_mac else "Linux" if platform.system() == "Linux" else "other",
         gpu_query=query,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         gpu_topology=_run(["nvidia-smi", "topo", "-m"], looks) if query else "",
         rocm_json=amd,
         rocm_table=table,
