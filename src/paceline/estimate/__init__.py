@@ -1,6 +1,25 @@
-"""What it predicts: bytes and seconds of each layout."""
+"""What it predicts: bytes, seconds and dollars of layouts."""
 
-from paceline.estimate.estimate import Estimate, estimate
-from paceline.estimate.memory import MemoryEstimate, estimate_memory
+from paceline.estimate.estimate import (
+    Case,
+    Estimate,
+    MemoryEstimate,
+    Prices,
+    case_of,
+    checkpoint_bytes,
+    price,
+    price_one,
+    stage_memory,
+)
 
-__all__ = ["Estimate", "MemoryEstimate", "estimate", "estimate_memory"]
+__all__ = [
+    "Case",
+    "Estimate",
+    "MemoryEstimate",
+    "Prices",
+    "case_of",
+    "checkpoint_bytes",
+    "price",
+    "price_one",
+    "stage_memory",
+]

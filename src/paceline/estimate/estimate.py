@@ -1,18 +1,66 @@
-"""What each layout of a batch costs: bytes and seconds.
+"""What each layout of a table costs: bytes and seconds, with a range, and why.
 
-A batch goes in and a batch comes out, so that a whole search can be priced in one call.
+A table goes in and a table comes out: one call prices a whole search.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from paceline.estimate.memory import MemoryEstimate, checkpoint_bytes, estimate_memory
-from paceline.estimate.time import step_terms
-from paceline.parallel import Layout
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
+from paceline.catalog.engines import Engine, load_engines
+from paceline.estimate.holdings import MOMENT_BYTES, holdings_of, traffic_of
+from paceline.estimate.memory import PARTS, fullest, memory_parts
+from paceline.estimate.rates import Rates, rates_of
+from paceline.estimate.step import TERMS, Model, step_terms
+from paceline.parallel import Layout, Layouts, table_of
 from paceline.profile import ModelProfile
-from paceline.spec import TrainSpec
 from paceline.topology import Cluster
+
+Column = NDArray[Any]
+
+MEMORY_SPREAD = 0.10
+"""A rank's memory is within this share of the estimate for nine of ten published runs of sources
+that were left out of the fit. Source: benchmarks/planner_accuracy.py."""
+
+TIME_SPREAD = 0.25
+"""The same of a step's time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes on the fullest rank, at the moment in a step when it is fullest."""
+
+    parts: Mapping[str, int | None]
+    """Part -> bytes, in the order people read them; None is unknown."""
+
+    @property
+    def known_bytes(self) -> int:
+        """Sum of the parts that are known: at least this much is needed."""
+        return sum(part for part in self.parts.values() if part is not None)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Sum of all parts: what the driver shows (`nvidia-smi`); None when one is unknown."""
+        return None if None in self.parts.values() else self.known_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Process or device context, and the libraries' buffers: there before the model."""
+        return self.parts["overhead"] or 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Taken from the device by the allocator; of the parts that are known."""
+        return self.known_bytes - self.overhead_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """In living tensors; of the parts that are known."""
+        return self.reserved_bytes - (self.parts["slack"] or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,60 +73,207 @@ class Estimate:
     step_s: float | None
     """Seconds of one optimizer step."""
 
+    step_low_s: float | None
+    step_high_s: float | None
+    """Range that nine of ten steps are expected in; layouts are ranked by its slow end."""
+
     tokens_per_s: float | None
     """Tokens a second over all ranks; None where a sample is not a row of tokens."""
 
+    mfu: float | None
+    """Model FLOPs utilisation: 3 x forward FLOPs (causal attention halved, recomputation not
+    counted) a second, as a share of the peak of the precision. PaLM, arXiv:2204.02311, app. B."""
+
+    hfu: float | None
+    """Hardware FLOPs utilisation: the same with the FLOPs that are computed again."""
+
     num_checkpoint_bytes: int
-    """Bytes of one checkpoint: parameters and optimizer state in float32."""
+    """Size of one checkpoint on disk."""
 
     terms: Mapping[str, float]
-    """What `step_s` is the sum of, in seconds; empty when it is unknown."""
+    """Seconds of the step by term; empty when unknown."""
 
     known: Literal["estimated"] = "estimated"
     """How these numbers are known."""
 
 
-def estimate(
-    layouts: Sequence[Layout],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is priced: one model on one cluster with one engine."""
+
+    profile: ModelProfile
+    cluster: Cluster
+    engine: Engine
+    precision: str
+    optimizer: str
+    model: Model
+    rates: Rates | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices of a table of layouts, one row a layout."""
+
+    case: Case
+    layouts: Layouts
+    parts: Mapping[str, Column]
+    """Part -> bytes; activations are 0 where they are unknown."""
+
+    terms: Mapping[str, Column]
+    """Term -> seconds; empty where the time is unknown."""
+
+    @property
+    def memory_bytes(self) -> Column:
+        """Bytes of the fullest rank."""
+        return np.asarray(sum(self.parts.values()))
+
+    @property
+    def step_s(self) -> Column:
+        """Seconds of a step; NaN where unknown."""
+        if not self.terms:
+            return np.full(len(self.layouts), np.nan)
+        return np.asarray(sum(self.terms.values()))
+
+    def row(self, index: int) -> Estimate:
+        """The estimate of one layout."""
+        return _estimate(self, index)
+
+
+def case_of(
     profile: ModelProfile,
     cluster: Cluster,
-    train: TrainSpec,
-    seq_len: int | None,
-) -> list[Estimate]:
-    """One estimate for each layout, in the same order.
+    *,
+    precision: str,
+    optimizer: str = "adamw",
+    engine: Engine | None = None,
+    efficiencies: Efficiencies | None = None,
+) -> Case:
+    """A model, a cluster and an engine, ready to price layouts.
 
     Args:
-        layouts: To be priced; each has as many ranks as the cluster.
         profile: Of the model, at the job's sequence length.
         cluster: Where it would run.
-        train: With its precision decided: `auto` is the planner's to resolve before.
-        seq_len: Tokens in one sample; None when a sample is not a row of tokens.
+        precision: Of the matrix multiplications, decided: not `auto`.
+        optimizer: One of `MOMENT_BYTES`.
+        engine: That runs the step; left out, our own runtime.
+        efficiencies: Left out, those that are shipped.
     """
-    return [_estimate(layout, profile, cluster, train, seq_len) for layout in layouts]
+    engine = engine or load_engines()["paceline"]
+    constants = efficiencies or load_efficiencies()
+    has_flops = profile.forward_flops_per_sample is not None
+    return Case(
+        profile=profile,
+        cluster=cluster,
+        engine=engine,
+        precision=precision,
+        optimizer=optimizer,
+        model=_model(profile),
+        rates=rates_of(cluster, engine, precision, constants) if has_flops else None,
+    )
 
 
-def _estimate(
-    layout: Layout,
-    profile: ModelProfile,
-    cluster: Cluster,
-    train: TrainSpec,
-    seq_len: int | None,
-) -> Estimate:
-    assert train.precision != "auto", "the planner decides the precision first"
-    memory = estimate_memory(
-        layout, profile, cluster, precision=train.precision, optimizer=train.optimizer
+def price(layouts: Layouts, case: Case) -> Prices:
+    """One price for each layout, in the same order."""
+    holdings = holdings_of(
+        case.engine,
+        case.cluster,
+        layouts,
+        precision=case.precision,
+        optimizer=case.optimizer,
+        adapter=case.profile.adapter,
     )
-    terms = step_terms(
-        layout, profile, cluster, precision=train.precision, optimizer=train.optimizer
+    terms: Mapping[str, Column] = {}
+    if case.rates is not None:
+        traffic = traffic_of(case.engine, precision=case.precision, optimizer=case.optimizer)
+        terms = step_terms(case.model, layouts, case.rates, traffic)
+    return Prices(
+        case=case, layouts=layouts, parts=fullest(case.model, layouts, holdings), terms=terms
     )
-    step_s = sum(terms.values()) if terms is not None else None
-    tokens_per_s = None
-    if step_s is not None and seq_len is not None:
-        tokens_per_s = layout.global_batch * seq_len / step_s
+
+
+def price_one(layout: Layout, case: Case) -> Estimate:
+    """The price of a single layout."""
+    return price(table_of([layout]), case).row(0)
+
+
+def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
+    """Memory of one rank of every pipeline stage, first to last."""
+    table = table_of([layout])
+    holdings = holdings_of(
+        case.engine,
+        case.cluster,
+        table,
+        precision=case.precision,
+        optimizer=case.optimizer,
+        adapter=case.profile.adapter,
+    )
+    is_known = _knows_activations(case.profile)
+    return [
+        _memory(memory_parts(case.model, table, holdings, stage), 0, is_known)
+        for stage in range(layout.pipeline)
+    ]
+
+
+def checkpoint_bytes(profile: ModelProfile, optimizer: str) -> int:
+    """Bytes of one checkpoint: float32 parameters and the optimizer's moments."""
+    return round((4 + MOMENT_BYTES[optimizer]) * profile.num_trained_parameters)
+
+
+def _model(profile: ModelProfile) -> Model:
+    at_both_ends = profile.head_inputs * profile.head_outputs if profile.tied else 0
+    return Model(
+        blocks=profile.blocks,
+        seq_len=profile.seq_len or 1,
+        head_inputs=profile.head_inputs,
+        head_outputs=profile.head_outputs,
+        num_embedding_parameters=profile.num_embedding_parameters,
+        num_head_parameters=profile.num_head_parameters,
+        num_tied_parameters=at_both_ends,
+        trained_share=profile.num_trained_parameters / max(profile.num_parameters, 1),
+    )
+
+
+def _knows_activations(profile: ModelProfile) -> bool:
+    measured = [block.measured for block in profile.blocks if block.measured is not None]
+    return bool(profile.blocks) and all(each.saved_bytes is not None for each in measured)
+
+
+def _memory(parts: Mapping[str, Column], index: int, knows_activations: bool) -> MemoryEstimate:
+    def entry(name: str) -> int | None:
+        if name == "activations" and not knows_activations:
+            return None
+        flat = np.ravel(parts[name])
+        return round(float(flat[index if flat.size > 1 else 0]))
+
+    return MemoryEstimate(parts={name: entry(name) for name in PARTS})
+
+
+def _estimate(prices: Prices, index: int) -> Estimate:
+    case, layout = prices.case, prices.layouts.row(index)
+    profile = case.profile
+    terms: dict[str, float] = {}
+    for name in TERMS if prices.terms else ():
+        flat = np.ravel(prices.terms[name])
+        terms[name] = float(flat[index if flat.size > 1 else 0])
+    step_s = sum(terms.values()) if terms else None
+    tokens_per_s = mfu = hfu = None
+    if step_s is not None and profile.seq_len is not None:
+        tokens_per_s = layout.global_batch * profile.seq_len / step_s
+    forward = profile.forward_flops_per_sample
+    peak = case.cluster.peak_flops_per_s.get(case.precision)
+    if step_s is not None and forward is not None and peak:
+        needed = forward * layout.global_batch / (peak * layout.num_ranks * step_s)
+        mfu = 3 * needed
+        again = 1 / layout.recompute_every if layout.recompute == "full" else 0.0
+        hfu = (3 + again) * needed
     return Estimate(
-        memory=memory,
+        memory=_memory(prices.parts, index, _knows_activations(profile)),
         step_s=step_s,
+        step_low_s=None if step_s is None else step_s / (1 + TIME_SPREAD),
+        step_high_s=None if step_s is None else step_s * (1 + TIME_SPREAD),
         tokens_per_s=tokens_per_s,
-        num_checkpoint_bytes=checkpoint_bytes(profile, train.optimizer),
-        terms=terms or {},
+        mfu=mfu,
+        hfu=hfu,
+        num_checkpoint_bytes=checkpoint_bytes(profile, case.optimizer),
+        terms=terms,
     )

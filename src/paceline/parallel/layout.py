@@ -1,9 +1,14 @@
 """How the work is split: one `Layout`, and nothing about whether it is a good one."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
-Sharding = Literal["none", "full"]
+Sharding = Literal["none", "zero1", "zero2", "full", "hybrid"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"]
+ContextKind = Literal["ring", "ulysses"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "cpu", "nvme"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,11 +16,13 @@ class Layout:
     """How many ranks share each way of splitting the work. 1 means unsplit."""
 
     data: int
-    """Ranks that read different samples."""
+    """Ranks that hold the same part of the model and read different samples."""
 
     sharding: Sharding
-    """`none`: every rank holds the whole model (DDP). `full`: parameters, gradients and optimizer
-    state are sharded over the data ranks (FSDP2)."""
+    """What the data ranks share. `none`: nothing, every one holds its part whole (DDP). `zero1`:
+    optimizer state. `zero2`: also gradients; with FSDP2 parameters stay gathered between forward
+    and backward. `full`: also parameters (ZeRO-3, FSDP2). `hybrid`: as `full` inside groups of
+    `shard` ranks, whole copies between the groups (HSDP)."""
 
     micro_batch: int
     """Samples one rank computes at once."""
@@ -27,10 +34,48 @@ class Layout:
     """Only with full sharding: reduce and shard the gradients after every micro-batch, which
     communicates more and holds only a shard of the gradients in between."""
 
+    shard: int | None = None
+    """Only with hybrid sharding: ranks that share one copy."""
+
+    tensor: int = 1
+    """Ranks that share one layer's matrices. Kept inside a node."""
+
+    sequence_parallel: bool = True
+    """Whether norms and dropout between the matrices are split over the tensor ranks as well.
+    Source: Korthikanti et al., arXiv:2205.05198."""
+
+    pipeline: int = 1
+    """Groups of ranks (stages) that hold consecutive layers."""
+
+    schedule: Schedule = "1f1b"
+    """Order of the micro-batches in the stages."""
+
+    chunks: int = 1
+    """Parts of the model that each stage holds, not next to each other: virtual stages."""
+
+    context: int = 1
+    """Ranks that share the tokens of one sample."""
+
+    context_kind: ContextKind = "ring"
+    """`ring`: keys and values travel round. `ulysses`: tokens are exchanged for heads."""
+
+    expert: int = 1
+    """Ranks that share the routed experts; they are among the data and context ranks."""
+
+    recompute: Recompute = "none"
+    """What is computed again in the backward pass instead of kept: nothing, what is cheap, or
+    whole blocks."""
+
+    recompute_every: int = 1
+    """Only with full recompute: every how many blocks one is recomputed."""
+
+    offload: Offload = "none"
+    """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk."""
+
     @property
     def num_ranks(self) -> int:
         """Ranks in the whole layout."""
-        return self.data
+        return prod((self.data, self.tensor, self.pipeline, self.context))
 
     @property
     def global_batch(self) -> int:
@@ -40,10 +85,34 @@ class Layout:
     @property
     def shard_degree(self) -> int:
         """Ranks that share one copy of the optimizer state."""
-        return self.data if self.sharding == "full" else 1
+        if self.sharding == "none":
+            return 1
+        if self.sharding == "hybrid":
+            return self.shard or self.data * self.context
+        return self.data * self.context
 
     @property
     def name(self) -> str:
-        """A short name for people, such as `FSDP2 over 8 ranks`."""
-        ways = {"none": "DDP", "full": "FSDP2"}
-        return f"{ways[self.sharding]} over {self.data} rank{'s' if self.data > 1 else ''}"
+        """A short name for people.
+
+        >>> Layout(data=8, sharding="full", micro_batch=1, accumulation=1).name
+        'FSDP2 over 8 ranks'
+        >>> Layout(data=4, sharding="zero1", micro_batch=1, accumulation=8, tensor=8, pipeline=4,
+        ...     schedule="interleaved", chunks=5).name
+        'ZeRO-1 over 4 x tensor 8 x pipeline 4 (interleaved, 5 chunks)'
+        """
+        ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": "FSDP2"}
+        way = ways.get(self.sharding, f"HSDP {self.shard_degree} shared")
+        split = [f"{way} over {self.data}"]
+        if self.tensor > 1:
+            split.append(f"tensor {self.tensor}")
+        if self.context > 1:
+            split.append(f"context {self.context}")
+        if self.pipeline > 1:
+            chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
+            split.append(f"pipeline {self.pipeline} ({self.schedule}{chunks})")
+        if self.expert > 1:
+            split.append(f"expert {self.expert}")
+        if len(split) > 1:
+            return " x ".join(split)
+        return f"{split[0]} rank{'s' if self.data > 1 else ''}"

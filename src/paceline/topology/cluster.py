@@ -79,6 +79,9 @@ class Cluster:
     scale_up_size: int = 1
     """Ranks that share the fast link at full rate: a node's, a rack's, a slice's. 1 is none."""
 
+    num_multiprocessors: int | None = None
+    """Of one accelerator; None is unknown."""
+
     @property
     def num_ranks(self) -> int:
         """Ranks on all nodes."""

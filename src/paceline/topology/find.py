@@ -292,6 +292,7 @@ def _from_catalog(
         gather_share=_NCCL_GATHER_SHARE,
         levels=levels,
         scale_up_size=known.scale_up_size if has_rates else 1,
+        num_multiprocessors=known.num_multiprocessors if has_rates else None,
         known=_KNOWN_CATALOG
         | measured
         | {

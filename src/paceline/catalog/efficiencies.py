@@ -1,0 +1,109 @@
+"""What machines and software reach of their peaks in training, from `efficiencies.toml`."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+AS_OTHER = {"fp16": "bf16", "tf32": "fp32", "fp4": "nvfp4", "mxfp8": "fp8"}
+"""Precisions that are as fast, in share of their own peak, as another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulEfficiency:
+    """Constants of one product's time; the formula is at the top of `efficiencies.toml`."""
+
+    share: float
+    """Of the peak, for endless matrices."""
+
+    short_k: float
+    """K at which a product takes twice as long for each multiplication."""
+
+    wave: float
+    """How much of a half-empty last wave of tiles is lost."""
+
+    launch_s: float
+    memory_share: float
+    """Of the memory's peak bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiencies:
+    """All constants of the time model. Fields are explained in `efficiencies.toml`."""
+
+    matmul: Mapping[str, Mapping[str, MatmulEfficiency]]
+    """Family -> precision -> constants."""
+
+    family: Mapping[str, str]
+    """Accelerator -> family."""
+
+    sustained: Mapping[str, float]
+    sustained_by_precision: Mapping[str, float]
+    attention: Mapping[str, float]
+    attention_half_len: Mapping[str, float]
+    hidden_passes: Mapping[str, float]
+    ffn_passes: Mapping[str, float]
+    host_s: Mapping[str, float]
+    step: Mapping[str, float]
+
+    def family_of(self, accelerator: str) -> str:
+        """The family whose constants an accelerator has; `other` when none was measured."""
+        return self.family.get(accelerator, "other")
+
+    def matmul_of(self, accelerator: str, precision: str) -> MatmulEfficiency:
+        """Constants of products on an accelerator; of its family's, else of the usual ones."""
+        kind = AS_OTHER.get(precision, precision)
+        for family in (self.family_of(accelerator), _NEAREST.get(self.family_of(accelerator), "")):
+            if kind in self.matmul.get(family, {}):
+                return self.matmul[family][kind]
+        usual = self.matmul["other"]
+        return usual.get(kind, usual["fp8"])
+
+
+_NEAREST = {"H200": "H100", "GB200": "B200", "GB300": "B200", "B200": "H100"}
+"""Whose products are taken where a family's own were not measured in a precision."""
+
+
+@cache
+def load_efficiencies() -> Efficiencies:
+    """The constants Paceline ships."""
+    text = (files("paceline.catalog") / "efficiencies.toml").read_text(encoding="utf-8")
+    return make_efficiencies(tomllib.loads(text))
+
+
+def make_efficiencies(tables: Mapping[str, Any]) -> Efficiencies:
+    """The constants of a parsed file."""
+    matmul = {
+        family: {kind: MatmulEfficiency(**row) for kind, row in rows.items()}
+        for family, rows in tables["matmul"].items()
+    }
+    return Efficiencies(**(dict(tables) | {"matmul": matmul}))
+
+
+def with_measured(base: Efficiencies, rows: Mapping[str, Mapping[str, Any]]) -> Efficiencies:
+    """The constants with those of a user's file instead: its tables `[efficiencies.ACCELERATOR]`.
+
+    A table may have `matmul.PRECISION` (any of share, short_k, wave, launch_s, memory_share),
+    `sustained`, `attention_half_len`, and any key of `[attention]` and `[step]`.
+    """
+    tables: dict[str, dict[str, Any]] = {
+        name: dict(getattr(base, name))
+        for name in ("matmul", "family", "sustained", "attention_half_len", "attention", "step")
+    }
+    for accelerator, row in rows.items():
+        old = base.family_of(accelerator)
+        tables["family"][accelerator] = accelerator
+        own = dict(base.matmul.get(old, {}))
+        for kind, values in row.get("matmul", {}).items():
+            usual = base.matmul_of(accelerator, kind)
+            fields = {name: getattr(usual, name) for name in MatmulEfficiency.__slots__}
+            own[kind] = MatmulEfficiency(**(fields | dict(values)))
+        tables["matmul"][accelerator] = own
+        for name in ("sustained", "attention_half_len"):
+            tables[name][accelerator] = row.get(name, tables[name].get(old, tables[name]["other"]))
+        for name in ("attention", "step"):
+            tables[name] |= {key: row[key] for key in row if key in tables[name]}
+    rest = ("sustained_by_precision", "hidden_passes", "ffn_passes", "host_s")
+    return Efficiencies(**tables, **{name: getattr(base, name) for name in rest})

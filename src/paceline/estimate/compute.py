@@ -1,0 +1,215 @@
+"""Seconds that one rank computes: the blocks of one micro-batch, and the head.
+
+A block is its matrices (a roofline with the shapes' efficiency), its attention, and the elementwise
+operations between them, which are bound by memory. Where the host cannot launch kernels as fast as
+the device runs them, the host's time counts.
+
+Arithmetic on columns: one row a layout, or one row a published run.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.estimate.rates import MatmulRate, Rates, Value
+from paceline.profile.block import Block, Matrix, MeasuredCosts, attention_flops, matrices
+
+Column = NDArray[Any]
+
+_TILE_ROWS, _TILE_COLUMNS = 128, 256
+"""Of the tile one multiprocessor computes. Source: cuBLAS on Hopper, design/planner.md 3.2."""
+
+_NUM_OPS, _NUM_ROUTED_OPS = 30, 40
+"""Operations of one block's forward pass, and those that routing adds. Counted in a profile of
+Megatron's transformer layer: design/planner.md 3.2, Host launch."""
+
+_BACKWARD_OPS = 1.6
+"""Operations of the backward pass for each of the forward pass. Source: as above."""
+
+_UNFUSED_SHARE = 0.62
+"""Rate of attention's batched products as a share of large matrices'. Source: SC21 runs,
+prototypes/planner_closed_form.py."""
+
+_UNFUSED_BYTES, _UNFUSED_BACKWARD_BYTES = 12.0, 14.0
+"""Read and written for each score: scale, mask, softmax and dropout. Source: as above."""
+
+_FLASH_BACKWARD_FLOPS = 2.5
+"""For each of the forward pass: five products instead of two. Source: Dao, arXiv:2307.08691."""
+
+
+class Work(NamedTuple):
+    """What one rank computes at once."""
+
+    tokens: Value
+    """Of one micro-batch on one rank: micro-batch x sequence / context."""
+
+    samples: Value
+    """Micro-batch."""
+
+    seq_len: Value
+    """Tokens of a whole sample."""
+
+    tensor: Value
+    stream: Value
+    """What divides the residual stream: the tensor degree with sequence parallelism, else 1."""
+
+    context: Value
+    expert: Value
+    weight_gradients: Value
+    """Share of the matrices that get a gradient: 1, or near 0 when only adapters are trained."""
+
+
+class BlockTimes(NamedTuple):
+    """Seconds of one block and one micro-batch."""
+
+    forward: Column
+    backward: Column
+    cheap: Column
+    """Of the forward pass: what selective recompute does again."""
+
+    weight_gradient: Column
+    """Of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
+
+
+def matmul_s(rows: Value, inner: Value, columns: Value, rate: MatmulRate) -> Column:
+    """One product of (rows x inner) and (inner x columns); 0 where there is nothing to do."""
+    m, k, n = np.maximum(rows, 1e-9), np.maximum(inner, 1e-9), np.maximum(columns, 1e-9)
+    tiles = np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_COLUMNS)
+    units = rate.num_multiprocessors
+    waves = 1 + rate.wave * (np.ceil(tiles / units) * units / tiles - 1)
+    flops = 2.0 * m * k * n
+    compute = flops / rate.flops_per_s * waves * (1 + rate.short_k / k)
+    moved = rate.operand_bytes * (m * k + k * n) + 2.0 * m * n
+    memory = moved / rate.bytes_per_s
+    c2, m2 = compute * compute, memory * memory
+    seconds = rate.launch_s + np.sqrt(np.sqrt(c2 * c2 + m2 * m2))
+    has_work = (np.asarray(rows) > 0) & (np.asarray(inner) > 0) & (np.asarray(columns) > 0)
+    return np.where(has_work, seconds, 0.0)
+
+
+def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
+    """One block, forward and backward, without communication."""
+    if block.measured is not None:
+        return _measured_times(block.measured, work, rates)
+    forward = weight = inputs = np.asarray(0.0)
+    for matrix in matrices(block):
+        if np.ndim(matrix.outputs) == 0 and matrix.outputs == 0:
+            continue
+        each = _matrix_times(matrix, block, work, rates.matmul)
+        forward, inputs, weight = forward + each[0], inputs + each[1], weight + each[2]
+    weight = weight * work.weight_gradients
+    attention, attention_back = _attention_s(block, work, rates)
+    cheap = _elementwise_s(block, work, rates)
+    device_forward = forward + attention + cheap
+    device_backward = inputs + weight + attention_back + 2 * cheap
+    num_ops = _NUM_OPS + _NUM_ROUTED_OPS * (np.asarray(block.experts) > 0)
+    host = rates.host_s * num_ops * (np.asarray(block.hidden) > 0)
+    return BlockTimes(
+        forward=np.maximum(device_forward, host),
+        backward=np.maximum(device_backward, _BACKWARD_OPS * host),
+        cheap=cheap + np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
+        weight_gradient=weight,
+    )
+
+
+def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTimes:
+    """A block of which only the FLOPs are known: at the rate of large matrices, less a guess."""
+    forward = np.asarray(
+        (costs.forward_flops or 0.0)
+        * work.samples
+        / (rates.matmul.flops_per_s * _UNKNOWN_BLOCK_SHARE)
+    )
+    return BlockTimes(
+        forward=forward, backward=2 * forward, cheap=0.1 * forward, weight_gradient=forward
+    )
+
+
+_UNKNOWN_BLOCK_SHARE = 0.7
+"""Rate of a block whose inside is not known, as a share of large matrices'. A guess."""
+
+
+def head_times(inputs: Value, outputs: Value, work: Work, rates: Rates) -> tuple[Column, Column]:
+    """Forward and backward seconds of the output matrix and the loss."""
+    n = outputs / work.tensor
+    forward = matmul_s(work.tokens, inputs, n, rates.matmul)
+    back = matmul_s(work.tokens, n, inputs, rates.matmul)
+    weight = matmul_s(inputs, work.tokens, n, rates.matmul) * work.weight_gradients
+    logits = work.tokens * n / rates.memory_bytes_per_s
+    return forward + _LOSS_BYTES * logits, back + weight + _LOSS_BYTES * logits
+
+
+_LOSS_BYTES = 9.0
+"""Read and written for each logit in either pass: cast to float32, maximum, sum of exponentials.
+Source: prototypes/planner_closed_form.py; cross-entropy reaches .28-.32 of bandwidth."""
+
+
+def _matrix_times(
+    matrix: Matrix, block: Block, work: Work, rate: MatmulRate
+) -> tuple[Column, Column, Column]:
+    """Forward, gradient of the input, gradient of the matrix."""
+    tensor = np.asarray(work.tensor, float)
+    if matrix.is_routed:
+        # Every expert on this rank gets its share of all tokens that the expert group holds; with
+        # sequence parallelism the tensor ranks hold different tokens and whole experts.
+        local = np.maximum(matrix.copies / work.expert, 1e-9)
+        rows = work.tokens / work.stream * matrix.used / local
+        spread = tensor / work.stream
+        k = matrix.inputs / np.where(matrix.split == "row", spread, 1)
+        n = matrix.outputs / np.where(matrix.split == "column", spread, 1)
+        # One grouped product: the waves of all experts are filled together.
+        together = _grouped_s
+        return (
+            together(rows, k, n, local, rate),
+            together(rows, n, k, local, rate),
+            together(k, rows, n, local, rate),
+        )
+    k = matrix.inputs / (tensor if matrix.split == "row" else 1)
+    n = matrix.outputs / (tensor if matrix.split == "column" else 1)
+    tokens = work.tokens if matrix.split != "whole" else work.tokens / work.stream
+    return (
+        matmul_s(tokens, k, n, rate),
+        matmul_s(tokens, n, k, rate),
+        matmul_s(k, tokens, n, rate),
+    )
+
+
+def _grouped_s(rows: Value, inner: Value, columns: Value, count: Value, rate: MatmulRate) -> Column:
+    """`count` products of one shape in one kernel: one launch."""
+    one = matmul_s(rows, inner, columns, rate)
+    launch = np.where(one > 0, rate.launch_s, 0.0)
+    return (one - launch) * count / _GROUPED_SHARE + launch
+
+
+_GROUPED_SHARE = 0.75
+"""Rate of a grouped product as a share of a single one's of the same shape. A guess between
+SimuMax's measured 0.30 of peak on B200 (design/planner.md 3.2) and a single product."""
+
+
+def _attention_s(block: Block, work: Work, rates: Rates) -> tuple[Column, Column]:
+    """Forward and backward seconds of scores and weighted values."""
+    share = work.samples / (work.context * work.tensor)
+    flash_flops = attention_flops(block, work.seq_len) * share
+    seen = np.asarray(work.seq_len, float)
+    at_length = seen / (seen + rates.attention_half_len)
+    flash = flash_flops / (rates.attention_flops_per_s * at_length)
+    flash_back = _FLASH_BACKWARD_FLOPS * flash / rates.attention_backward
+    pairs = work.seq_len * work.seq_len * share * 1.0
+    products = 2.0 * pairs * block.heads * (block.head_dim + block.value_dim)
+    batched = products / (rates.matmul.flops_per_s * _UNFUSED_SHARE)
+    scores = pairs * block.heads / rates.memory_bytes_per_s
+    unfused = batched + _UNFUSED_BYTES * scores
+    unfused_back = 2 * batched + _UNFUSED_BACKWARD_BYTES * scores
+    is_flash = np.asarray(rates.is_flash) > 0
+    return np.where(is_flash, flash, unfused), np.where(is_flash, flash_back, unfused_back)
+
+
+def _elementwise_s(block: Block, work: Work, rates: Rates) -> Column:
+    """Norms, residuals, rotary positions, activation functions, routing: bytes over bandwidth."""
+    stream = rates.hidden_passes * block.hidden / work.stream
+    widths = (2 + block.gated) * (block.ffn + block.shared_ffn) / work.tensor
+    heads = 2 * block.heads * block.head_dim / work.tensor
+    copies = block.experts_per_token / work.stream
+    routed = copies * (4 * block.hidden + (2 + block.gated) * block.expert_ffn)
+    elements = stream + rates.ffn_passes * (widths + heads) + routed
+    return np.asarray(2.0 * work.tokens * elements / rates.memory_bytes_per_s)

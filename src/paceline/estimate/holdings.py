@@ -1,0 +1,107 @@
+"""What an engine holds for each parameter and keeps of each token, for a table of layouts."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.catalog.engines import Engine
+from paceline.estimate.memory import Holdings
+from paceline.estimate.rates import Value
+from paceline.estimate.step import Traffic
+from paceline.parallel.table import Layouts
+from paceline.profile import Adapter, Kernels, runtime_kernels
+from paceline.topology import Cluster
+
+MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02, "sgd": 4.0}
+"""An optimizer's moments for each parameter. AdamW: two in float32. 8-bit: two bytes and a float32
+scale for each block of 256, arXiv:2110.02861. Muon: one momentum for its matrices; embeddings and
+norms, which AdamW updates, left out (Jordan et al., 2024). Adafactor: one row and one column for
+each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
+
+_HOST_BYTES_PER_S, _DISK_BYTES_PER_S = 25e9, 3e9
+"""To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. Source:
+design/planner.md 3.2 (offload: 25-55 GB/s); NVMe: a data-centre disk's data sheet, PCIe 4.0 x4
+shared by two ranks, a guess."""
+
+
+def holdings_of(
+    engine: Engine,
+    cluster: Cluster,
+    layouts: Layouts,
+    *,
+    precision: str,
+    optimizer: str,
+    adapter: Adapter | None,
+) -> Holdings:
+    """Bytes that an engine holds in a precision, with an optimizer."""
+    wide = precision in ("fp32", "tf32")
+    narrow = 4.0 if wide else 2.0
+    return Holdings(
+        weight_bytes=4.0 if wide else engine.weight_bytes,
+        sharded_bytes=4.0 if wide else engine.sharded_bytes,
+        gradient_bytes=4.0 if wide else engine.gradient_bytes,
+        passing_bytes=0.0 if wide else engine.passing_bytes,
+        master_bytes=0.0 if wide else engine.master_bytes,
+        moment_bytes=MOMENT_BYTES[optimizer],
+        gathered_bytes=narrow,
+        cast_bytes=0.0 if wide else engine.cast_bytes,
+        reduce_bytes=4.0 if wide else engine.reduce_bytes,
+        frozen_bytes=0.0 if adapter is None else adapter.frozen_bytes,
+        is_frozen=float(adapter is not None),
+        dummy_gradients=float(engine.dummy_gradients and not wide),
+        kernels=_kernels(engine, cluster, layouts, wide=wide),
+        overhead_bytes=cluster.overhead_bytes,
+        reserved_share=1 + cluster.allocator_slack
+        if cluster.backend == "gloo"
+        else engine.reserved_share,
+        saving_share=float(cluster.backend == "gloo"),
+    )
+
+
+def traffic_of(engine: Engine, *, precision: str, optimizer: str) -> Traffic:
+    """Bytes of a parameter on the wire and through the optimizer."""
+    wide = precision in ("fp32", "tf32")
+    weights = 4.0 if wide else engine.weight_bytes
+    master = 0.0 if wide else engine.master_bytes
+    gradient = 4.0 if wide else engine.gradient_bytes
+    moments = MOMENT_BYTES[optimizer]
+    updated = 2 * master + weights if master else 2 * weights
+    return Traffic(
+        weight_bytes=4.0 if wide else 2.0,
+        reduce_bytes=4.0 if wide else engine.reduce_bytes,
+        optimizer_bytes=gradient + updated + 2 * moments,
+        host_bytes_per_s=_HOST_BYTES_PER_S,
+        disk_bytes_per_s=_DISK_BYTES_PER_S,
+    )
+
+
+def _kernels(engine: Engine, cluster: Cluster, layouts: Layouts, *, wide: bool) -> Kernels:
+    """Our own runtime keeps other tensors under autocast (not sharded) than with FSDP2."""
+    if engine.name == "paceline":
+        fused = cluster.backend != "gloo"
+        if wide:
+            return runtime_kernels("fp32", fused_norm=fused)
+        cast = runtime_kernels("bf16-autocast", fused_norm=fused)
+        sharded = runtime_kernels("bf16-sharded", fused_norm=fused)
+        is_sharded = (layouts.shard > 1) & (layouts.sharding > 1)
+        names = ("stream_bytes", "norm_bytes", "attention_casts", "ffn_casts")
+        columns = {
+            name: np.where(is_sharded, getattr(sharded, name), getattr(cast, name))
+            for name in names
+        }
+        return replace(cast, **columns)
+    size = 4 if wide else 2
+    scale: Value = size / 2
+    return Kernels(
+        compute_bytes=size,
+        stream_bytes=size,
+        norm_bytes=engine.norm_bytes * scale,
+        attention_casts=engine.attention_casts,
+        ffn_casts=engine.ffn_casts,
+        gated_copies=engine.gated_copies,
+        plain_copies=engine.plain_copies,
+        score_bytes=engine.score_bytes,
+        dropout_bytes=engine.dropout_bytes,
+        logit_bytes=engine.logit_bytes,
+        loss_peak_bytes=engine.loss_peak_bytes,
+    )

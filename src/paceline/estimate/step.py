@@ -1,0 +1,347 @@
+"""Seconds of one optimizer step, term by term.
+
+    compute       blocks and head of every micro-batch on the slowest stage
+    recompute     what is computed again in the backward pass
+    tensor        tensor parallelism's gathers and scatters that nothing hides
+    context       exchange of keys and values, or of heads
+    expert        tokens sent to their experts and back
+    pipeline      idle stages, and sending between them
+    data          reduction of gradients and gathering of parameters that nothing hides
+    optimizer     every number of its state read and written once; over the host's bus when offloaded
+    fixed         of each step, whatever its size
+    stragglers    waiting for the slowest of many
+
+Every function takes columns: one row a layout, or one row a published run.
+
+Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` counts.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.estimate.collectives import exchange_s, gather_s, send_s
+from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
+from paceline.estimate.rates import Rates, Value
+from paceline.estimate.schedule import blocks_of_slowest, idle_share
+from paceline.parallel.table import Layouts, code_of, distinct
+from paceline.profile.block import Block, dense_parameters, expert_parameters
+
+Column = NDArray[Any]
+
+TERMS = (
+    "compute",
+    "recompute",
+    "tensor",
+    "context",
+    "expert",
+    "pipeline",
+    "data",
+    "optimizer",
+    "fixed",
+    "stragglers",
+)
+
+_ZERO1, _ZERO2, _FULL, _HYBRID = (
+    code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
+)
+_SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
+_ULYSSES = code_of("context_kind", "ulysses")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What of a model a step's time needs; numbers, or columns of one model a row."""
+
+    blocks: tuple[Block, ...]
+    seq_len: Value
+    head_inputs: Value
+    head_outputs: Value
+    num_embedding_parameters: Value
+    num_head_parameters: Value
+    num_tied_parameters: Value
+    """Of an output matrix that is the token embedding: held twice when they are on two stages."""
+
+    trained_share: Value
+    """Trained parameters as a share of all: 1, or nearly 0 with adapters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes a parameter in the step's communication and in its optimizer."""
+
+    weight_bytes: Value
+    """Of a gathered parameter."""
+
+    reduce_bytes: Value
+    """Of a gradient on the wire."""
+
+    optimizer_bytes: Value
+    """Read and written by the optimizer for each parameter of its shard."""
+
+    host_bytes_per_s: Value
+    """Between accelerator and host, for offloaded state."""
+
+    disk_bytes_per_s: Value
+    """Between host and its disk, for state offloaded there."""
+
+    is_balanced: Value = True
+    """Whether stages may have different numbers of blocks."""
+
+
+def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
+    """Seconds by term, in the order of `TERMS`."""
+    t = layouts
+    work = _work(model, t)
+    parts = [_block_seconds(block, model, work, t, rates, traffic) for block in model.blocks]
+    head = _head_s(model, t, rates)
+    num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
+    mean = {
+        name: sum(block.count * part[name] for block, part in zip(model.blocks, parts, strict=True))
+        / num_blocks
+        for name in parts[0]
+    }
+    whole_block = sum(
+        mean[name] for name in ("compute", "recompute", "tensor", "context", "expert")
+    )
+    extra = head / whole_block
+    slow, last = blocks_of_slowest(num_blocks, t.pipeline, extra, is_balanced=traffic.is_balanced)
+    has_head = last * whole_block + head >= slow * whole_block
+    on_stage = np.where(has_head, last, slow)
+    m = t.accumulation
+    terms = {
+        name: m * on_stage * mean[name]
+        for name in ("compute", "recompute", "tensor", "context", "expert")
+    }
+    terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
+    average = (num_blocks * whole_block + head) / t.pipeline
+    share = mean["weight_gradient"] / whole_block
+    idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
+    sent = 2.0 * work.tokens * model.head_inputs / work.stream
+    hop = send_s(sent, t.tensor * t.context * t.data, rates) * (t.pipeline > 1)
+    hops = 2 * m * t.chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
+    terms["pipeline"] = idle + hops
+    terms["data"] = _data_s(model, mean, t, rates, traffic, on_stage)
+    terms["optimizer"] = _optimizer_s(model, t, rates, traffic)
+    terms["fixed"] = np.broadcast_to(np.asarray(rates.step_s, float), np.shape(idle))
+    total = sum(terms.values())
+    domains = np.maximum(t.num_ranks() / rates.domain, 1)
+    terms["stragglers"] = rates.straggler * np.log2(domains) * total
+    return {name: np.asarray(terms[name]) for name in TERMS}
+
+
+def _work(model: Model, t: Layouts) -> Work:
+    return Work(
+        tokens=t.micro_batch * model.seq_len / t.context,
+        samples=t.micro_batch,
+        seq_len=model.seq_len,
+        tensor=t.tensor,
+        stream=np.where(t.sequence_parallel, t.tensor, 1),
+        context=t.context,
+        expert=t.expert,
+        weight_gradients=model.trained_share,
+    )
+
+
+def _head_s(model: Model, t: Layouts, rates: Rates) -> Column:
+    """Output matrix and loss, forward and backward, of one micro-batch."""
+    if np.ndim(model.seq_len) > 0:
+        return sum(head_times(model.head_inputs, model.head_outputs, _work(model, t), rates))
+    rows, places = distinct(t, _COMPUTE_COLUMNS)
+    work = _work(model, t.take(rows))
+    each = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
+    return np.broadcast_to(each, len(rows))[places]
+
+
+_COMPUTE_COLUMNS = ("micro_batch", "context", "tensor", "sequence_parallel", "expert")
+"""What a block's compute depends on: a million layouts share a few hundred combinations."""
+
+
+def _times(block: Block, model: Model, t: Layouts, rates: Rates) -> BlockTimes:
+    """Times of one block, worked out once for each combination that occurs."""
+    if np.ndim(model.seq_len) > 0:
+        return block_times(block, _work(model, t), rates)
+    rows, places = distinct(t, _COMPUTE_COLUMNS)
+    times = block_times(block, _work(model, t.take(rows)), rates)
+    return BlockTimes(*(np.broadcast_to(each, len(rows))[places] for each in times))
+
+
+def _block_seconds(
+    block: Block, model: Model, work: Work, t: Layouts, rates: Rates, traffic: Traffic
+) -> dict[str, Column]:
+    """Seconds by term of one block and one micro-batch, forward and backward."""
+    times = _times(block, model, t, rates)
+    again = _recompute_s(times, t)
+    tensor_forward = _tensor_s(block, work, t, rates)
+    tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
+    exchange = _expert_s(block, work, t, rates)
+    exchange_again = np.where(t.recompute == _WHOLE, exchange / 2 / t.recompute_every, 0.0)
+    context = _context_s(block, work, t, rates, times)
+    compute = times.forward + times.backward
+    exposed, hidden = _gathered_s(block, times.forward, times.backward + again, t, rates, traffic)
+    return {
+        "compute": compute + rates.contention * hidden,
+        "recompute": again,
+        "tensor": (2 * tensor_forward + tensor_again) * (1 - rates.tensor_overlap),
+        "context": context,
+        "expert": 2 * exchange + exchange_again,
+        "gathered": exposed,
+        "weight_gradient": times.weight_gradient,
+        "forward": times.forward,
+        "backward": times.backward + again,
+    }
+
+
+def _recompute_s(times: BlockTimes, t: Layouts) -> Column:
+    whole = np.where(t.recompute == _WHOLE, times.forward / t.recompute_every, 0.0)
+    return np.where(t.recompute == _SELECTIVE, times.cheap, whole)
+
+
+def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
+    """Two all-reduces in the forward pass, or as many gathers and scatters."""
+    payload = 2.0 * work.tokens * block.hidden
+    times = 2 + 2 * (np.asarray(block.cross_heads) > 0)
+    each = 2 * gather_s(payload, t.tensor, 1, rates)
+    return np.where(t.tensor > 1, times * each, 0.0)
+
+
+def _context_s(block: Block, work: Work, t: Layouts, rates: Rates, times: BlockTimes) -> Column:
+    """Ring: keys and values pass every rank, hidden behind attention as far as it lasts; once
+    forward, twice backward. Ulysses: four exchanges forward and four backward."""
+    key_value = block.kv_heads * (block.head_dim + block.value_dim) + (
+        np.asarray(block.kv_rank) > 0
+    ) * (block.kv_rank + block.rope_dim)
+    stride = t.tensor
+    ring = 3 * gather_s(
+        2.0 * work.tokens * t.context * key_value / t.tensor, t.context, stride, rates
+    )
+    ring = np.maximum(ring - 0.5 * (times.forward + times.backward), 0.25 * ring)
+    query = block.heads * block.head_dim
+    swapped = 2.0 * work.tokens * (2 * query + key_value) / t.tensor
+    ulysses = 2 * exchange_s(swapped, t.context, stride, rates)
+    seconds = np.where(t.context_kind == _ULYSSES, ulysses, ring)
+    return np.where(t.context > 1, seconds, 0.0)
+
+
+def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
+    """Tokens to their experts and back, once."""
+    copies = 2.0 * work.tokens / work.stream * block.experts_per_token * block.hidden
+    seconds = 2 * exchange_s(copies, t.expert, np.where(t.sequence_parallel, 1, t.tensor), rates)
+    return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), seconds, 0.0)
+
+
+def _gathered_s(
+    block: Block, forward: Column, backward: Column, t: Layouts, rates: Rates, traffic: Traffic
+) -> tuple[Column, Column]:
+    """Full sharding, one block and micro-batch: seconds that nothing hides, and hidden ones."""
+    is_full = (t.sharding == _FULL) | (t.sharding == _HYBRID)
+    dense = dense_parameters(block) / t.tensor
+    routed = expert_parameters(block) / t.expert
+    routed_shard = np.maximum(t.shard // t.expert, 1)
+
+    def over(num_bytes: Value) -> Column:
+        return gather_s(num_bytes * dense, t.shard, t.tensor, rates) + gather_s(
+            num_bytes * routed, routed_shard, t.tensor * t.expert, rates
+        )
+
+    gather, reduce = over(traffic.weight_bytes), over(traffic.reduce_bytes)
+    reduces = np.where(t.reduce_every_micro_batch, 1.0, 1.0 / t.accumulation)
+    back = gather + reduce * reduces
+    exposed = np.asarray(0.0)
+    hidden = np.asarray(0.0)
+    for needed, window in ((gather, forward), (back, backward)):
+        behind = np.minimum(needed, window) * rates.gather_overlap
+        exposed, hidden = exposed + needed - behind, hidden + behind
+    return np.where(is_full, exposed, 0.0), np.where(is_full, hidden, 0.0)
+
+
+def _data_s(
+    model: Model,
+    mean: dict[str, Column],
+    t: Layouts,
+    rates: Rates,
+    traffic: Traffic,
+    on_stage: Column,
+) -> Column:
+    """Gradients and parameters between data ranks that nothing hides."""
+    dense, routed = stage_parameters(model, t)
+    trained = model.trained_share
+    group = t.data * t.context
+    routed_group = np.maximum(group // t.expert, 1)
+
+    def over(num_bytes: Value, n: Value, routed_n: Value, stride: Value) -> Column:
+        return gather_s(num_bytes * dense, n, stride, rates) + gather_s(
+            num_bytes * routed, routed_n, stride * t.expert, rates
+        )
+
+    reduce = over(traffic.reduce_bytes * trained, group, routed_group, t.tensor)
+    gather = over(traffic.weight_bytes * trained, group, routed_group, t.tensor)
+    back_window = on_stage * mean["backward"] * rates.gradient_overlap
+    forward_window = on_stage * mean["forward"] * rates.gradient_overlap
+    tail = 1 - rates.gradient_overlap
+    scattered = np.maximum(reduce - back_window, tail * reduce)
+    gathered = np.maximum(gather - forward_window, tail * gather)
+    replicated = np.maximum(2 * reduce - back_window, tail * 2 * reduce)
+    # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
+    # groups of a hybrid, the shards are reduced once more.
+    root = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
+    ends = gather_s(traffic.weight_bytes * root, t.shard, t.tensor, rates) + gather_s(
+        traffic.reduce_bytes * root * trained, t.shard, t.tensor, rates
+    )
+    copies = np.maximum(group // np.maximum(t.shard, 1), 1)
+    between = 2 * gather_s(
+        traffic.reduce_bytes * trained * (dense + routed) / t.shard,
+        copies,
+        t.tensor * t.shard,
+        rates,
+    )
+    between = np.where(
+        t.sharding == _HYBRID, np.maximum(between - back_window, tail * between), 0.0
+    )
+    full = t.accumulation * on_stage * mean["gathered"] + ends + between
+    s = t.sharding
+    sharded = np.where(s == _ZERO2, _zero2_s(reduce, gather, t, mean, on_stage, rates), full)
+    shared = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
+    return np.where(group > 1, shared, 0.0)
+
+
+def _zero2_s(
+    reduce: Column,
+    gather: Column,
+    t: Layouts,
+    mean: dict[str, Column],
+    on_stage: Column,
+    rates: Rates,
+) -> Column:
+    """Gradients reduced after every micro-batch, parameters gathered once a step."""
+    back = on_stage * mean["backward"] * rates.gather_overlap
+    ahead = on_stage * mean["forward"] * rates.gather_overlap
+    tail = 1 - rates.gather_overlap
+    each = np.maximum(reduce - back, tail * reduce)
+    return t.accumulation * each + np.maximum(gather - ahead, tail * gather)
+
+
+def stage_parameters(model: Model, t: Layouts) -> tuple[Column, Column]:
+    """Parameters of a typical stage on one rank, before sharding: dense ones and routed ones."""
+    dense = sum(block.count * dense_parameters(block) for block in model.blocks)
+    routed = sum(block.count * expert_parameters(block) for block in model.blocks)
+    root = model.num_embedding_parameters + model.num_head_parameters
+    # A pipeline keeps embedding and head on different stages; the larger one sets the pace.
+    last = model.num_head_parameters + model.num_tied_parameters
+    ends = np.maximum(model.num_embedding_parameters, last)
+    outside = np.where(t.pipeline > 1, ends, root)
+    return (dense / t.pipeline + outside) / t.tensor, routed / t.pipeline / t.expert
+
+
+def _optimizer_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
+    dense, routed = stage_parameters(model, t)
+    routed_shard = np.where(t.sharding == 0, 1, np.maximum(t.shard // t.expert, 1))
+    shard = np.where(t.sharding == 0, 1, t.shard)
+    mine = (dense / shard + routed / routed_shard) * model.trained_share
+    moved = traffic.optimizer_bytes * mine
+    here = moved / rates.memory_bytes_per_s
+    cpu = moved / traffic.host_bytes_per_s
+    disk = moved / traffic.disk_bytes_per_s
+    return np.choose(np.broadcast_to(t.offload, np.shape(here)), (here, cpu, disk))

@@ -1,0 +1,163 @@
+"""Many layouts at once: one row a layout, columns are arrays."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.parallel.layout import (
+    ContextKind,
+    Layout,
+    Offload,
+    Recompute,
+    Schedule,
+    Sharding,
+)
+
+Column = NDArray[Any]
+
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "sharding": SHARDINGS,
+    "schedule": SCHEDULES,
+    "context_kind": CONTEXT_KINDS,
+    "recompute": RECOMPUTES,
+    "offload": OFFLOADS,
+}
+"""Columns of words are kept as places in these tuples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """A table of layouts. Every column has as many entries as the table has rows, or one for all.
+
+    Fields are those of `Layout`; words are places in `SHARDINGS`, `SCHEDULES` and so on, and
+    `shard` is always a number: the ranks that share one copy of the optimizer state.
+    """
+
+    data: Column
+    sharding: Column
+    shard: Column
+    micro_batch: Column
+    accumulation: Column
+    reduce_every_micro_batch: Column
+    tensor: Column
+    sequence_parallel: Column
+    pipeline: Column
+    schedule: Column
+    chunks: Column
+    context: Column
+    context_kind: Column
+    expert: Column
+    recompute: Column
+    recompute_every: Column
+    offload: Column
+
+    def __len__(self) -> int:
+        return max(np.size(getattr(self, each.name)) for each in fields(self))
+
+    def row(self, index: int) -> Layout:
+        """One layout of the table."""
+        values = {each.name: _entry(getattr(self, each.name), index) for each in fields(self)}
+        words = {name: known[values[name]] for name, known in _WORDS.items()}
+        is_hybrid = words["sharding"] == "hybrid"
+        return Layout(**(values | words | {"shard": values["shard"] if is_hybrid else None}))
+
+    def take(self, rows: NDArray[Any]) -> "Layouts":
+        """Some of the rows: by number, or by a mask."""
+        size = len(self)
+        full = {e.name: np.broadcast_to(getattr(self, e.name), size) for e in fields(self)}
+        return Layouts(**{name: column[rows] for name, column in full.items()})
+
+    def num_ranks(self) -> Column:
+        """Ranks of each layout."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+
+def _entry(column: Column, index: int) -> Any:
+    flat = np.ravel(column)
+    return flat[index if flat.size > 1 else 0].item()
+
+
+def table_of(layouts: Sequence[Layout]) -> Layouts:
+    """The table with these layouts as its rows.
+
+    >>> rows = [Layout(data=8, sharding="full", micro_batch=2, accumulation=1)]
+    >>> table_of(rows).row(0) == rows[0]
+    True
+    """
+    columns: dict[str, Column] = {}
+    for each in fields(Layouts):
+        values: Iterable[Any] = (getattr(layout, each.name) for layout in layouts)
+        if each.name in _WORDS:
+            values = (_WORDS[each.name].index(value) for value in values)
+        elif each.name == "shard":
+            values = (layout.shard_degree for layout in layouts)
+        columns[each.name] = np.array(list(values))
+    return Layouts(**columns)
+
+
+def join(tables: Sequence[Layouts]) -> Layouts:
+    """All rows of all tables, in order."""
+    columns = {
+        each.name: np.concatenate(
+            [np.broadcast_to(getattr(table, each.name), len(table)) for table in tables]
+        )
+        for each in fields(Layouts)
+    }
+    return Layouts(**columns)
+
+
+def code_of(
+    kind: Literal["sharding", "schedule", "context_kind", "recompute", "offload"], word: str
+) -> int:
+    """Place of a word in its column, such as 3 for sharding `full`."""
+    return _WORDS[kind].index(word)
+
+
+def distinct(table: Layouts, names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Rows that differ in some columns: one row number for each combination that occurs, and for
+    every row the place of its combination among them.
+
+    Columns hold small whole numbers, so that counting is faster than sorting.
+
+    >>> rows = [Layout(data=d, sharding="none", micro_batch=m, accumulation=1)
+    ...     for d in (1, 2) for m in (4, 8)]
+    >>> [each.tolist() for each in distinct(table_of(rows), ["micro_batch"])]
+    [[0, 1], [0, 1, 0, 1]]
+    """
+    size = len(table)
+    key = np.zeros(size, dtype=np.int64)
+    count = 1
+    for name in names:
+        column = np.broadcast_to(getattr(table, name), size).astype(np.int64)
+        codes, number = _codes(column)
+        key, count = key * number + codes, count * number
+    places, number = _codes(key)
+    first = np.zeros(number, dtype=np.int64)
+    first[places[::-1]] = np.arange(size - 1, -1, -1)
+    return first, places
+
+
+_MAX_COUNTED = 2**24
+
+
+def _codes(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Each value's place among those that occur, and how many occur."""
+    if column.size == 0:
+        return column, 0
+    top = int(column.max())
+    if top >= _MAX_COUNTED:
+        values, places = np.unique(column, return_inverse=True)
+        return places, len(values)
+    seen = np.zeros(top + 1, dtype=bool)
+    seen[column] = True
+    places = np.cumsum(seen) - 1
+    return places[column], int(places[-1]) + 1
