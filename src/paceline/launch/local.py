@@ -18,6 +18,7 @@ from paceline.control.controller import AgentAddress, Controller, Progress
 from paceline.control.state import Setup, State
 from paceline.errors import JobError, Problem
 from paceline.plan import Plan
+from paceline.profile import check_runnable
 from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
 from paceline.record.run import RunFolder, hold_run, write_resolved
 from paceline.spec import Job
@@ -42,6 +43,7 @@ def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
             where=job.where("metrics.tensorboard"),
             fix="pip install tensorboard, or set metrics.tensorboard to false",
         )
+    yield from check_runnable(job)
     if not plan.cluster.is_local:
         yield Problem(
             code="R011",

@@ -17,7 +17,12 @@ from paceline.profile.families import FAMILIES, profile_config
 from paceline.profile.kernels import ComputeMode, runtime_kernels
 from paceline.profile.model import Adapter, ModelProfile
 from paceline.profile.module import BlockFacts, ModuleFacts, profile_module
-from paceline.profile.resolve import resolve_decoder
+from paceline.profile.resolve import (
+    check_runnable,
+    left_out_of,
+    resolve_decoder,
+    resolve_profile,
+)
 from paceline.profile.saved import (
     Kernels,
     OutsideBytes,
@@ -47,14 +52,17 @@ __all__ = [
     "attention_flops",
     "block_flops",
     "block_parameters",
+    "check_runnable",
     "dense_parameters",
     "expert_parameters",
+    "left_out_of",
     "matrices",
     "outside_bytes",
     "profile_config",
     "profile_decoder",
     "profile_module",
     "resolve_decoder",
+    "resolve_profile",
     "runtime_kernels",
     "saved_bytes",
 ]

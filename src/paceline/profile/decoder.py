@@ -5,7 +5,9 @@ from paceline.profile.model import ModelProfile
 from paceline.profile.shape import DecoderShape
 
 
-def profile_decoder(shape: DecoderShape, seq_len: int, *, name: str = "decoder") -> ModelProfile:
+def profile_decoder(
+    shape: DecoderShape, seq_len: int, *, name: str = "decoder", assumed: tuple[str, ...] = ()
+) -> ModelProfile:
     """Costs of the built-in decoder on samples of `seq_len` tokens.
 
     >>> llama_3_8b = DecoderShape(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128,
@@ -23,6 +25,7 @@ def profile_decoder(shape: DecoderShape, seq_len: int, *, name: str = "decoder")
         head_outputs=shape.vocab,
         tied=shape.tied_embeddings,
         seq_len=seq_len,
+        assumed=assumed,
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.profile.block import Block, block_flops, block_parameters
+from paceline.profile.block import Block, MeasuredCosts, block_flops, block_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,14 @@ class Adapter:
     """Parameters of all adapters: the only ones that are trained."""
 
     frozen_bytes: float
-    """Bytes a frozen parameter takes: 2 in bf16; 0.516 in NF4 with its doubly quantised scales."""
+    """Bytes a frozen parameter of a quantised matrix takes: 0.516 in NF4 with its doubly quantised
+    scales; 2 where nothing is quantised. All other frozen parameters take 2, in bf16."""
+
+    num_block_parameters: tuple[int, ...] = ()
+    """Parameters of the adapters in one block of each kind, as `ModelProfile.blocks` has them."""
+
+    num_quantised_parameters: int = 0
+    """Frozen parameters that are kept quantised: the matrices of all blocks with QLoRA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,9 @@ class ModelProfile:
     adapter: Adapter | None = None
     """Set when only adapters are trained."""
 
+    outside: MeasuredCosts | None = None
+    """What a helper process measured outside the blocks of a module whose inside is not known."""
+
     assumed: tuple[str, ...] = ()
     """What was assumed where little was said, one phrase each."""
 
@@ -76,6 +86,14 @@ class ModelProfile:
         return self.num_parameters if self.adapter is None else self.adapter.num_parameters
 
     @property
+    def frozen_bytes(self) -> float:
+        """Bytes of the frozen model when only adapters are trained; 0 when all of it is."""
+        if self.adapter is None:
+            return 0.0
+        quantised = self.adapter.num_quantised_parameters
+        return quantised * self.adapter.frozen_bytes + 2.0 * (self.num_parameters - quantised)
+
+    @property
     def num_root_parameters(self) -> int:
         """Parameters outside the blocks: one unit of full sharding, which stays gathered from the
         forward to the end of the backward pass."""
@@ -92,13 +110,10 @@ class ModelProfile:
 
         None when a part of it is unknown.
         """
-        measured = [block.measured for block in self.blocks]
-        if self.seq_len is None or any(each is not None for each in measured):
-            costs = [each.forward_flops if each is not None else None for each in measured]
-            if not costs or any(cost is None for cost in costs):
-                return None
-            pairs = zip(self.blocks, costs, strict=True)
-            return sum(block.count * (cost or 0.0) for block, cost in pairs)
+        if self.outside is not None:
+            return self._measured_flops(self.outside)
+        if self.seq_len is None or any(block.measured is not None for block in self.blocks):
+            return None
         inside = sum(block.count * block_flops(block, self.seq_len) for block in self.blocks)
         head_tokens = self.seq_len if self.head_tokens is None else self.head_tokens
         return inside + 2.0 * self.head_inputs * self.head_outputs * head_tokens
@@ -107,3 +122,13 @@ class ModelProfile:
     def largest_unit_parameters(self) -> int:
         """Parameters of the largest unit that full sharding gathers."""
         return max(self.num_block_parameters, self.num_root_parameters)
+
+    def _measured_flops(self, outside: MeasuredCosts) -> float | None:
+        costs = [(block.count, block.measured) for block in self.blocks]
+        flops = [
+            (count, None if each is None else each.forward_flops)
+            for count, each in (*costs, (1, outside))
+        ]
+        if any(each is None for _, each in flops):
+            return None
+        return sum(count * (each or 0.0) for count, each in flops)

@@ -1,33 +1,173 @@
-"""The job's model as a `DecoderShape`: by its sizes, by preset, or from a config.json."""
+"""The job's model: its profile for planning, and its `DecoderShape` where the runtime can run it.
 
-from collections.abc import Iterator
+A job says its model by sizes, by the name of a published model, by a config.json, by a factory of
+its own or by a number of parameters.
+"""
 
-from paceline.catalog import find_model_preset
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from paceline.catalog import ModelPreset
+from paceline.catalog.configs import PublishedConfig, find_published
 from paceline.errors import JobError, Problem
+from paceline.profile.adapter import with_adapter
+from paceline.profile.decoder import profile_decoder
+from paceline.profile.families import profile_config
+from paceline.profile.fields import divisors, nearest
+from paceline.profile.model import ModelProfile
+from paceline.profile.module import ModuleFacts, profile_module
+from paceline.profile.runnable import left_out, reasons_against_running, shape_of_config
 from paceline.profile.shape import DecoderShape
+from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
-from paceline.spec.hf_config import HfConfig, load_hf_config
+from paceline.spec.hf_config import has_hf_config, load_hf_config
+
+
+def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
+    """What the job's model costs, with its adapters when only those are trained.
+
+    Args:
+        job: As `load_job` read it.
+        facts: What a helper process counted of the module, for a job with `model.factory`.
+
+    Raises:
+        JobError: The model is unknown, its config.json unusable, or sizes do not go together.
+    """
+    model, seq_len = job.spec.model, job.spec.data.seq_len
+    family = None
+    if model.factory is not None:
+        assert facts is not None, "a model.factory is measured before it is planned"
+        profile = profile_module(facts, seq_len, name=model.factory)
+        family = str(facts.config.get("model_type")) if facts.config else None
+    elif (asked := _config(job)) is not None:
+        family = str(asked.config.get("model_type"))
+        profile = _profile_config(asked, seq_len)
+    else:
+        shape = resolve_decoder(job)
+        assert shape is not None, "only a config.json or a factory may be of another family"
+        profile = profile_decoder(shape, seq_len, name=_name(job), assumed=_assumed(job, shape))
+    adapter = job.spec.train.adapter
+    return with_adapter(profile, adapter, family=family, where=job.where("train.adapter"))
 
 
 def resolve_decoder(job: Job) -> DecoderShape | None:
-    """The built-in decoder's sizes, all resolved; None for a `model.factory`.
+    """The built-in decoder's sizes, all resolved; None for a model that it cannot be.
+
+    `check_runnable` says why not.
 
     Raises:
         JobError: The preset is unknown, the config.json unusable, or sizes do not go together.
     """
     model = job.spec.model
     if model.decoder is not None:
-        shape, names = _shape_of_spec(model.decoder), _SPEC_NAMES
-        places = {field: job.where(f"model.decoder.{name}") for field, name in names.items()}
-        given_head_dim = False
-    elif model.hf_config is not None:
-        config = load_hf_config(job)
-        shape, names = _shape_of_config(config), _HF_NAMES
-        places = dict.fromkeys(names, job.where("model.hf_config"))
-        given_head_dim = config.head_dim is not None
-    else:
-        return None if model.preset is None else _shape_of_preset(job, model.preset)
-    problems = list(_check_sizes(shape, names, places, given_head_dim=given_head_dim))
+        return _shape_of_spec(job, model.decoder)
+    if model.size is not None:
+        return shape_of_size(model.size, where=job.where("model.size"))
+    if model.factory is not None:
+        return None
+    asked = _config(job)
+    if asked is None:
+        preset = _published(job)
+        assert isinstance(preset, ModelPreset), "all else has a config"
+        return _shape_of_preset(preset)
+    _profile_config(asked, 1)
+    if any(reasons_against_running(asked.config)):
+        return None
+    return shape_of_config(asked.config)
+
+
+def check_runnable(job: Job) -> Iterator[Problem]:
+    """What keeps Paceline's own runtime from training this model; planning is not kept from it."""
+    model = job.spec.model
+    asked = None if model.factory is not None else _config(job)
+    for reason in reasons_against_running(asked.config) if asked is not None else ():
+        yield Problem(
+            code="R013",
+            what=f"Paceline's own runtime cannot train {asked.source if asked else ''}: {reason}",
+            where=asked.where if asked is not None else "",
+            fix="`paceline plan` works for it; to train it here, give model.factory and program "
+            "with your own code",
+        )
+    if job.spec.train.adapter is not None and job.spec.program is None:
+        yield Problem(
+            code="R013",
+            what=f"Paceline's own trainer has no {job.spec.train.adapter.kind} adapters",
+            where=job.where("train.adapter"),
+            fix="`paceline plan` counts them; to train here, leave train.adapter out or give "
+            "program with your own code",
+        )
+
+
+def left_out_of(job: Job) -> tuple[str, ...]:
+    """What the model asks for that the built-in decoder does not do, one phrase each."""
+    if job.spec.model.factory is not None:
+        return ()
+    asked = _config(job)
+    return () if asked is None else tuple(left_out(asked.config))
+
+
+class _Config(NamedTuple):
+    config: Mapping[str, Any]
+    source: str
+    where: str
+    name: str | None
+
+
+def _config(job: Job) -> _Config | None:
+    """The fields of the model's config.json, its own or a published one; None without."""
+    where = job.where("model.hf_config")
+    if has_hf_config(job):
+        read = load_hf_config(job)
+        return _Config(read.values, read.source, where, None)
+    name = job.spec.model.hf_config
+    if name is not None and ("/" in name or name.endswith(".json")):
+        load_hf_config(job)  # raises that there is no such file
+    published = _published(job)
+    if not isinstance(published, PublishedConfig):
+        return None
+    where = where if name is not None else job.where("model.preset")
+    return _Config(published.config, published.name, where, published.name)
+
+
+def _published(job: Job) -> ModelPreset | PublishedConfig | None:
+    model = job.spec.model
+    if model.preset is not None:
+        return find_published(model.preset, where=job.where("model.preset"))
+    if model.hf_config is not None:
+        return find_published(model.hf_config, where=job.where("model.hf_config"))
+    return None
+
+
+def _profile_config(asked: _Config, seq_len: int) -> ModelProfile:
+    return profile_config(
+        asked.config, seq_len, source=asked.source, where=asked.where, name=asked.name
+    )
+
+
+def _name(job: Job) -> str:
+    model = job.spec.model
+    if model.size is not None:
+        return f"{model.size / 1e9:.4g}B"
+    return model.preset or model.hf_config or "decoder"
+
+
+def _assumed(job: Job, shape: DecoderShape) -> tuple[str, ...]:
+    size = job.spec.model.size
+    return () if size is None else tuple(assumed_of_size(size, shape))
+
+
+def _shape_of_spec(job: Job, spec: DecoderSpec) -> DecoderShape:
+    shape = DecoderShape(
+        layers=spec.layers,
+        hidden=spec.hidden,
+        heads=spec.heads,
+        kv_heads=spec.heads if spec.kv_heads == "auto" else spec.kv_heads,
+        head_dim=spec.hidden // spec.heads,
+        ffn=ffn_width(spec.hidden) if spec.ffn == "auto" else spec.ffn,
+        vocab=spec.vocab,
+        tied_embeddings=spec.tied_embeddings,
+    )
+    problems = list(_check_sizes(shape, job))
     if problems:
         raise JobError(*problems)
     return shape
@@ -46,46 +186,7 @@ def ffn_width(hidden: int) -> int:
     return -(-8 * hidden // (3 * 32)) * 32
 
 
-_SPEC_NAMES = {"hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "head_dim": "heads"}
-_HF_NAMES = {
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-}
-
-
-def _shape_of_spec(spec: DecoderSpec) -> DecoderShape:
-    return DecoderShape(
-        layers=spec.layers,
-        hidden=spec.hidden,
-        heads=spec.heads,
-        kv_heads=spec.heads if spec.kv_heads == "auto" else spec.kv_heads,
-        head_dim=spec.hidden // spec.heads,
-        ffn=ffn_width(spec.hidden) if spec.ffn == "auto" else spec.ffn,
-        vocab=spec.vocab,
-        tied_embeddings=spec.tied_embeddings,
-    )
-
-
-def _shape_of_config(config: HfConfig) -> DecoderShape:
-    return DecoderShape(
-        layers=config.layers,
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim or config.hidden // config.heads,
-        ffn=config.ffn,
-        vocab=config.vocab,
-        tied_embeddings=config.tied_embeddings,
-        qkv_bias=config.qkv_bias,
-        rope_theta=config.rope_theta,
-        norm_eps=config.norm_eps,
-    )
-
-
-def _shape_of_preset(job: Job, name: str) -> DecoderShape:
-    preset = find_model_preset(name, where=job.where("model.preset"))
+def _shape_of_preset(preset: ModelPreset) -> DecoderShape:
     return DecoderShape(
         layers=preset.layers,
         hidden=preset.hidden,
@@ -101,47 +202,31 @@ def _shape_of_preset(job: Job, name: str) -> DecoderShape:
     )
 
 
-def _check_sizes(
-    shape: DecoderShape, names: dict[str, str], places: dict[str, str], *, given_head_dim: bool
-) -> Iterator[Problem]:
-    """Sizes that cannot be built; `names` are what the reader calls the fields."""
+def _check_sizes(shape: DecoderShape, job: Job) -> Iterator[Problem]:
+    """Sizes that cannot be built."""
     hidden, heads, kv_heads = shape.hidden, shape.heads, shape.kv_heads
-    if not given_head_dim and hidden % heads:
+    if hidden % heads:
         yield Problem(
             code="M005",
-            what=f"{names['heads']} {heads} does not divide {names['hidden']} {hidden}: "
+            what=f"heads {heads} does not divide hidden {hidden}: "
             f"a head would be {hidden / heads:.2f} wide",
-            where=places["heads"],
-            fix=_nearest_fix(names["heads"], heads, _divisors(hidden)),
+            where=job.where("model.decoder.heads"),
+            fix=f"set heads to {nearest(heads, divisors(hidden))}",
         )
     elif shape.head_dim % 2:
+        even = [n for n in divisors(hidden) if hidden // n % 2 == 0]
         yield Problem(
             code="M007",
-            what=f"a head is {shape.head_dim} wide ({names['hidden']} {hidden}, {names['heads']} "
-            f"{heads}); rotary positions turn pairs, so it must be even",
-            where=places["head_dim"],
-            fix=f"write an even {names['head_dim']}"
-            if given_head_dim
-            else _nearest_fix(
-                names["heads"], heads, [n for n in _divisors(hidden) if hidden // n % 2 == 0]
-            ),
+            what=f"a head is {shape.head_dim} wide (hidden {hidden}, heads {heads}); rotary "
+            "positions turn pairs, so it must be even",
+            where=job.where("model.decoder.heads"),
+            fix=f"set heads to {nearest(heads, even)}" if even else "make hidden an even number",
         )
     if heads % kv_heads:
         yield Problem(
             code="M006",
-            what=f"{names['kv_heads']} {kv_heads} does not divide {names['heads']} {heads}: every "
-            "key and value head serves the same number of heads",
-            where=places["kv_heads"],
-            fix=_nearest_fix(names["kv_heads"], kv_heads, _divisors(heads)),
+            what=f"kv_heads {kv_heads} does not divide heads {heads}: every key and value head "
+            "serves the same number of heads",
+            where=job.where("model.decoder.kv_heads"),
+            fix=f"set kv_heads to {nearest(kv_heads, divisors(heads))}",
         )
-
-
-def _nearest_fix(name: str, value: int, allowed: list[int]) -> str:
-    near = sorted(sorted(allowed, key=lambda each: abs(each - value))[:2])
-    if not near:
-        return "make hidden an even number"
-    return f"set {name} to {' or '.join(str(each) for each in near)}"
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]

@@ -1,6 +1,7 @@
 """What is asked: the job file."""
 
 from paceline.spec.job import (
+    AdapterSpec,
     CheckpointSpec,
     ClusterSpec,
     DataSpec,
@@ -17,6 +18,7 @@ from paceline.spec.job import (
 from paceline.spec.load import Job, dump_job, job_schema, load_job, parse_job
 
 __all__ = [
+    "AdapterSpec",
     "CheckpointSpec",
     "ClusterSpec",
     "DataSpec",

@@ -87,7 +87,7 @@ class DecoderSpec:
 
 @_section
 class ModelSpec:
-    """What to train. Exactly one of the four ways to say it."""
+    """What to train. Exactly one of the five ways to say it."""
 
     decoder: DecoderSpec | None = None
     """The built-in decoder, by its sizes."""
@@ -96,7 +96,11 @@ class ModelSpec:
     """A published model by name, such as `llama-3-8b`; `paceline plan --help` lists them."""
 
     hf_config: str | None = None
-    """Path to a Hugging Face `config.json` of the Llama family (llama, mistral, qwen2-like)."""
+    """Path to a Hugging Face `config.json`, or a published model by name. Thirty families are
+    planned for (docs/guides/models.md); the built-in trainer runs llama, mistral and qwen2."""
+
+    size: Count | None = None
+    """Parameters alone, such as `7B`: a Llama-like decoder between published ones."""
 
     factory: str | None = None
     """Your own `module:function` that returns an `nn.Module`, imported from the job's folder."""
@@ -152,6 +156,22 @@ class ClusterSpec:
 
 
 @_section
+class AdapterSpec:
+    """Fine-tuning of low-rank adapters beside a model that stays as it is. Left out, all of the
+    model is trained."""
+
+    kind: Literal["lora", "qlora"] = "lora"
+    """`lora` keeps the frozen model in bf16, `qlora` its blocks' matrices in 4 bits (NF4)."""
+
+    rank: Positive = 16
+    """Width between the two matrices of an adapter."""
+
+    targets: Literal["attention", "all"] | list[str] = "attention"
+    """Linears that get an adapter: those of attention, all in the blocks, or names such as
+    `[query, value]` or `[q_proj, v_proj]`."""
+
+
+@_section
 class TrainSpec:
     """How to train."""
 
@@ -181,6 +201,9 @@ class TrainSpec:
 
     clip_norm: Annotated[Number, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down to it. null is no clipping."""
+
+    adapter: AdapterSpec | None = None
+    """Train adapters (LoRA, QLoRA) instead of the whole model."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32.

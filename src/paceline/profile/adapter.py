@@ -1,0 +1,218 @@
+"""LoRA and QLoRA: which parameters are trained, and what the frozen ones take.
+
+An adapter beside a linear of I inputs and O outputs has rank x (I + O) parameters. Which linears
+there are depends on the code: GPT-2 has query, key and value in one linear, Llama has three. Counts
+equal those of peft (tests/profile). Router and experts are taken as one linear each, as
+transformers 4 has them; where transformers 5 fuses the experts' gate and up, peft makes an adapter
+of twice the rank beside both, which is more.
+
+QLoRA keeps the matrices of the blocks in NF4; embedding, norms and output matrix stay in bfloat16.
+
+Source: Hu et al., arXiv:2106.09685, section 4.1; Dettmers et al., arXiv:2305.14314, section 3.
+"""
+
+import difflib
+from dataclasses import replace
+from typing import NamedTuple
+
+from paceline.errors import JobError, Problem
+from paceline.profile.block import Block, matrices
+from paceline.profile.model import Adapter, ModelProfile
+from paceline.spec import AdapterSpec
+
+NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Four bits, an 8-bit scale for 64 of them, a float32 scale for 256 scales. Source:
+arXiv:2305.14314, section 3, double quantization: 0.127 bits a parameter besides the 4."""
+
+BF16_BYTES = 2.0
+
+FUSED = {
+    "gpt2": "qkv",
+    "gpt_neox": "qkv",
+    "bloom": "qkv",
+    "mpt": "qkv",
+    "falcon": "qkv",
+    "phi3": "qkv gate_up",
+}
+"""Families whose code has several of our linears in one."""
+
+ATTENTION = ("query", "key", "value", "query_key_value", "attention_output")
+_OTHER_NAMES = {
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "attention_output",
+    "out_proj": "attention_output",
+    "output": "attention_output",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "dense": "attention_output",
+    "dense_h_to_4h": "up",
+    "dense_4h_to_h": "down",
+    "c_fc": "up",
+    "fc_in": "up",
+    "fc_out": "down",
+    "fc1": "up",
+    "fc2": "down",
+    "q_a_proj": "query_down",
+    "q_b_proj": "query",
+    "kv_a_proj_with_mqa": "key_value_down",
+    "kv_b_proj": "key_value_up",
+}
+"""What Hugging Face calls our linears."""
+
+
+class _Linear(NamedTuple):
+    name: str
+    inputs: int
+    outputs: int
+    matrices: tuple[str, ...]
+    """Matrices of `profile.block` that it is, or is part of."""
+
+    copies: int = 1
+
+
+def with_adapter(
+    profile: ModelProfile, spec: AdapterSpec | None, *, family: str | None, where: str
+) -> ModelProfile:
+    """The profile with only adapters trained; the profile itself when none are asked for.
+
+    Args:
+        profile: Of the whole model.
+        spec: What is asked.
+        family: `model_type` of its config.json; None for the built-in decoder.
+        where: Place of `train.adapter` in the job.
+
+    Raises:
+        JobError: `M009`: the model's matrices are not known, or it has none of those names.
+    """
+    if spec is None:
+        return profile
+    if any(block.measured is not None for block in profile.blocks) or not profile.blocks:
+        raise JobError(
+            Problem(
+                code="M009",
+                what=f"the matrices inside {profile.name} are not known, so adapters beside them "
+                "cannot be counted",
+                where=where,
+                fix="give the model by model.preset or model.hf_config, or leave train.adapter out",
+            )
+        )
+    fused = FUSED.get(family or "", "")
+    linears = [_linears(block, fused) for block in profile.blocks]
+    names = list(dict.fromkeys(linear.name for each in linears for linear in each))
+    wanted = _wanted(spec, names, where)
+    chosen = [[linear for linear in each if linear.name in wanted] for each in linears]
+    in_block = tuple(_adapters(spec.rank, each) for each in chosen)
+    quantised = sum(block.count * _quantised(block) for block in profile.blocks)
+    adapter = Adapter(
+        rank=spec.rank,
+        matrices=tuple(
+            dict.fromkeys(name for each in chosen for linear in each for name in linear.matrices)
+        ),
+        num_parameters=sum(
+            block.count * num for block, num in zip(profile.blocks, in_block, strict=True)
+        ),
+        num_block_parameters=in_block,
+        num_quantised_parameters=quantised if spec.kind == "qlora" else 0,
+        frozen_bytes=NF4_BYTES if spec.kind == "qlora" else BF16_BYTES,
+    )
+    return replace(profile, adapter=adapter)
+
+
+def _adapters(rank: int, linears: list[_Linear]) -> int:
+    return sum(rank * each.copies * (each.inputs + each.outputs) for each in linears)
+
+
+def _wanted(spec: AdapterSpec, names: list[str], where: str) -> set[str]:
+    if not spec.targets:
+        raise JobError(
+            Problem(
+                code="M009",
+                what="train.adapter.targets is an empty list, so nothing would be trained",
+                where=where,
+                fix=f"choose from {', '.join(names)}, or write attention or all",
+            )
+        )
+    if spec.targets == "all":
+        return set(names)
+    if spec.targets == "attention":
+        latent = ("query_down", "key_value_down", "key_value_up")
+        return {name for name in names if name in (*ATTENTION, *latent)}
+    asked = [_OTHER_NAMES.get(name, name) for name in spec.targets]
+    asked = [_fused_name(name, names) for name in asked]
+    problems = [
+        Problem(
+            code="M009",
+            what=f"train.adapter.targets names {target!r}, and the model has no such linear",
+            where=where,
+            fix=f"{_nearest(target, names)}choose from {', '.join(names)}, or write attention "
+            "or all",
+        )
+        for target, name in zip(spec.targets, asked, strict=True)
+        if name not in names
+    ]
+    if problems:
+        raise JobError(*problems)
+    return set(asked)
+
+
+def _fused_name(name: str, names: list[str]) -> str:
+    """Where several are one linear, an adapter of one of them is beside all."""
+    aliases = {
+        "c_attn": "query_key_value",
+        "Wqkv": "query_key_value",
+        "qkv_proj": "query_key_value",
+    }
+    name = aliases.get(name, name)
+    if name in ("gate", "up") and "gate_up" in names:
+        return "gate_up"
+    return name
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}? Else " if near else ""
+
+
+def _linears(block: Block, fused: str) -> list[_Linear]:
+    """The linears of one block as the code has them."""
+    found: list[_Linear] = []
+    for matrix in matrices(block):
+        name, inputs, outputs, copies = matrix.name, matrix.inputs, matrix.outputs, matrix.copies
+        if not (inputs and outputs and copies):
+            continue
+        if name == "key_value":
+            key = block.kv_heads * block.head_dim
+            found.append(_Linear("key", inputs, key, ("key_value",)))
+            found.append(_Linear("value", inputs, outputs - key, ("key_value",)))
+        elif name.endswith("up") and block.gated and name != "key_value_up":
+            gate = name.replace("up", "gate")
+            found.append(_Linear(gate, inputs, outputs // 2, (name,), copies))
+            found.append(_Linear(name, inputs, outputs // 2, (name,), copies))
+        elif name == "cross_key_value":
+            found.append(_Linear("cross_key", inputs, outputs // 2, (name,)))
+            found.append(_Linear("cross_value", inputs, outputs // 2, (name,)))
+        else:
+            found.append(_Linear(name, inputs, outputs, (name,), copies))
+    if "qkv" in fused:
+        found = _join(found, ("query", "key", "value"), "query_key_value")
+    if "gate_up" in fused:
+        found = _join(found, ("gate", "up"), "gate_up")
+    return found
+
+
+def _join(linears: list[_Linear], parts: tuple[str, ...], name: str) -> list[_Linear]:
+    ours = [linear for linear in linears if linear.name in parts]
+    rest = [linear for linear in linears if linear.name not in parts]
+    if not ours:
+        return rest
+    joined = tuple(dict.fromkeys(each for linear in ours for each in linear.matrices))
+    outputs = sum(linear.outputs for linear in ours)
+    return [_Linear(name, ours[0].inputs, outputs, joined), *rest]
+
+
+def _quantised(block: Block) -> int:
+    """Parameters of one block that QLoRA keeps in NF4."""
+    return sum(each.copies * each.inputs * each.outputs for each in _linears(block, ""))

@@ -1,0 +1,150 @@
+"""LoRA and QLoRA: parameters as peft and LitGPT count them, bytes of what is frozen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.catalog.configs import load_published_configs
+from paceline.errors import JobError
+from paceline.profile import ModelProfile, ModuleFacts, check_runnable, resolve_profile
+from paceline.spec import Job, parse_job
+
+
+def job(preset: str, adapter: str) -> Job:
+    text = f"model: {{preset: {preset}}}\ndata: {{path: x, seq_len: 64}}\n"
+    text += f"train: {{global_batch: 8, steps: 9, adapter: {adapter}}}\n"
+    return parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+
+
+def profile_of(preset: str, adapter: str) -> ModelProfile:
+    return resolve_profile(job(preset, adapter))
+
+
+def trained(preset: str, adapter: str) -> int:
+    return profile_of(preset, adapter).num_trained_parameters
+
+
+@pytest.mark.parametrize(
+    ("preset", "adapter", "count"),
+    [
+        # peft's own table for query and value; the tables of LitGPT have the same at r = 8.
+        ("llama-2-7b", "{rank: 8, targets: [q_proj, v_proj]}", 4_194_304),
+        ("llama-2-13b", "{rank: 8, targets: [q_proj, v_proj]}", 6_553_600),
+        ("llama-3-8b", "{rank: 8, targets: [query, value]}", 3_407_872),
+        # print_trainable_parameters of peft for all linears of Llama-2-7B and Llama-3-8B.
+        ("llama-2-7b", "{rank: 16, targets: all}", 39_976_960),
+        ("llama-3-8b", "{rank: 16, targets: all}", 41_943_040),
+        ("gpt2", "{rank: 8, targets: [c_attn]}", 294_912),
+        ("bloom-7b1", "{rank: 8, targets: [query_key_value]}", 3_932_160),
+    ],
+)
+def test_adapters_have_the_published_parameters(preset: str, adapter: str, count: int):
+    assert trained(preset, adapter) == count
+
+
+def test_attention_means_its_four_linears():
+    names = "[q_proj, k_proj, v_proj, o_proj]"
+    assert trained("llama-3-8b", "{rank: 4}") == trained(
+        "llama-3-8b", f"{{rank: 4, targets: {names}}}"
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        ("llama-3.2-1b", "[query, value]", ["q_proj", "v_proj"]),
+        ("llama-3.2-1b", "all", "all-linear"),
+        ("mistral-nemo-12b", "attention", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        ("qwen3-0.6b", "all", "all-linear"),
+        ("gemma-2-2b", "all", "all-linear"),
+        ("gpt-neox-20b", "all", "all-linear"),
+        ("gpt2", "all", "all-linear"),
+        ("mpt-7b", "all", "all-linear"),
+        ("phi-3-mini", "all", "all-linear"),
+        ("phi-2", "all", "all-linear"),
+        ("opt-1.3b", "all", "all-linear"),
+        ("falcon-7b", "all", "all-linear"),
+        ("mixtral-8x7b", "attention", ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (
+            "deepseek-v2-lite",
+            "attention",
+            ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        ),
+    ],
+)
+def test_adapters_equal_those_of_peft(name: str, ours: str, theirs: Any):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = dict(load_published_configs()[name].config)
+    kind = config.pop("model_type")
+    if config.get("q_lora_rank") == 0:
+        config["q_lora_rank"] = None
+    with torch.device("meta"):
+        made = transformers.CONFIG_MAPPING[kind](**config)
+        model = transformers.AutoModelForCausalLM.from_config(made)
+        wrapped = peft.get_peft_model(
+            model, peft.LoraConfig(r=8, target_modules=theirs, task_type="CAUSAL_LM")
+        )
+    real = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    assert trained(name, f"{{rank: 8, targets: {ours}}}") == real
+
+
+def test_every_expert_has_adapters_of_its_own():
+    a_layer = 8 * (2 * 4096 + 2 * (4096 + 1024) + 2 * 4096 + (4096 + 8))
+    a_layer += 8 * 8 * 3 * (4096 + 14336)
+    assert trained("mixtral-8x7b", "{rank: 8, targets: all}") == 32 * a_layer
+
+
+def test_lora_keeps_the_model_in_bf16():
+    profile = profile_of("llama-2-7b", "{rank: 8}")
+    assert profile.frozen_bytes == 2 * 6_738_415_616
+    assert profile.num_parameters == 6_738_415_616
+
+
+def test_qlora_keeps_matrices_in_4_bits_and_the_rest_in_bf16():
+    profile = profile_of("llama-2-7b", "{kind: qlora, rank: 8}")
+    matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    rest = 6_738_415_616 - matrices
+    assert profile.frozen_bytes == pytest.approx(matrices * 0.5159 + 2 * rest, rel=1e-4)
+
+
+def test_adapters_of_each_kind_of_block_add_up():
+    profile = profile_of("deepseek-v2-lite", "{rank: 8, targets: all}")
+    adapter = profile.adapter
+    assert adapter is not None
+    pairs = zip(profile.blocks, adapter.num_block_parameters, strict=True)
+    assert sum(block.count * each for block, each in pairs) == adapter.num_parameters
+
+
+def test_a_linear_that_the_model_lacks_names_the_nearest():
+    with pytest.raises(JobError) as caught:
+        profile_of("llama-3-8b", "{targets: [querry, c_attn]}")
+    first, second = caught.value.problems
+    assert first.code == "M009"
+    assert first.fix.startswith("did you mean query? Else choose from query, key, value")
+    assert "'c_attn'" in second.what
+
+
+def test_an_empty_list_of_targets_is_refused():
+    with pytest.raises(JobError, match="M009"):
+        profile_of("llama-3-8b", "{targets: []}")
+
+
+def test_adapters_beside_an_unknown_module_are_refused():
+    asked = parse_job(
+        "model: {factory: 'm:f'}\nprogram: m:t\n"
+        "train: {global_batch: 1, steps: 1, adapter: {rank: 4}}\n",
+        source="job.yaml",
+        folder=Path("/nowhere"),
+    )
+    with pytest.raises(JobError, match="M009"):
+        resolve_profile(asked, ModuleFacts(num_parameters=10))
+
+
+def test_the_built_in_trainer_says_that_it_has_no_adapters():
+    (problem,) = check_runnable(job("llama-3-8b", "{rank: 4}"))
+    assert problem.code == "R013"
+    assert problem.where == "train.adapter, job.yaml line 3"
