@@ -137,13 +137,15 @@ def _sums(value: Mapping[str, Any]) -> Iterator[_Finding]:
     if parts is None or sizes is None:
         return
     micro, accumulation, batch_size = parts
-    gpus = sizes[0] * sizes[1]
+    data_ranks = _numbers(batch, "data_parallel_size")
+    gpus = data_ranks[0] if data_ranks is not None else sizes[0] * sizes[1]
+    kind = "GPUs" if data_ranks is None else "data ranks"
     product = micro * accumulation * gpus
     if product != batch_size:
         yield (
             "batch_configuration.total_batch_size",
             (
-                f"{micro} a GPU x {accumulation} accumulated x {gpus} GPUs is {product}, "
+                f"{micro} a GPU x {accumulation} accumulated x {gpus} {kind} is {product}, "
                 f"total_batch_size says {batch_size}"
             ),
             f"set total_batch_size = {product}, or change one of the factors",
@@ -156,15 +158,16 @@ def _rate(value: Mapping[str, Any]) -> Iterator[_Finding]:
     rate = batch.get("learning_rate") if isinstance(batch, Mapping) else None
     if size is None or not isinstance(rate, int | float) or rate <= 0 or size[0] < 1:
         return
-    linear = BASE_RATE * size[0] / BASE_BATCH
-    root = BASE_RATE * sqrt(size[0] / BASE_BATCH)
+    base_rate, base_batch = _base(batch)
+    linear = base_rate * size[0] / base_batch
+    root = base_rate * sqrt(size[0] / base_batch)
     if any(isclose(rate, each, rel_tol=0.02) for each in (linear, root)):
         return
-    implied = rate / BASE_RATE * BASE_BATCH
+    implied = rate / base_rate * base_batch
     yield (
         "batch_configuration.learning_rate",
         (
-            f"{rate:g} is not what a batch of {size[0]} gives: from {BASE_RATE:g} at {BASE_BATCH} "
+            f"{rate:g} is not what a batch of {size[0]} gives: from {base_rate:g} at {base_batch} "
             f"the linear rule gives {linear:.4g} and the square root {root:.4g}; {rate:g} is the "
             f"linear rate of {implied:.4g} samples"
         ),
@@ -173,6 +176,15 @@ def _rate(value: Mapping[str, Any]) -> Iterator[_Finding]:
             "is another"
         ),
     )
+
+
+def _base(batch: object) -> tuple[float, int]:
+    """The rate and batch the plan says it scaled from, or those of the contract's rule."""
+    if isinstance(batch, Mapping):
+        rate, size = batch.get("base_learning_rate"), batch.get("base_batch_size")
+        if isinstance(rate, float) and isinstance(size, int) and rate > 0 and size > 0:
+            return rate, size
+    return BASE_RATE, BASE_BATCH
 
 
 _FALSE: tuple[tuple[str, str, str], ...] = (

@@ -1,0 +1,178 @@
+"""What a plan means for its whole run: hours, failures, checkpoints, dollars.
+
+Everything follows from the plan, the job and a few assumptions, which are named and can be
+replaced. None is unknown, and stays so. Leaves out: evaluation, and reading the data.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.catalog import Price, find_prices
+from paceline.estimate.cost import Failures, RunCost, accelerator_hours, cheapest_costs, run_costs
+from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S, Goodput
+from paceline.plan.advice.checkpoints import CheckpointAdvice, advise_checkpoints
+from paceline.plan.decision import Plan
+from paceline.spec import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What no job says and every forecast needs. Guesses where no source is named."""
+
+    storage_bytes_per_s: float = 2e9
+    """At which a node writes to and reads from the shared storage: a guess, a tenth of a 200 Gb/s
+    network card. Measure it: `dd if=/dev/zero of=FILE bs=16M count=1024 oflag=direct`."""
+
+    copy_bytes_per_s: float = 10e9
+    """At which a rank's state is copied to its host before training goes on: a guess, some 40 % of
+    PCIe 4 x16."""
+
+    restart_s: float = 300.0
+    """From a failure to new processes that have met, before the checkpoint is read: a guess. Ours
+    on one machine is seconds; thousands of ranks take minutes."""
+
+    rank_mtbf_s: float = DEFAULT_RANK_MTBF_S
+    """Between failures of one accelerator: Llama 3's training, arXiv:2407.21783."""
+
+
+DEFAULTS = Assumptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """The run that a plan leads to."""
+
+    num_steps: int
+    step_s: float | None
+    train_s: float | None
+    """Seconds of all steps when nothing fails."""
+
+    wall_s: float | None
+    """The same with checkpoints and failures."""
+
+    num_tokens: int | None
+    """Trained on in the whole run; None where a sample is not a row of tokens."""
+
+    accelerator_hours: float | None
+    """Of the wall time."""
+
+    num_checkpoints: int
+    """Written in the run, the last state among them."""
+
+    save_s: float
+    """Training stands still for one checkpoint: the state's copy to the host."""
+
+    write_s: float
+    """A checkpoint is written on in the background."""
+
+    restart_s: float
+    """From a failure to the first step after it, reading the checkpoint included."""
+
+    checkpoints: CheckpointAdvice | None
+    """The interval that loses the least; None when a step's time is unknown."""
+
+    goodput: Goodput | None
+    """With the plan's own interval."""
+
+    costs: tuple[RunCost, ...]
+    """The cheapest of each provider, on demand and spot, the cheapest first; empty where the
+    accelerator has no price."""
+
+    assumptions: Assumptions
+
+
+def outlook(
+    plan: Plan,
+    job: Job,
+    *,
+    prices: Iterable[Price] | None = None,
+    assumptions: Assumptions = DEFAULTS,
+) -> Outlook:
+    """The run that a plan leads to.
+
+    Args:
+        plan: As `plan_job` made it.
+        job: Of which it is the plan.
+        prices: Of the accelerator; left out, the catalog's.
+        assumptions: In place of the defaults.
+    """
+    cluster, price, train = plan.cluster, plan.estimate, job.spec.train
+    state = price.num_checkpoint_bytes
+    save_s = state / cluster.num_ranks / assumptions.copy_bytes_per_s
+    write_s = state / cluster.num_nodes / assumptions.storage_bytes_per_s
+    restart_s = assumptions.restart_s + write_s
+    step_s = price.step_s
+    train_s = None if step_s is None else step_s * train.steps
+    good = advice = None
+    if step_s is not None:
+        advice = advise_checkpoints(
+            save_s=save_s,
+            restart_s=restart_s,
+            ranks=cluster.num_ranks,
+            rank_mtbf_s=assumptions.rank_mtbf_s,
+            step_s=step_s,
+            background_s=write_s,
+        )
+        good = _goodput(plan.checkpoint_every * step_s, advice, save_s, restart_s, write_s)
+    wall_s = None if train_s is None or not good or not good.useful else train_s / good.useful
+    seq_len = plan.profile.seq_len
+    rows = find_prices(cluster.accelerator) if prices is None else tuple(prices)
+    return Outlook(
+        num_steps=train.steps,
+        step_s=step_s,
+        train_s=train_s,
+        wall_s=wall_s,
+        num_tokens=None if seq_len is None else train.steps * plan.layout.global_batch * seq_len,
+        accelerator_hours=(
+            None if wall_s is None else accelerator_hours(cluster.num_ranks, wall_s)
+        ),
+        num_checkpoints=-(-train.steps // plan.checkpoint_every),
+        save_s=save_s,
+        write_s=write_s,
+        restart_s=restart_s,
+        checkpoints=advice,
+        goodput=good,
+        costs=_costs(plan, train_s, rows, save_s, restart_s, assumptions),
+        assumptions=assumptions,
+    )
+
+
+def _goodput(
+    interval_s: float, advice: CheckpointAdvice, save_s: float, restart_s: float, write_s: float
+) -> Goodput:
+    from paceline.estimate.goodput import goodput
+
+    return goodput(
+        mtbf_s=advice.mtbf_s,
+        interval_s=interval_s,
+        save_s=save_s,
+        restart_s=restart_s,
+        background_s=min(write_s, interval_s),
+    )
+
+
+def _costs(
+    plan: Plan,
+    train_s: float | None,
+    prices: Iterable[Price],
+    save_s: float,
+    restart_s: float,
+    assumptions: Assumptions,
+) -> tuple[RunCost, ...]:
+    if train_s is None:
+        return ()
+    step_s = plan.estimate.step_s
+    failures = Failures(
+        save_s=save_s,
+        restart_s=restart_s,
+        rank_mtbf_s=assumptions.rank_mtbf_s,
+        interval_s=None if step_s is None else plan.checkpoint_every * step_s,
+    )
+    return cheapest_costs(
+        run_costs(
+            num_accelerators=plan.cluster.num_ranks,
+            train_s=train_s,
+            prices=prices,
+            failures=failures,
+        )
+    )
