@@ -15,7 +15,7 @@ _TIMEOUT_S = 300
 
 
 def measure_factory(job: Job) -> ModuleFacts:
-    """Parameters and blocks of the model that `model.factory` builds.
+    """What the model that `model.factory` builds costs: parameters, and FLOPs where it can be run.
 
     Raises:
         JobError: It cannot be imported, raises, or returns no `nn.Module`.
@@ -31,7 +31,9 @@ def measure_factory(job: Job) -> ModuleFacts:
                 fix="pip install torch numpy",
             )
         )
-    command = [sys.executable, "-m", "paceline.runtime.measure_module", str(job.folder), factory]
+    seq_len = str(job.spec.data.seq_len)
+    helper = (sys.executable, "-m", "paceline.runtime.measure_module")
+    command = [*helper, str(job.folder), factory, seq_len]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

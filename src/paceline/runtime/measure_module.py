@@ -1,49 +1,216 @@
 """Helper process: count the model that a factory builds, without its memory.
 
-    python -m paceline.runtime.measure_module FOLDER module:function
+    python -m paceline.runtime.measure_module FOLDER module:function [SEQ_LEN]
 
-Prints one line of JSON, a `ModuleFacts`.
+Prints one line of JSON, a `ModuleFacts`. The model is built on the meta device. A Hugging Face
+model of a known family needs no more than its config; any other is run forward once on pretend
+tensors that have a shape and no values, at one sample and at two: the difference is one sample's.
+
+Leaves out: the loss; norms, activation functions and other operations that are no matrix product in
+the FLOPs. A forward pass that looks at values, or takes other inputs than token ids and has no
+`example_inputs(batch)`, cannot be run so; the facts then say why.
 """
 
 import importlib
+import json
 import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from paceline.profile import BlockFacts, ModuleFacts
+from paceline.errors import JobError
+from paceline.profile import FAMILIES, BlockFacts, ModuleFacts, profile_config
 from paceline.runtime.strategy import repeated_blocks
 
+OUTSIDE = -1
+"""Stands for what is outside the blocks, which are counted from 0."""
 
-def measure(model: nn.Module) -> ModuleFacts:
-    """What planning needs to know of a module; shared parameters count once."""
+
+def measure(model: nn.Module, seq_len: int = 256) -> ModuleFacts:
+    """What planning needs to know of a module on the meta device; shared parameters count once."""
+    num_parameters = sum(p.numel() for p in model.parameters())
+    config = _hugging_face_config(model)
+    if config is not None and _family_parameters(config, seq_len) == num_parameters:
+        return ModuleFacts(num_parameters=num_parameters, config=config)
+    blocks = repeated_blocks(model)
+    sizes = _own_parameters(blocks)
+    names = [type(block).__name__ for block in blocks]
+    try:
+        costs, because = _sample_costs(model, seq_len), None
+    except Exception as error:  # noqa: BLE001 - whatever a person's forward raises is shown
+        costs, because = None, _reason(error)
+    kinds = Counter(
+        (name, size, *(costs.of(index) if costs is not None else (None, None)))
+        for index, (name, size) in enumerate(zip(names, sizes, strict=True))
+    )
+    outside_flops, outside_saved = costs.of(OUTSIDE) if costs is not None else (None, None)
+    return ModuleFacts(
+        num_parameters=num_parameters,
+        blocks=tuple(
+            BlockFacts(
+                name=name, count=count, num_parameters=size, forward_flops=flops, saved_bytes=saved
+            )
+            for (name, size, flops, saved), count in kinds.items()
+        ),
+        outside_flops=outside_flops,
+        outside_saved_bytes=outside_saved,
+        unknown_because=because,
+        config=config,
+    )
+
+
+def _own_parameters(blocks: list[nn.Module]) -> list[int]:
+    """Parameters of each block that no earlier one has."""
     counted: set[nn.Parameter] = set()
-    kinds: dict[tuple[str, int], int] = {}
-    for block in repeated_blocks(model):
+    sizes = []
+    for block in blocks:
         new = set(block.parameters()) - counted
         counted |= new
-        kind = (type(block).__name__, sum(p.numel() for p in new))
-        kinds[kind] = kinds.get(kind, 0) + 1
-    return ModuleFacts(
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        blocks=tuple(
-            BlockFacts(name=name, count=count, num_parameters=size)
-            for (name, size), count in kinds.items()
-        ),
-    )
+        sizes.append(sum(p.numel() for p in new))
+    return sizes
+
+
+def _hugging_face_config(model: nn.Module) -> dict[str, Any] | None:
+    """The fields of a Hugging Face model's config; None for any other module."""
+    config: Any = getattr(model, "config", None)
+    if not isinstance(getattr(config, "model_type", None), str) or not hasattr(config, "to_dict"):
+        return None
+    fields: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    return fields
+
+
+def _family_parameters(config: Mapping[str, Any], seq_len: int) -> int | None:
+    """Parameters of the family of that name; None when it is unknown."""
+    if config.get("model_type") not in FAMILIES:
+        return None
+    try:
+        return profile_config(config, seq_len).num_parameters
+    except JobError:
+        return None
+
+
+class _Costs(NamedTuple):
+    """FLOPs and saved bytes by block."""
+
+    flops: Counter[int]
+    saved: Counter[int]
+
+    def of(self, block: int) -> tuple[float, int]:
+        return float(self.flops[block]), self.saved[block]
+
+
+def _sample_costs(model: nn.Module, seq_len: int) -> _Costs:
+    """Costs of one sample: what a second one adds, so that tables shared by all do not count."""
+    pretend = FakeTensorMode(allow_non_fake_inputs=True)
+    with pretend:
+        model.to_empty(device="cpu")
+    one, two = (_batch_costs(model, pretend, seq_len, batch) for batch in (1, 2))
+    return _Costs(two.flops - one.flops, two.saved - one.saved)
+
+
+def _batch_costs(model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch: int) -> _Costs:
+    """Costs of one forward pass, each credited to the block in which it arises."""
+    costs = _Costs(Counter(), Counter())
+    held = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}  # storages stay alive, so that no two have the same address
+    inside, flops_at = [OUTSIDE], [0]
+    counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+
+    def settle() -> None:
+        total = counter.get_total_flops()
+        costs.flops[inside[-1]] += total - flops_at[0]
+        flops_at[0] = total
+
+    def enter(index: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            settle()
+            inside.append(index)
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        settle()
+        inside.pop()
+
+    def pack(tensor: Tensor) -> Tensor:
+        key = _storage(tensor)
+        if key not in held and key not in kept:
+            kept[key] = tensor
+            costs.saved[inside[-1]] += tensor.untyped_storage().nbytes()
+        return tensor
+
+    hooks = []
+    for index, block in enumerate(repeated_blocks(model)):
+        hooks.append(block.register_forward_pre_hook(enter(index)))
+        hooks.append(block.register_forward_hook(leave))
+    try:
+        with pretend, counter, saved_tensors_hooks(pack, lambda tensor: tensor):
+            args, kwargs = _inputs(model, pretend, seq_len, batch)
+            output = model(*args, **kwargs)
+            settle()
+            del output
+    finally:
+        for each in hooks:
+            each.remove()
+    return costs
+
+
+def _inputs(
+    model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call the module with: its own example, else token ids."""
+    example = getattr(model, "example_inputs", None)
+    if not callable(example):
+        return (torch.zeros(batch, seq_len, dtype=torch.int64),), {}
+    given = example(batch)
+
+    def pretended(value: Any) -> Any:
+        is_real = isinstance(value, Tensor) and type(value) is Tensor
+        return pretend.from_tensor(value.to("cpu")) if is_real else value
+
+    if isinstance(given, Mapping):
+        return (), {name: pretended(value) for name, value in given.items()}
+    values = given if isinstance(given, tuple | list) else (given,)
+    return tuple(pretended(value) for value in values), {}
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> int:
+    """Of the flash kernel on a CPU, which torch does not count; half of the scores when causal."""
+    is_causal = len(rest) > 1 and bool(rest[1])
+    seen = (key[-2] + 1) / (2 * key[-2]) if is_causal else 1
+    return int(sdpa_flop_count(query, key, value) * seen)  # type: ignore[no-untyped-call]
+
+
+_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 
 def main() -> None:
     """Entry point of the helper."""
-    folder, name = sys.argv[1:]
+    folder, name, *rest = sys.argv[1:]
     sys.path.insert(0, folder)
     module, _, function = name.partition(":")
     with torch.device("meta"):
         model = getattr(importlib.import_module(module), function)()
     if not isinstance(model, nn.Module):
         raise SystemExit(f"{name} returned a {type(model).__name__}, not an nn.Module")
-    sys.stdout.buffer.write(msgspec.json.encode(measure(model)) + b"\n")
+    facts = measure(model, int(rest[0]) if rest else 256)
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(facts) + b"\n")
 
 
 if __name__ == "__main__":
