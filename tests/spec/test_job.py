@@ -79,7 +79,7 @@ def test_a_missing_field_says_what_it_is_for():
 @pytest.mark.parametrize(
     ("assignment", "fix"),
     [
-        ("train.precision=fp8", "choose one of 'auto', 'fp32', 'bf16'"),
+        ("train.precision=int8", "choose one of 'auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8'"),
         ("train.steps=0", "write a whole number above 0"),
         ("train.seed=-1", "write a whole number of at least 0"),
         ("data.held_out=2", "write a number of at least 0 and below 1"),

@@ -12,6 +12,7 @@ from paceline.spec.job import (
     LayoutSpec,
     MetricsSpec,
     ModelSpec,
+    PlanSpec,
     RecoverySpec,
     TrainSpec,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "LayoutSpec",
     "MetricsSpec",
     "ModelSpec",
+    "PlanSpec",
     "RecoverySpec",
     "TrainSpec",
     "dump_job",

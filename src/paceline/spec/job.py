@@ -181,8 +181,10 @@ class TrainSpec:
     steps: Positive
     """Optimizer steps in the whole run."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    """`adamw` keeps two float32 moments for each parameter, `sgd` one momentum."""
+    optimizer: Literal["adamw", "adamw-8bit", "muon", "adafactor", "sgd"] = "adamw"
+    """`adamw` keeps two float32 moments for each parameter, `adamw-8bit` two of a byte, `muon` and
+    `sgd` one float32 momentum, `adafactor` a row and a column of each matrix. `paceline run` has
+    `adamw` and `sgd`."""
 
     learning_rate: Annotated[Number, Field(gt=0)] = 3e-4
     """Peak learning rate, reached after the warm-up."""
@@ -205,9 +207,10 @@ class TrainSpec:
     adapter: AdapterSpec | None = None
     """Train adapters (LoRA, QLoRA) instead of the whole model."""
 
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32.
-    `auto` is bf16 where the accelerator has it, and fp32 on a CPU."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
+    """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
+    unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, and fp32 on
+    a CPU. `paceline run` has `fp32` and `bf16`."""
 
     seed: Whole = 0
     """Seed of the initial weights, the order of the samples and dropout."""
@@ -221,12 +224,85 @@ class TrainSpec:
 class LayoutSpec:
     """What you want fixed. Everything left at `auto` is decided, and the reason printed."""
 
-    sharding: Literal["auto", "none", "full"] = "auto"
-    """`none`: every rank holds the whole model (DDP). `full`: parameters, gradients and optimizer
-    state are sharded over all ranks (FSDP2)."""
+    data: Positive | Auto = "auto"
+    """Ranks that hold the same part of the model and read different samples."""
+
+    sharding: Literal["auto", "none", "zero1", "zero2", "full", "hybrid"] = "auto"
+    """What the data ranks share. `none`: nothing, each holds its part whole (DDP). `zero1`:
+    optimizer state. `zero2`: also gradients. `full`: also parameters (FSDP2, ZeRO-3). `hybrid`: as
+    `full` inside groups of `shard` ranks, whole copies between the groups (HSDP)."""
+
+    shard: Positive | Auto = "auto"
+    """Only with `hybrid`: ranks that share one copy."""
+
+    tensor: Positive | Auto = "auto"
+    """Ranks that share one layer's matrices. Decided, it stays inside one node or rack."""
+
+    sequence_parallel: bool | Auto = "auto"
+    """Whether norms and dropout are split over the tensor ranks as well. `auto` is yes, which
+    costs nothing and saves memory."""
+
+    pipeline: Positive | Auto = "auto"
+    """Groups of ranks (stages) that hold consecutive blocks."""
+
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"] = "auto"
+    """Order of the micro-batches in a pipeline."""
+
+    chunks: Positive | Auto = "auto"
+    """Only with `interleaved`: parts of the model that each stage holds, not next to each other."""
+
+    context: Positive | Auto = "auto"
+    """Ranks that share the tokens of one sample."""
+
+    context_kind: Literal["auto", "ring", "ulysses"] = "auto"
+    """`ring`: keys and values travel round. `ulysses`: tokens are exchanged for heads."""
+
+    expert: Positive | Auto = "auto"
+    """Ranks that share the routed experts; they are among the data and context ranks."""
 
     micro_batch: Positive | Auto = "auto"
-    """Samples one rank computes at once. micro_batch x accumulation x ranks = global batch."""
+    """Samples one rank computes at once. micro_batch x accumulation x data = global batch."""
+
+    recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    """What is computed again in the backward pass instead of kept: nothing, what is cheap, or whole
+    blocks."""
+
+    recompute_every: Positive | Auto = "auto"
+    """Only with `full`: every how many blocks one is recomputed."""
+
+    offload: Literal["auto", "none", "cpu", "nvme"] = "auto"
+    """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk.
+    `auto` leaves the accelerator only when nothing fits there."""
+
+
+@_section
+class PlanSpec:
+    """What the best layout is, and what a plan must keep to."""
+
+    objective: Literal["time", "cost", "ranks"] = "time"
+    """`time`: the shortest run on all of the cluster. `cost`: the fewest dollars; fewer ranks are
+    tried as well. `ranks`: the fewest accelerators that fit and keep the deadline."""
+
+    head_room: Annotated[Number, Field(ge=0, lt=1)] = 0.1
+    """Share of the usable memory that is left free, for fragmentation and an estimate's error."""
+
+    budget: Annotated[Number, Field(gt=0)] | None = None
+    """Dollars that the run may cost."""
+
+    deadline: Seconds | None = None
+    """How long the run may take, failures included: `3d`."""
+
+    provider: str | None = None
+    """Whose prices count. Left out, the cheapest provider's."""
+
+    spot: bool = False
+    """Whether accelerators that may be taken away are rented, at their lower price."""
+
+    simpler_margin: Annotated[Number, Field(ge=0, lt=1)] = 0.05
+    """A simpler layout is taken when it is at most this share slower than the fastest."""
+
+    max_ranks: Positive | None = None
+    """With `ranks` and `cost`: the most accelerators to try. Left out, the cluster's."""
 
 
 @_section
@@ -327,6 +403,13 @@ class JobSpec:
 
     layout: LayoutSpec = Field(default_factory=LayoutSpec)
     """What you want fixed about how the work is split."""
+
+    plan: PlanSpec = Field(default_factory=PlanSpec)
+    """What the best layout is, and what a plan must keep to."""
+
+    engine: str = "paceline"
+    """Software that runs the steps; it decides what is kept in memory and what is hidden. One that
+    the catalog knows, such as `megatron`, `deepspeed`, `torchtitan`; `paceline run` runs its own."""
 
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """When checkpoints are written and which are kept."""
