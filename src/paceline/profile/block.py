@@ -88,6 +88,19 @@ class Block:
     shared_ffn: int = 0
     """Width of all experts together that every token goes through."""
 
+    relu: bool = False
+    """Whether the feed-forward's activation is ReLU, which needs only its output to go backward."""
+
+    parallel: bool = False
+    """Whether attention and feed-forward share one norm and read the same input."""
+
+    extra_norm_width: int = 0
+    """Width of all norms besides the one before each part: twice `hidden` where a norm follows
+    attention and feed-forward as well."""
+
+    query_key_norm: bool = False
+    """Whether query and key are normalised."""
+
     vector_parameters: int = 0
     """Norms, biases and whatever else is no matrix, in one block."""
 

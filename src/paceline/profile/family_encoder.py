@@ -80,7 +80,7 @@ def profile_t5(fields: Fields, seq_len: int) -> ModelProfile:
     decoders = fields.size("num_decoder_layers", default=encoders, most=MOST_LAYERS)
     tied = fields.flag("tie_word_embeddings", default=True)
     buckets = fields.size("relative_attention_num_buckets", default=32)
-    gated = fields.text("feed_forward_proj", default="relu").startswith("gated-")
+    activation = fields.text("feed_forward_proj", default="relu")
 
     def block(name: str, count: int, norms: int, cross_heads: int) -> Block:
         return Block(
@@ -94,7 +94,8 @@ def profile_t5(fields: Fields, seq_len: int) -> ModelProfile:
             causal=cross_heads > 0,
             cross_heads=cross_heads,
             ffn=ffn,
-            gated=gated,
+            gated=activation.startswith("gated-"),
+            relu=activation == "relu",
             vector_parameters=norms * hidden,
         )
 

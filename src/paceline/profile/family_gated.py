@@ -94,6 +94,8 @@ def profile_gated(fields: Fields, seq_len: int, *, name: str, traits: Traits) ->
         head_dim=head_dim,
         value_dim=head_dim,
         gated=True,
+        extra_norm_width=(traits.norms - 2) * hidden,
+        query_key_norm=traits.query_key_norm != "none",
         vector_parameters=norms + biases,
     )
     return finish(fields, seq_len, name, attention, traits)

@@ -43,6 +43,12 @@ class Plain:
     norm_vectors: int = 2
     """Vectors of a norm: weight and bias, weight only, or none."""
 
+    relu: bool = False
+    """Whether the activation is ReLU."""
+
+    query_key_norm: bool = False
+    """Whether query and key are normalised."""
+
     extra_vectors: int = 0
     """Besides, in one block."""
 
@@ -75,6 +81,9 @@ def profile_plain(fields: Fields, seq_len: int, name: str, it: Plain) -> ModelPr
         head_dim=head_dim,
         value_dim=head_dim,
         ffn=it.ffn,
+        relu=it.relu,
+        parallel=it.block_norms == 1,
+        query_key_norm=it.query_key_norm,
         vector_parameters=vectors,
     )
     width = it.embedding_width or it.hidden
@@ -200,6 +209,7 @@ def profile_opt(fields: Fields, seq_len: int) -> ModelProfile:
         hidden=hidden,
         heads=heads,
         ffn=fields.size("ffn_dim"),
+        relu=fields.text("activation_function", default="relu") == "relu",
         vocab=fields.size("vocab_size"),
         positions=fields.size("max_position_embeddings", default=2048) + 2,
         embedding_width=fields.size("word_embed_proj_dim", default=hidden),
@@ -260,16 +270,18 @@ def profile_phi(fields: Fields, seq_len: int) -> ModelProfile:
     """Phi-1 and Phi-2: one norm for attention and feed-forward, a head with a bias."""
     hidden, heads = _stream(fields, "hidden_size", "num_attention_heads")
     head_dim = hidden // heads
+    has_norms = fields.flag("qk_layernorm", default=False)
     sizes = Plain(
         layers=fields.size("num_hidden_layers", most=MOST_LAYERS),
         hidden=hidden,
         heads=heads,
+        query_key_norm=has_norms,
         kv_heads=fields.size("num_key_value_heads", default=heads),
         ffn=fields.size("intermediate_size"),
         vocab=fields.size("vocab_size"),
         head_bias=True,
         block_norms=1,
-        extra_vectors=4 * head_dim * fields.flag("qk_layernorm", default=False),
+        extra_vectors=4 * head_dim * has_norms,
         tied=fields.flag("tie_word_embeddings", default=False),
     )
     return profile_plain(fields, seq_len, "phi", sizes)

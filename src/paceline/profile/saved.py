@@ -16,7 +16,8 @@ feed-forward width, S tokens, c bytes of the type that is multiplied in.
     attention (unfused)          N S scores          `score_bytes` a score           tensor
     gate and up, or up           H  their input      c, `ffn_casts` times            sequence
     activation function          F  once for each    c, `gated_copies` or            tensor
-                                 tensor it keeps     `plain_copies` times
+                                 tensor it keeps     `plain_copies` times, ReLU one less
+    norms of query and key       ND + KD             `norm_bytes`                    tensor
     dropout, twice               H  mask             1 byte, where there is dropout  sequence
     ===========================  ==================  ==============================  ==========
 
@@ -119,7 +120,7 @@ def saved_bytes(
         return _selective_bytes(block, kernels, seq_len)
     ways = 1 + block.gated
     gated, plain = block.gated * 1, 1 - block.gated
-    copies = gated * kernels.gated_copies + plain * kernels.plain_copies
+    copies = gated * kernels.gated_copies + plain * (kernels.plain_copies - block.relu)
     has_attention = (block.heads > 0) * 1
     has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
     query = block.heads * block.head_dim
@@ -134,8 +135,10 @@ def saved_bytes(
     flash = (kernels.score_bytes == 0) * FLOAT32 * block.heads
     cross = c * 4 * block.cross_heads * block.head_dim
     norm = kernels.norm_bytes * h + FLOAT32 * kernels.norm_scalars
+    normed = block.query_key_norm * (query + block.kv_heads * block.head_dim)
     tensor = (
         c * (query + key_value + block.heads * block.value_dim)
+        + kernels.norm_bytes * normed
         + flash
         + scores
         + cross
@@ -147,6 +150,8 @@ def saved_bytes(
         + has_attention * c * kernels.attention_casts * h
         + has_cross * 2 * c * h
         + has_ffn * c * kernels.ffn_casts * h
+        + kernels.norm_bytes * block.extra_norm_width
+        - block.parallel * (norm + c * h)
         + latents
         + FLOAT32 * 2 * block.experts
     )
@@ -173,7 +178,8 @@ def _selective_bytes(block: Block, kernels: Kernels, seq_len: float) -> SavedByt
         score_bytes=0,
         dropout_bytes=0,
     )
-    inside = saved_bytes(block, outputs_only, seq_len)
+    # A matrix's output is kept also where ReLU's is not; the shared input of both parts is not.
+    inside = saved_bytes(replace(block, relu=False, parallel=False), outputs_only, seq_len)
     has_attention = (block.heads > 0) * 1
     has_cross = (block.cross_heads > 0) * 1
     has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
