@@ -1,0 +1,63 @@
+"""The arithmetic of blocks takes columns of models as it takes one model."""
+
+from dataclasses import fields
+
+import pytest
+
+from paceline.catalog.configs import load_published_configs
+from paceline.profile import (
+    Block,
+    Recompute,
+    block_flops,
+    block_parameters,
+    profile_config,
+    runtime_kernels,
+    saved_bytes,
+)
+
+np = pytest.importorskip("numpy")
+
+BLOCKS = [
+    block
+    for published in load_published_configs().values()
+    for block in profile_config(published.config, 2048).blocks
+]
+
+
+def column() -> Block:
+    names = [field.name for field in fields(Block) if field.name not in ("name", "measured")]
+    values = {name: np.array([getattr(block, name) for block in BLOCKS]) for name in names}
+    return Block(name="column", **values)
+
+
+def test_parameters_of_a_column_are_those_of_each_row():
+    assert block_parameters(column()).tolist() == [block_parameters(each) for each in BLOCKS]
+
+
+@pytest.mark.parametrize("seq_len", [1, 512, 8192])
+def test_flops_of_a_column_are_those_of_each_row(seq_len: int):
+    expected = [block_flops(each, seq_len) for each in BLOCKS]
+    assert block_flops(column(), seq_len).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("fused_norm", [True, False])
+def test_saved_bytes_of_a_column_are_those_of_each_row(recompute: Recompute, fused_norm: bool):
+    kernels = runtime_kernels("bf16-autocast", fused_norm=fused_norm)
+    whole = saved_bytes(column(), kernels, 2048, recompute=recompute)
+    rows = [saved_bytes(each, kernels, 2048, recompute=recompute) for each in BLOCKS]
+    for part in ("tensor", "sequence", "routed", "peak"):
+        expected = [getattr(row, part) for row in rows]
+        values = np.broadcast_to(getattr(whole, part), len(BLOCKS))
+        assert values.tolist() == pytest.approx(expected, rel=1e-12), part
+
+
+def test_recomputing_keeps_less():
+    kernels = runtime_kernels("bf16-sharded", fused_norm=True)
+    for block in BLOCKS:
+        kept = [
+            saved_bytes(block, kernels, 2048, recompute=recompute)
+            for recompute in ("full", "selective", "none")
+        ]
+        sums = [each.tensor + each.sequence + each.routed for each in kept]
+        assert sums == sorted(sums), block
