@@ -176,6 +176,32 @@ def test_a_hugging_face_model_of_an_unknown_family_is_measured():
     assert "known are" in profile.assumed[0]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_experts_that_run_in_bfloat16_only_have_flops_and_no_saved_bytes():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.OlmoeConfig(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_experts=8,
+        num_experts_per_tok=2,
+        use_cache=False,
+    )
+    with torch.device("meta"):
+        facts = facts_of(transformers.OlmoeForCausalLM(config))
+    profile = profile_module(facts, SEQ_LEN)
+    assert profile.num_parameters == facts.num_parameters
+    (block,) = facts.blocks
+    used = 4 * 32 * 32 + 32 * 8 + 2 * 3 * 32 * 16
+    assert block.forward_flops == pytest.approx(2 * SEQ_LEN * used, rel=0.5)
+    assert block.forward_flops >= 2 * SEQ_LEN * used
+    assert block.saved_bytes is None
+    assert any(phrase.startswith("activations are not known") for phrase in profile.assumed)
+
+
 def job(folder: Path, source: str) -> Job:
     (folder / "mine.py").write_text(source)
     text = "model: {factory: 'mine:build'}\nprogram: 'mine:train'\ndata: {seq_len: 40}\n"

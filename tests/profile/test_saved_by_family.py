@@ -64,6 +64,24 @@ CASES: dict[str, dict[str, Any]] = {
     "roberta": ENCODER,
     "vit": ENCODER | {"image_size": 70, "patch_size": 7},
 }
+EXPERTS = DECODER | {"moe_intermediate_size": 160, "num_experts_per_tok": 2}
+ROUTED: dict[str, dict[str, Any]] = {
+    "mixtral": DECODER | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": EXPERTS | {"num_experts": 7, "shared_expert_intermediate_size": 96},
+    "deepseek_v3": EXPERTS
+    | {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 96,
+        "kv_lora_rank": 64,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 32,
+    },
+}
 LAYER_NORM = {"starcoder2", "gpt2", "opt", "bert", "roberta", "vit"}
 """One kernel that keeps its input; RMSNorm is a chain of operations in transformers."""
 
@@ -100,3 +118,28 @@ def test_a_family_keeps_what_its_real_class_keeps_within_5_percent(kind: str):
     # With a mask transformers computes all scores, of which a causal kernel leaves out half.
     assert flops <= real_flops * 1.001
     assert flops >= real_flops * 0.9
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ROUTED)
+def test_experts_keep_what_the_real_class_keeps_within_5_percent(kind: str):
+    """In bfloat16: the kernel that transformers runs experts with has no other type."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from paceline.runtime.measure_module import block_costs
+
+    transformers.logging.set_verbosity_error()
+    made = transformers.CONFIG_MAPPING[kind](**ROUTED[kind])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
+    real_flops, real_saved = block_costs(model, SEQ_LEN)
+    profile = profile_config({"model_type": kind, **ROUTED[kind]}, SEQ_LEN)
+    kernels = runtime_kernels("bf16-sharded", fused_norm=False)
+    saved = 0.0
+    for block in profile.blocks:
+        each = saved_bytes(block, kernels, SEQ_LEN)
+        routed = block.experts_per_token * each.routed
+        saved += block.count * SEQ_LEN * (each.tensor + each.sequence + routed)
+    assert real_saved == pytest.approx(saved, rel=0.05)
+    flops = sum(block.count * block_flops(block, SEQ_LEN) for block in profile.blocks)
+    assert flops == pytest.approx(real_flops, rel=0.06)  # it computes all scores

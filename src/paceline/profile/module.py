@@ -66,7 +66,8 @@ def profile_module(
         seq_len: Tokens in a sample.
         name: For people.
     """
-    said: tuple[str, ...] = (f"FLOPs and activations are not known: {facts.unknown_because}",)
+    unknown = "activations are" if facts.outside_flops is not None else "FLOPs and activations are"
+    said: tuple[str, ...] = (f"{unknown} not known: {facts.unknown_because}",)
     if facts.config is not None and seq_len is not None:
         family = facts.config.get("model_type")
         try:

@@ -128,8 +128,8 @@ def saved_bytes(
     shared_key_value = block.kv_heads * (block.head_dim + block.value_dim)
     own_key_value = block.heads * (block.head_dim + block.value_dim)
     key_value = (1 - latent) * shared_key_value + latent * own_key_value
-    # Latents are kept before and after their norm.
-    latents = 2 * c * (block.query_rank + latent * (block.kv_rank + block.rope_dim))
+    # Latents are kept for their norm, and after it for the matrix that widens them.
+    latents = (c + kernels.norm_bytes) * (block.query_rank + latent * block.kv_rank)
     seen = block.window + (block.window == 0) * seq_len
     scores = kernels.score_bytes * block.heads * seen
     flash = (kernels.score_bytes == 0) * FLOAT32 * block.heads

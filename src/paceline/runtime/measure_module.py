@@ -11,6 +11,7 @@ the FLOPs. A forward pass that looks at values, or takes other inputs than token
 `example_inputs(batch)`, cannot be run so; the facts then say why.
 """
 
+import copy
 import importlib
 import json
 import sys
@@ -42,10 +43,7 @@ def measure(model: nn.Module, seq_len: int = 256) -> ModuleFacts:
     blocks = repeated_blocks(model)
     sizes = _own_parameters(blocks)
     names = [type(block).__name__ for block in blocks]
-    try:
-        costs, because = _sample_costs(model, seq_len), None
-    except Exception as error:  # noqa: BLE001 - whatever a person's forward raises is shown
-        costs, because = None, _reason(error)
+    costs, because = _try_sample_costs(model, seq_len)
     kinds = Counter(
         (name, size, *(costs.of(index) if costs is not None else (None, None)))
         for index, (name, size) in enumerate(zip(names, sizes, strict=True))
@@ -70,7 +68,7 @@ def block_costs(model: nn.Module, seq_len: int) -> tuple[float, int]:
     """FLOPs and saved bytes of one sample in all blocks of a module on the meta device."""
     costs = _sample_costs(model, seq_len)
     each = [costs.of(index) for index in range(len(repeated_blocks(model)))]
-    return sum(flops for flops, _ in each), sum(saved for _, saved in each)
+    return sum(flops for flops, _ in each), sum(saved or 0 for _, saved in each)
 
 
 def _own_parameters(blocks: list[nn.Module]) -> list[int]:
@@ -107,10 +105,28 @@ class _Costs(NamedTuple):
     """FLOPs and saved bytes by block."""
 
     flops: Counter[int]
-    saved: Counter[int]
+    saved: Counter[int] | None
 
-    def of(self, block: int) -> tuple[float, int]:
-        return float(self.flops[block]), self.saved[block]
+    def of(self, block: int) -> tuple[float, int | None]:
+        return float(self.flops[block]), None if self.saved is None else self.saved[block]
+
+
+def _try_sample_costs(model: nn.Module, seq_len: int) -> tuple[_Costs | None, str | None]:
+    """Costs of one sample, or why they are not known.
+
+    Some kernels, as those of experts, are there in bfloat16 only: a module that cannot be run in
+    float32 is run in that. Its FLOPs are the same; its saved bytes would be of another type and
+    stay unknown.
+    """
+    try:
+        return _sample_costs(copy.deepcopy(model), seq_len), None
+    except Exception as error:  # noqa: BLE001 - whatever a person's forward raises is shown
+        because = _reason(error)
+    try:
+        narrow = _sample_costs(model.to(torch.bfloat16), seq_len)
+    except Exception:  # noqa: BLE001 - the first reason is the one that is shown
+        return None, because
+    return _Costs(narrow.flops, None), f"in float32: {because}"
 
 
 def _sample_costs(model: nn.Module, seq_len: int) -> _Costs:
@@ -118,21 +134,26 @@ def _sample_costs(model: nn.Module, seq_len: int) -> _Costs:
     pretend = FakeTensorMode(allow_non_fake_inputs=True)
     with pretend:
         model.to_empty(device="cpu")
-    one, two = (_batch_costs(model, pretend, seq_len, batch) for batch in (1, 2))
-    return _Costs(two.flops - one.flops, two.saved - one.saved)
+    (flops, saved), (more_flops, more_saved) = (
+        _batch_costs(model, pretend, seq_len, batch) for batch in (1, 2)
+    )
+    return _Costs(more_flops - flops, more_saved - saved)
 
 
-def _batch_costs(model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch: int) -> _Costs:
-    """Costs of one forward pass, each credited to the block in which it arises."""
-    costs = _Costs(Counter(), Counter())
+def _batch_costs(
+    model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch: int
+) -> tuple[Counter[int], Counter[int]]:
+    """FLOPs and saved bytes of one forward pass, each credited to the block in which it arises."""
+    flops: Counter[int] = Counter()
+    saved: Counter[int] = Counter()
     held = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}  # storages stay alive, so that no two have the same address
     inside, flops_at = [OUTSIDE], [0]
-    counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+    counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
 
     def settle() -> None:
         total = counter.get_total_flops()
-        costs.flops[inside[-1]] += total - flops_at[0]
+        flops[inside[-1]] += total - flops_at[0]
         flops_at[0] = total
 
     def enter(index: int) -> Callable[..., None]:
@@ -150,7 +171,7 @@ def _batch_costs(model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch:
         key = _storage(tensor)
         if key not in held and key not in kept:
             kept[key] = tensor
-            costs.saved[inside[-1]] += tensor.untyped_storage().nbytes()
+            saved[inside[-1]] += tensor.untyped_storage().nbytes()
         return tensor
 
     hooks = []
@@ -166,7 +187,7 @@ def _batch_costs(model: nn.Module, pretend: FakeTensorMode, seq_len: int, batch:
     finally:
         for each in hooks:
             each.remove()
-    return costs
+    return flops, saved
 
 
 def _inputs(
@@ -195,7 +216,15 @@ def _attention_flops(query: Any, key: Any, value: Any, *rest: Any, **_: Any) -> 
     return int(sdpa_flop_count(query, key, value) * seen)  # type: ignore[no-untyped-call]
 
 
-_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+def _grouped_flops(tokens: Any, weights: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Of experts in one kernel, which torch does not count: every token meets one of them."""
+    return int(2 * tokens[-2] * tokens[-1] * weights[-1])
+
+
+_UNCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._grouped_mm: _grouped_flops,
+}
 
 
 def _storage(tensor: Tensor) -> int:
