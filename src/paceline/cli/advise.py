@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from paceline.plan import Plan
     from paceline.spec import Job
 
+    _FloatType = click.ParamType[float]
+else:
+    _FloatType = click.ParamType  # click before 8.2 cannot be subscripted
+
 _T = TypeVar("_T")
 _POSITIVE = click.IntRange(min=1)
 _ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 
 
-class _Unit(click.ParamType):
+class _Unit(_FloatType):
     """A number with its unit, read by `units`."""
 
     def __init__(self, name: str, parse: Callable[[str], float], *, zero: bool = False) -> None:

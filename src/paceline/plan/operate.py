@@ -74,16 +74,20 @@ class Alert:
         if self.above is None and self.below is None:
             rule = f"{self.metric} is null"
         elif self.above is not None:
-            rule = f"{self.metric} > {self.above:.6g}"
+            rule = f"{self.metric} > {_number(self.above)}"
         else:
-            rule = f"{self.metric} < {self.below:.6g}"
+            rule = f"{self.metric} < {_number(self.below or 0.0)}"
         return rule if self.steps == 1 else f"{rule} for {self.steps} steps"
 
     @property
     def threshold(self) -> str:
         """The number of the rule, as text."""
         value = self.above if self.above is not None else self.below
-        return "null" if value is None else f"{value:.6g}"
+        return "null" if value is None else _number(value)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:

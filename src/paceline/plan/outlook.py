@@ -117,6 +117,7 @@ def outlook(
     wall_s = None if train_s is None or not good or not good.useful else train_s / good.useful
     seq_len = plan.profile.seq_len
     rows = find_prices(cluster.accelerator) if prices is None else tuple(prices)
+    rows = _whole_nodes(rows, cluster.ranks_per_node)
     return Outlook(
         num_steps=train.steps,
         step_s=step_s,
@@ -135,6 +136,12 @@ def outlook(
         costs=_costs(plan, train_s, rows, save_s, restart_s, assumptions),
         assumptions=assumptions,
     )
+
+
+def _whole_nodes(rows: tuple[Price, ...], ranks_per_node: int) -> tuple[Price, ...]:
+    """Instances that hold a node of the plan's cluster: smaller ones lack the links inside it.
+    Where there are none, all."""
+    return tuple(row for row in rows if row.num_accelerators >= ranks_per_node) or rows
 
 
 def _goodput(

@@ -1,0 +1,186 @@
+"""Phase 13: what is typed to start it."""
+
+from typing import TypedDict
+
+from paceline.plan.contracts.coordinator import is_mlx, launch_command
+from paceline.plan.operate import health_checks
+from paceline.plan.phases.case import Case
+
+_PORT = 29500
+"""PyTorch's usual port of the rendezvous."""
+
+_RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
+
+
+class LaunchNetwork(TypedDict):
+    """Where the ranks meet."""
+
+    masterAddress: str
+    port: int
+    interface: str
+
+
+class LaunchOrchestration(TypedDict):
+    """Phase 13."""
+
+    launchScript: str
+    environmentConfig: dict[str, str]
+    method: str
+    nodeSetup: list[str]
+    jobSpecification: dict[str, str]
+    hostfile: list[str]
+    network: LaunchNetwork
+    validationScript: str
+    debuggingScript: str
+    instructions: list[str]
+
+
+def plan_launch(case: Case) -> LaunchOrchestration:
+    """Scripts that start, check and debug the run on the plan's nodes."""
+    plan = case.plan
+    cluster = plan.cluster
+    several = cluster.num_nodes > 1
+    return {
+        "launchScript": launch_script(case),
+        "environmentConfig": environment_of(case),
+        "method": "paceline run on this machine"
+        if cluster.is_local
+        else "mlx.launch from one machine"
+        if is_mlx(plan)
+        else f"torchrun on each of {cluster.num_nodes} nodes",
+        "nodeSetup": [
+            f"the same code and packages on all {cluster.num_nodes} nodes, at the same path",
+            "the folder `runs` on storage that every node sees",
+        ]
+        if several
+        else ["nothing: one node"],
+        "jobSpecification": {"scheduler": "slurm", "script": _slurm(case)} if several else {},
+        "hostfile": [f"node-{node}" for node in range(cluster.num_nodes)],
+        "network": {
+            "masterAddress": "127.0.0.1" if not several else "$HEAD_ADDRESS",
+            "port": _PORT,
+            "interface": "the default route's; set NCCL_SOCKET_IFNAME only where that is wrong",
+        },
+        "validationScript": validation_script(case),
+        "debuggingScript": _debugging(case),
+        "instructions": _instructions(case),
+    }
+
+
+def environment_of(case: Case) -> dict[str, str]:
+    """What the launch script sets, each with a reason in it."""
+    found: dict[str, str] = {}
+    if case.plan.cluster.backend in ("nccl", "gloo"):
+        found["OMP_NUM_THREADS"] = str(max(1, round(case.plan.cluster.cores_per_rank or 1)))
+    if case.plan.cluster.backend == "nccl":
+        found["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+        found["TORCH_FR_BUFFER_SIZE"] = "2000"
+    return found
+
+
+def launch_script(case: Case) -> str:
+    """A bash script that starts the plan's ranks; on several nodes it is run on each."""
+    plan, cluster = case.plan, case.plan.cluster
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {plan.layout.name} on {cluster.name}",
+        (
+            f"# {plan.layout.micro_batch} a micro-batch x {plan.layout.accumulation} accumulated x "
+            f"{plan.layout.data} data ranks = {plan.layout.global_batch} samples a step"
+        ),
+        "set -euo pipefail",
+        'cd "$(dirname "$0")"',
+    ]
+    lines += [f"export {name}={value}" for name, value in environment_of(case).items()]
+    if cluster.is_local:
+        return "\n".join([*lines, 'exec paceline run job.yaml "$@"', ""])
+    lines.append(': "${TRAIN_SCRIPT:=train.py}"  # your script; the layout is in job.yaml')
+    if cluster.num_nodes > 1 and not is_mlx(plan):
+        lines += [
+            ': "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"',
+            f': "${{HEAD_PORT:={_PORT}}}"',
+            ': "${RUN_ID:?set it to one name for the run, the same on every node}"',
+        ]
+    if is_mlx(plan) and cluster.num_nodes > 1:
+        lines.append('test -s hosts.json || { echo "hosts.json is missing" >&2; exit 2; }')
+    command = launch_command(plan).replace("train.py", '"$TRAIN_SCRIPT" "$@"')
+    return "\n".join([*lines, f"exec {command}", ""])
+
+
+def validation_script(case: Case) -> str:
+    """A bash script that runs the health checks of one node and says which failed."""
+    lines = [
+        "#!/usr/bin/env bash",
+        "set -uo pipefail",
+        "failed=0",
+        "check() {  # name, what is expected, command",
+        '  local got; got="$(bash -c "$3" 2>&1)"',
+        '  case "$2" in',
+        '    "at least "*) [ "${got//[!0-9]/}" -ge "${2#at least }" ] 2>/dev/null && return ;;',
+        '    *) [[ "$got" == *"$2"* ]] && return ;;',
+        "  esac",
+        '  echo "FAIL $1: expected $2, got: $got" >&2; failed=1',
+        "}",
+    ]
+    lines += [
+        f"check {_quoted(check.name)} {_quoted(check.expect)} {_quoted(check.command)}"
+        for check in health_checks(case.plan)
+        if check.when == "before the start"
+    ]
+    return "\n".join([*lines, 'exit "$failed"', ""])
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _debugging(case: Case) -> str:
+    lines = ["#!/usr/bin/env bash", "set -uo pipefail"]
+    if case.plan.cluster.backend == "nccl":
+        lines += [
+            "export NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO",
+            "nvidia-smi topo -m",
+        ]
+    lines += [
+        f'for name in {_RANK_VARIABLES}; do echo "$name=${{!name:-not set}}"; done',
+        'bash "$(dirname "$0")/launch-script.sh" "$@" 2>&1 | tee debug.log',
+    ]
+    if case.plan.cluster.backend == "nccl":
+        lines.append("grep -o 'Using network [A-Za-z]*' debug.log | sort | uniq -c")
+    return "\n".join([*lines, ""])
+
+
+def _slurm(case: Case) -> str:
+    cluster = case.plan.cluster
+    lines = [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name={case.job.spec.name}",
+        f"#SBATCH --nodes={cluster.num_nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={cluster.ranks_per_node}",
+        "#SBATCH --requeue",
+        "set -euo pipefail",
+        'HEAD_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+        'export HEAD_ADDRESS RUN_ID="$SLURM_JOB_ID"',
+        "srun --kill-on-bad-exit=1 bash launch-script.sh",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _instructions(case: Case) -> list[str]:
+    plan, cluster = case.plan, case.plan.cluster
+    if cluster.is_local:
+        return ["bash launch-script.sh"]
+    if is_mlx(plan):
+        return ["write hosts.json on one Mac", "TRAIN_SCRIPT=train.py bash launch-script.sh"]
+    if cluster.num_nodes == 1:
+        return ["bash launch-script.sh on the node"]
+    return [
+        "run the validation script on every node; none may print FAIL",
+        (
+            "HEAD_ADDRESS=<first node> RUN_ID=<name> bash launch-script.sh on every node, within "
+            "ten minutes of each other"
+        ),
+        "or submit the Slurm script once",
+    ]

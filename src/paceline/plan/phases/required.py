@@ -1,0 +1,249 @@
+"""What a job needs at the least, and what would make it need less."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from paceline.errors import PlanError
+from paceline.parallel.layout import Layout
+from paceline.plan.decision import Plan
+from paceline.spec import Job
+from paceline.units import format_bytes
+
+Replan = Callable[[Job], Plan]
+"""The planner, for a changed job: `lambda job: plan_job(job, facts)`."""
+
+_MOST_DOUBLINGS = 12
+_STEPS_OF_BISECTION = 5
+_EXPOSED_SHARE = 0.1
+"""Share of a step's time that communication may take before the network counts as too slow."""
+
+STATE_BYTES_PER_PARAMETER = 16
+"""Float32 parameter, gradient and two moments of Adam; also bf16 with a float32 master copy.
+
+Source: ZeRO, arXiv:1910.02054, section 3.1.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """The least that the job runs on, each with how it was found."""
+
+    ranks: int
+    memory_bytes: int
+    """Of one accelerator, with as many of them as the job has."""
+
+    network_bytes_per_s: float | None
+    """Of a node; None where it has no part, or is unknown."""
+
+    storage_bytes: int
+    basis: str
+    """How these were found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """A change that makes the job need less memory."""
+
+    change: str
+    field: str
+    """What to write in the job."""
+
+    saves_bytes: int
+    """Of the fullest rank, estimated from the parts of its memory."""
+
+    costs: str
+    """What it takes in return."""
+
+
+def requirements_of(plan: Plan, job: Job) -> Requirements:
+    """The least for a plan that fits: from the sizes of its state and its traffic."""
+    memory, usable = plan.estimate.memory, plan.cluster.usable_bytes
+    parts = memory.parts
+    fixed = parts.get("overhead") or 0
+    state = STATE_BYTES_PER_PARAMETER * plan.profile.num_trained_parameters
+    return Requirements(
+        ranks=max(1, ceil(state / max(1, usable - fixed))),
+        memory_bytes=memory.known_bytes,
+        network_bytes_per_s=_least_network(plan),
+        storage_bytes=_storage(plan, job),
+        basis=(
+            f"ranks: {format_bytes(state)} of state fully sharded, activations left out; memory: "
+            f"{plan.layout.name}'s fullest rank; network: exposed communication at "
+            f"{_EXPOSED_SHARE:.0%} of the step; storage: the checkpoints that are kept and the one "
+            "being written"
+        ),
+    )
+
+
+def requirements_of_refused(job: Job, replan: Replan) -> tuple[Requirements, Plan]:
+    """The least for a job that fits nowhere, and the plan it would have with enough memory.
+
+    Memory is doubled until something fits and then bisected, and nodes are doubled, each with the
+    planner itself.
+
+    Raises:
+        PlanError: It is not memory that it lacks.
+    """
+    plan = _with_more_memory(job, replan)
+    bigger = _with_more_nodes(job, replan)
+    found = requirements_of(plan, job)
+    ranks = bigger.cluster.num_ranks if bigger is not None else found.ranks
+    how = (
+        f"ranks: the planner, with twice the nodes until something fits ({bigger.layout.name})"
+        if bigger is not None
+        else "ranks: by the size of the state alone, since no number of nodes that was tried fits"
+    )
+    return (
+        replace(
+            found,
+            ranks=ranks,
+            memory_bytes=plan.cluster.memory_bytes,
+            basis=f"{how}; memory: the planner, with more memory until something fits",
+        ),
+        plan,
+    )
+
+
+def _with_more_memory(job: Job, replan: Replan) -> Plan:
+    low = 0
+    high = 2**30
+    plan: Plan | None = None
+    for _ in range(4 * _MOST_DOUBLINGS):
+        plan = _try(_with_memory(job, high), replan)
+        if plan is not None:
+            break
+        low, high = high, 2 * high
+    if plan is None:
+        return replan(job)  # raises, in the planner's own words
+    for _ in range(_STEPS_OF_BISECTION):
+        middle = (low + high) // 2
+        other = _try(_with_memory(job, middle), replan)
+        if other is None:
+            low = middle
+        else:
+            high, plan = middle, other
+    return plan
+
+
+def _with_more_nodes(job: Job, replan: Replan) -> Plan | None:
+    """With twice the nodes and, where it must divide, twice the batch."""
+    for doublings in range(1, _MOST_DOUBLINGS):
+        times = 2**doublings
+        train = job.spec.train
+        for batch in (train.global_batch, train.global_batch * times):
+            spec = replace(
+                job.spec,
+                cluster=replace(job.spec.cluster, nodes=job.spec.cluster.nodes * times),
+                train=replace(train, global_batch=batch),
+            )
+            plan = _try(replace(job, spec=spec), replan)
+            if plan is not None:
+                return plan
+    return None
+
+
+def _with_memory(job: Job, num_bytes: int) -> Job:
+    cluster = replace(job.spec.cluster, memory=num_bytes)
+    return replace(job, spec=replace(job.spec, cluster=cluster))
+
+
+def _try(job: Job, replan: Replan) -> Plan | None:
+    try:
+        return replan(job)
+    except PlanError:
+        return None
+
+
+def _least_network(plan: Plan) -> float | None:
+    rate, price = plan.cluster.network_bytes_per_s, plan.estimate
+    if plan.cluster.num_nodes == 1 or not rate or not price.step_s:
+        return None
+    exposed = sum(price.terms.get(name, 0.0) for name in ("data", "expert", "context"))
+    rest = price.step_s - exposed
+    if rest <= 0:
+        return rate
+    allowed = rest * _EXPOSED_SHARE / (1 - _EXPOSED_SHARE)
+    return rate * min(1.0, exposed / allowed) if allowed else rate
+
+
+def _storage(plan: Plan, job: Job) -> int:
+    keep = job.spec.checkpoint
+    kept = keep.keep_last + keep.keep_best + 1
+    if keep.keep_every is not None:
+        kept += job.spec.train.steps // keep.keep_every
+    return kept * plan.estimate.num_checkpoint_bytes
+
+
+def savings(plan: Plan, job: Job) -> list[Saving]:
+    """Changes that each make the fullest rank need less, the largest saving first."""
+    return sorted(_savings(plan, job), key=lambda each: -each.saves_bytes)
+
+
+def _savings(plan: Plan, job: Job) -> Iterator[Saving]:
+    layout, parts = plan.layout, plan.estimate.memory.parts
+
+    def size(*names: str) -> int:
+        return sum(parts.get(name) or 0 for name in names)
+
+    activations, optimizer = size("activations"), size("optimizer", "master copy")
+    yield from _by_layout(layout, activations, optimizer, size("parameters", "gradients"))
+    if plan.profile.seq_len:
+        yield Saving(
+            change=f"samples half as long: {plan.profile.seq_len // 2} tokens",
+            field=f"data.seq_len: {plan.profile.seq_len // 2}",
+            saves_bytes=activations // 2,
+            costs="shorter context",
+        )
+    if layout.shard_degree > 1:
+        yield Saving(
+            change="twice the nodes, the state sharded over all of them",
+            field=f"cluster.nodes: {2 * plan.cluster.num_nodes}",
+            saves_bytes=(optimizer + size("parameters", "gradients")) // 2,
+            costs="twice the accelerators; the step is shorter",
+        )
+    if job.spec.train.optimizer == "adamw":
+        yield Saving(
+            change="AdamW with moments of one byte",
+            field="train.optimizer: adamw-8bit",
+            saves_bytes=size("optimizer") * 3 // 4,
+            costs="needs a library of its own; `paceline run` does not have it",
+        )
+        yield Saving(
+            change="SGD with momentum instead of AdamW",
+            field="train.optimizer: sgd",
+            saves_bytes=size("optimizer") // 2,
+            costs="another optimizer with another learning rate; transformers train worse with it",
+        )
+
+
+def _by_layout(layout: Layout, activations: int, optimizer: int, weights: int) -> Iterator[Saving]:
+    if layout.offload == "none":
+        yield Saving(
+            change="optimizer state in the host's memory",
+            field="layout.offload: cpu",
+            saves_bytes=optimizer,
+            costs="the state crosses PCIe twice a step",
+        )
+    if layout.recompute != "full":
+        yield Saving(
+            change="every block computed again in the backward pass",
+            field="layout.recompute: full",
+            saves_bytes=round(0.8 * activations),
+            costs="about a third more compute; 0.8 of the activations is a guess",
+        )
+    if layout.micro_batch > 1:
+        yield Saving(
+            change=f"micro-batches of {layout.micro_batch // 2}, twice as many accumulated",
+            field=f"layout.micro_batch: {layout.micro_batch // 2}",
+            saves_bytes=activations // 2,
+            costs="smaller matrices, which run slower",
+        )
+    if layout.sharding in ("none", "zero1", "zero2") and layout.data > 1:
+        kept = (optimizer if layout.sharding == "none" else 0) + weights
+        yield Saving(
+            change=f"everything sharded over the {layout.data} data ranks",
+            field="layout.sharding: full",
+            saves_bytes=kept - kept // layout.data,
+            costs="1.5 times the communication",
+        )
