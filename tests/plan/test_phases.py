@@ -147,7 +147,11 @@ def test_nothing_outdated_is_advised():
     [
         (),
         ("cluster.nodes=1",),
-        ("cluster.accelerator=cpu", "cluster.nodes=1", "train.precision=fp32"),
+        (
+            "model={decoder: {layers: 2, hidden: 64, heads: 2}}",
+            "cluster={accelerator: cpu, per_node: 2}",
+            "train.precision=fp32",
+        ),
     ],
 )
 def test_every_script_is_one_that_bash_can_read(tmp_path: Path, overrides: tuple[str, ...]):
@@ -249,7 +253,7 @@ def test_a_deadline_that_is_missed_names_the_nodes_it_takes():
 
 def test_a_batch_that_does_not_divide_is_the_planners_own_problem():
     with pytest.raises(PlanError) as caught:
-        phased("train.global_batch=7")
+        phased("train.global_batch=7", "layout.data=16")
     assert all(problem.code != "P001" for problem in caught.value.problems)
 
 

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,21 @@ else:
 
 _T = TypeVar("_T")
 _POSITIVE = click.IntRange(min=1)
-_ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+
+
+class _Range(click.FloatRange):
+    """A range that `nan` and `inf` are not in."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, parameter, context))
+        if not isfinite(number):
+            self.fail(f"{value} is not a number to reckon with", parameter, context)
+        return number
+
+
+_ABOVE_ZERO = _Range(min=0, min_open=True)
 
 
 class _Unit(_FloatType):
@@ -39,6 +54,10 @@ class _Unit(_FloatType):
             number = self._parse(value)
         except ValueError as error:
             self.fail(str(error), parameter, context)
+        except OverflowError:
+            number = inf
+        if number == inf:
+            self.fail(f"{value!r} is too large", parameter, context)
         if not number > 0 and not (self._zero and number == 0):
             self.fail(f"{value!r} is not above zero", parameter, context)
         return number
@@ -159,7 +178,7 @@ def rate(
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @click.option(
     "--margin",
-    type=click.FloatRange(min=0, max=1, max_open=True),
+    type=_Range(min=0, max=1, max_open=True),
     default=0.0,
     show_default=True,
     help="Share of the largest to leave free, besides the memory that a plan leaves free.",
@@ -233,20 +252,32 @@ def batch(
     )
 
 
+_FIXED = ("data", "sharding", "tensor", "pipeline", "context", "expert", "recompute", "offload")
+_USUAL = {
+    "shard": None,
+    "schedule": "1f1b",
+    "chunks": 1,
+    "context_kind": "ring",
+    "recompute_every": 1,
+}
+"""Said only where they differ: a layout without a pipeline has no schedule to fix."""
+
+
 def _fits(job: "Job", plan: "Plan", facts: Any, micro_batch: int) -> bool:
     """Whether the plan's layout fits with another micro-batch, whatever the job's batch."""
     from paceline.errors import PlanError
     from paceline.plan import plan_job
 
-    layout = job.spec.layout
-    taken = {
-        field.name: getattr(plan.layout, field.name)
-        for field in fields(layout)
-        if getattr(plan.layout, field.name, None) is not None
+    layout = plan.layout
+    taken: dict[str, Any] = {name: getattr(layout, name) for name in _FIXED}
+    taken |= {
+        name: getattr(layout, name)
+        for name, usual in _USUAL.items()
+        if getattr(layout, name) != usual
     }
     spec = replace(
         job.spec,
-        layout=replace(layout, **{**taken, "micro_batch": micro_batch}),
+        layout=replace(job.spec.layout, **{**taken, "micro_batch": micro_batch}),
         train=replace(
             job.spec.train,
             global_batch=micro_batch * plan.layout.data * plan.layout.accumulation,

@@ -26,8 +26,8 @@ _BATCH = {
     "total_batch_size": "a whole number",
     "gradient_accumulation_steps": "a whole number",
     "learning_rate": "a number",
-    "warmup_epochs": "a number",
-    "warmup_steps": "a number",
+    "warmup_epochs": "zero or more",
+    "warmup_steps": "zero or more",
 }
 
 
@@ -97,6 +97,10 @@ def _train(made: Translation, batch: Mapping[str, Any], overrides: Sequence[str]
         made.note(f"{_ASSUMED_STEPS} steps assumed: --set train.steps=...")
     if "learning_rate" in batch:
         made.set("train.learning_rate", batch["learning_rate"])
+    if "warmup_steps" in batch:
+        made.set("train.warmup_steps", round(batch["warmup_steps"]))
+    elif "warmup_epochs" in batch:
+        made.note("warmup_epochs are not used: how long an epoch is, the plan does not say")
     if "per_gpu_batch_size" in batch:
         made.note(
             f"per_gpu_batch_size {batch['per_gpu_batch_size']} is not fixed: the plan finds the "

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
     "a whole number": (int,),
     "a number": (int, float),
+    "zero or more": (int, float),
     "yes or no": (bool,),
     "a section": (dict,),
     "a list": (list,),
@@ -92,8 +94,11 @@ class Translation:
         except ValueError as error:
             self.wrong(key, f"`{key}`: {error}", f"write it like {example}")
             return None
-        if not number > 0:
-            self.wrong(key, f"`{key}` is {_short(value)}, and must be above zero", example)
+        except OverflowError:
+            number = inf
+        if not 0 < number < inf:
+            what = f"`{key}` is {_short(value)}, and must be above zero and finite"
+            self.wrong(key, what, f"write it like {example}")
             return None
         return number
 
@@ -102,6 +107,9 @@ class Translation:
         good = isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
         if good and kind in ("a whole number", "a number") and not value > 0:  # type: ignore[operator]
             self.wrong(key, f"`{key}` is {value}, and must be above zero", "write 1 or more")
+            return False
+        if good and kind == "zero or more" and not value >= 0:  # type: ignore[operator]
+            self.wrong(key, f"`{key}` is {value}, and must not be negative", "write 0 or more")
             return False
         if not good:
             self.wrong(key, f"`{key}` is {_short(value)}, and must be {kind}", f"write {kind}")

@@ -1,7 +1,7 @@
 """A plan in sixteen phases with gates between them, each phase a JSON file of a known form."""
 
 from paceline.plan.phases.case import Gate, Goals, Phase
-from paceline.plan.phases.gates import exit_code
+from paceline.plan.phases.gates import exit_code, format_gates
 from paceline.plan.phases.make import PHASES, PhasePlan, make_phases, phase_schemas
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Phase",
     "PhasePlan",
     "exit_code",
+    "format_gates",
     "make_phases",
     "phase_schemas",
 ]

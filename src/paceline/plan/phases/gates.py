@@ -184,3 +184,13 @@ def _deadline(case: Case) -> Iterator[Gate]:
             f"it does not scale perfectly); or train.steps to {int(case.view.num_steps / times)}",
         ),
     )
+
+
+def format_gates(gates: tuple[Gate, ...]) -> str:
+    """Every gate on a line, and under it what is wrong."""
+    lines = []
+    for gate in gates:
+        lines.append(f"phase {gate.phase:>2}  {gate.status:<7} {gate.name}: {gate.summary}")
+        if gate.problem is not None:
+            lines.append("          " + str(gate.problem).replace("\n", "\n          "))
+    return "\n".join(lines)
