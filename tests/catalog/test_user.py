@@ -66,9 +66,32 @@ def test_a_price_replaces_those_of_the_same_provider_and_accelerator():
     assert any(row.provider == "azure" for row in rows)
 
 
-def test_efficiencies_are_kept_as_written():
-    catalog = merge("[efficiencies.H100-SXM]\nmatmul = 0.7\n")
-    assert catalog.efficiencies["H100-SXM"] == {"matmul": 0.7}
+def test_efficiencies_are_kept_under_the_catalogs_name():
+    catalog = merge("[efficiencies.h100.matmul.bf16]\nshare = 0.7\n")
+    assert catalog.efficiencies == {"H100-SXM": {"matmul": {"bf16": {"share": 0.7}}}}
+
+
+def test_efficiencies_of_a_cpu_may_be_above_its_estimated_peak():
+    text = "[efficiencies.cpu]\nmemory_share = 1.4\nmatmul.fp32.share = 1.1\n"
+    assert merge(text).efficiencies["cpu"]["memory_share"] == 1.4
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "fix"),
+    [
+        ("[efficiencies.cpu]\nmemory_shar = 1\n", "T015", "did you mean `memory_share`?"),
+        ("[efficiencies.cpu.matmul.bf16]\nshares = 1\n", "T015", "did you mean `share`?"),
+        ("[efficiencies.cpu.matmul.bf15]\nshare = 1\n", "T015", "did you mean `bf16`?"),
+        ("[efficiencies.cpu.matmul.fp16]\nshare = 1\n", "T015", "write matmul.bf16"),
+        ("[efficiencies.cpu]\nmatmul = 0.7\n", "T015", "write [efficiencies.cpu.matmul.bf16]"),
+        ("[efficiencies.cpu]\nsustained = -1\n", "T015", "write a number that is not negative"),
+        ("[efficiencies.H101]\nsustained = 1\n", "T001", "did you mean `H100-SXM`"),
+    ],
+)
+def test_a_mistake_in_efficiencies_says_what_mends_it(text: str, code: str, fix: str):
+    (problem,) = problems(text)
+    assert problem.code == code
+    assert problem.fix.startswith(fix)
 
 
 def test_a_misspelt_key_names_the_nearest():

@@ -82,12 +82,22 @@ def make_efficiencies(tables: Mapping[str, Any]) -> Efficiencies:
     return Efficiencies(**(dict(tables) | {"matmul": matmul}))
 
 
-def with_measured(base: Efficiencies, rows: Mapping[str, Mapping[str, Any]]) -> Efficiencies:
+def with_measured(
+    base: Efficiencies, rows: Mapping[str, Mapping[str, Any]], *, accelerator: str | None = None
+) -> Efficiencies:
     """The constants with those of a user's file instead: its tables `[efficiencies.ACCELERATOR]`.
 
     A table may have `matmul.PRECISION` (any of share, short_k, wave, launch_s, memory_share),
     `sustained`, `attention_half_len`, and any key of `[attention]` and `[step]`.
+
+    Args:
+        base: What is shipped.
+        rows: Tables by accelerator.
+        accelerator: Only this one's table is taken, as keys of `[attention]` and `[step]` would
+            else be those of every accelerator. Left out, all are, the last one winning.
     """
+    if accelerator is not None:
+        rows = {name: row for name, row in rows.items() if name == accelerator}
     tables: dict[str, dict[str, Any]] = {
         name: dict(getattr(base, name))
         for name in ("matmul", "family", "sustained", "attention_half_len", "attention", "step")

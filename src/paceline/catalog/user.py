@@ -2,7 +2,7 @@
 
 The file is TOML: `[accelerators.NAME]` and `[links.NAME]` change a known row, or add one that is
 whole or `like` another; `[[prices]]` replace the shipped ones of the same provider and
-accelerator; `[efficiencies.NAME]` is kept as written, for `estimate/` to read.
+accelerator; `[efficiencies.NAME]` is checked and kept, for `estimate/` to read.
 """
 
 import tomllib
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from paceline.catalog._rows import Key, no_such, read_row, text, unknown_key
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
+from paceline.catalog.efficiency_keys import check_efficiencies
 from paceline.catalog.link import LINK_KEYS, Link, make_link
 from paceline.catalog.load import (
     accelerator_spellings,
@@ -42,7 +43,8 @@ class Catalog:
     links: Mapping[str, Link]
     prices: tuple[Price, ...]
     efficiencies: Mapping[str, Mapping[str, Any]]
-    """`[efficiencies.NAME]` of the file as written; empty for the built-in catalog."""
+    """`[efficiencies.NAME]` of the file by the accelerator's name; empty for the built-in
+    catalog. `catalog.efficiencies.with_measured` lays them over what is shipped."""
 
     source: Path | None
     """The reader's file; None for the built-in catalog alone."""
@@ -78,7 +80,8 @@ def load_catalog(path: Path | None) -> Catalog:
         path: The file; None for the built-in catalog alone.
 
     Raises:
-        JobError: Every mistake of the file at once, `T010` to `T013`, `T001` and `T004`.
+        JobError: Every mistake of the file at once, `T010` to `T013`, `T015`, `T001` and
+            `T004`.
     """
     if path is None:
         return built_in_catalog()
@@ -105,6 +108,8 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
     accelerators = {**shipped.accelerators, **new}
     prices = _prices(tables, accelerators, file, problems)
     efficiencies = _tables_of(tables, "efficiencies", file, problems)
+    names = accelerator_spellings(accelerators)
+    problems += check_efficiencies(efficiencies, names, file=file)
     if problems:
         raise JobError(*problems)
     replaced = {(price.provider, price.accelerator) for price in prices}
@@ -115,7 +120,7 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
             *prices,
             *(p for p in shipped.prices if (p.provider, p.accelerator) not in replaced),
         ),
-        efficiencies=efficiencies,
+        efficiencies=_by_name(efficiencies, names),
         source=path,
         changed=frozenset(
             {f"links.{name}" for name in new_links} | {f"accelerators.{name}" for name in new}
@@ -226,6 +231,14 @@ def _tables_of(
         for place in wrong
     ]
     return found
+
+
+def _by_name(
+    rows: Mapping[str, Mapping[str, Any]], spellings: Mapping[str, str]
+) -> dict[str, Mapping[str, Any]]:
+    """The rows under the catalog's names: `[efficiencies.h100]` is of H100-SXM."""
+    known = {spelling.lower(): name for spelling, name in spellings.items()}
+    return {known[name.lower()]: row for name, row in rows.items()}
 
 
 def _missing_links(

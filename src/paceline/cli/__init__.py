@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "runs": ("paceline.cli.runs", "List runs."),
     "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),
     "detect": ("paceline.cli.detect", "Look at this machine: accelerators, links, network."),
+    "calibrate": ("paceline.cli.calibrate", "Measure what this machine reaches, for plan."),
     "init": ("paceline.cli.init", "Write a commented job file to start from."),
     "schema": ("paceline.cli.schema", "Print the JSON Schema of the job file."),
 }

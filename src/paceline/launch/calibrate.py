@@ -1,0 +1,233 @@
+"""Measure this machine in helper processes, one for each rank.
+
+Under torchrun (RANK and WORLD_SIZE are set) this process is one rank of many, and starts only its
+own helper; only rank 0 hears what was measured.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from paceline.catalog import Catalog
+from paceline.catalog.measured import Measurements
+from paceline.errors import JobError, Problem
+from paceline.spec import parse_job
+from paceline.topology import Cluster, find_cluster
+from paceline.topology.find import catalog_name
+from paceline.topology.machine import Machine, find_local_machine
+
+_START_S = 120.0
+"""On top of what measuring may take: PyTorch's import, contexts and the last call. A guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Which ranks measure."""
+
+    rank: int | None
+    """Of this process under torchrun; None when it starts all ranks itself."""
+
+    num_nodes: int
+    ranks_per_node: int | None
+    """None is as many as the machine has."""
+
+
+def find_place(environment: Mapping[str, str], num_ranks: int | None) -> Place:
+    """What torchrun says, else one node.
+
+    >>> find_place({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, None)
+    Place(rank=9, num_nodes=2, ranks_per_node=8)
+    """
+    if not {"RANK", "WORLD_SIZE"} <= set(environment):
+        return Place(rank=None, num_nodes=1, ranks_per_node=num_ranks)
+    world = int(environment["WORLD_SIZE"])
+    local = int(environment.get("LOCAL_WORLD_SIZE", world))
+    return Place(rank=int(environment["RANK"]), num_nodes=world // local, ranks_per_node=local)
+
+
+def find_own_cluster(place: Place, folder: Path, catalog: Catalog) -> Cluster:
+    """This machine as the planner would see it, with as many ranks as measure.
+
+    Raises:
+        JobError: It has fewer accelerators than asked for, or one that the catalog does not know.
+    """
+    machine = find_local_machine()
+    name = _accelerator(machine, catalog)
+    # Nodes of CPUs are simulated by the planner: what is between them is not a network's.
+    nodes = 1 if name == "cpu" else place.num_nodes
+    asked = place.ranks_per_node
+    job = parse_job(
+        "{model: {decoder: {layers: 1, hidden: 8, heads: 1}}, "
+        "data: {corpus: python-stdlib, seq_len: 8}, train: {global_batch: 1, steps: 1}}",
+        source="calibrate",
+        folder=folder,
+    )
+    source = None if catalog.source is None else str(catalog.source.resolve())
+    spec = replace(
+        job.spec.cluster,
+        accelerator=name,
+        nodes=nodes,
+        per_node=asked or "auto",
+        catalog=source,
+    )
+    if name != "cpu" and asked is not None and asked > len(machine.gpus):
+        raise JobError(
+            Problem(
+                code="T002",
+                what=f"{asked} ranks were asked for, this machine has {len(machine.gpus)} GPUs",
+                where="--ranks",
+                fix=f"--ranks {len(machine.gpus)}, or leave it out",
+            )
+        )
+    return find_cluster(spec, job, machine)
+
+
+def _accelerator(machine: Machine, catalog: Catalog) -> str:
+    if not machine.gpus:
+        return "cpu"
+    name = catalog_name(machine.gpus[0].name, catalog)
+    if name is not None:
+        return name
+    reported = machine.gpus[0].name
+    raise JobError(
+        Problem(
+            code="T018",
+            what=f"the catalog has no peak rates of `{reported}`",
+            where="this machine",
+            fix="add [accelerators.NAME] to your catalog file, `like` a known one, with "
+            f'smi_names = ["{reported}"]',
+        )
+    )
+
+
+def measure_machine(
+    cluster: Cluster,
+    place: Place,
+    *,
+    seconds: float,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> Measurements | None:
+    """What the ranks of this machine reach; None for ranks other than 0 under torchrun.
+
+    Args:
+        cluster: From `find_own_cluster`.
+        place: From `find_place`.
+        seconds: That measuring may take, without starting.
+        on_progress: Told of every part that begins.
+
+    Raises:
+        JobError: `R010` without PyTorch, `T017` when a rank fails or hangs.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise JobError(
+            Problem(
+                code="R010",
+                what="measuring needs PyTorch, which is not installed",
+                where=sys.prefix,
+                fix="pip install torch numpy",
+            )
+        )
+    with tempfile.TemporaryDirectory(prefix="paceline-calibrate-") as name:
+        folder = Path(name)
+        ranks = [place.rank] if place.rank is not None else list(range(cluster.num_ranks))
+        helpers = [_Helper(rank, folder, cluster, place, seconds) for rank in ranks]
+        try:
+            _wait(helpers, seconds + _START_S, on_progress)
+        finally:
+            for helper in helpers:
+                helper.end()
+        if ranks[0] != 0:
+            return None
+        answer = helpers[0].answer()
+    return msgspec.json.decode(answer, type=Measurements)
+
+
+class _Helper:
+    """One rank's process, its output in files."""
+
+    def __init__(
+        self, rank: int, folder: Path, cluster: Cluster, place: Place, seconds: float
+    ) -> None:
+        self.rank = rank
+        self._out, self._err = folder / f"out-{rank}", folder / f"err-{rank}"
+        self._told = 0
+        device = "cpu" if cluster.backend == "gloo" else "cuda"
+        command = [sys.executable, "-m", "paceline.runtime.calibrate", "--device", device]
+        command += ["--seconds", str(seconds)]
+        environment = dict(os.environ)
+        if cluster.backend == "gloo":
+            threads = max(1, int(cluster.cores_per_rank or 1))
+            command += ["--threads", str(threads)]
+            # The threads wait for each other at every product: not by spinning.
+            environment |= {"OMP_NUM_THREADS": str(threads)}
+            peaks = cluster.peak_flops_per_s
+            if peaks.get("bf16", 0) > peaks.get("fp32", 0):
+                command.append("--bf16")
+        if place.rank is None:
+            command += ["--store", str(folder / "store")]
+            environment |= _ranks_of(rank, cluster.num_ranks)
+            if cluster.backend == "gloo":
+                environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
+            )
+
+    def progress(self) -> Sequence[str]:
+        """New lines about how far it is."""
+        text = self._err.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[: text.count("\n")]
+        new, self._told = lines[self._told :], len(lines)
+        return [line for line in new if line.startswith("calibrate: ")]
+
+    def last_line(self) -> str:
+        """Of what it said about its end."""
+        lines = self._err.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = [line for line in lines if not line.startswith("calibrate: ")]
+        return said[-1] if said else f"it ended with {self.process.returncode}"
+
+    def answer(self) -> bytes:
+        return self._out.read_bytes().splitlines()[-1]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def _ranks_of(rank: int, num_ranks: int) -> dict[str, str]:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    return dict(zip(names, map(str, (rank, rank, num_ranks, num_ranks)), strict=True))
+
+
+def _wait(helpers: Sequence[_Helper], limit_s: float, on_progress: Callable[[str], None]) -> None:
+    """Until all have ended well; the first that fails ends the others, which wait for it."""
+    end = time.monotonic() + limit_s
+    while True:
+        codes = [helper.process.poll() for helper in helpers]
+        for line in helpers[0].progress():
+            on_progress(line)
+        for helper, code in zip(helpers, codes, strict=True):
+            if code:
+                raise _failed(f"rank {helper.rank} failed: {helper.last_line()}")
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > end:
+            raise _failed(f"it took longer than {limit_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+_POLL_S = 0.1
+
+
+def _failed(what: str) -> JobError:
+    fix = "try --ranks 1, and free memory and cores of this machine"
+    return JobError(Problem(code="T017", what=what, where="paceline calibrate", fix=fix))

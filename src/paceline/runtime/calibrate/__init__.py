@@ -1,0 +1,1 @@
+"""Measure what this machine reaches: products, attention, memory and collectives."""
