@@ -179,25 +179,36 @@ def rate(
 @click.option(
     "--margin",
     type=_Range(min=0, max=1, max_open=True),
-    default=0.0,
-    show_default=True,
-    help="Share of the largest to leave free, besides the memory that a plan leaves free.",
+    help="Share of the largest to leave free. [default: 0 by estimate, since a plan leaves memory "
+    "free already; 0.1 measured]",
+)
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Run a step of the built-in model for each try, in a process with a memory limit.",
 )
 @click.option("--limit", type=_POSITIVE, default=4096, show_default=True, help="Largest to try.")
 @set_option
 @json_option
 def batch(
-    job_file: Path, margin: float, limit: int, overrides: tuple[str, ...], as_json: bool
+    job_file: Path,
+    margin: float | None,
+    measure: bool,
+    limit: int,
+    overrides: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Find the largest micro-batch that fits for the job in JOB, by estimate.
+    """Find the largest micro-batch that fits for the job in JOB, by estimate or measured.
 
     The layout is the one that `paceline plan` chooses; only the micro-batch changes, by doubling
-    and then halving the gap.
+    and then halving the gap. --measure is for this machine and a rank that holds the whole model.
+    A try cannot make the machine swap: what is over the limit is refused by the kernel.
 
     \b
     Examples:
       paceline advise batch job.yaml
       paceline advise batch job.yaml --set cluster.accelerator=A100-80 --json
+      paceline advise batch job.yaml --measure --limit 256
     """
     from paceline.plan import plan_job
     from paceline.plan.advice import find_batch, scale_learning_rate
@@ -210,9 +221,21 @@ def batch(
 
         facts = measure_factory(job)
     plan = plan_job(job, facts)
-    found = find_batch(
-        lambda size: _fits(job, plan, facts, size), start=1, limit=limit, margin=margin
-    )
+    ask: Callable[[int], bool] = lambda size: _fits(job, plan, facts, size)  # noqa: E731
+    if measure:
+        from paceline.launch.try_batch import check_measurable, try_batch
+
+        check_measurable(job, plan)
+        allowed = plan.cluster.usable_bytes
+
+        def ask(size: int) -> bool:
+            peak = try_batch(job, plan, size, limit_bytes=allowed)
+            return peak is not None and peak <= allowed
+
+    if margin is None:
+        margin = 0.1 if measure else 0.0
+    found = find_batch(ask, start=1, limit=limit, margin=margin)
+    known = "measured" if measure else "estimated"
     train = job.spec.train
     whole = max(1, found.chosen) * plan.layout.data
     scaled = scale_learning_rate(
@@ -227,7 +250,7 @@ def batch(
             {
                 **asdict(found),
                 "layout": plan.layout.name,
-                "known": "estimated",
+                "known": known,
                 "global_batch": whole,
                 "linear_learning_rate": scaled.linear_rate,
                 "sqrt_learning_rate": scaled.sqrt_rate,
@@ -237,7 +260,7 @@ def batch(
     tried = ", ".join(f"{size} {'fits' if good else 'does not'}" for size, good in found.tried)
     more = f"; stopped at --limit {limit}, more may fit" if found.at_limit else ""
     _print_rows(
-        ("micro-batch", f"{found.chosen} of at most {found.largest}, estimated{more}"),
+        ("micro-batch", f"{found.chosen} of at most {found.largest}, {known}{more}"),
         ("layout", f"{plan.layout.name} on {plan.cluster.name}"),
         ("tried", tried),
         ("batch", f"{whole} samples a step without accumulation"),

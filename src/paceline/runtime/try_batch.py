@@ -1,0 +1,97 @@
+"""Helper process: one real step of the built-in decoder in a micro-batch, inside a memory limit.
+
+    python -m paceline.runtime.try_batch < REQUEST.json
+
+Prints one line of JSON, `{"peak_bytes": N}`. Exits with `DOES_NOT_FIT` when the memory does not
+suffice. On a CPU the kernel refuses what is over the limit (RLIMIT_DATA), so that the machine never
+swaps for a try; on an accelerator its allocator does.
+
+Leaves out: other ranks. A rank of DDP holds the same, with the gradients as views of its buckets.
+"""
+
+import resource
+import sys
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+
+from paceline.profile import DecoderShape
+from paceline.runtime.decoder import Decoder
+from paceline.runtime.memory import peak_bytes
+from paceline.runtime.optimizer import make_optimizer
+from paceline.spec import TrainSpec
+
+DOES_NOT_FIT = 77
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tried."""
+
+    shape: dict[str, Any]
+    """Fields of a `DecoderShape`."""
+
+    seq_len: int
+    micro_batch: int
+    optimizer: str
+    is_bf16: bool
+    device: str
+    limit_bytes: int
+    """Of this process, or of the accelerator."""
+
+
+def try_step(request: Request) -> int:
+    """Bytes at the peak of one step: forward, backward and optimizer."""
+    device = torch.device(request.device)
+    _limit(request, device)
+    with torch.device(device):
+        model = Decoder(DecoderShape(**request.shape), request.seq_len)
+    optimizer = make_optimizer(
+        model, TrainSpec(global_batch=1, steps=1, optimizer=_kind(request.optimizer))
+    )
+    size = (request.micro_batch, request.seq_len)
+    tokens_BS = torch.randint(0, request.shape["vocab"], size, device=device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=request.is_bf16):
+        logits_BSV = model(tokens_BS)
+        loss = F.cross_entropy(logits_BSV.flatten(0, 1).float(), tokens_BS.flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return peak_bytes(device)
+
+
+def _kind(name: str) -> Any:
+    return "sgd" if name == "sgd" else "adamw"
+
+
+def _limit(request: Request, device: torch.device) -> None:
+    if device.type == "cpu":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (request.limit_bytes, hard))
+        return
+    whole = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / whole), device)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of the CPU's allocator, torch says only this."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(
+        error
+    )
+
+
+def main() -> None:
+    """Entry point of the helper."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    try:
+        peak = try_step(request)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        sys.exit(DOES_NOT_FIT)
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode({"peak_bytes": peak}) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
