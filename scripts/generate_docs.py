@@ -181,6 +181,12 @@ def command_line() -> str:
         assert command is not None
         inner = click.Context(command, info_name=name, parent=context, terminal_width=96)
         lines += [f"## paceline {name}\n", "```text", command.get_help(inner), "```\n"]
+        if isinstance(command, click.Group):
+            for part in command.list_commands(inner):
+                each = command.commands[part]
+                place = click.Context(each, info_name=part, parent=inner, terminal_width=96)
+                text = each.get_help(place)
+                lines += [f"### paceline {name} {part}\n", "```text", text, "```\n"]
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
 
 
