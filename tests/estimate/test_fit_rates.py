@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -44,14 +45,14 @@ TRUTH = {
 ENGINE = load_engines()["paceline"]
 
 
-def cluster_of(accelerator: str, per_node: int = 8) -> Cluster:
+def cluster_of(accelerator: str, per_node: int = 8, machine: Machine = MACHINE) -> Cluster:
     text = """
     model: {decoder: {layers: 1, hidden: 8, heads: 1}}
     data: {corpus: python-stdlib, seq_len: 8}
     train: {global_batch: 1, steps: 1}
     """
     job = parse_job(text, source="job.yaml", folder=Path("nowhere"))
-    return find_cluster(ClusterSpec(accelerator=accelerator, per_node=per_node), job, MACHINE)
+    return find_cluster(ClusterSpec(accelerator=accelerator, per_node=per_node), job, machine)
 
 
 def shapes() -> np.ndarray:
@@ -61,7 +62,7 @@ def shapes() -> np.ndarray:
     return np.array(found, float)
 
 
-def measurements(cluster: Cluster, noise: float, **parts) -> Measurements:
+def measurements(**parts) -> Measurements:
     return Measurements(
         device="test",
         backend="nccl",
@@ -97,7 +98,7 @@ def products(cluster: Cluster, noise: float, precision: str = "bf16") -> tuple[P
 
 
 def fit(cluster: Cluster, **parts) -> Fitted:
-    return fit_rates(measurements(cluster, 0, **parts), cluster, ENGINE, load_efficiencies())
+    return fit_rates(measurements(**parts), cluster, ENGINE, load_efficiencies())
 
 
 def test_a_products_constants_come_back_exactly_from_times_without_noise():
@@ -205,3 +206,22 @@ def test_too_few_times_claim_nothing():
     fitted = fit(cluster, products=products(cluster, 0.0)[:5])
     assert "matmul" not in fitted.row
     assert "5 times, which is too few" in fitted.notes[0]
+
+
+RECORDED = Path(__file__).parent / "recorded" / "calibrate-cpu.json"
+"""A default minute on 2 cores of an AMD EPYC (Zen 4) that did other things too, torch 2.13.0+cpu;
+2.6 GHz as its kernel reports."""
+
+
+def test_the_fit_of_a_recorded_machine_is_far_closer_than_what_is_shipped():
+    measured = msgspec.json.decode(RECORDED.read_bytes(), type=Measurements)
+    machine = replace(MACHINE, num_cores=2, clock_hz=2.6e9)
+    cluster = cluster_of("cpu", per_node=2, machine=machine)
+    fitted = fit_rates(measured, cluster, ENGINE, load_efficiencies())
+    for kind in ("fp32", "bf16"):
+        error, before = (e[f"matmul.{kind}"] for e in (fitted.errors, fitted.shipped_errors))
+        assert error.num_held_out >= 10
+        assert error.median < 0.06 < 0.2 < before.median
+    assert fitted.errors["attention"].median < fitted.shipped_errors["attention"].median
+    assert 1.0 < fitted.row["matmul"]["fp32"]["share"] < 1.4  # the peak is an estimate, and low
+    assert fitted.row["attention_half_len"] < 400

@@ -96,8 +96,7 @@ def fit_rates(
         )
         row |= constants
     if measured.memory and cluster.memory_bytes_per_s:
-        rates = [each.bytes_per_s for each in measured.memory if each.kind != "copy"]
-        reached = float(np.median(rates or [each.bytes_per_s for each in measured.memory]))
+        reached = float(np.median([each.bytes_per_s for each in measured.memory]))
         row["memory_share"] = reached / cluster.memory_bytes_per_s
     for is_inside in (True, False):
         those = [each for each in measured.collectives if each.is_inside_node == is_inside]
@@ -247,8 +246,17 @@ def _fit_collectives(
 
     start = {key: model.shipped.step[key] for key in keys}
     before = _error(predict(start), times)
-    values, error = _fit(predict, start, times)
+    # Below it the planner's ramp sets the time, which is not fitted: large payloads decide.
+    weight = np.clip((payload / _RAMP_BYTES) ** 2, _LEAST_WEIGHT, 1.0)
+    values, error = _fit(predict, start, times, weight)
     return name, dict(values), error, before
+
+
+_RAMP_BYTES = 4e6
+"""As in `collectives.py`."""
+
+_LEAST_WEIGHT = 0.03
+"""Of a small payload, which is all that shows the latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,19 +269,24 @@ _Times = Sequence[ProductTime] | Sequence[CollectiveTime] | Sequence[_Seconds]
 
 
 def _fit(
-    predict: Callable[[Mapping[str, float]], Column], start: Mapping[str, float], times: _Times
+    predict: Callable[[Mapping[str, float]], Column],
+    start: Mapping[str, float],
+    times: _Times,
+    weight: Column | None = None,
 ) -> tuple[dict[str, float], FitError]:
     """Constants from all times, and the error of those from three in four on the others."""
     number = np.arange(len(times))
+    trust = np.array([1 / (1 + (each.spread / _UNSTEADY) ** 2) for each in times])
+    trust = trust if weight is None else trust * weight
     held_out = number % _HELD_OUT == _HELD_OUT // 2
     if held_out.sum() >= 2:
-        some = _least_squares(predict, start, times, ~held_out)
+        some = _least_squares(predict, start, times, np.where(held_out, 0.0, trust))
         error = _error(predict(some), times, held_out)
     else:
         error = FitError(
             median=float("nan"), p90=float("nan"), num_held_out=0, num_fitted=len(times)
         )
-    return _least_squares(predict, start, times, number >= 0), error
+    return _least_squares(predict, start, times, trust), error
 
 
 def _error(predicted: Column, times: _Times, chosen: Column | None = None) -> FitError:
@@ -288,12 +301,15 @@ def _error(predicted: Column, times: _Times, chosen: Column | None = None) -> Fi
     )
 
 
-_PRIOR = 0.03
+_PRIOR = 0.01
 """Weight of staying where a constant starts, against one time that is off by a factor of e: what
 the times do not show stays as shipped."""
 
 _FAR_OFF = 0.15
 """From here on (15 % off) a time counts by its distance, not the square of it (Huber)."""
+
+_UNSTEADY = 0.1
+"""A time whose repeats differ by this share counts half."""
 
 _MOST_ROUNDS = 200
 
@@ -302,18 +318,16 @@ def _least_squares(
     predict: Callable[[Mapping[str, float]], Column],
     start: Mapping[str, float],
     times: _Times,
-    chosen: Column,
+    trust: Column,
 ) -> dict[str, float]:
     """Levenberg and Marquardt's method in the logarithms of constants and times."""
     names = list(start)
-    seconds = np.log([each.seconds for each in times])[chosen]
-    # A time that varies by half between repeats says less.
-    trust = np.array([1 / (1 + (each.spread / 0.1) ** 2) for each in times])[chosen]
+    seconds = np.log([each.seconds for each in times])
     begin = np.array([log(start[name]) for name in names])
 
     def rest(x: Column) -> Column:
         values = {name: exp(each) for name, each in zip(names, x, strict=True)}
-        return np.log(predict(values))[chosen] - seconds
+        return np.log(predict(values)) - seconds
 
     def weights(off: Column) -> Column:
         return trust * np.minimum(1.0, _FAR_OFF / np.maximum(np.abs(off), 1e-9))

@@ -60,8 +60,8 @@ def _measure_group(
     times: list[CollectiveTime] = []
     planned = [(num_bytes, kind) for num_bytes in _SIZES for kind in _KINDS]
     for position, (num_bytes, kind) in enumerate(planned):
-        # The times grow fourfold from size to size: the last ones need most of what is left.
-        share_s = clock.left_s / max(3, (len(planned) - position) / 2)
+        # What the small ones do not use is for the large ones.
+        share_s = clock.left_s / max(3, len(planned) - position)
         call, moved = _call(kind, num_bytes, device, group, size)
         timing = clock.time(call, budget_s=share_s)
         if timing is not None:
