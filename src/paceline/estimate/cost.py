@@ -38,7 +38,11 @@ class Failures:
     """Between two takings-away of one spot instance."""
 
     interval_s: float | None = None
-    """Of training between checkpoints; None is the best one for the failures there are."""
+    """Of training between checkpoints; None is the best one for the failures there are. On spot it
+    is always the best one."""
+
+    background_s: float = 0.0
+    """A checkpoint is written on while training goes on."""
 
     def goodput(self, num_ranks: int, num_spot_instances: int = 0) -> Goodput:
         """The share of the time that is useful on so many ranks, on so many spot instances."""
@@ -46,9 +50,15 @@ class Failures:
         if num_spot_instances:
             taken_s = job_mtbf_s(num_spot_instances, self.spot_mtbf_s)
             mtbf_s = 1 / (1 / mtbf_s + 1 / taken_s)
-        interval_s = self.interval_s or max(1.0, daly_interval_s(self.save_s, mtbf_s))
+        interval_s = None if num_spot_instances else self.interval_s
+        if interval_s is None:
+            interval_s = max(1.0, daly_interval_s(self.save_s, mtbf_s), self.background_s)
         return goodput(
-            mtbf_s=mtbf_s, interval_s=interval_s, save_s=self.save_s, restart_s=self.restart_s
+            mtbf_s=mtbf_s,
+            interval_s=interval_s,
+            save_s=self.save_s,
+            restart_s=self.restart_s,
+            background_s=min(self.background_s, interval_s),
         )
 
 

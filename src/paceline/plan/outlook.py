@@ -133,7 +133,7 @@ def outlook(
         restart_s=restart_s,
         checkpoints=advice,
         goodput=good,
-        costs=_costs(plan, train_s, rows, save_s, restart_s, assumptions),
+        costs=_costs(plan, train_s, rows, (save_s, restart_s, write_s), assumptions),
         assumptions=assumptions,
     )
 
@@ -162,18 +162,19 @@ def _costs(
     plan: Plan,
     train_s: float | None,
     prices: Iterable[Price],
-    save_s: float,
-    restart_s: float,
+    seconds: tuple[float, float, float],
     assumptions: Assumptions,
 ) -> tuple[RunCost, ...]:
     if train_s is None:
         return ()
     step_s = plan.estimate.step_s
+    save_s, restart_s, write_s = seconds
     failures = Failures(
         save_s=save_s,
         restart_s=restart_s,
         rank_mtbf_s=assumptions.rank_mtbf_s,
         interval_s=None if step_s is None else plan.checkpoint_every * step_s,
+        background_s=write_s,
     )
     return cheapest_costs(
         run_costs(

@@ -46,6 +46,18 @@ class Case:
         """Whether something fits."""
         return self.refused is None
 
+    @property
+    def applies_to(self) -> str:
+        """Which program the phase is about: ours runs what one machine can, today."""
+        layout, cluster = self.plan.layout, self.plan.cluster
+        whole = layout.tensor * layout.pipeline * layout.context == 1
+        if cluster.is_local and whole and layout.sharding in ("none", "full"):
+            return "`paceline run` on this machine"
+        return (
+            "a program that uses `paceline.runtime`; one of another engine keeps its own samples, "
+            "checkpoints and metrics, and is to be set up like this"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:

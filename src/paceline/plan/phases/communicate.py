@@ -54,7 +54,9 @@ def plan_communication(case: Case) -> CommunicationPlan:
             "initMethod": "env:// (torchrun sets MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE)"
             if cluster.backend != "mlx"
             else "mx.distributed.init()",
-            "timeout": "600s: NCCL's default; a silent rank is found earlier by its missing steps",
+            "timeout": "600s: NCCL's default; a silent rank is found earlier by its missing steps"
+            if cluster.backend == "nccl"
+            else f"{cluster.backend}'s own; a silent rank is found earlier by its missing steps",
             "env": _environment(case),
         },
         "compression": "none: reductions are in float32. A float16 hook zeroes elements below "
@@ -112,8 +114,10 @@ def _environment(case: Case) -> dict[str, str]:
 
 def _buckets(case: Case) -> tuple[int | None, str]:
     plan, layout, cluster = case.plan, case.plan.layout, case.plan.cluster
-    if layout.sharding != "none" or layout.data == 1:
-        return None, "a block is one unit: FSDP has no buckets" if layout.data > 1 else "one rank"
+    if layout.data == 1:
+        return None, "none: one data rank"
+    if layout.sharding not in ("none", "zero1"):
+        return None, "none: FSDP reduces a block at a time"
     compute = plan.estimate.terms.get("compute")
     rate = cluster.network_bytes_per_s if cluster.num_nodes > 1 else cluster.link_bytes_per_s
     if not compute or not rate:

@@ -69,7 +69,8 @@ def assess_resources(case: Case) -> ResourceAssessment:
     """Whether the cluster can train the job, and what it needs at the least."""
     cluster, view = case.plan.cluster, case.view
     rate = cluster.network_bytes_per_s if cluster.num_nodes > 1 else cluster.link_bytes_per_s
-    cheapest = view.costs[0] if view.costs and case.feasible else None
+    demand = [cost for cost in view.costs if cost.way == "on demand"]
+    cheapest = demand[0] if demand and case.feasible else None
     found: ResourceAssessment = {
         "feasible": case.feasible,
         "availableGPUs": cluster.num_ranks,
@@ -97,7 +98,9 @@ def assess_resources(case: Case) -> ResourceAssessment:
             f"${cost.usd:,.0f} ({cost.as_of})"
             for cost in (view.costs[:5] if case.feasible else ())
         ],
-        "estimatedCost": None if cheapest is None else f"${cheapest.usd:,.2f}, {cheapest.provider}",
+        "estimatedCost": None
+        if cheapest is None
+        else f"${cheapest.usd:,.2f} on demand, {cheapest.provider}",
         "estimatedCostUSD": None if cheapest is None else cheapest.usd,
     }
     if case.refused is not None:

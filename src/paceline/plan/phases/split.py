@@ -225,6 +225,7 @@ class ShardingConfig(TypedDict):
 class DataDistribution(TypedDict):
     """Phase 4."""
 
+    appliesTo: str
     loadingStrategy: str
     shardingConfig: ShardingConfig
     workerCount: int
@@ -245,6 +246,7 @@ def distribute_data(case: Case) -> DataDistribution:
     source = spec.data.corpus or spec.data.path or "the program's own data"
     tokens = plan.estimate.tokens_per_s
     return {
+        "appliesTo": case.applies_to,
         "loadingStrategy": "every rank computes which samples of the step are its own, and reads "
         "only those",
         "shardingConfig": {

@@ -18,6 +18,7 @@ class StorageLocation(TypedDict):
 class FaultTolerance(TypedDict):
     """Phase 8."""
 
+    appliesTo: str
     strategy: str
     checkpointFrequency: str
     checkpointFrequencySteps: int
@@ -45,6 +46,7 @@ def survive_faults(case: Case) -> FaultTolerance:
     period = "" if view.step_s is None else f", {format_seconds(every * view.step_s)}"
     ranks = plan.cluster.num_ranks
     return {
+        "appliesTo": case.applies_to,
         "strategy": "sharded checkpoints written in the background; on a failure all workers are "
         "fenced and started again from the newest valid one",
         "checkpointFrequency": f"every {every} steps{period}",
@@ -111,6 +113,7 @@ class AlertingRule(TypedDict):
 class MonitoringPlan(TypedDict):
     """Phase 9."""
 
+    appliesTo: str
     metrics: list[str]
     alertingRules: list[AlertingRule]
     gpuMetrics: list[str]
@@ -134,6 +137,7 @@ def plan_monitoring(case: Case) -> MonitoringPlan:
     on_gpu = plan.cluster.backend == "nccl"
     rate = price.tokens_per_s
     return {
+        "appliesTo": case.applies_to,
         "metrics": list(METRICS),
         "alertingRules": [
             {

@@ -54,7 +54,7 @@ def plan_validation(case: Case) -> ValidationPlan:
         "smokeTests": [
             {
                 "name": "three steps",
-                "how": "paceline run job.yaml --set train.steps=3",
+                "how": _run(case, "train.steps=3"),
                 "passes": "exit code 0, three finite losses, one checkpoint",
             },
             {
@@ -79,9 +79,10 @@ def plan_validation(case: Case) -> ValidationPlan:
         "faultInjectionTests": [
             {
                 "name": f"kill rank {rank}",
-                "how": f"paceline run job.yaml --set 'drill.kill=[rank={rank}@step={step}]'",
-                "passes": f"Recovered in events.jsonl, at most {plan.checkpoint_every} steps done "
-                "again",
+                "how": _run(case, f"drill.kill=[rank={rank}@step={step}]")
+                if plan.cluster.is_local
+                else f"kill -9 of rank {rank}'s process at step {step}",
+                "passes": f"training goes on, at most {plan.checkpoint_every} steps done again",
             }
             for rank, step in ((ranks - 1, min(job.train.steps, plan.checkpoint_every + 1)),)
         ],
@@ -109,6 +110,13 @@ def plan_validation(case: Case) -> ValidationPlan:
             },
         ],
     }
+
+
+def _run(case: Case, change: str) -> str:
+    """How to run the job with one value changed."""
+    if case.plan.cluster.is_local:
+        return f"paceline run job.yaml --set '{change}'"
+    return f"bash launch-script.sh, with {change.replace('=', ': ', 1)} in job.yaml"
 
 
 def _scaling(case: Case) -> dict[str, list[Check]]:
