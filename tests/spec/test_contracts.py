@@ -256,3 +256,11 @@ def test_what_is_no_contract_is_left_to_the_job_reader(tmp_path: Path, text: str
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert load_contract(path) is None
     assert load_contract(tmp_path / "nothing.json") is None
+
+
+@pytest.mark.parametrize("value", [10**400, 10**16, float("inf"), float("nan"), "\x00", [], {}])
+def test_absurd_numbers_never_show_a_traceback(value: object):
+    for key in ("batchSize", "epochs", "learningRate"):
+        assert problems(changed("trainingConfig", **{key: value}))
+    plan = {**DOCUMENT_PLAN, "batch_configuration": {"total_batch_size": value}}
+    assert problems(plan, MODEL)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import Problem
 from paceline.spec._engineer import ASSUMED_ACCELERATOR, is_set
-from paceline.spec._translation import ContractText, Translation
+from paceline.spec._translation import MOST, ContractText, Translation
 
 BASE_RATE, BASE_BATCH = 0.001, 64
 """The rate and batch that the contract's own rule starts from."""
@@ -123,7 +123,9 @@ def _numbers(section: object, *names: str) -> list[Any] | None:
     if not isinstance(section, Mapping):
         return None
     found = [section.get(name) for name in names]
-    good = all(isinstance(each, int) and not isinstance(each, bool) for each in found)
+    good = all(
+        isinstance(each, int) and not isinstance(each, bool) and 0 <= each < MOST for each in found
+    )
     return found if good else None
 
 
@@ -160,7 +162,9 @@ def _rate(value: Mapping[str, Any]) -> Iterator[_Finding]:
     batch = value.get("batch_configuration")
     size = _numbers(batch, "total_batch_size")
     rate = batch.get("learning_rate") if isinstance(batch, Mapping) else None
-    if size is None or not isinstance(rate, int | float) or rate <= 0 or size[0] < 1:
+    if size is None or not isinstance(rate, int | float) or size[0] < 1:
+        return
+    if not 0 < rate < MOST:
         return
     base_rate, base_batch = _base(batch)
     linear = base_rate * size[0] / base_batch
@@ -186,7 +190,7 @@ def _base(batch: object) -> tuple[float, int]:
     """The rate and batch the plan says it scaled from, or those of the contract's rule."""
     if isinstance(batch, Mapping):
         rate, size = batch.get("base_learning_rate"), batch.get("base_batch_size")
-        if isinstance(rate, float) and isinstance(size, int) and rate > 0 and size > 0:
+        if isinstance(rate, float) and isinstance(size, int) and 0 < rate < 1e9 and 0 < size < MOST:
             return rate, size
     return BASE_RATE, BASE_BATCH
 

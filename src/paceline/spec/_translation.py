@@ -20,6 +20,10 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 }
 
 
+MOST = 10**15
+"""Above any count in a job; larger ones are slips."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractText:
     """A contract as JSON values, and where it is from."""
@@ -106,10 +110,17 @@ class Translation:
         wanted = _KINDS[kind]
         good = isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
         if good and kind in ("a whole number", "a number") and not value > 0:  # type: ignore[operator]
-            self.wrong(key, f"`{key}` is {value}, and must be above zero", "write 1 or more")
+            self.wrong(
+                key, f"`{key}` is {_short(value)}, and must be above zero", "write 1 or more"
+            )
+            return False
+        if good and isinstance(value, int | float) and not value < MOST:
+            self.wrong(key, f"`{key}` is {_short(value)}, which is too large", "write less")
             return False
         if good and kind == "zero or more" and not value >= 0:  # type: ignore[operator]
-            self.wrong(key, f"`{key}` is {value}, and must not be negative", "write 0 or more")
+            self.wrong(
+                key, f"`{key}` is {_short(value)}, and must not be negative", "write 0 or more"
+            )
             return False
         if not good:
             self.wrong(key, f"`{key}` is {_short(value)}, and must be {kind}", f"write {kind}")
