@@ -131,6 +131,17 @@ def test_a_models_path_is_a_preset_a_folder_or_a_config(path: str, way: str, val
     assert getattr(spec.model, way) == value
 
 
+def test_a_models_size_alone_is_enough():
+    value = {
+        "modelConfig": {"size": "7B", "framework": "pytorch"},
+        "dataConfig": {"size": "500GB"},
+        "clusterConfig": {"numNodes": 2, "gpusPerNode": 8, "networkBandwidth": "100Gbps"},
+    }
+    spec = read(value).job.spec
+    assert spec.model.size == 7_000_000_000
+    assert spec.train.global_batch % 16 == 0
+
+
 def test_an_unknown_key_names_the_nearest_one():
     (problem,) = problems(changed("clusterConfig", numNode=3))
     assert problem.code == "J021"

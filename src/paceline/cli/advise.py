@@ -254,6 +254,7 @@ def batch(
                 "global_batch": whole,
                 "linear_learning_rate": scaled.linear_rate,
                 "sqrt_learning_rate": scaled.sqrt_rate,
+                "warmup_steps": scaled.warmup_steps,
             }
         )
         return
@@ -272,6 +273,7 @@ def batch(
                 f"{train.optimizer}"
             ),
         ),
+        ("warm-up", f"{scaled.warmup_steps} steps: {scaled.warmup_reason}"),
     )
 
 

@@ -213,7 +213,7 @@ def _case(
     prices: Iterable[Price] | None,
     assumptions: Assumptions,
 ) -> Case:
-    refused = None
+    refused = available = None
     try:
         plan = replan(job)
         required = requirements_of(plan, job)
@@ -221,7 +221,8 @@ def _case(
         refused = error.problems[0]
         if refused.code != "P001":
             raise
-        required, plan = requirements_of_refused(job, replan)
+        available = find_cluster(job.spec.cluster, job).usable_bytes
+        required, plan = requirements_of_refused(job, replan, available)
     return Case(
         job=job,
         plan=plan,
@@ -229,14 +230,9 @@ def _case(
         required=required,
         goals=goals,
         refused=refused,
-        available_bytes=None if refused is None else _available(job),
+        available_bytes=available,
         created=created,
     )
-
-
-def _available(job: Job) -> int:
-    """Memory of the accelerator that there is: the catalog's, where the job does not say."""
-    return find_cluster(job.spec.cluster, job).usable_bytes
 
 
 def _phase(number: int, case: Case) -> Phase:

@@ -76,16 +76,23 @@ def requirements_of(plan: Plan, job: Job) -> Requirements:
     )
 
 
-def requirements_of_refused(job: Job, replan: Replan) -> tuple[Requirements, Plan]:
+def requirements_of_refused(
+    job: Job, replan: Replan, available_bytes: int
+) -> tuple[Requirements, Plan]:
     """The least for a job that fits nowhere, and the plan it would have with enough memory.
 
     Memory is doubled until something fits and then bisected, and nodes are doubled, each with the
     planner itself.
 
+    Args:
+        job: That was refused.
+        replan: The planner.
+        available_bytes: Memory of an accelerator that there is.
+
     Raises:
         PlanError: It is not memory that it lacks.
     """
-    plan = _with_more_memory(job, replan)
+    plan = _with_more_memory(job, replan, available_bytes)
     bigger = _with_more_nodes(job, replan)
     found = requirements_of(plan, job)
     ranks = bigger.cluster.num_ranks if bigger is not None else found.ranks
@@ -105,11 +112,10 @@ def requirements_of_refused(job: Job, replan: Replan) -> tuple[Requirements, Pla
     )
 
 
-def _with_more_memory(job: Job, replan: Replan) -> Plan:
-    low = 0
-    high = 2**30
+def _with_more_memory(job: Job, replan: Replan, low: int) -> Plan:
+    high = 2 * low
     plan: Plan | None = None
-    for _ in range(4 * _MOST_DOUBLINGS):
+    for _ in range(_MOST_DOUBLINGS):
         plan = _try(_with_memory(job, high), replan)
         if plan is not None:
             break
@@ -137,9 +143,11 @@ def _with_more_nodes(job: Job, replan: Replan) -> Plan | None:
                 cluster=replace(job.spec.cluster, nodes=job.spec.cluster.nodes * times),
                 train=replace(train, global_batch=batch),
             )
-            plan = _try(replace(job, spec=spec), replan)
-            if plan is not None:
-                return plan
+            try:
+                return replan(replace(job, spec=spec))
+            except PlanError as error:
+                if error.problems[0].code == "P001":
+                    break  # it divides, and a larger batch needs no less memory
     return None
 
 
