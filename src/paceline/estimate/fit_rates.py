@@ -36,6 +36,9 @@ _HELD_OUT = 4
 _LEAST = 8
 """Times that a fit of five constants needs; with fewer, nothing is claimed."""
 
+_FAR_OFF = 0.15
+"""From here on (15 % off) a time counts by its distance, not the square of it (Huber)."""
+
 _FLASH_BACKWARD_FLOPS = 2.5
 """As in `compute.py`: five products instead of two. Source: Dao, arXiv:2307.08691."""
 
@@ -248,7 +251,9 @@ def _fit_collectives(
     before = _error(predict(start), times)
     # Below it the planner's ramp sets the time, which is not fitted: large payloads decide.
     weight = np.clip((payload / _RAMP_BYTES) ** 2, _LEAST_WEIGHT, 1.0)
-    values, error = _fit(predict, start, times, weight)
+    # One rate stands for collectives that differ (gloo's all-reduce is 3 times as fast as its
+    # gather): their geometric mean, not whichever kind there is more of.
+    values, error = _fit(predict, start, times, weight, far_off=1.0)
     return name, dict(values), error, before
 
 
@@ -273,20 +278,21 @@ def _fit(
     start: Mapping[str, float],
     times: _Times,
     weight: Column | None = None,
+    far_off: float = _FAR_OFF,
 ) -> tuple[dict[str, float], FitError]:
     """Constants from all times, and the error of those from three in four on the others."""
     number = np.arange(len(times))
-    trust = np.array([1 / (1 + (each.spread / _UNSTEADY) ** 2) for each in times])
-    trust = trust if weight is None else trust * weight
+    steady = np.array([1 / (1 + (each.spread / _UNSTEADY) ** 2) for each in times])
+    trust = steady if weight is None else weight
     held_out = number % _HELD_OUT == _HELD_OUT // 2
     if held_out.sum() >= 2:
-        some = _least_squares(predict, start, times, np.where(held_out, 0.0, trust))
+        some = _least_squares(predict, start, times, np.where(held_out, 0.0, trust), far_off)
         error = _error(predict(some), times, held_out)
     else:
         error = FitError(
             median=float("nan"), p90=float("nan"), num_held_out=0, num_fitted=len(times)
         )
-    return _least_squares(predict, start, times, trust), error
+    return _least_squares(predict, start, times, trust, far_off), error
 
 
 def _error(predicted: Column, times: _Times, chosen: Column | None = None) -> FitError:
@@ -305,9 +311,6 @@ _PRIOR = 0.01
 """Weight of staying where a constant starts, against one time that is off by a factor of e: what
 the times do not show stays as shipped."""
 
-_FAR_OFF = 0.15
-"""From here on (15 % off) a time counts by its distance, not the square of it (Huber)."""
-
 _UNSTEADY = 0.1
 """A time whose repeats differ by this share counts half."""
 
@@ -319,6 +322,7 @@ def _least_squares(
     start: Mapping[str, float],
     times: _Times,
     trust: Column,
+    far_off: float,
 ) -> dict[str, float]:
     """Levenberg and Marquardt's method in the logarithms of constants and times."""
     names = list(start)
@@ -330,11 +334,11 @@ def _least_squares(
         return np.log(predict(values)) - seconds
 
     def weights(off: Column) -> Column:
-        return trust * np.minimum(1.0, _FAR_OFF / np.maximum(np.abs(off), 1e-9))
+        return trust * np.minimum(1.0, far_off / np.maximum(np.abs(off), 1e-9))
 
     def cost(off: Column, x: Column) -> float:
         far = np.abs(off)
-        huber = np.where(far < _FAR_OFF, far**2, 2 * _FAR_OFF * far - _FAR_OFF**2)
+        huber = np.where(far < far_off, far**2, 2 * far_off * far - far_off**2)
         return float((trust * huber).sum() + _PRIOR**2 * ((x - begin) ** 2).sum())
 
     x, off, damping = begin.copy(), rest(begin), 1e-2
