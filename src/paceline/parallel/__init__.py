@@ -1,8 +1,21 @@
 """How to split: layouts, the laws they obey, and all that a job leaves possible."""
 
-from paceline.parallel.candidates import candidates
+from paceline.parallel.abilities import Abilities, abilities_of, reasons_ours_cannot
+from paceline.parallel.candidates import Space, candidates, grids
 from paceline.parallel.laws import check_layout_choices
 from paceline.parallel.layout import Layout, Sharding
 from paceline.parallel.table import Layouts, table_of
 
-__all__ = ["Layout", "Layouts", "Sharding", "candidates", "check_layout_choices", "table_of"]
+__all__ = [
+    "Abilities",
+    "Layout",
+    "Layouts",
+    "Sharding",
+    "Space",
+    "abilities_of",
+    "candidates",
+    "check_layout_choices",
+    "grids",
+    "reasons_ours_cannot",
+    "table_of",
+]

@@ -1,30 +1,97 @@
-"""Every layout that a job leaves possible."""
+"""Every layout that a job leaves possible, as tables.
 
-from collections.abc import Iterator
-from math import isqrt
+A search has millions of rows and few of anything else, so they are made as grids, one for each
+tensor and pipeline degree: what the ranks are divided into and the micro-batch in the first dim,
+the pipeline's schedule in the second, recomputation in the third, what is shared in the fourth.
 
-from paceline.parallel.layout import Layout, Sharding
+Left out because another row is never worse (design: same seconds or fewer, same bytes or fewer):
+GPipe where 1F1B is possible, which keeps fewer micro-batches and idles as long; norms that are not
+split over the tensor ranks; offloading, unless it is asked for or nothing fits without.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import gcd, isqrt, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.parallel.abilities import Abilities
+from paceline.parallel.layout import Offload, Recompute, Schedule
+from paceline.parallel.table import Column, Layouts, code_of, join
+from paceline.profile import ModelProfile
 from paceline.spec import LayoutSpec
 
+MAX_CELLS = 65_536
+"""Rows of one grid: their columns stay in a core's cache."""
 
-def candidates(global_batch: int, num_ranks: int, fixed: LayoutSpec) -> list[Layout]:
-    """Every sharding x micro-batch x way to reduce, with what the job fixed held fixed.
+RECOMPUTE_EVERY = (1, 2, 4)
+"""Every how many blocks one is recomputed, where the job leaves it open."""
 
-    The batch of a rank is divided into micro-batches of equal size; what does not divide is a
-    matter for `check_layout_choices`, and gives no candidates here. One rank has nothing to
-    share, so sharding and reducing make no difference there.
+Mask = NDArray[np.bool_]
 
-    >>> [layout.micro_batch for layout in candidates(8, 2, LayoutSpec(sharding="none"))]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What layouts are looked for in."""
+
+    num_ranks: int
+    global_batch: int
+    profile: ModelProfile
+    domain: int
+    """Ranks that share a fast link: a node's or a rack's. Tensor degrees stay inside."""
+
+    fixed: LayoutSpec = field(default_factory=LayoutSpec)
+    abilities: Abilities = field(default_factory=Abilities)
+    offloads: tuple[Offload, ...] = ("none",)
+    """Where optimizer state may be, where the job leaves it open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Layouts of one tensor and one pipeline degree."""
+
+    layouts: Layouts
+    """A grid with four dims."""
+
+    is_possible: Mask
+    """Of the grid's shape: whether a cell is a layout at all."""
+
+
+def candidates(space: Space) -> Layouts:
+    """Every possible layout, one row each.
+
+    >>> from paceline.profile import DecoderShape, profile_decoder
+    >>> shape = DecoderShape(layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128,
+    ...     vocab=256, tied_embeddings=False)
+    >>> fixed = LayoutSpec(sharding="none", tensor=1, context=1, pipeline=1, recompute="none")
+    >>> space = Space(num_ranks=2, global_batch=8, profile=profile_decoder(shape, 64), domain=8,
+    ...     fixed=fixed)
+    >>> candidates(space).micro_batch.tolist()
     [4, 2, 1]
     """
-    if global_batch % num_ranks:
-        return []
-    return [
-        layout
-        for sharding in _shardings(num_ranks, fixed)
-        for micro_batch in _micro_batches(global_batch // num_ranks, fixed)
-        for layout in _layouts(global_batch, num_ranks, sharding, micro_batch)
-    ]
+    tables = [grid.layouts.take(grid.is_possible) for grid in grids(space)]
+    return join(tables) if tables else _empty()
+
+
+def grids(space: Space, max_cells: int = MAX_CELLS) -> Iterator[Grid]:
+    """The same as grids of at most `max_cells` cells."""
+    for pipeline in pipelines(space):
+        orders = _orders(space, pipeline)
+        for tensor in tensors(space, pipeline):
+            group, rest = divmod(space.num_ranks, tensor * pipeline)
+            if rest or not orders:
+                continue
+            splits = _splits(space, tensor, pipeline, group)
+            recomputes, shares = _recomputes(space), _shares(space, group, pipeline)
+            width = len(orders) * len(recomputes) * len(shares)
+            if not width:
+                continue
+            step = max(1, max_cells // width)
+            for start in range(0, len(splits[0]), step):
+                part = [column[start : start + step] for column in splits]
+                yield _grid(space, tensor, pipeline, part, orders, recomputes, shares)
 
 
 def divisors(number: int) -> list[int]:
@@ -37,28 +104,265 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // each for each in small)}, reverse=True)
 
 
-def _shardings(num_ranks: int, fixed: LayoutSpec) -> tuple[Sharding, ...]:
+def pipelines(space: Space) -> list[int]:
+    """Numbers of stages that are possible: no more than the model has blocks."""
+    fixed = space.fixed.pipeline
+    if fixed != "auto":
+        return [fixed] if space.num_ranks % fixed == 0 else []
+    most = space.profile.num_blocks if space.abilities.schedules and _is_open(space) else 1
+    return [each for each in divisors(space.num_ranks)[::-1] if each <= max(most, 1)]
+
+
+def tensors(space: Space, pipeline: int = 1) -> list[int]:
+    """Tensor degrees that are possible: they divide heads, keys and values, and widths."""
+    fixed = space.fixed.tensor
+    if fixed != "auto":
+        return [fixed] if space.num_ranks % (fixed * pipeline) == 0 else []
+    most = space.domain if space.abilities.tensor and _is_open(space) else 1
+    return [
+        each
+        for each in divisors(space.num_ranks // pipeline)[::-1]
+        if each == 1 or (each <= most and most % each == 0 and divides_model(space.profile, each))
+    ]
+
+
+def divides_model(profile: ModelProfile, tensor: int) -> bool:
+    """Whether every rank gets as many heads, keys and values, and columns as every other."""
+    return all(
+        block.heads % tensor == 0
+        and (block.kv_heads % tensor == 0 or block.kv_heads == 1)
+        and block.cross_heads % tensor == 0
+        and block.ffn % tensor == 0
+        and block.shared_ffn % tensor == 0
+        for block in profile.blocks
+    )
+
+
+def num_experts(profile: ModelProfile) -> int:
+    """What expert degrees must divide: routed experts of all kinds of blocks; 1 when none has."""
+    return gcd(*(block.experts for block in profile.blocks)) or 1
+
+
+def _is_open(space: Space) -> bool:
+    """Whether the model's inside is known, so that it can be split."""
+    blocks = space.profile.blocks
+    return bool(blocks) and all(block.measured is None and block.heads for block in blocks)
+
+
+def _splits(space: Space, tensor: int, pipeline: int, group: int) -> list[NDArray[Any]]:
+    """Context, kind, expert, data, micro-batch and accumulation: one entry each for every way."""
+    fixed = space.fixed
+    micro_batches = (
+        divisors(space.global_batch) if fixed.micro_batch == "auto" else [fixed.micro_batch]
+    )
+    ways = _contexts(space, tensor, group)
+    experts = _experts(space, group)
+    way, expert, micro_batch = (
+        each.ravel()
+        for each in np.meshgrid(np.arange(len(ways)), experts, micro_batches, indexing="ij")
+    )
+    context = np.array([each for each, _ in ways], dtype=np.int64)[way]
+    kind = np.array([each for _, each in ways], dtype=np.int64)[way]
+    data = group // context
+    each_rank = space.global_batch // data
+    keep = (space.global_batch % data == 0) & (each_rank % micro_batch == 0)
+    if fixed.data != "auto":
+        keep &= data == fixed.data
+    accumulation = each_rank // micro_batch
+    if pipeline > 1:
+        keep &= accumulation >= pipeline
+    return [each[keep] for each in (context, kind, expert, data, micro_batch, accumulation)]
+
+
+def _contexts(space: Space, tensor: int, group: int) -> list[tuple[int, int]]:
+    """Context degrees with their kind: ring halves each rank's tokens, Ulysses divides heads."""
+    fixed, seq_len = space.fixed, space.profile.seq_len
+    kinds = {kind: code_of("context_kind", kind) for kind in space.abilities.context_kinds}
+    if fixed.context_kind != "auto":
+        kinds = {fixed.context_kind: code_of("context_kind", fixed.context_kind)}
+    degrees = [n for n in divisors(group)[::-1] if fixed.context in ("auto", n)]
+    found = [(1, next(iter(kinds.values()), 0))] if 1 in degrees else []
+    if seq_len is None or not (fixed.context != "auto" or _is_open(space)):
+        return found
+    for degree in degrees:
+        if degree == 1:
+            continue
+        for name, code in kinds.items():
+            divides = seq_len % (2 * degree) == 0
+            if name == "ulysses":
+                divides = seq_len % degree == 0 and all(
+                    block.heads % (tensor * degree) == 0 for block in space.profile.blocks
+                )
+            if divides:
+                found.append((degree, code))
+    return found
+
+
+def _experts(space: Space, group: int) -> list[int]:
+    fixed = space.fixed.expert
+    if fixed != "auto":
+        return [fixed] if group % fixed == 0 else []
+    if not space.abilities.expert:
+        return [1]
+    return divisors(gcd(num_experts(space.profile), group))[::-1]
+
+
+def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
+    """Schedules with the chunks that make sense in them."""
+    fixed = space.fixed
+    if pipeline == 1:
+        return [(code_of("schedule", "1f1b"), 1)]
+    kinds: Sequence[Schedule] = space.abilities.schedules or ("1f1b",)
+    if fixed.schedule != "auto":
+        kinds = (fixed.schedule,)
+    elif fixed.chunks != "auto" and fixed.chunks > 1:
+        kinds = ("interleaved",)
+    elif "1f1b" in kinds:
+        kinds = [kind for kind in kinds if kind != "gpipe"]
+    on_stage = -(-space.profile.num_blocks // pipeline)
+    found: list[tuple[int, int]] = []
+    for kind in kinds:
+        if kind == "interleaved":
+            several = [n for n in divisors(on_stage)[::-1] if n > 1]
+            if fixed.chunks != "auto":
+                several = [fixed.chunks]
+            found += [(code_of("schedule", kind), chunks) for chunks in several]
+        else:
+            found.append((code_of("schedule", kind), 1))
+    return found
+
+
+def _recomputes(space: Space) -> list[tuple[int, int]]:
+    fixed = space.fixed
+    kinds: Sequence[Recompute] = space.abilities.recomputes if _is_open(space) else ("none",)
+    if fixed.recompute != "auto":
+        kinds = (fixed.recompute,)
+    most = max(space.profile.num_blocks, 1)
+    every = [n for n in RECOMPUTE_EVERY if n <= most]
+    if fixed.recompute_every != "auto":
+        every = [fixed.recompute_every]
+    return [
+        (code_of("recompute", kind), n)
+        for kind in kinds
+        for n in (every if kind == "full" else [1])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What the data ranks share."""
+
+    sharding: int
+    shard: int
+    reduces_each: bool
+    offload: int
+
+
+def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
+    fixed, able = space.fixed, space.abilities
+    allowed = able.shardings
+    if pipeline > 1:
+        allowed = tuple(each for each in allowed if each in able.pipeline_shardings)
+    if group == 1:
+        allowed = ("none",)
     if fixed.sharding != "auto":
-        return (fixed.sharding,)
-    return ("none", "full") if num_ranks > 1 else ("none",)
+        allowed = (fixed.sharding,)
+    offloads = space.offloads if fixed.offload == "auto" else (fixed.offload,)
+    offloads = tuple(each for each in offloads if each in able.offloads or fixed.offload == each)
+    found: list[_Share] = []
+    for kind in allowed:
+        shards = [1] if kind == "none" else [group]
+        if kind == "hybrid":
+            shards = [n for n in divisors(group) if 1 < n < group]
+            if fixed.shard != "auto":
+                shards = [fixed.shard] if group % fixed.shard == 0 else []
+        is_full = kind in ("full", "hybrid") and group > 1
+        found += [
+            _Share(code_of("sharding", kind), shard, each, code_of("offload", offload))
+            for shard in shards
+            for each in ((False, True) if is_full else (False,))
+            for offload in offloads
+        ]
+    return found
 
 
-def _micro_batches(rank_batch: int, fixed: LayoutSpec) -> list[int]:
-    if fixed.micro_batch == "auto":
-        return divisors(rank_batch)
-    return [fixed.micro_batch] if rank_batch % fixed.micro_batch == 0 else []
+def _grid(
+    space: Space,
+    tensor: int,
+    pipeline: int,
+    splits: list[NDArray[Any]],
+    orders: Sequence[tuple[int, int]],
+    recomputes: Sequence[tuple[int, int]],
+    shares: Sequence[_Share],
+) -> Grid:
+    context, kind, expert, data, micro_batch, accumulation = (_along(0, each) for each in splits)
+    schedule, chunks = (_along(1, [order[n] for order in orders]) for n in (0, 1))
+    recompute, every = (_along(2, [each[n] for each in recomputes]) for n in (0, 1))
+    shard = _along(3, [each.shard for each in shares])
+    each = _along(3, [share.reduces_each for share in shares])
+    sharding = _along(3, [share.sharding for share in shares])
+    together = space.fixed.sequence_parallel != False  # noqa: E712  # "auto" is yes
+    layouts = Layouts(
+        data=data,
+        sharding=sharding,
+        shard=shard,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        reduce_every_micro_batch=each,
+        tensor=_along(0, [tensor]),
+        sequence_parallel=_along(0, [together]),
+        pipeline=_along(0, [pipeline]),
+        schedule=schedule,
+        chunks=chunks,
+        context=context,
+        context_kind=kind,
+        expert=expert,
+        recompute=recompute,
+        recompute_every=every,
+        offload=_along(3, [share.offload for share in shares]),
+    )
+    possible = _is_in_order(schedule, pipeline, accumulation) & _reduces(
+        space, sharding, each, accumulation
+    )
+    is_full = sharding >= code_of("sharding", "full")
+    # A rank's experts are whole: their group and the shards' divide each other.
+    possible = possible & (np.where(is_full, shard % expert, 0) * (expert % shard) == 0)
+    return Grid(layouts=layouts, is_possible=np.broadcast_to(possible, layouts.shape))
 
 
-def _layouts(
-    global_batch: int, num_ranks: int, sharding: Sharding, micro_batch: int
-) -> Iterator[Layout]:
-    accumulation = global_batch // (num_ranks * micro_batch)
-    can_reduce_each = sharding == "full" and accumulation > 1 and num_ranks > 1
-    for reduce_every_micro_batch in (False, True) if can_reduce_each else (False,):
-        yield Layout(
-            data=num_ranks,
-            sharding=sharding,
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            reduce_every_micro_batch=reduce_every_micro_batch,
-        )
+def _along(dim: int, values: Any) -> NDArray[Any]:
+    """A column that lies along one of the four dims."""
+    shape = [1, 1, 1, 1]
+    shape[dim] = len(values)
+    return np.asarray(values).reshape(shape)
+
+
+def _is_in_order(schedule: Column, pipeline: int, accumulation: Column) -> Column:
+    """Whether a schedule has the micro-batches it needs."""
+    if pipeline == 1:
+        return np.ones((1, 1, 1, 1), dtype=bool)
+    turns = (schedule != code_of("schedule", "interleaved")) | (accumulation % pipeline == 0)
+    both = (schedule != code_of("schedule", "dualpipe-v")) | (accumulation >= 2 * pipeline)
+    return np.asarray(turns & both)
+
+
+def _reduces(space: Space, sharding: Column, each: Column, accumulation: Column) -> Column:
+    """One micro-batch is reduced once anyway, so there it is not a choice."""
+    always = space.abilities.reduces_each
+    several = accumulation > 1
+    if always is None:
+        return np.asarray(~each | several)
+    if not always:
+        return np.asarray(~each)
+    return np.asarray(each == (several & (sharding >= code_of("sharding", "full"))))
+
+
+def _empty() -> Layouts:
+    columns = {name: np.zeros(0, dtype=np.int64) for name in Layouts.__slots__}
+    return Layouts(**columns)
+
+
+def num_fixed_ranks(fixed: LayoutSpec) -> int:
+    """Product of the degrees that the job fixed."""
+    degrees = (fixed.data, fixed.tensor, fixed.pipeline, fixed.context)
+    return prod(1 if each == "auto" else each for each in degrees)

@@ -1,54 +1,400 @@
-"""What every layout must obey, as generators of problems with the nearest numbers that work."""
+"""What every layout must obey, as generators of problems with the nearest numbers that work.
 
-from collections.abc import Iterator
+Only what the person fixed can break a law: `candidates` makes nothing else. Each problem says the
+numbers that clash and the change that mends it.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import gcd
 
 from paceline.errors import Problem
-from paceline.parallel.candidates import divisors
+from paceline.parallel.candidates import (
+    Space,
+    divides_model,
+    divisors,
+    grids,
+    num_experts,
+    num_fixed_ranks,
+)
 from paceline.spec import Job
 
-
-def check_layout_choices(job: Job, num_ranks: int) -> Iterator[Problem]:
-    """What the job fixed and the number of ranks must go together."""
-    yield from check_global_batch(job, num_ranks)
-    yield from check_micro_batch(job, num_ranks)
+_DEGREES = ("data", "tensor", "pipeline", "context")
 
 
-def check_global_batch(job: Job, num_ranks: int) -> Iterator[Problem]:
-    """Every rank computes the same number of samples, so that means of means are the mean."""
-    batch = job.spec.train.global_batch
-    if batch % num_ranks == 0:
-        return
-    below, above = batch // num_ranks * num_ranks, -(-batch // num_ranks) * num_ranks
-    sizes = f"{below} or {above}" if below else f"{above}"
-    nodes = job.spec.cluster.nodes
-    fewer = next((n for n in range(num_ranks, 0, -1) if batch % n == 0 and n % nodes == 0), None)
-    yield Problem(
-        code="L001",
-        what=f"train.global_batch {batch} does not divide over {num_ranks} ranks: "
-        f"{batch / num_ranks:.4g} samples each",
-        where=job.where("train.global_batch"),
-        fix=f"set train.global_batch to {sizes}"
-        + (f", or cluster.per_node to {fewer // nodes}" if fewer else ""),
+def check_layout_choices(job: Job, space: Space) -> Iterator[Problem]:
+    """What the job fixed must go together, with the model and with the number of ranks."""
+    found = [
+        *check_engine(job, space),
+        *check_degrees(job, space),
+        *check_tensor(job, space),
+        *check_pipeline(job, space),
+        *check_chunks(job, space),
+        *check_context(job, space),
+        *check_expert(job, space),
+        *check_shard(job, space),
+        *check_recompute(job),
+    ]
+    if not found:
+        found = [*check_global_batch(job, space), *check_micro_batch(job, space)]
+    if not found and not any(grid.is_possible.any() for grid in grids(space)):
+        found = [_nothing_possible(job, space)]
+    yield from found
+
+
+def check_engine(job: Job, space: Space) -> Iterator[Problem]:
+    """An engine has some ways to split and not others."""
+    fixed, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    words: list[tuple[str, str, Sequence[str]]] = [
+        ("sharding", fixed.sharding, able.shardings),
+        ("recompute", fixed.recompute, able.recomputes),
+        ("offload", fixed.offload, able.offloads),
+    ]
+    if able.schedules:
+        words.append(("schedule", fixed.schedule, able.schedules))
+    if able.context_kinds:
+        words.append(("context_kind", fixed.context_kind, able.context_kinds))
+    for name, value, known in words:
+        if value != "auto" and value not in known:
+            yield _not_of_engine(job, name, value, engine, f"it has {', '.join(known)}")
+    has = {
+        "tensor": able.tensor,
+        "pipeline": bool(able.schedules),
+        "context": bool(able.context_kinds),
+        "expert": able.expert,
+    }
+    for name, is_there in has.items():
+        degree = getattr(fixed, name)
+        if not is_there and degree not in ("auto", 1):
+            yield _not_of_engine(job, name, degree, engine, f"it has no {name} parallelism")
+
+
+def _not_of_engine(job: Job, name: str, value: object, engine: str, has: str) -> Problem:
+    ours = engine == "paceline"
+    return Problem(
+        code="L012",
+        what=f"layout.{name} is {value}, which "
+        + (f"`paceline run` cannot do yet: {has}" if ours else f"{engine} cannot do: {has}"),
+        where=job.where(f"layout.{name}"),
+        fix=f"leave layout.{name} out, or name an engine that has it, such as "
+        f"`engine: {'torchtitan' if engine != 'torchtitan' else 'megatron'}`"
+        + ("; a declared cluster is planned with every way to split" if ours else ""),
     )
 
 
-def check_micro_batch(job: Job, num_ranks: int) -> Iterator[Problem]:
-    """A rank's samples are a whole number of micro-batches."""
-    batch, micro_batch = job.spec.train.global_batch, job.spec.layout.micro_batch
-    if micro_batch == "auto" or batch % num_ranks:
+def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
+    """The degrees multiply to the number of ranks, so what is fixed divides it."""
+    fixed, ranks = job.spec.layout, space.num_ranks
+    given = {name: getattr(fixed, name) for name in _DEGREES if getattr(fixed, name) != "auto"}
+    product = num_fixed_ranks(fixed)
+    is_whole = product == ranks if len(given) == len(_DEGREES) else ranks % product == 0
+    if not given or is_whole:
         return
-    rank_batch = batch // num_ranks
+    spelled = " x ".join(f"{name} {degree}" for name, degree in given.items())
+    times = f"{spelled} is {product}" if len(given) > 1 else f"{spelled}"
+    name, degree = max(given.items(), key=lambda each: each[1])
+    others = product // degree
+    good = [n for n in divisors(ranks) if ranks % (n * others) == 0]
+    if len(given) == len(_DEGREES):
+        good = [ranks // others] if ranks % others == 0 else []
+    fix = (
+        f"set layout.{name} to {_nearest(degree, good)}, or leave one of them out"
+        if good
+        else f"leave them out, or choose from the divisors of {ranks}: {_listed(divisors(ranks))}"
+    )
+    yield Problem(
+        code="L004",
+        what=f"{times}, which does not divide the {ranks} ranks"
+        if product <= ranks and len(given) < len(_DEGREES)
+        else f"{times}, and there are {ranks} ranks",
+        where=job.where(f"layout.{name}"),
+        fix=fix,
+    )
+
+
+def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
+    """Every rank of a tensor group has as many heads and columns as every other."""
+    tensor = job.spec.layout.tensor
+    if tensor == "auto" or tensor == 1 or divides_model(space.profile, tensor):
+        return
+    clashes: list[str] = []
+    for block in space.profile.blocks:
+        sizes = {
+            "heads": block.heads,
+            "key and value heads": block.kv_heads if block.kv_heads != 1 else 0,
+            "feed-forward columns": block.ffn,
+        }
+        clashes += [f"{size} {name}" for name, size in sizes.items() if size % tensor]
+    most = max((block.heads for block in space.profile.blocks), default=1)
+    good = [n for n in range(1, most + 1) if divides_model(space.profile, n)]
+    yield Problem(
+        code="L005",
+        what=f"layout.tensor {tensor} does not divide {' and '.join(dict.fromkeys(clashes))}",
+        where=job.where("layout.tensor"),
+        fix=f"set layout.tensor to {_nearest(tensor, good)}; {_listed(good)} divide all of them",
+    )
+
+
+def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
+    """A stage has a block at least, and a pipeline is filled with micro-batches."""
+    fixed, profile = job.spec.layout, space.profile
+    pipeline = fixed.pipeline
+    if pipeline == "auto" or pipeline == 1:
+        if fixed.schedule not in ("auto", "1f1b") and pipeline == 1:
+            yield Problem(
+                code="L006",
+                what=f"layout.schedule is {fixed.schedule}, and layout.pipeline is 1",
+                where=job.where("layout.schedule"),
+                fix="leave layout.schedule out, or set layout.pipeline to 2 or more",
+            )
+        return
+    if pipeline > profile.num_blocks:
+        good = [n for n in divisors(space.num_ranks) if n <= profile.num_blocks]
+        yield Problem(
+            code="L006",
+            what=f"layout.pipeline is {pipeline} stages, and the model has "
+            f"{profile.num_blocks} blocks",
+            where=job.where("layout.pipeline"),
+            fix=f"set layout.pipeline to {_nearest(pipeline, good)}",
+        )
+    data = _data_of(job, space)
+    if data is None:
+        return
+    micro_batch = 1 if fixed.micro_batch == "auto" else fixed.micro_batch
+    accumulation = space.global_batch // (data * micro_batch)
+    if 0 < accumulation < pipeline:
+        needed = pipeline * data * micro_batch
+        yield Problem(
+            code="L007",
+            what=f"a pipeline of {pipeline} stages needs at least {pipeline} micro-batches, and "
+            f"train.global_batch {space.global_batch} / (data {data} x micro-batch {micro_batch}) "
+            f"is {accumulation}",
+            where=job.where("layout.pipeline"),
+            fix=f"set train.global_batch to {needed} or more, or layout.pipeline to "
+            f"{_nearest(accumulation, [n for n in divisors(pipeline) if n <= accumulation])}",
+        )
+
+
+def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
+    """Chunks are whole blocks, and only the interleaved schedule has more than one."""
+    fixed = job.spec.layout
+    chunks, pipeline = fixed.chunks, fixed.pipeline
+    if chunks == "auto" or chunks == 1:
+        return
+    if fixed.schedule not in ("auto", "interleaved"):
+        yield Problem(
+            code="L008",
+            what=f"layout.chunks is {chunks}, and schedule {fixed.schedule} has one",
+            where=job.where("layout.chunks"),
+            fix="leave layout.chunks out, or set layout.schedule to interleaved",
+        )
+    if pipeline == "auto":
+        return
+    on_stage = -(-space.profile.num_blocks // pipeline)
+    if on_stage % chunks:
+        good = [n for n in divisors(on_stage) if n > 1]
+        yield Problem(
+            code="L008",
+            what=f"layout.chunks {chunks} does not divide the {on_stage} blocks of a stage "
+            f"({space.profile.num_blocks} blocks / pipeline {pipeline})",
+            where=job.where("layout.chunks"),
+            fix=f"set layout.chunks to {_nearest(chunks, good)}"
+            if good
+            else "leave layout.chunks out: a stage has one block",
+        )
+
+
+def check_context(job: Job, space: Space) -> Iterator[Problem]:
+    """Ring: every rank has two equal parts of a sample. Ulysses: as many heads as every other."""
+    fixed, seq_len = job.spec.layout, space.profile.seq_len
+    context = fixed.context
+    if context == "auto" or context == 1:
+        return
+    if seq_len is None or seq_len % (2 * context):
+        length = "unknown" if seq_len is None else str(seq_len)
+        step = 2 * context
+        fix = "leave layout.context out"
+        if seq_len is not None:
+            good = [n for n in divisors(space.num_ranks) if seq_len % (2 * n) == 0]
+            fix = f"set data.seq_len to {-(-seq_len // step) * step}, or layout.context to " + str(
+                _nearest(context, good or [1])
+            )
+        yield Problem(
+            code="L009",
+            what=f"layout.context {context} x 2 does not divide data.seq_len {length}: each rank "
+            "takes a part from the front and one from the back",
+            where=job.where("layout.context"),
+            fix=fix,
+        )
+    if fixed.context_kind != "ulysses":
+        return
+    tensor = 1 if fixed.tensor == "auto" else fixed.tensor
+    heads = gcd(*(block.heads for block in space.profile.blocks))
+    if heads % (tensor * context):
+        yield Problem(
+            code="L009",
+            what=f"ulysses divides heads: {heads} heads / tensor {tensor} / context {context} is "
+            "not a whole number",
+            where=job.where("layout.context"),
+            fix="set layout.context to "
+            f"{_nearest(context, [n for n in divisors(heads) if heads % (n * tensor) == 0])}, or "
+            "layout.context_kind to ring",
+        )
+
+
+def check_expert(job: Job, space: Space) -> Iterator[Problem]:
+    """Experts are divided among the data and context ranks."""
+    expert = job.spec.layout.expert
+    if expert == "auto" or expert == 1:
+        return
+    has = any(block.experts for block in space.profile.blocks)
+    experts = num_experts(space.profile)
+    where = job.where("layout.expert")
+    if not has:
+        yield Problem(
+            code="L010",
+            what=f"layout.expert is {expert}, and the model has no routed experts",
+            where=where,
+            fix="leave layout.expert out",
+        )
+    elif experts % expert:
+        yield Problem(
+            code="L010",
+            what=f"layout.expert {expert} does not divide {experts} experts",
+            where=where,
+            fix=f"set layout.expert to {_nearest(expert, divisors(experts))}",
+        )
+    elif space.num_ranks % expert:
+        yield Problem(
+            code="L010",
+            what=f"layout.expert {expert} does not divide the {space.num_ranks} ranks, of which "
+            "the data and context ranks hold the experts",
+            where=where,
+            fix=f"set layout.expert to {_nearest(expert, divisors(gcd(experts, space.num_ranks)))}",
+        )
+
+
+def check_shard(job: Job, space: Space) -> Iterator[Problem]:
+    """Groups of hybrid sharding are equal, and there are several of them."""
+    fixed = job.spec.layout
+    if fixed.shard == "auto":
+        return
+    where = job.where("layout.shard")
+    if fixed.sharding not in ("auto", "hybrid"):
+        yield Problem(
+            code="L011",
+            what=f"layout.shard is {fixed.shard}, and sharding {fixed.sharding} has no groups",
+            where=where,
+            fix="leave layout.shard out, or set layout.sharding to hybrid",
+        )
+    elif space.num_ranks % fixed.shard or not 1 < fixed.shard < space.num_ranks:
+        good = [n for n in divisors(space.num_ranks) if 1 < n < space.num_ranks]
+        yield Problem(
+            code="L011",
+            what=f"layout.shard {fixed.shard} does not divide {space.num_ranks} ranks into two or "
+            "more groups",
+            where=where,
+            fix=f"set layout.shard to {_nearest(fixed.shard, good)}"
+            if good
+            else "set layout.sharding to full",
+        )
+
+
+def check_recompute(job: Job) -> Iterator[Problem]:
+    """Every how many blocks one is recomputed is a question of full recompute alone."""
+    fixed = job.spec.layout
+    if fixed.recompute_every in ("auto", 1) or fixed.recompute in ("auto", "full"):
+        return
+    yield Problem(
+        code="L013",
+        what=f"layout.recompute_every is {fixed.recompute_every}, and recompute is "
+        f"{fixed.recompute}",
+        where=job.where("layout.recompute_every"),
+        fix="leave it out, or set layout.recompute to full",
+    )
+
+
+def check_global_batch(job: Job, space: Space) -> Iterator[Problem]:
+    """Every rank computes the same number of samples, so that means of means are the mean."""
+    batch, ranks = space.global_batch, _data_of(job, space)
+    if ranks is None or batch % ranks == 0:
+        return
+    below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+    sizes = f"{below} or {above}" if below else f"{above}"
+    nodes = job.spec.cluster.nodes
+    only_data = ranks == space.num_ranks
+    fewer = next((n for n in range(ranks, 0, -1) if batch % n == 0 and n % nodes == 0), None)
+    yield Problem(
+        code="L001",
+        what=f"train.global_batch {batch} does not divide over {ranks} "
+        f"{'' if only_data else 'data '}ranks: {batch / ranks:.4g} samples each",
+        where=job.where("train.global_batch"),
+        fix=f"set train.global_batch to {sizes}"
+        + (f", or cluster.per_node to {fewer // nodes}" if fewer and only_data else ""),
+    )
+
+
+def check_micro_batch(job: Job, space: Space) -> Iterator[Problem]:
+    """A rank's samples are a whole number of micro-batches."""
+    batch, micro_batch = space.global_batch, job.spec.layout.micro_batch
+    ranks = _data_of(job, space)
+    if micro_batch == "auto" or ranks is None or batch % ranks:
+        return
+    rank_batch = batch // ranks
     if rank_batch % micro_batch == 0:
         return
     near = sorted(sorted(divisors(rank_batch), key=lambda n: abs(n - micro_batch))[:2])
-    step = micro_batch * num_ranks
+    step = micro_batch * ranks
     below, above = batch // step * step, -(-batch // step) * step
     batches = f"{below} or {above}" if below else f"{above}"
     yield Problem(
         code="L002",
         what=f"layout.micro_batch {micro_batch} does not divide the {rank_batch} samples of a rank "
-        f"(global_batch {batch} / {num_ranks} ranks)",
+        f"(global_batch {batch} / {ranks} ranks)",
         where=job.where("layout.micro_batch"),
         fix=f"set layout.micro_batch to {' or '.join(map(str, near))}, "
         f"or train.global_batch to {batches}",
     )
+
+
+def _data_of(job: Job, space: Space) -> int | None:
+    """Ranks that read different samples, where the job leaves only one number possible."""
+    fixed, able = job.spec.layout, space.abilities
+    if fixed.data != "auto":
+        return fixed.data
+    degrees = {
+        "tensor": able.tensor,
+        "pipeline": bool(able.schedules),
+        "context": bool(able.context_kinds),
+    }
+    if any(getattr(fixed, name) == "auto" and is_there for name, is_there in degrees.items()):
+        return None
+    return space.num_ranks // num_fixed_ranks(fixed)
+
+
+def _nothing_possible(job: Job, space: Space) -> Problem:
+    """Each choice is possible, and no layout has all of them."""
+    fixed = job.spec.layout
+    batch, ranks = space.global_batch, space.num_ranks
+    given = [
+        f"{name} {getattr(fixed, name)}"
+        for name in type(fixed).__dataclass_fields__
+        if getattr(fixed, name) != "auto"
+    ]
+    return Problem(
+        code="L014",
+        what=f"no way to divide {ranks} ranks and {batch} samples"
+        + (f" has {', '.join(given)}" if given else " exists for this model"),
+        where=job.where("layout") if given else job.where("train.global_batch"),
+        fix=f"set train.global_batch to {-(-batch // ranks) * ranks}, which every rank can share"
+        if batch % ranks
+        else "leave one of them out",
+    )
+
+
+def _nearest(number: int, good: Sequence[int]) -> int:
+    return min(good, key=lambda n: (abs(n - number), n))
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = [str(n) for n in sorted(numbers)[:12]]
+    return ", ".join(shown) + (", .." if len(numbers) > 12 else "")

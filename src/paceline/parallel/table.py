@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -40,6 +41,10 @@ class Layouts:
 
     Fields are those of `Layout`; words are places in `SHARDINGS`, `SCHEDULES` and so on, and
     `shard` is always a number: the ranks that share one copy of the optimizer state.
+
+    A table may also be a grid: columns of several dims that broadcast against each other, so that
+    arithmetic on a few columns is done once for all rows that share them. Its rows are then the
+    grid's cells, in the order of its memory.
     """
 
     data: Column
@@ -60,30 +65,38 @@ class Layouts:
     recompute_every: Column
     offload: Column
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the grid; one number for a plain table."""
+        shape = np.broadcast_shapes(*(np.shape(getattr(self, each.name)) for each in fields(self)))
+        return shape or (1,)
+
     def __len__(self) -> int:
-        return max(np.size(getattr(self, each.name)) for each in fields(self))
+        return prod(self.shape)
 
     def row(self, index: int) -> Layout:
         """One layout of the table."""
-        values = {each.name: _entry(getattr(self, each.name), index) for each in fields(self)}
+        shape = self.shape
+        values = {
+            each.name: np.broadcast_to(getattr(self, each.name), shape).flat[index].item()
+            for each in fields(self)
+        }
         words = {name: known[values[name]] for name, known in _WORDS.items()}
         is_hybrid = words["sharding"] == "hybrid"
         return Layout(**(values | words | {"shard": values["shard"] if is_hybrid else None}))
 
     def take(self, rows: NDArray[Any]) -> "Layouts":
-        """Some of the rows: by number, or by a mask."""
-        size = len(self)
-        full = {e.name: np.broadcast_to(getattr(self, e.name), size) for e in fields(self)}
-        return Layouts(**{name: column[rows] for name, column in full.items()})
+        """Some of the rows, as a plain table: by number, or by a mask of the table's shape."""
+        shape = self.shape
+        if rows.dtype == bool:
+            rows = np.flatnonzero(rows)
+        places = np.unravel_index(rows, shape)
+        full = {e.name: np.broadcast_to(getattr(self, e.name), shape) for e in fields(self)}
+        return Layouts(**{name: column[places] for name, column in full.items()})
 
     def num_ranks(self) -> Column:
         """Ranks of each layout."""
         return self.data * self.tensor * self.pipeline * self.context
-
-
-def _entry(column: Column, index: int) -> Any:
-    flat = np.ravel(column)
-    return flat[index if flat.size > 1 else 0].item()
 
 
 def table_of(layouts: Sequence[Layout]) -> Layouts:
@@ -105,10 +118,14 @@ def table_of(layouts: Sequence[Layout]) -> Layouts:
 
 
 def join(tables: Sequence[Layouts]) -> Layouts:
-    """All rows of all tables, in order."""
+    """All rows of all plain tables, in order."""
+    sizes = [len(table) for table in tables]
     columns = {
         each.name: np.concatenate(
-            [np.broadcast_to(getattr(table, each.name), len(table)) for table in tables]
+            [
+                np.broadcast_to(getattr(table, each.name), size)
+                for table, size in zip(tables, sizes, strict=True)
+            ]
         )
         for each in fields(Layouts)
     }
@@ -126,23 +143,31 @@ def distinct(table: Layouts, names: Sequence[str]) -> tuple[NDArray[Any], NDArra
     """Rows that differ in some columns: one row number for each combination that occurs, and for
     every row the place of its combination among them.
 
-    Columns hold small whole numbers, so that counting is faster than sorting.
+    Columns hold small whole numbers, so that counting is faster than sorting. Of a grid, the places
+    have only the dims that these columns have.
 
     >>> rows = [Layout(data=d, sharding="none", micro_batch=m, accumulation=1)
     ...     for d in (1, 2) for m in (4, 8)]
     >>> [each.tolist() for each in distinct(table_of(rows), ["micro_batch"])]
     [[0, 1], [0, 1, 0, 1]]
     """
-    size = len(table)
-    key = np.zeros(size, dtype=np.int64)
+    whole = table.shape
+    columns = [np.asarray(getattr(table, name)) for name in names]
+    shape = np.broadcast_shapes(*(column.shape for column in columns))
+    if len(whole) == 1:
+        shape = whole
+    key = np.zeros(shape, dtype=np.int64)
     count = 1
-    for name in names:
-        column = np.broadcast_to(getattr(table, name), size).astype(np.int64)
-        codes, number = _codes(column)
+    for column in columns:
+        codes, number = _codes(np.broadcast_to(column, shape).astype(np.int64))
         key, count = key * number + codes, count * number
     places, number = _codes(key)
+    flat = places.ravel()
     first = np.zeros(number, dtype=np.int64)
-    first[places[::-1]] = np.arange(size - 1, -1, -1)
+    first[flat[::-1]] = np.arange(flat.size - 1, -1, -1)
+    if shape != whole:
+        lead = (1,) * (len(whole) - len(shape)) + shape
+        first = np.ravel_multi_index(np.unravel_index(first, lead), whole)
     return first, places
 
 
@@ -156,7 +181,7 @@ def _codes(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     top = int(column.max())
     if top >= _MAX_COUNTED:
         values, places = np.unique(column, return_inverse=True)
-        return places, len(values)
+        return places.reshape(column.shape), len(values)
     seen = np.zeros(top + 1, dtype=bool)
     seen[column] = True
     places = np.cumsum(seen) - 1

@@ -1,111 +1,217 @@
-"""Choose one of the priced layouts, and say why each other one lost."""
+"""Choose one of the priced layouts, and say why each other one lost.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+The fastest layout that fits is the one whose slow end of the range is lowest. A simpler one within
+the margin is taken instead. Simpler is, in this order: fewer ways of splitting at once (tensor,
+pipeline, context, expert); DDP before ZeRO-1, ZeRO-2, full and hybrid sharding; nothing offloaded;
+nothing computed again; 1F1B before other schedules; one reduction a step before many. Of equally
+simple ones the fastest wins, and of equally fast ones the largest micro-batch.
+"""
 
-from paceline.estimate import Estimate
-from paceline.parallel import Layout
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.estimate import Case, Estimate, price, price_one
+from paceline.parallel import Layout, Layouts, table_of
+from paceline.parallel.table import code_of
 from paceline.plan.decision import Rejected
+from paceline.plan.search import Found, Priced, estimates_of
 from paceline.units import format_bytes, format_seconds
 
-HEAD_ROOM = 0.1
-"""Share of the usable memory that is left free. A guess that stands for fragmentation: reserved
-memory was 1.03 to 1.09 times the allocated (design/planner.md 3.1.6)."""
+NUM_RUNNERS_UP = 8
+_NUM_TOO_LARGE = 3
+_SAME = 0.005
+"""Times closer than this are called equal."""
 
-SIMPLER_MARGIN = 0.05
-"""A simpler layout is taken when it is at most this much slower: less than the estimate's error."""
+_LEAST_TERM = 0.01
+"""A term that differs by less than this share of the step is not named."""
+
+_ORDER_OF_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe-v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The chosen layout, why, and the others."""
+    """The chosen layout and the others."""
 
+    case: Case
     layout: Layout
     estimate: Estimate
-    sharding_reason: str
-    micro_batch_reason: str
-    rejected: tuple[Rejected, ...]
-    """Those that fit, best first, then those that do not, least memory first."""
+    limit_bytes: int
+    margin: float
+    fitting: tuple[tuple[Layout, Estimate], ...]
+    """Others that fit, best first: all, or the best of each way to split."""
+
+    too_large: tuple[tuple[Layout, Estimate], ...]
+    """Others that do not, least memory first."""
+
+    is_whole: bool
+    """Whether these are all there are."""
 
 
-def limit_bytes(usable_bytes: int) -> int:
-    """Memory that a plan may use of what is usable on a rank."""
-    return int(usable_bytes * (1 - HEAD_ROOM))
-
-
-def choose(
-    layouts: Sequence[Layout], estimates: Sequence[Estimate], *, usable_bytes: int
-) -> Choice | None:
-    """The fastest layout that fits, or a simpler one within a margin; None when nothing fits.
-
-    Simpler is DDP before FSDP2, then one reduction a step before many. Among equals the largest
-    micro-batch wins: fewer, larger matrix multiplications. An unknown part of the memory counts
-    as nothing here, and the plan shows it as unknown.
-    """
-    limit = limit_bytes(usable_bytes)
-    priced = list(zip(layouts, estimates, strict=True))
-    fitting = [pair for pair in priced if pair[1].memory.known_bytes <= limit]
-    if not fitting:
+def choose(found: Found, case: Case, *, limit_bytes: int, margin: float) -> Choice | None:
+    """The fastest layout that fits, or a simpler one within the margin; None when nothing fits."""
+    if found.near is None:
         return None
-    times = [each.step_s for _, each in fitting if each.step_s is not None]
-    fastest_s = min(times, default=None)
-    fitting.sort(key=lambda pair: _rank(pair[0], pair[1], fastest_s))
-    (layout, chosen), *losers = fitting
-    too_large = [pair for pair in priced if pair[1].memory.known_bytes > limit]
-    too_large.sort(key=lambda pair: pair[1].memory.known_bytes)
-    rejected = [
-        Rejected(layout=other, estimate=price, reason=_why_lost(other, price, layout, chosen))
-        for other, price in losers
-    ] + [
-        Rejected(layout=other, estimate=price, reason=_why_too_large(price, limit))
-        for other, price in too_large
-    ]
+    latest_s = float(found.near.step_s.min()) * (1 + margin)
+    row = int(order_of(found.near, latest_s)[0])
+    layout = found.near.layouts.row(row)
+    fitting, too_large = _others(found, case, layout, limit_bytes, latest_s)
     return Choice(
+        case=case,
         layout=layout,
-        estimate=chosen,
-        sharding_reason=_why_sharding(layout, chosen, fitting, too_large, fastest_s),
-        micro_batch_reason=_why_micro_batch(layout, chosen, too_large, limit),
-        rejected=tuple(rejected),
+        estimate=price_one(layout, case),
+        limit_bytes=limit_bytes,
+        margin=margin,
+        fitting=tuple(fitting),
+        too_large=tuple(too_large),
+        is_whole=found.all is not None,
     )
 
 
-def _rank(
-    layout: Layout, price: Estimate, fastest_s: float | None
-) -> tuple[bool, float, bool, bool, int]:
-    """Sorts best first: those within the margin by simplicity, the others by time."""
-    late = (
-        fastest_s is not None
-        and price.step_s is not None
-        and price.step_s > fastest_s * (1 + SIMPLER_MARGIN)
+def order_of(priced: Priced, latest_s: float) -> Any:
+    """Row numbers, best first: those within the margin by simplicity, then the others by time."""
+    t, size = priced.layouts, len(priced)
+    axes = sum((getattr(t, name) > 1) * 1 for name in ("tensor", "pipeline", "context", "expert"))
+    places = np.zeros(len(_ORDER_OF_SCHEDULES), dtype=int)
+    for place, word in enumerate(_ORDER_OF_SCHEDULES):
+        places[code_of("schedule", word)] = place  # type: ignore[arg-type]
+    is_late = priced.step_s > latest_s
+    # Time in steps of half a percent, so that equally fast layouts are equal.
+    fastest = max(float(priced.step_s.min()), 1e-12)
+    coarse = np.floor(np.log(np.maximum(priced.step_s, 1e-12) / fastest) / _SAME + 1e-6)
+    keys = (
+        t.accumulation,
+        coarse,
+        t.reduce_every_micro_batch,
+        places[np.broadcast_to(t.schedule, size)],
+        t.recompute,
+        t.offload,
+        t.sharding,
+        axes,
+        np.where(is_late, coarse, 0),
+        is_late,
     )
-    seconds = price.step_s if late and price.step_s is not None else 0.0
+    return np.lexsort(tuple(np.broadcast_to(key, size) for key in keys))
+
+
+def _others(
+    found: Found, case: Case, chosen: Layout, limit_bytes: int, latest_s: float
+) -> tuple[list[tuple[Layout, Estimate]], list[tuple[Layout, Estimate]]]:
+    if found.all is not None:
+        order = order_of(found.all, latest_s)
+        every = list(estimates_of(found.all.layouts.take(order), case))
+        fitting = [p for p in every if p[1].memory.known_bytes <= limit_bytes and p[0] != chosen]
+        too_large = [p for p in every if p[1].memory.known_bytes > limit_bytes]
+        return fitting, sorted(too_large, key=lambda pair: pair[1].memory.known_bytes)
+    assert found.best is not None
+    fitting = list(estimates_of(found.best.layouts, case))
+    fitting = [pair for pair in fitting if way_of(pair[0]) != way_of(chosen)]
+    fits = {way_of(layout) for layout, _ in fitting}
+    rows = np.flatnonzero(found.leanest.memory_bytes > limit_bytes)
+    lean = found.leanest.take(rows) if rows.size else None
+    too_large = [] if lean is None else list(estimates_of(_simplest(lean), case))
+    return fitting, [pair for pair in too_large if way_of(pair[0]) not in fits]
+
+
+def _simplest(priced: Priced, most: int = 40) -> Layouts:
+    return priced.layouts.take(order_of(priced, np.inf)[:most])
+
+
+def way_of(layout: Layout) -> tuple[object, ...]:
+    """What makes two layouts different ways to split, and not neighbours."""
+    return (layout.tensor, layout.pipeline, layout.context, layout.expert, layout.sharding)
+
+
+def rejected_of(choice: Choice) -> tuple[Rejected, ...]:
+    """The others with why each lost: all of a small space, a diverse few of a large one."""
+    fitting = list(choice.fitting)
+    too_large = list(choice.too_large)
+    if not choice.is_whole:
+        fitting = diverse(fitting, choice.layout, NUM_RUNNERS_UP)
+        first: dict[str, tuple[Layout, Estimate]] = {}
+        for pair in too_large:
+            first.setdefault(pair[0].sharding, pair)
+        too_large = list(first.values())[:_NUM_TOO_LARGE]
     return (
-        late,
-        seconds,
-        layout.sharding == "full",
-        layout.reduce_every_micro_batch,
-        layout.accumulation,
+        *(
+            Rejected(layout=layout, estimate=price, reason=why_lost(layout, price, choice))
+            for layout, price in fitting
+        ),
+        *(
+            Rejected(
+                layout=layout, estimate=price, reason=_why_too_large(price, choice.limit_bytes)
+            )
+            for layout, price in too_large
+        ),
     )
 
 
-def _why_lost(other: Layout, price: Estimate, layout: Layout, chosen: Estimate) -> str:
-    """Why a layout that fits lost against the chosen one."""
+def diverse(
+    priced: Sequence[tuple[Layout, Estimate]], chosen: Layout, most: int
+) -> list[tuple[Layout, Estimate]]:
+    """The best of each kind of splitting first, then the best of the rest; sorted by time."""
+
+    def kind(layout: Layout) -> tuple[object, ...]:
+        degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
+        return (*(degree > 1 for degree in degrees), layout.sharding in ("full", "hybrid"))
+
+    def seconds(pair: tuple[Layout, Estimate]) -> float:
+        return pair[1].step_high_s or 0.0
+
+    ordered = sorted(priced, key=seconds)
+    seen = {kind(chosen)}
+    firsts: list[tuple[Layout, Estimate]] = []
+    for pair in ordered:
+        if kind(pair[0]) not in seen:
+            seen.add(kind(pair[0]))
+            firsts.append(pair)
+    # Half of the list is for other kinds, half for the best whatever their kind.
+    taken = firsts[: most // 2]
+    for pair in ordered + firsts:
+        if len(taken) < most and pair not in taken:
+            taken.append(pair)
+    return sorted(taken, key=seconds)
+
+
+def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
+    """Why a layout that fits lost against the chosen one, by the terms that differ."""
+    layout, chosen = choice.layout, choice.estimate
     if price.step_s is not None and chosen.step_s is not None:
         share = price.step_s / chosen.step_s - 1
-        if share > SIMPLER_MARGIN:
-            return (
-                f"{share:.0%} slower: {format_seconds(price.step_s)} a step, "
-                f"not {format_seconds(chosen.step_s)}"
-            )
-        times = "as fast" if abs(share) < 0.005 else f"{abs(share):.1%} "
-        times += "" if abs(share) < 0.005 else ("slower" if share > 0 else "faster")
+        if share > choice.margin:
+            return f"{share:.0%} slower: {_terms_that_differ(price, chosen)}"
+        times = "as fast" if abs(share) < _SAME else f"{abs(share):.1%} "
+        times += "" if abs(share) < _SAME else ("slower" if share > 0 else "faster")
     else:
         times = "time unknown"
-    if other.sharding != layout.sharding:
+    if way_of(other) != way_of(layout):
+        if (
+            price.step_s is not None
+            and chosen.step_s
+            and price.step_s > chosen.step_s * (1 + _SAME)
+        ):
+            return f"{times}: {_terms_that_differ(price, chosen)}"
         return f"{times}, and {layout.name} is simpler"
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
         return f"{times}, and reduces {other.accumulation} times a step instead of once"
     return f"{times}, in smaller micro-batches ({other.micro_batch}, not {layout.micro_batch})"
+
+
+def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:
+    """The two terms that cost most more."""
+    assert price.step_s is not None
+    assert chosen.step_s is not None
+    more = {
+        name: seconds - chosen.terms.get(name, 0.0)
+        for name, seconds in price.terms.items()
+        if seconds - chosen.terms.get(name, 0.0) > _LEAST_TERM * chosen.step_s
+    }
+    worst = sorted(more.items(), key=lambda term: -term[1])[:2]
+    if not worst:
+        return f"{format_seconds(price.step_s)} a step, not {format_seconds(chosen.step_s)}"
+    return ", ".join(f"{name} +{format_seconds(seconds)}" for name, seconds in worst)
 
 
 def _why_too_large(price: Estimate, limit: int) -> str:
@@ -116,53 +222,135 @@ def _why_too_large(price: Estimate, limit: int) -> str:
     )
 
 
-_Priced = tuple[Layout, Estimate]
+def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
+    """Field, value and reason of every way to split that was open."""
+    layout = choice.layout
+    yield "sharding", layout.sharding, _why_sharding(choice)
+    for axis in ("tensor", "pipeline", "context", "expert"):
+        degree = getattr(layout, axis)
+        if degree > 1:
+            yield axis, str(degree), _why_axis(choice, axis)
+    if layout.pipeline > 1:
+        chunks = f", {layout.chunks} chunks" if layout.chunks > 1 else ""
+        yield "schedule", f"{layout.schedule}{chunks}", _why_schedule(choice)
+    yield "micro_batch", str(layout.micro_batch), _why_micro_batch(choice)
+    if not choice.is_whole:
+        every = f", every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
+        yield "recompute", f"{layout.recompute}{every}", _why_recompute(choice)
+    if layout.offload != "none":
+        yield "offload", layout.offload, "no layout fits on the accelerators alone"
 
 
-def _why_sharding(
-    layout: Layout,
-    chosen: Estimate,
-    fitting: Sequence[_Priced],
-    too_large: Sequence[_Priced],
-    fastest_s: float | None,
-) -> str:
-    others = [pair for pair in (*fitting, *too_large) if pair[0].sharding != layout.sharding]
-    if not others:
-        return "one rank has nothing to share" if layout.num_ranks == 1 else "fixed by the job"
-    fit_of_others = [pair for pair in fitting if pair[0].sharding != layout.sharding]
-    if not fit_of_others:
-        other, price = min(others, key=lambda pair: pair[1].memory.known_bytes)
-        return f"{other.name} needs at least {format_bytes(price.memory.known_bytes)} a rank"
-    if fastest_s is None or chosen.step_s is None:
-        return "the simpler one that fits; times are unknown"
-    best_other = min(price.step_s for _, price in fit_of_others if price.step_s is not None)
-    other_name = fit_of_others[0][0].name
-    share = best_other / chosen.step_s - 1
-    if abs(share) < 0.005:
-        return f"fits, is as fast as {other_name}, and is simpler"
-    if share > 0:
-        return f"fits, and {other_name} is estimated {share:.1%} slower"
-    return f"simpler, and at most {SIMPLER_MARGIN:.0%} slower than {other_name}"
-
-
-def _why_micro_batch(
-    layout: Layout, chosen: Estimate, too_large: Sequence[_Priced], limit: int
-) -> str:
-    larger = [
-        pair
-        for pair in too_large
-        if pair[0].sharding == layout.sharding
-        and pair[0].reduce_every_micro_batch == layout.reduce_every_micro_batch
-        and pair[0].micro_batch > layout.micro_batch
+def _why_sharding(choice: Choice) -> str:
+    layout, chosen = choice.layout, choice.estimate
+    degrees = way_of(layout)[:-1]
+    fitting = [p for p in choice.fitting if p[0].sharding != layout.sharding]
+    same = [p for p in fitting if way_of(p[0])[:-1] == degrees]
+    too_large = [
+        p
+        for p in choice.too_large
+        if p[0].sharding != layout.sharding and way_of(p[0])[:-1] == degrees
     ]
+    if not fitting and not too_large:
+        return "one rank has nothing to share" if layout.num_ranks == 1 else "fixed by the job"
+    if not same:
+        if not too_large:
+            return "the only one there is with these degrees"
+        other, price = too_large[0]
+        return f"{other.name} needs at least {format_bytes(price.memory.known_bytes)} a rank"
+    if chosen.step_s is None:
+        return "the simpler one that fits; times are unknown"
+    other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
+    share = (price.step_s or 0.0) / chosen.step_s - 1
+    if abs(share) < _SAME:
+        return f"fits, is as fast as {other.name}, and is simpler"
+    if share > 0:
+        return f"fits, and {other.name} is estimated {share:.1%} slower"
+    return f"simpler, and at most {choice.margin:.0%} slower than {other.name}"
+
+
+def _why_axis(choice: Choice, axis: str) -> str:
+    """Against the best layout that does not split this way."""
+    without = [pair for pair in choice.fitting if getattr(pair[0], axis) == 1]
+    chosen_s = choice.estimate.step_s
+    if not without:
+        return f"no layout without fits in {format_bytes(choice.limit_bytes)}"
+    layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
+    if chosen_s is None or price.step_s is None:
+        return "times are unknown"
+    share = price.step_s / chosen_s - 1
+    if abs(share) < _SAME:
+        return f"as fast as the best without: {layout.name}"
+    return (
+        f"the best without, {layout.name}, is {share:.0%} slower"
+        if share > 0
+        else f"simpler than {layout.name}, which is {-share:.1%} faster"
+    )
+
+
+def _why_schedule(choice: Choice) -> str:
+    layout = choice.layout
+    idle = choice.estimate.terms.get("pipeline")
+    whole = choice.estimate.step_s
+    if idle is None or not whole:
+        return "times are unknown"
+    told = f"idle and sends are {idle / whole:.1%} of the step"
+    if layout.schedule == "1f1b":
+        return told
+    plain = price_one(replace(layout, schedule="1f1b", chunks=1), choice.case)
+    return f"{told}; with 1f1b {plain.terms['pipeline'] / (plain.step_s or 1):.1%}"
+
+
+def _why_recompute(choice: Choice) -> str:
+    layout = choice.layout
+    kinds = ("none", "selective", "full")
+    if layout.recompute == "none":
+        return "what the backward pass needs fits"
+    leaner = kinds[: kinds.index(layout.recompute)]
+    tried = [
+        price_one(replace(layout, recompute=kind, recompute_every=1), choice.case)
+        for kind in leaner
+    ]
+    too_large = [each for each in tried if each.memory.known_bytes > choice.limit_bytes]
+    if too_large:
+        index = tried.index(too_large[-1])
+        needed = format_bytes(too_large[-1].memory.known_bytes)
+        return f"{leaner[index]} needs {needed} of {format_bytes(choice.limit_bytes)}"
+    return "it makes room for what saves more time elsewhere"
+
+
+def _why_micro_batch(choice: Choice) -> str:
+    layout, limit = choice.layout, choice.limit_bytes
+    larger = _larger_micro_batches(layout)
     if larger:
-        other, price = min(larger, key=lambda pair: pair[0].micro_batch)
-        return (
-            f"the largest that fits: {other.micro_batch} needs "
-            f"{format_bytes(price.memory.known_bytes)} of {format_bytes(limit)}"
-        )
-    if chosen.memory.activations_bytes is None:
+        prices = price(table_of(larger), choice.case)
+        sizes = np.broadcast_to(prices.memory_bytes, len(larger))
+        over = [index for index, size in enumerate(sizes) if size > limit]
+        if over and over[0] == 0:
+            return (
+                f"the largest that fits: {larger[0].micro_batch} needs "
+                f"{format_bytes(float(sizes[0]))} of {format_bytes(limit)}"
+            )
+    if choice.estimate.memory.parts["activations"] is None:
         return "a rank's whole share at once; whether it fits is unknown for your own model"
     if layout.accumulation == 1:
         return "a rank's whole share fits at once"
+    if layout.pipeline > 1:
+        return f"{layout.accumulation} of them keep the {layout.pipeline} stages busy"
     return "fewest gathers and reductions for its memory"
+
+
+def _larger_micro_batches(layout: Layout) -> list[Layout]:
+    """The same layout in fewer and larger micro-batches, the next larger first."""
+    samples = layout.micro_batch * layout.accumulation
+    sizes = [n for n in range(layout.micro_batch + 1, samples + 1) if samples % n == 0]
+    return [
+        replace(
+            layout,
+            micro_batch=size,
+            accumulation=samples // size,
+            reduce_every_micro_batch=layout.reduce_every_micro_batch and size < samples,
+        )
+        for size in sizes
+        if samples // size >= layout.pipeline or layout.pipeline == 1
+    ]

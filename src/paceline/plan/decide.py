@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from paceline.plan.choose import Choice
+from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
-from paceline.profile import DecoderShape
+from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.spec import Job, JobSpec
-from paceline.spec.hf_config import load_hf_config
 from paceline.topology import Cluster
 from paceline.units import format_bytes
 
@@ -27,20 +26,27 @@ def decide_intervals(spec: JobSpec) -> tuple[int, int]:
 
 
 def decisions_of(
-    job: Job, cluster: Cluster, decoder: DecoderShape | None, choice: Choice, precision: str
+    job: Job,
+    cluster: Cluster,
+    decoder: DecoderShape | None,
+    profile: ModelProfile,
+    choice: Choice,
+    precision: str,
 ) -> tuple[Decision, ...]:
     """Everything that the job left open, in the order of the job file."""
     return (
-        *_model_decisions(job, decoder),
+        *_model_decisions(job, decoder, profile),
         *_cluster_decisions(job, cluster),
         *_precision_decision(job, cluster, precision),
-        *_layout_decisions(job, choice),
+        *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
         *_silent_faults(job, cluster),
     )
 
 
-def _model_decisions(job: Job, decoder: DecoderShape | None) -> Iterator[Decision]:
+def _model_decisions(
+    job: Job, decoder: DecoderShape | None, profile: ModelProfile
+) -> Iterator[Decision]:
     spec = job.spec.model.decoder
     if spec is not None and decoder is not None:
         if spec.kv_heads == "auto":
@@ -55,13 +61,14 @@ def _model_decisions(job: Job, decoder: DecoderShape | None) -> Iterator[Decisio
                 value=str(decoder.ffn),
                 reason=f"8/3 of hidden {spec.hidden}, up to a multiple of 32",
             )
-    if job.spec.model.hf_config is not None:
-        for phrase in load_hf_config(job).left_out:
-            yield Decision(
-                field="model.hf_config",
-                value=f"without {phrase}",
-                reason="the built-in decoder does not do it; parameters are the same",
-            )
+    for phrase in profile.assumed:
+        yield Decision(field="model", value="assumed", reason=phrase)
+    for phrase in left_out_of(job):
+        yield Decision(
+            field="model.hf_config",
+            value=f"without {phrase}",
+            reason="the built-in decoder does not do it; parameters are the same",
+        )
 
 
 def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
@@ -101,27 +108,32 @@ def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[
     yield Decision(field="train.precision", value=precision, reason=reason)
 
 
-def _layout_decisions(job: Job, choice: Choice) -> Iterator[Decision]:
+def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[Decision]:
     fixed, layout = job.spec.layout, choice.layout
-    if fixed.sharding == "auto":
+    if cluster.is_local and job.spec.engine == "paceline" and cluster.num_ranks > 1:
         yield Decision(
-            field="layout.sharding", value=layout.sharding, reason=choice.sharding_reason
+            field="layout",
+            value="data parallel",
+            reason="what `paceline run` does today: every rank whole (none) or all of it shared "
+            "(full)",
         )
-    if fixed.micro_batch == "auto":
-        yield Decision(
-            field="layout.micro_batch",
-            value=str(layout.micro_batch),
-            reason=choice.micro_batch_reason,
-        )
+    for name, value, reason in reasons_of(choice):
+        if getattr(fixed, name) == "auto":
+            yield Decision(field=f"layout.{name}", value=value, reason=reason)
     if layout.sharding == "full" and layout.accumulation > 1:
         yield Decision(
             field="gradients between micro-batches",
             value="sharded" if layout.reduce_every_micro_batch else "whole",
             reason=(
-                "reduced after each micro-batch: holding them whole does not fit"
+                "reduced after each micro-batch: "
+                + (
+                    "that is how the engine does it"
+                    if choice.case.engine.reduces_each
+                    else "holding them whole does not fit"
+                )
                 if layout.reduce_every_micro_batch
                 else "reduced once a step: "
-                + format_bytes(choice.estimate.memory.gradients_bytes)
+                + format_bytes(choice.estimate.memory.parts["gradients"] or 0)
                 + " a rank fit"
             ),
         )

@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.estimate import Estimate
+from paceline.estimate import Estimate, MemoryEstimate
+from paceline.estimate.cost import RunCost
+from paceline.estimate.goodput import Goodput
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.topology import Cluster
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Objective = Literal["time", "cost", "ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +39,45 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A layout that no other one beats in time and in memory."""
+
+    layout: Layout
+    step_s: float | None
+    memory_bytes: int
+    usd: float | None
+    """Of the whole run at the plan's provider; None without a price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What the job may cost, take or need, against what is expected."""
+
+    name: Literal["budget", "deadline", "memory"]
+    limit: float
+    """Dollars, seconds or bytes."""
+
+    expected: float | None
+    """The same; None is unknown."""
+
+    @property
+    def is_kept(self) -> bool | None:
+        """Whether what is expected is inside; None when it is unknown."""
+        return None if self.expected is None else self.expected <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The chosen layout of one job on one cluster, and why."""
 
     cluster: Cluster
     profile: ModelProfile
     decoder: DecoderShape | None
-    """Sizes of the built-in decoder; None for a model of your own."""
+    """Sizes of the built-in decoder; None for a model that it is not."""
 
     layout: Layout
     estimate: Estimate
-    precision: Literal["fp32", "bf16"]
+    precision: Precision
     """Type of the matrix multiplications."""
 
     checkpoint_every: int
@@ -57,4 +90,46 @@ class Plan:
     """Everything the job left open."""
 
     rejected: tuple[Rejected, ...]
-    """The other layouts, best first."""
+    """The others, best first: all of a small space; of a large one the best of other ways to split,
+    and the simplest that do not fit."""
+
+    engine: str = "paceline"
+    """Name in the catalog of the software that runs the steps."""
+
+    optimizer: str = "adamw"
+    objective: Objective = "time"
+    head_room: float = 0.1
+    """Share of the usable memory that is left free."""
+
+    space_size: int = 0
+    """Layouts that were priced."""
+
+    num_fitting: int = 0
+    """Of those, how many fit."""
+
+    search_s: float = 0.0
+    """How long that took."""
+
+    stages: tuple[MemoryEstimate, ...] = ()
+    """Memory of one rank of every pipeline stage, first to last."""
+
+    pareto: tuple[Point, ...] = ()
+    """Layouts that none is both faster and leaner than, fastest first."""
+
+    cost: RunCost | None = None
+    """Of the whole run at the cheapest provider that the job allows; None without a price."""
+
+    goodput: Goodput | None = None
+    """What failures and checkpoints leave of the time; None on this machine, where nobody knows
+    how often it fails, or when a step's time is unknown."""
+
+    wall_s: float | None = None
+    """Of the whole run, failures included where they are known of."""
+
+    limits: tuple[Limit, ...] = ()
+    """Budget, deadline and memory, as far as the job has them."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that a rank may use."""
+        return int(self.cluster.usable_bytes * (1 - self.head_room))

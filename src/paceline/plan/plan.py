@@ -2,26 +2,36 @@
 against the rest.
 """
 
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
 
+from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
+from paceline.catalog.efficiencies import load_efficiencies, with_measured
+from paceline.catalog.engines import find_engine
 from paceline.errors import PlanError, Problem
-from paceline.estimate import estimate
-from paceline.parallel import candidates, check_layout_choices
-from paceline.plan.choose import choose
+from paceline.estimate import Case, case_of, stage_memory
+from paceline.parallel import Space, abilities_of, check_layout_choices
+from paceline.parallel.abilities import OURS
+from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
-from paceline.plan.decision import Plan
+from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
+from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.refuse import nothing_fits
+from paceline.plan.search import Found, estimates_of, search
 from paceline.profile import (
     DecoderShape,
     ModelProfile,
     ModuleFacts,
-    profile_decoder,
-    profile_module,
     resolve_decoder,
+    resolve_profile,
 )
 from paceline.spec import Job
 from paceline.topology import Cluster, find_cluster
+
+_MOST_POINTS = 60
+_MOST_COUNTS = 48
+"""Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
 
 
 def plan_job(job: Job, facts: ModuleFacts | None = None) -> Plan:
@@ -32,71 +42,326 @@ def plan_job(job: Job, facts: ModuleFacts | None = None) -> Plan:
         facts: What a helper process counted of the module, for a job with `model.factory`.
 
     Raises:
-        JobError: The model or the cluster cannot be what the job says.
-        PlanError: The batch does not divide, or no layout fits in memory.
+        JobError: The model, the engine or the cluster cannot be what the job says.
+        PlanError: Choices contradict each other, or no layout fits in memory.
     """
     cluster = find_cluster(job.spec.cluster, job)
-    decoder = resolve_decoder(job)
-    if decoder is None:
-        assert facts is not None, "a model.factory is measured before it is planned"
-        return make_plan(job, cluster, profile_module(facts))
-    kernels: Literal["gpu", "cpu"] = "gpu" if cluster.backend == "nccl" else "cpu"
-    profile = profile_decoder(decoder, job.spec.data.seq_len, kernels=kernels)
-    return make_plan(job, cluster, profile, decoder)
+    return make_plan(job, cluster, resolve_profile(job, facts), resolve_decoder(job))
 
 
 def make_plan(
     job: Job, cluster: Cluster, profile: ModelProfile, decoder: DecoderShape | None = None
 ) -> Plan:
-    """Choose the fastest layout that fits, and keep the case against the rest.
+    """Choose the best layout that fits, and keep the case against the rest.
 
     Raises:
-        PlanError: The batch does not divide, or no layout fits in memory.
+        PlanError: Choices contradict each other, or no layout fits in memory.
     """
-    spec = job.spec
-    problems = [*check_layout_choices(job, cluster.num_ranks), *_check_precision(job, cluster)]
-    if problems:
-        raise PlanError(*problems)
-    precision = decide_precision(job, cluster)
-    train = replace(spec.train, precision=precision)
-    layouts = candidates(spec.train.global_batch, cluster.num_ranks, spec.layout)
-    estimates = estimate(layouts, profile, cluster, train, profile.seq_len)
-    choice = choose(layouts, estimates, usable_bytes=cluster.usable_bytes)
-    if choice is None:
-        raise nothing_fits(job, cluster, profile, layouts, estimates, precision)
-    checkpoint_every, evaluate_every = decide_intervals(spec)
-    return Plan(
+    asked = _Asked(
+        job=job,
         cluster=cluster,
         profile=profile,
         decoder=decoder,
+        catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
+    )
+    objective = job.spec.plan.objective
+    if objective == "time" or cluster.is_local:
+        return _plan_on(asked)
+    return _on_fewer_ranks(asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """All that a plan is made of."""
+
+    job: Job
+    cluster: Cluster
+    profile: ModelProfile
+    decoder: DecoderShape | None
+    catalog: Catalog
+
+
+def _plan_on(asked: _Asked) -> Plan:
+    """The plan on all ranks of the cluster."""
+    job, cluster, wanted = asked.job, asked.cluster, asked.job.spec.plan
+    space = space_of(job, cluster, asked.profile)
+    problems = [*check_layout_choices(job, space), *_check_precision(job, cluster)]
+    if problems:
+        raise PlanError(*problems)
+    case = _case_of(asked)
+    limit = int(cluster.usable_bytes * (1 - wanted.head_room))
+    found = search(space, case, limit_bytes=limit, margin=wanted.simpler_margin)
+    if found.near is None and job.spec.layout.offload == "auto" and not cluster.is_local:
+        elsewhere = replace(space, offloads=("cpu", "nvme"))
+        found = search(elsewhere, case, limit_bytes=limit, margin=wanted.simpler_margin)
+    choice = choose(found, case, limit_bytes=limit, margin=wanted.simpler_margin)
+    if choice is None:
+        raise nothing_fits(job, space, case, found, limit)
+    checkpoint_every, evaluate_every = decide_intervals(job.spec)
+    precision: Precision = case.precision  # type: ignore[assignment]
+    plan = Plan(
+        cluster=cluster,
+        profile=asked.profile,
+        decoder=asked.decoder,
         layout=choice.layout,
         estimate=choice.estimate,
         precision=precision,
         checkpoint_every=checkpoint_every,
         evaluate_every=evaluate_every,
-        decisions=decisions_of(job, cluster, decoder, choice, precision),
-        rejected=choice.rejected,
+        decisions=decisions_of(job, cluster, asked.decoder, asked.profile, choice, case.precision),
+        rejected=rejected_of(choice),
+        engine=case.engine.name,
+        optimizer=case.optimizer,
+        objective=wanted.objective,
+        head_room=wanted.head_room,
+        space_size=found.num_layouts,
+        num_fitting=found.num_fitting,
+        search_s=found.search_s,
+        stages=tuple(stage_memory(choice.layout, case)) if choice.layout.pipeline > 1 else (),
+    )
+    return _with_outlook(plan, asked, found, case)
+
+
+def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
+    """Where layouts for a job are looked for: on this machine, what `paceline run` can do."""
+    engine = find_engine(job.spec.engine, where=job.where("engine")).name
+    runs_here = cluster.is_local and engine == "paceline"
+    return Space(
+        num_ranks=cluster.num_ranks,
+        global_batch=job.spec.train.global_batch,
+        profile=profile,
+        domain=max(cluster.scale_up_size, cluster.ranks_per_node),
+        fixed=job.spec.layout,
+        abilities=OURS if runs_here else abilities_of(engine),
     )
 
 
-def decide_precision(job: Job, cluster: Cluster) -> Literal["fp32", "bf16"]:
+def _case_of(asked: _Asked) -> Case:
+    spec = asked.job.spec
+    return case_of(
+        asked.profile,
+        asked.cluster,
+        precision=decide_precision(asked.job, asked.cluster),
+        optimizer=spec.train.optimizer,
+        engine=find_engine(spec.engine, where=asked.job.where("engine")),
+        efficiencies=with_measured(load_efficiencies(), asked.catalog.efficiencies),
+    )
+
+
+def decide_precision(job: Job, cluster: Cluster) -> Precision:
     """As asked; left open, bf16 on an accelerator that is known to have it."""
     asked = job.spec.train.precision
     if asked != "auto":
         return asked
-    return "bf16" if cluster.backend == "nccl" and "bf16" in cluster.peak_flops_per_s else "fp32"
+    return "bf16" if cluster.backend != "gloo" and "bf16" in cluster.peak_flops_per_s else "fp32"
 
 
-def _check_precision(job: Job, cluster: Cluster) -> list[Problem]:
+def _check_precision(job: Job, cluster: Cluster) -> Iterator[Problem]:
     """A precision that the accelerator is known to lack; an unknown accelerator may have it."""
-    lacks = cluster.peak_flops_per_s and "bf16" not in cluster.peak_flops_per_s
-    if job.spec.train.precision != "bf16" or not lacks:
-        return []
-    return [
-        Problem(
-            code="L003",
-            what=f"train.precision is bf16, and {cluster.accelerator} has no bf16",
-            where=job.where("train.precision"),
-            fix="set train.precision to fp32, or leave it at auto",
-        )
+    asked, known = job.spec.train.precision, cluster.peak_flops_per_s
+    if asked == "auto" or asked == "fp32" or not known or asked in known:
+        return
+    yield Problem(
+        code="L003",
+        what=f"train.precision is {asked}, and {cluster.accelerator} has no {asked}",
+        where=job.where("train.precision"),
+        fix=f"set train.precision to {' or '.join(kind for kind in known if kind != 'fp4')}, "
+        "or leave it at auto",
+    )
+
+
+def _with_outlook(plan: Plan, asked: _Asked, found: Found, case: Case) -> Plan:
+    """The plan with what its run costs and takes, and with its limits."""
+    wanted, cluster = asked.job.spec.plan, asked.cluster
+    prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
+    view = outlook(plan, asked.job, prices=prices)
+    costs = [
+        cost
+        for cost in view.costs
+        if (cost.way == "spot") == wanted.spot
+        and (wanted.provider is None or cost.provider.lower() == wanted.provider.lower())
     ]
+    cost = costs[0] if costs else None
+    if wanted.provider is not None and cost is None:
+        raise PlanError(_no_such_provider(asked, view))
+    wall_s = view.train_s if cluster.is_local else view.wall_s
+    if cost is not None and cost.way == "spot":
+        wall_s = cost.hours * 3600
+    usd = None if cost is None else cost.usd
+    plan = replace(
+        plan,
+        cost=cost,
+        goodput=None if cluster.is_local else view.goodput,
+        wall_s=wall_s,
+        pareto=tuple(_points(found, case, plan, usd)),
+        decisions=(*plan.decisions, *_interval_advice(asked, view)),
+    )
+    return replace(plan, limits=tuple(_limits(asked.job, plan)))
+
+
+def _no_such_provider(asked: _Asked, view: Outlook) -> Problem:
+    wanted = asked.job.spec.plan
+    way = "spot" if wanted.spot else "on demand"
+    known = sorted({cost.provider for cost in view.costs if cost.way == way})
+    return Problem(
+        code="P003",
+        what=f"no price of {asked.cluster.accelerator} {way} at {wanted.provider} is known",
+        where=asked.job.where("plan.provider"),
+        fix=f"name one of {', '.join(known)}"
+        if known
+        else "add it to a catalog file of your own: `paceline catalog --write`",
+    )
+
+
+def _points(found: Found, case: Case, plan: Plan, usd: float | None) -> Iterator[Point]:
+    """The front, thinned out evenly where it is long."""
+    if found.front is None:
+        return
+    step = max(1, -(-len(found.front) // _MOST_POINTS))
+    table = found.front.layouts
+    if step > 1:
+        import numpy as np
+
+        table = table.take(np.arange(0, len(found.front), step))
+    chosen_s = plan.estimate.step_s
+    for layout, price in estimates_of(table, case):
+        share = price.step_s / chosen_s if price.step_s and chosen_s else None
+        yield Point(
+            layout=layout,
+            step_s=price.step_s,
+            memory_bytes=price.memory.known_bytes,
+            usd=usd * share if usd is not None and share is not None else None,
+        )
+
+
+def _interval_advice(asked: _Asked, view: Outlook) -> Iterator[Decision]:
+    """Daly's interval, where the run is long enough that failures count."""
+    advice = view.checkpoints
+    is_long = view.train_s is not None and advice and view.train_s > advice.interval_s
+    if asked.cluster.is_local or advice is None or not is_long or advice.every_steps is None:
+        return
+    if asked.job.spec.checkpoint.every == "auto":
+        yield Decision(
+            field="advice for checkpoint.every",
+            value=f"{advice.every_steps} steps",
+            reason=advice.reason,
+        )
+
+
+def _limits(job: Job, plan: Plan) -> Iterator[Limit]:
+    wanted = job.spec.plan
+    if wanted.budget is not None:
+        expected = None if plan.cost is None else plan.cost.usd
+        yield Limit(name="budget", limit=wanted.budget, expected=expected)
+    if wanted.deadline is not None:
+        yield Limit(name="deadline", limit=wanted.deadline, expected=plan.wall_s)
+    total = plan.estimate.memory.total_bytes
+    yield Limit(name="memory", limit=plan.limit_bytes, expected=total)
+
+
+def _on_fewer_ranks(asked: _Asked) -> Plan:
+    """The fewest ranks that fit and keep every limit, or the cheapest run."""
+    job, wanted = asked.job, asked.job.spec.plan
+    best: Plan | None = None
+    refused: PlanError | None = None
+    for cluster in _smaller_clusters(asked):
+        try:
+            plan = _plan_on(replace(asked, cluster=cluster))
+        except PlanError as error:
+            refused = error
+            continue
+        if not all(limit.is_kept in (True, None) for limit in plan.limits):
+            refused = PlanError(_limit_not_kept(job, plan))
+            continue
+        if wanted.objective == "ranks":
+            best = plan
+            break
+        if best is None or _usd(plan) < _usd(best):
+            best = plan
+    if best is None:
+        if refused is not None:
+            raise refused
+        return _plan_on(asked)
+    what = (
+        "the fewest that fit" + (" and keep the limits" if len(best.limits) > 1 else "")
+        if wanted.objective == "ranks"
+        else "the cheapest run of those tried"
+    )
+    number = Decision(
+        field="cluster",
+        value=f"{best.cluster.num_ranks} of at most {_most_ranks(asked)} ranks",
+        reason=f"plan.objective is {wanted.objective}: {what}",
+    )
+    return replace(best, decisions=(number, *best.decisions))
+
+
+def _usd(plan: Plan) -> float:
+    if plan.cost is not None:
+        return plan.cost.usd
+    # Without a price every accelerator-hour costs the same.
+    return inf if plan.wall_s is None else plan.wall_s * plan.cluster.num_ranks
+
+
+def _limit_not_kept(job: Job, plan: Plan) -> Problem:
+    limit = next(each for each in plan.limits if each.is_kept is False)
+    return limit_problem(job, plan, limit)
+
+
+def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
+    """P002: a limit that the plan does not keep, in the job's numbers."""
+    from paceline.units import format_bytes, format_seconds
+
+    assert limit.expected is not None
+    texts = {
+        "budget": lambda value: f"${value:,.0f}",
+        "deadline": format_seconds,
+        "memory": format_bytes,
+    }
+    shown = texts[limit.name]
+    fixes = {
+        "budget": "raise plan.budget, or set plan.objective to cost, plan.spot to true, or fewer "
+        "train.steps",
+        "deadline": "raise plan.deadline, add nodes, or take fewer train.steps",
+        "memory": "lower plan.head_room",
+    }
+    return Problem(
+        code="P002",
+        what=f"{plan.layout.name} on {plan.cluster.name} is expected at {shown(limit.expected)}, "
+        f"over the {limit.name} of {shown(limit.limit)}",
+        where=job.where(f"plan.{limit.name}"),
+        fix=fixes[limit.name],
+    )
+
+
+def _most_ranks(asked: _Asked) -> int:
+    return asked.job.spec.plan.max_ranks or asked.cluster.num_ranks
+
+
+def _smaller_clusters(asked: _Asked) -> Iterator[Cluster]:
+    """The same accelerators in other numbers, fewest first: parts of one node, then whole nodes.
+
+    All numbers of nodes up to 16, then those whose only prime factors are 2, 3 and 5, and the most.
+    """
+    job, most = asked.job, _most_ranks(asked)
+    per_node = asked.cluster.ranks_per_node
+    for ranks in range(1, min(per_node, most + 1)):
+        if per_node % ranks == 0:
+            yield _cluster_of(job, 1, ranks)
+    nodes = max(most // per_node, 0)
+    counts = [n for n in range(1, nodes + 1) if n <= 16 or n == nodes or _is_smooth(n)]
+    while len(counts) > _MOST_COUNTS:
+        counts = [*counts[:16], *counts[16:-1:2], counts[-1]]
+    for count in counts:
+        yield _cluster_of(job, count, per_node)
+
+
+def _is_smooth(number: int) -> bool:
+    for prime in (2, 3, 5):
+        while number % prime == 0:
+            number //= prime
+    return number == 1
+
+
+def _cluster_of(job: Job, nodes: int, per_node: int) -> Cluster:
+    spec = replace(job.spec.cluster, nodes=nodes, per_node=per_node)
+    return find_cluster(spec, job)

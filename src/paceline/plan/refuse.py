@@ -1,137 +1,157 @@
-"""What to say when nothing fits: where the memory goes, and what would make it fit."""
+"""What to say when nothing fits: where the memory goes, and what would make it fit.
 
-from collections.abc import Iterator, Sequence
+Every way is tried by the search itself before it is named.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from paceline.errors import PlanError, Problem
-from paceline.estimate import Estimate, estimate_memory
-from paceline.parallel import Layout
-from paceline.plan.choose import HEAD_ROOM, limit_bytes
-from paceline.profile import ActivationBytes, ModelProfile
-from paceline.spec import Job
-from paceline.topology import Cluster
+import numpy as np
+
+from paceline.catalog import load_accelerators
+from paceline.errors import PacelineError, PlanError, Problem
+from paceline.estimate import Case, case_of
+from paceline.parallel import Space, grids
+from paceline.parallel.layout import Layout
+from paceline.plan.search import Found, estimates_of, grid_bytes
+from paceline.spec import Job, LayoutSpec
+from paceline.topology import find_cluster
 from paceline.units import format_bytes
 
-_MAX_TIMES_RANKS = 2**12
-"""Clusters up to this many times as large are tried."""
+_MOST_DOUBLINGS = 12
+"""Clusters up to this many times twice as large are tried."""
 
 _SEQ_LEN_STEP = 64
 """Shorter sequences are looked for in multiples of this."""
 
+_LEANER_OPTIMIZERS = {
+    "adamw-8bit": "which keeps two bytes for each parameter instead of eight",
+    "sgd": "which keeps half the state",
+}
 
-def nothing_fits(
-    job: Job,
-    cluster: Cluster,
-    profile: ModelProfile,
-    layouts: Sequence[Layout],
-    estimates: Sequence[Estimate],
-    precision: Literal["fp32", "bf16"],
-) -> PlanError:
+
+def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: int) -> PlanError:
     """P001, with the leanest layout's memory by part and what would make it fit."""
-    limit = limit_bytes(cluster.usable_bytes)
-    priced = zip(layouts, estimates, strict=True)
-    layout, price = min(priced, key=lambda pair: pair[1].memory.known_bytes)
+    row = int(np.argmin(found.leanest.memory_bytes))
+    ((layout, price),) = estimates_of(found.leanest.layouts.take(np.array([row])), case)
     parts = ", ".join(
         f"{name} {format_bytes(size)}"
         for name, size in sorted(price.memory.parts.items(), key=lambda part: -(part[1] or 0))
         if size
     )
-    case = _Case(job=job, cluster=cluster, profile=profile, precision=precision)
+    cluster, share = case.cluster, 1 - job.spec.plan.head_room
+    asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes)
     return PlanError(
         Problem(
             code="P001",
-            what=f"no layout fits on {cluster.name}: the leanest, {layout.name} in micro-batches "
-            f"of {layout.micro_batch}, needs {format_bytes(price.memory.known_bytes)} a rank; "
-            f"{format_bytes(limit)} may be used ({1 - HEAD_ROOM:.0%} of "
-            f"{format_bytes(cluster.usable_bytes)}). It is {parts}",
+            what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
+            f"{layout.name} in micro-batches of {layout.micro_batch}, needs "
+            f"{format_bytes(price.memory.known_bytes)} a rank; {format_bytes(limit_bytes)} may be "
+            f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}",
             where=job.where("cluster"),
-            fix="; or ".join(_ways_to_fit(case, limit)),
+            fix="; or ".join(_ways_to_fit(asked, price.memory.known_bytes)),
         )
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class _Asked:
     """A job that does not fit, of which one thing at a time is changed."""
 
     job: Job
-    cluster: Cluster
-    profile: ModelProfile
-    precision: Literal["fp32", "bf16"]
+    space: Space
+    case: Case
+    limit_bytes: int
 
-    def needed_bytes(
-        self,
-        *,
-        num_ranks: int | None = None,
-        optimizer: Literal["adamw", "sgd"] | None = None,
-        profile: ModelProfile | None = None,
-    ) -> int:
-        """Memory of the leanest layout there is, whatever the job fixed."""
-        leanest = Layout(
-            data=num_ranks or self.cluster.num_ranks,
-            sharding="full",
-            micro_batch=1,
-            accumulation=2,
-            reduce_every_micro_batch=True,
-        )
-        return estimate_memory(
-            leanest,
-            profile or self.profile,
-            self.cluster,
-            precision=self.precision,
-            optimizer=optimizer or self.job.spec.train.optimizer,
-        ).known_bytes
+    def fitting(self, space: Space, case: Case, limit_bytes: float | None = None) -> Layout | None:
+        """The leanest layout of the first grid that has one that fits."""
+        limit = self.limit_bytes if limit_bytes is None else limit_bytes
+        for grid in grids(space):
+            memory = np.where(grid.is_possible, grid_bytes(grid.layouts, case), np.inf)
+            cell = int(memory.argmin())
+            if memory.flat[cell] <= limit:
+                return grid.layouts.row(cell)
+        return None
+
+    @property
+    def open_space(self) -> Space:
+        """With nothing fixed."""
+        return replace(self.space, fixed=LayoutSpec())
 
 
-def _ways_to_fit(case: _Case, limit: int) -> list[str]:
+def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
     """Changes that each make it fit, easiest first; what the job fixed is let go before."""
     fixed = [
         f"layout.{name}"
-        for name in ("sharding", "micro_batch")
-        if getattr(case.job.spec.layout, name) not in ("auto", "full", 1)
+        for name, value in vars(LayoutSpec()).items()
+        if getattr(asked.job.spec.layout, name) != value
     ]
     freed = f"leave {' and '.join(fixed)} at auto" if fixed else ""
-    here = case.needed_bytes()
-    if fixed and here <= limit:
-        return [f"{freed}: sharded, in micro-batches of 1, it needs {format_bytes(here)}"]
+    if fixed and (layout := asked.fitting(asked.open_space, asked.case)) is not None:
+        again = f", {layout.recompute} recompute" if layout.recompute != "none" else ""
+        return [f"{freed}: {layout.name}, in micro-batches of {layout.micro_batch}{again}, fits"]
     ways = [
-        *_more_ranks(case, limit),
-        *_shorter_samples(case, limit),
-        *_smaller_optimizer(case, limit),
-    ] or [_more_memory(case, round(here / (1 - HEAD_ROOM)))]
+        *_more_ranks(asked),
+        *_leaner_optimizer(asked),
+        *_shorter_samples(asked),
+        *_other_accelerators(asked),
+    ] or [_more_memory(asked, needed_bytes)]
     return [f"{freed}, and {way}" if freed else way for way in ways]
 
 
-def _more_memory(case: _Case, rank_bytes: int) -> str:
-    if case.cluster.accelerator != "cpu":
+def _more_memory(asked: _Asked, needed_bytes: int) -> str:
+    cluster = asked.case.cluster
+    rank_bytes = needed_bytes / (1 - asked.job.spec.plan.head_room)
+    if cluster.accelerator != "cpu":
         return f"use accelerators with at least {format_bytes(rank_bytes)} each"
-    ranks = case.cluster.num_ranks if case.cluster.is_local else case.cluster.ranks_per_node
+    ranks = cluster.num_ranks if cluster.is_local else cluster.ranks_per_node
     return f"it takes a machine with {format_bytes(rank_bytes * ranks)} for its {ranks} ranks"
 
 
-def _more_ranks(case: _Case, limit: int) -> Iterator[str]:
+def _more_ranks(asked: _Asked) -> Iterator[str]:
     """Not on this machine's CPU, where more ranks have the same memory."""
-    if case.cluster.accelerator == "cpu":
+    cluster = asked.case.cluster
+    if cluster.accelerator == "cpu":
         return
-    now, batch = case.cluster.num_ranks, case.job.spec.train.global_batch
-    for times in range(2, _MAX_TIMES_RANKS):
-        if batch % (times * now) == 0 and case.needed_bytes(num_ranks=times * now) <= limit:
-            nodes = times * case.cluster.num_nodes
-            yield f"set cluster.nodes to {nodes}, which is {times * now} ranks"
+    for doublings in range(1, _MOST_DOUBLINGS):
+        times = 2**doublings
+        larger = replace(cluster, num_nodes=cluster.num_nodes * times)
+        space = replace(asked.open_space, num_ranks=larger.num_ranks)
+        if asked.fitting(space, replace(asked.case, cluster=larger)) is not None:
+            nodes = times * cluster.num_nodes
+            yield f"set cluster.nodes to {nodes}, which is {larger.num_ranks} ranks"
             return
 
 
-def _shorter_samples(case: _Case, limit: int) -> Iterator[str]:
+def _leaner_optimizer(asked: _Asked) -> Iterator[str]:
+    now, local = asked.case.optimizer, asked.case.cluster.is_local
+    for name, why in _LEANER_OPTIMIZERS.items():
+        if now != "adamw" or (local and name != "sgd"):
+            continue
+        if asked.fitting(asked.open_space, replace(asked.case, optimizer=name)) is not None:
+            yield f"set train.optimizer to {name}, {why}"
+            return
+
+
+def _shorter_samples(asked: _Asked) -> Iterator[str]:
     """Everything that is saved for the backward pass grows in proportion to the tokens."""
-    profile = case.profile
-    if profile.seq_len is None or profile.activation_bytes is None:
+    profile = asked.case.profile
+    if profile.seq_len is None or profile.num_blocks == 0:
         return
-    shortest, longest = 0, profile.seq_len // _SEQ_LEN_STEP
+
+    def fits(seq_len: int) -> bool:
+        shorter = replace(profile, seq_len=seq_len)
+        case = replace(
+            asked.case, profile=shorter, model=replace(asked.case.model, seq_len=seq_len)
+        )
+        return asked.fitting(replace(asked.open_space, profile=shorter), case) is not None
+
+    shortest, longest = 0, (profile.seq_len - 1) // _SEQ_LEN_STEP
+    if not longest or not fits(_SEQ_LEN_STEP):
+        return
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
-        shorter = _with_seq_len(profile, middle * _SEQ_LEN_STEP)
-        if case.needed_bytes(profile=shorter) <= limit:
+        if fits(middle * _SEQ_LEN_STEP):
             shortest = middle
         else:
             longest = middle - 1
@@ -139,24 +159,36 @@ def _shorter_samples(case: _Case, limit: int) -> Iterator[str]:
         yield f"shorten data.seq_len from {profile.seq_len} to {shortest * _SEQ_LEN_STEP}"
 
 
-def _with_seq_len(profile: ModelProfile, seq_len: int) -> ModelProfile:
-    assert profile.seq_len is not None
-    assert profile.activation_bytes is not None
-    old = profile.seq_len
-
-    def shorter(each: ActivationBytes) -> ActivationBytes:
-        return ActivationBytes(
-            block=each.block * seq_len // old,
-            outside=each.outside * seq_len // old,
-            loss_peak=each.loss_peak * seq_len // old,
-            block_peak=each.block_peak * seq_len // old,
+def _other_accelerators(asked: _Asked) -> Iterator[str]:
+    """As many of the accelerator with the least memory in which it fits."""
+    cluster = asked.case.cluster
+    if cluster.accelerator == "cpu" or cluster.is_local:
+        return
+    larger = sorted(
+        (known.memory_bytes, name)
+        for name, known in load_accelerators().items()
+        if known.backend == cluster.backend and (known.memory_bytes or 0) > cluster.memory_bytes
+    )
+    for memory_bytes, name in larger:
+        spec = replace(
+            asked.job.spec.cluster,
+            accelerator=name,
+            memory="auto",
+            network="auto",
+            per_node=cluster.ranks_per_node,
         )
-
-    saved = {mode: shorter(each) for mode, each in profile.activation_bytes.items()}
-    return replace(profile, seq_len=seq_len, activation_bytes=saved)
-
-
-def _smaller_optimizer(case: _Case, limit: int) -> Iterator[str]:
-    is_adamw = case.job.spec.train.optimizer == "adamw"
-    if is_adamw and case.needed_bytes(optimizer="sgd") <= limit:
-        yield "set train.optimizer to sgd, which keeps half the state"
+        try:
+            other = find_cluster(spec, asked.job)
+        except PacelineError:
+            continue
+        case = case_of(
+            asked.case.profile,
+            other,
+            precision=asked.case.precision,
+            optimizer=asked.case.optimizer,
+            engine=asked.case.engine,
+        )
+        limit = other.usable_bytes * (1 - asked.job.spec.plan.head_room)
+        if asked.fitting(asked.open_space, case, limit) is not None:
+            yield f"take as many {name}, which have {format_bytes(memory_bytes or 0)}"
+            return

@@ -1,0 +1,122 @@
+"""Which ways to split an engine has, so that nothing is planned that it cannot run.
+
+Read in each engine's documentation and source, not tried: what is not listed here is taken to do
+everything. Leaves out: which combinations of them each engine has, but for sharding in a pipeline.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+from paceline.parallel.layout import ContextKind, Layout, Offload, Recompute, Schedule, Sharding
+from paceline.parallel.table import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """The ways to split that an engine has; left out, all of them."""
+
+    shardings: tuple[Sharding, ...] = SHARDINGS
+    pipeline_shardings: tuple[Sharding, ...] = SHARDINGS
+    """Those that go together with a pipeline."""
+
+    schedules: tuple[Schedule, ...] = SCHEDULES
+    """Of pipelines; empty is no pipelines."""
+
+    context_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
+    """Empty is no splitting of one sample."""
+
+    recomputes: tuple[Recompute, ...] = RECOMPUTES
+    offloads: tuple[Offload, ...] = OFFLOADS
+    tensor: bool = True
+    expert: bool = True
+    reduces_each: bool | None = None
+    """Whether full sharding reduces after each micro-batch: always, never, or (None) as wanted."""
+
+
+_ZERO1: tuple[Sharding, ...] = ("none", "zero1")
+_FSDP: tuple[Sharding, ...] = ("none", "zero2", "full", "hybrid")
+_STAGED: tuple[Schedule, ...] = ("1f1b", "interleaved")
+
+OURS = Abilities(
+    shardings=("none", "full"),
+    pipeline_shardings=("none", "full"),
+    schedules=(),
+    context_kinds=(),
+    recomputes=("none",),
+    offloads=("none",),
+    tensor=False,
+    expert=False,
+)
+"""What `paceline run` itself executes today: `runtime/strategy`."""
+
+OUR_PRECISIONS = ("fp32", "bf16")
+OUR_OPTIMIZERS = ("adamw", "sgd")
+
+_MEGATRON = Abilities(
+    shardings=_ZERO1, pipeline_shardings=_ZERO1, schedules=_STAGED, offloads=("none", "cpu")
+)
+_OLD_MEGATRON = replace(_MEGATRON, context_kinds=(), expert=False, offloads=("none",))
+_ONLY_DATA = replace(OURS, recomputes=RECOMPUTES, offloads=("none", "cpu"))
+
+ABILITIES: Mapping[str, Abilities] = {
+    "megatron": _MEGATRON,
+    "megatron-bridge": _MEGATRON,
+    "megatron-2021": _OLD_MEGATRON,
+    "deepspeed": Abilities(
+        shardings=("none", "zero1", "zero2", "full"),
+        pipeline_shardings=_ZERO1,
+        schedules=("1f1b",),
+        context_kinds=("ulysses",),
+    ),
+    "torchtitan": Abilities(
+        shardings=_FSDP, context_kinds=("ring",), offloads=("none", "cpu"), reduces_each=True
+    ),
+    "fsdp1": replace(_ONLY_DATA, shardings=_FSDP, reduces_each=True),
+    "accelerate": replace(
+        _ONLY_DATA, shardings=_FSDP, context_kinds=("ring",), tensor=True, reduces_each=True
+    ),
+    "nanotron": Abilities(
+        shardings=_ZERO1,
+        pipeline_shardings=_ZERO1,
+        schedules=("gpipe", "1f1b"),
+        context_kinds=(),
+        offloads=("none",),
+    ),
+    "internevo": Abilities(
+        shardings=_ZERO1,
+        pipeline_shardings=_ZERO1,
+        schedules=("1f1b", "interleaved", "zero-bubble"),
+        offloads=("none", "cpu"),
+    ),
+    "maxtext": Abilities(
+        shardings=("none", "full", "hybrid"),
+        schedules=("gpipe", "interleaved"),
+        offloads=("none", "cpu"),
+    ),
+}
+"""Engine of the catalog -> what it has. Sources: megatron-core 0.14 `arguments.py` (distributed
+optimizer, 1F1B and interleaved, context parallel p2p and a2a); DeepSpeed docs: pipelines exclude
+ZeRO-2 and 3; torchtitan `distributed/pipeline_parallel.py`; Accelerate `FullyShardedDataParallel`
+and `ParallelismConfig`; nanotron README; InternEvo docs; MaxText `configs/base.yml`."""
+
+
+def abilities_of(engine: str) -> Abilities:
+    """What an engine can run; our own on another machine is planned as if it had everything."""
+    return ABILITIES.get(engine, Abilities())
+
+
+def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
+    """What in a layout our own runtime does not have, one phrase each.
+
+    >>> layout = Layout(data=2, sharding="zero1", micro_batch=1, accumulation=1, tensor=4)
+    >>> list(reasons_ours_cannot(layout))
+    ['sharding zero1', 'tensor 4']
+    """
+    usual = Layout(data=1, sharding="none", micro_batch=1, accumulation=1)
+    if layout.sharding not in OURS.shardings:
+        yield f"sharding {layout.sharding}"
+    for field in fields(Layout):
+        if field.name in ("tensor", "pipeline", "context", "expert", "recompute", "offload"):
+            value = getattr(layout, field.name)
+            if value != getattr(usual, field.name):
+                yield f"{field.name} {value}"
