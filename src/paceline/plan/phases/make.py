@@ -8,7 +8,7 @@ keeps a digest of what each was made from.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -257,10 +257,10 @@ def _documents(case: Case, phases: tuple[Phase, ...], gates: tuple[Gate, ...]) -
 
 
 def _digest(case: Case) -> str:
-    """Of everything that the phases are made from, but the day."""
+    """Of everything that the phases are made from, but the day and how long the search took."""
     parts = (
         dump_job(case.job.spec),
-        plan_to_json(case.plan).decode(),
+        plan_to_json(replace(case.plan, search_s=0.0)).decode(),
         repr(case.goals),
         repr(case.view.assumptions),
         repr(case.view.costs),

@@ -185,7 +185,8 @@ def _storage(plan: Plan, job: Job) -> int:
 
 def savings(plan: Plan, job: Job) -> list[Saving]:
     """Changes that each make the fullest rank need less, the largest saving first."""
-    return sorted(_savings(plan, job), key=lambda each: -each.saves_bytes)
+    found = [each for each in _savings(plan, job) if each.saves_bytes > 0]
+    return sorted(found, key=lambda each: -each.saves_bytes)
 
 
 def _savings(plan: Plan, job: Job) -> Iterator[Saving]:
@@ -203,13 +204,32 @@ def _savings(plan: Plan, job: Job) -> Iterator[Saving]:
             saves_bytes=activations // 2,
             costs="shorter context",
         )
-    if layout.shard_degree > 1:
+    state = optimizer + size("parameters", "gradients")
+    yield Saving(
+        change="twice the nodes, the state sharded or split over all of them",
+        field=f"cluster.nodes: {2 * plan.cluster.num_nodes}",
+        saves_bytes=state // 2,
+        costs="twice the accelerators; the step is shorter",
+    )
+    if plan.profile.adapter is None:
         yield Saving(
-            change="twice the nodes, the state sharded over all of them",
-            field=f"cluster.nodes: {2 * plan.cluster.num_nodes}",
-            saves_bytes=(optimizer + size("parameters", "gradients")) // 2,
-            costs="twice the accelerators; the step is shorter",
+            change="low-rank adapters on weights that are kept in bf16",
+            field="train.adapter: {rank: 16}",
+            saves_bytes=optimizer + size("gradients") + size("parameters") // 2,
+            costs="fine-tunes a model that is trained already; the adapters' own state is small",
         )
+        yield Saving(
+            change="low-rank adapters on weights that are kept in 4 bits",
+            field="train.adapter: {kind: qlora}",
+            saves_bytes=optimizer + size("gradients") + size("parameters") * 7 // 8,
+            costs="as above, and the weights are unpacked in every pass",
+        )
+    yield Saving(
+        change="half the head-room",
+        field=f"plan.head_room: {job.spec.plan.head_room / 2:g}",
+        saves_bytes=int(plan.cluster.usable_bytes * job.spec.plan.head_room / 2),
+        costs="less is left for fragmentation and for the estimate's error",
+    )
     if job.spec.train.optimizer == "adamw":
         yield Saving(
             change="AdamW with moments of one byte",
