@@ -98,7 +98,7 @@ def optimise_memory(case: Case) -> MemoryOptimization:
                 "setting": each.field,
                 "costs": each.costs,
             }
-            for each in savings(plan, case.job)
+            for each in savings(plan, case.job, available)
         ],
         "finalMemoryEstimate": format_bytes(memory.known_bytes)
         + ("" if memory.total_bytes is not None else " and unknown activations"),

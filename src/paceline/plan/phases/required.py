@@ -183,13 +183,13 @@ def _storage(plan: Plan, job: Job) -> int:
     return kept * plan.estimate.num_checkpoint_bytes
 
 
-def savings(plan: Plan, job: Job) -> list[Saving]:
+def savings(plan: Plan, job: Job, available_bytes: int) -> list[Saving]:
     """Changes that each make the fullest rank need less, the largest saving first."""
-    found = [each for each in _savings(plan, job) if each.saves_bytes > 0]
+    found = [each for each in _savings(plan, job, available_bytes) if each.saves_bytes > 0]
     return sorted(found, key=lambda each: -each.saves_bytes)
 
 
-def _savings(plan: Plan, job: Job) -> Iterator[Saving]:
+def _savings(plan: Plan, job: Job, available_bytes: int) -> Iterator[Saving]:
     layout, parts = plan.layout, plan.estimate.memory.parts
 
     def size(*names: str) -> int:
@@ -227,7 +227,7 @@ def _savings(plan: Plan, job: Job) -> Iterator[Saving]:
     yield Saving(
         change="half the head-room",
         field=f"plan.head_room: {job.spec.plan.head_room / 2:g}",
-        saves_bytes=int(plan.cluster.usable_bytes * job.spec.plan.head_room / 2),
+        saves_bytes=int(available_bytes * job.spec.plan.head_room / 2),
         costs="less is left for fragmentation and for the estimate's error",
     )
     if job.spec.train.optimizer == "adamw":
