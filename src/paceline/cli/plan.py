@@ -1,7 +1,8 @@
-"""`paceline plan`: which layout, will it fit, how fast."""
+"""`paceline plan`: which layout, will it fit, how fast, how dear."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -13,42 +14,204 @@ class _Command(click.Command):
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         from paceline.catalog import load_accelerators, load_model_presets
+        from paceline.catalog.engines import load_engines
 
         with formatter.section("Names in the catalog"):
             rows: list[tuple[str, str]] = [
                 ("model.preset", ", ".join(load_model_presets())),
                 ("cluster.accelerator", ", ".join(load_accelerators())),
+                ("engine", ", ".join(load_engines())),
             ]
             formatter.write_dl(rows)
+
+
+def _read_limits(context: click.Context, option: click.Parameter, value: str | None) -> list[str]:
+    names = [name.strip() for name in (value or "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in ("budget", "deadline", "memory", "gate")]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]} is none of budget, deadline, memory, gate")
+    return names
 
 
 @click.command(cls=_Command)
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @set_option
+@click.option(
+    "--objective",
+    type=click.Choice(["time", "cost", "ranks"]),
+    help="The shortest run, the cheapest, or the fewest accelerators; as plan.objective.",
+)
+@click.option("--budget", metavar="USD", help="Dollars the run may cost; as plan.budget.")
+@click.option("--deadline", metavar="TIME", help="How long it may take: 3d; as plan.deadline.")
+@click.option(
+    "--fail-on",
+    "fail_on",
+    metavar="LIST",
+    callback=_read_limits,
+    help="Exit with 3 when one of these is not kept: budget,deadline,memory; gate with --phases.",
+)
+@click.option("--explain", is_flag=True, help="Show what every part and term is made of.")
+@click.option(
+    "--all",
+    "num_all",
+    metavar="N",
+    type=click.IntRange(1, 10_000),
+    is_flag=False,
+    flag_value=50,
+    help="List the N fastest layouts that fit (50).",
+)
+@click.option("--md", "as_markdown", is_flag=True, help="Print Markdown.")
 @json_option
-def command(job_file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option("--phases", is_flag=True, help="The plan in sixteen phases with gates between them.")
+@click.option("--only", metavar="K", type=int, help="With --phases: one phase's JSON.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --phases: write its files into this folder.",
+)
+@click.option("--yes", is_flag=True, help="With --phases: take reviews as approved.")
+@click.option(
+    "--contract",
+    type=click.Choice(["002", "004"]),
+    help="Print the plan in the words of an older JSON contract.",
+)
+def command(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    objective: str | None,
+    budget: str | None,
+    deadline: str | None,
+    fail_on: list[str],
+    explain: bool,
+    num_all: int | None,
+    as_markdown: bool,
+    as_json: bool,
+    phases: bool,
+    only: int | None,
+    out: Path | None,
+    yes: bool,
+    contract: Literal["002", "004"] | None,
+) -> None:
     """Choose the fastest layout that fits for the job in JOB, and say why.
 
-    Nothing is started. The cluster is this machine, or any other one that the job declares.
-    Numbers are labelled measured, cited, declared or estimated. Exit code 3 means that no layout
-    fits or the batch does not divide.
+    Nothing is started. The cluster is this machine, or any other one that the job declares. JOB
+    may also be one of the two older JSON contracts. Numbers are labelled measured, cited, declared
+    or estimated. Exit code 3 means that no layout fits, that choices contradict each other, or that
+    a limit of --fail-on is not kept.
 
     \b
     Examples:
       paceline plan job.yaml
       paceline plan job.yaml --set train.global_batch=64 --set layout.sharding=full
       paceline plan job.yaml --set cluster.accelerator=H100-SXM --set cluster.nodes=8
-      paceline plan job.yaml --json
+      paceline plan job.yaml --deadline 3d --budget 5000 --fail-on budget,deadline
+      paceline plan job.yaml --objective ranks --explain
+      paceline plan job.yaml --all 20
     """
-    from paceline.plan import plan_job, plan_to_json
-    from paceline.report.plan_text import format_plan
-    from paceline.spec import load_job
+    from paceline.cli.job_input import read_job
 
-    job = load_job(job_file, overrides)
+    given = {"objective": objective, "budget": budget, "deadline": deadline}
+    flags = tuple(f"plan.{name}={value}" for name, value in given.items() if value is not None)
+    job = read_job(job_file, (*overrides, *flags))
     facts: Any = None
     if job.spec.model.factory is not None:
         from paceline.launch.factory import measure_factory
 
         facts = measure_factory(job)
+    if phases:
+        from paceline.cli.phases import show_phases
+        from paceline.plan.phases import Goals
+
+        wanted = job.spec.plan
+        code = show_phases(
+            job,
+            facts,
+            out=out,
+            only=only,
+            goals=Goals(budget_usd=wanted.budget, deadline_s=wanted.deadline),
+            yes=yes,
+            fail_on_gate="gate" in fail_on,
+            as_json=as_json,
+        )
+        raise click.exceptions.Exit(code)
+    if only is not None or out is not None:
+        raise click.UsageError("--only and --out go with --phases.")
+    if num_all is not None:
+        _list_all(job, facts, num_all, as_json=as_json)
+        return
+    from paceline.plan import plan_job
+
     plan = plan_job(job, facts)
-    click.echo(plan_to_json(plan).decode() if as_json else format_plan(plan), nl=not as_json)
+    if contract is not None:
+        from paceline.plan.contracts import format_contract
+
+        click.echo(json.dumps(format_contract(plan, job, contract), indent=2))
+    else:
+        _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
+    _check_limits(job, plan, fail_on)
+
+
+def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> None:
+    if as_json:
+        from paceline.plan import plan_to_json
+
+        click.echo(plan_to_json(plan).decode(), nl=False)
+        return
+    if as_markdown:
+        from paceline.report.plan_markdown import plan_markdown
+
+        click.echo(plan_markdown(plan), nl=False)
+        return
+    from paceline.report.plan_text import format_plan
+
+    click.echo(format_plan(plan))
+    if explain:
+        from paceline.report.plan_explain import explain_plan
+
+        click.echo(explain_plan(plan))
+
+
+def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
+    """The fastest layouts that fit, whether or not a simpler one was chosen."""
+    from paceline.cli.table import format_table
+    from paceline.plan.plan import fastest_layouts
+    from paceline.units import format_bytes, format_seconds
+
+    found = fastest_layouts(job, facts, count)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        return
+    rows = [
+        (
+            layout.name,
+            f"{layout.micro_batch} x {layout.accumulation}",
+            layout.recompute,
+            "?" if price.step_s is None else format_seconds(price.step_s),
+            format_bytes(price.memory.known_bytes),
+            "?" if price.mfu is None else f"{price.mfu:.1%}",
+        )
+        for layout, price in found
+    ]
+    header = ("layout", "batch", "recompute", "a step", "memory", "MFU")
+    click.echo(format_table([header, *rows]))
+
+
+def _check_limits(job: Any, plan: Any, fail_on: list[str]) -> None:
+    """Exit with 3 when a limit that was named is not kept, or is not known to be."""
+    from paceline.errors import PlanError, Problem
+    from paceline.plan.plan import limit_problem
+
+    given = {limit.name: limit for limit in plan.limits}
+    problems: list[Problem] = []
+    for name in fail_on:
+        limit = given.get(name)
+        if name == "gate":
+            raise click.UsageError("--fail-on gate goes with --phases.")
+        if limit is None:
+            raise click.UsageError(f"--fail-on {name} needs --{name}, or plan.{name} in the job.")
+        if limit.is_kept is not True:
+            problems.append(limit_problem(job, plan, limit))
+    if problems:
+        raise PlanError(*problems)

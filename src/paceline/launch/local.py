@@ -17,6 +17,8 @@ from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress, Controller, Progress
 from paceline.control.state import Setup, State
 from paceline.errors import JobError, Problem
+from paceline.parallel import reasons_ours_cannot
+from paceline.parallel.abilities import OUR_OPTIMIZERS, OUR_PRECISIONS
 from paceline.plan import Plan
 from paceline.profile import check_runnable
 from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
@@ -44,6 +46,7 @@ def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
             fix="pip install tensorboard, or set metrics.tensorboard to false",
         )
     yield from check_runnable(job)
+    yield from check_runs_here(job, plan)
     if not plan.cluster.is_local:
         yield Problem(
             code="R011",
@@ -60,6 +63,25 @@ def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
             what=f"port {port} is in use on 127.0.0.1",
             where=job.where("cluster.rendezvous_port"),
             fix="leave it out to take a free port, or end the program that holds it",
+        )
+
+
+def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:
+    """What was planned and Paceline's own runtime cannot do yet."""
+    lacking = list(reasons_ours_cannot(plan.layout))
+    if plan.precision not in OUR_PRECISIONS:
+        lacking.append(f"precision {plan.precision}")
+    if plan.optimizer not in OUR_OPTIMIZERS:
+        lacking.append(f"optimizer {plan.optimizer}")
+    if plan.engine != "paceline":
+        lacking.append(f"engine {plan.engine}")
+    if lacking:
+        yield Problem(
+            code="R015",
+            what=f"`paceline run` cannot do this plan yet: {', '.join(lacking)}",
+            where=job.where("layout"),
+            fix="it runs data parallel jobs, sharded none or full, in fp32 or bf16, with adamw or "
+            "sgd: leave the others at auto; `paceline plan` works for all of them",
         )
 
 

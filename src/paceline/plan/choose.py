@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.estimate import Case, Estimate, price, price_one
 from paceline.parallel import Layout, Layouts, table_of
+from paceline.parallel.layout import Recompute
 from paceline.parallel.table import code_of
 from paceline.plan.decision import Rejected
 from paceline.plan.search import Found, Priced, estimates_of
@@ -76,7 +77,7 @@ def order_of(priced: Priced, latest_s: float) -> Any:
     axes = sum((getattr(t, name) > 1) * 1 for name in ("tensor", "pipeline", "context", "expert"))
     places = np.zeros(len(_ORDER_OF_SCHEDULES), dtype=int)
     for place, word in enumerate(_ORDER_OF_SCHEDULES):
-        places[code_of("schedule", word)] = place  # type: ignore[arg-type]
+        places[code_of("schedule", word)] = place
     is_late = priced.step_s > latest_s
     # Time in steps of half a percent, so that equally fast layouts are equal.
     fastest = max(float(priced.step_s.min()), 1e-12)
@@ -193,7 +194,7 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
             and price.step_s > chosen.step_s * (1 + _SAME)
         ):
             return f"{times}: {_terms_that_differ(price, chosen)}"
-        return f"{times}, and {layout.name} is simpler"
+        return f"{times}, and the chosen one is simpler"
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
         return f"{times}, and reduces {other.accumulation} times a step instead of once"
     return f"{times}, in smaller micro-batches ({other.micro_batch}, not {layout.micro_batch})"
@@ -303,7 +304,7 @@ def _why_schedule(choice: Choice) -> str:
 
 def _why_recompute(choice: Choice) -> str:
     layout = choice.layout
-    kinds = ("none", "selective", "full")
+    kinds: tuple[Recompute, ...] = ("none", "selective", "full")
     if layout.recompute == "none":
         return "what the backward pass needs fits"
     leaner = kinds[: kinds.index(layout.recompute)]

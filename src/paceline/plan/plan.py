@@ -2,7 +2,7 @@
 against the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -10,15 +10,15 @@ from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catal
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
 from paceline.errors import PlanError, Problem
-from paceline.estimate import Case, case_of, stage_memory
-from paceline.parallel import Space, abilities_of, check_layout_choices
+from paceline.estimate import Case, Estimate, case_of, stage_memory
+from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS
 from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.refuse import nothing_fits
-from paceline.plan.search import Found, estimates_of, search
+from paceline.plan.search import Found, estimates_of, fastest, search
 from paceline.profile import (
     DecoderShape,
     ModelProfile,
@@ -28,6 +28,7 @@ from paceline.profile import (
 )
 from paceline.spec import Job
 from paceline.topology import Cluster, find_cluster
+from paceline.units import format_bytes, format_seconds
 
 _MOST_POINTS = 60
 _MOST_COUNTS = 48
@@ -120,6 +121,26 @@ def _plan_on(asked: _Asked) -> Plan:
         stages=tuple(stage_memory(choice.layout, case)) if choice.layout.pipeline > 1 else (),
     )
     return _with_outlook(plan, asked, found, case)
+
+
+def fastest_layouts(
+    job: Job, facts: ModuleFacts | None, count: int
+) -> list[tuple[Layout, Estimate]]:
+    """The fastest layouts of a job that fit, however alike they are."""
+    cluster = find_cluster(job.spec.cluster, job)
+    asked = _Asked(
+        job=job,
+        cluster=cluster,
+        profile=resolve_profile(job, facts),
+        decoder=None,
+        catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
+    )
+    space = space_of(job, cluster, asked.profile)
+    problems = [*check_layout_choices(job, space), *_check_precision(job, cluster)]
+    if problems:
+        raise PlanError(*problems)
+    limit = cluster.usable_bytes * (1 - job.spec.plan.head_room)
+    return fastest(space, _case_of(asked), limit_bytes=limit, count=count)
 
 
 def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
@@ -309,15 +330,14 @@ def _limit_not_kept(job: Job, plan: Plan) -> Problem:
 
 def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     """P002: a limit that the plan does not keep, in the job's numbers."""
-    from paceline.units import format_bytes, format_seconds
-
-    assert limit.expected is not None
-    texts = {
+    texts: dict[str, Callable[[float], str]] = {
         "budget": lambda value: f"${value:,.0f}",
         "deadline": format_seconds,
         "memory": format_bytes,
     }
     shown = texts[limit.name]
+    expected = "unknown" if limit.expected is None else f"at {shown(limit.expected)}"
+    against = "not known to be within" if limit.expected is None else "over"
     fixes = {
         "budget": "raise plan.budget, or set plan.objective to cost, plan.spot to true, or fewer "
         "train.steps",
@@ -326,8 +346,8 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     }
     return Problem(
         code="P002",
-        what=f"{plan.layout.name} on {plan.cluster.name} is expected at {shown(limit.expected)}, "
-        f"over the {limit.name} of {shown(limit.limit)}",
+        what=f"{plan.layout.name} on {plan.cluster.name}: {expected}, {against} the {limit.name} "
+        f"of {shown(limit.limit)}",
         where=job.where(f"plan.{limit.name}"),
         fix=fixes[limit.name],
     )

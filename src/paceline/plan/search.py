@@ -307,6 +307,30 @@ class _Front:
         return table.take(np.argsort(table.step_s, kind="stable"))
 
 
+def fastest(
+    space: Space, case: Case, *, limit_bytes: float, count: int
+) -> list[tuple[Layout, Estimate]]:
+    """The `count` fastest layouts that fit, the fastest first."""
+    best: Priced | None = None
+    for grid in grids(space):
+        memory, step = price_grid(grid.layouts, case)
+        cells = np.flatnonzero(grid.is_possible & (memory <= limit_bytes))
+        steps = step.ravel()[cells]
+        if cells.size > count:
+            part = np.argpartition(steps, count)[:count]
+            cells, steps = cells[part], steps[part]
+        if not cells.size:
+            continue
+        table, sizes = grid.layouts.take(cells), memory.ravel()[cells]
+        if best is not None:
+            table = join([best.layouts, table])
+            steps = np.concatenate([best.step_s, steps])
+            sizes = np.concatenate([best.memory_bytes, sizes])
+        best = Priced(layouts=table, step_s=steps, memory_bytes=sizes)
+        best = best.take(np.argsort(steps, kind="stable")[:count])
+    return [] if best is None else list(estimates_of(best.layouts, case))
+
+
 def estimates_of(layouts: Layouts, case: Case) -> Iterator[tuple[Layout, Estimate]]:
     """Layouts and estimates of a small table, as objects."""
     prices: Prices = price(layouts, case)

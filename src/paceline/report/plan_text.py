@@ -5,22 +5,22 @@ from collections.abc import Iterator, Sequence
 
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
-from paceline.plan.choose import HEAD_ROOM, limit_bytes
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
 _WIDTH = 96
 _BAR_WIDTH = 30
 _NUM_OTHERS = 5
-"""Layouts listed besides the chosen one; `--json` has them all."""
+"""Layouts listed besides the chosen one; `--json` has more, `--all` any number."""
 
 
 def format_plan(plan: Plan) -> str:
-    """The layout and why, the batch, memory by part, time, the other layouts, and decisions."""
+    """The layout and why, the batch, memory by part, time, money, the others, and decisions."""
     return "\n".join(
         (
             *_headline(plan),
             *_memory(plan),
             *_time(plan),
+            *_money(plan),
             *_others(plan),
             *_decisions(plan),
         )
@@ -37,12 +37,19 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield _row("layout", layout.name)
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
-    yield _row("why", reasons[0] if reasons else "fixed by the job")
+    yield from textwrap.wrap(
+        reasons[0] if reasons else "fixed by the job",
+        width=_WIDTH,
+        initial_indent=f"{'why':<12}",
+        subsequent_indent=" " * 12,
+    )
     yield _row("batch", _batch_equation(layout))
     yield _row(
         "model",
         f"{format_count(profile.num_parameters)} parameters "
-        f"({profile.num_parameters:,}), {_blocks(profile.num_blocks)}, {plan.precision}",
+        f"({profile.num_parameters:,}), {_blocks(profile.num_blocks)}, {plan.precision}"
+        + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
+        + ("" if plan.engine == "paceline" else f", on {plan.engine}"),
     )
 
 
@@ -51,17 +58,17 @@ def _blocks(num_blocks: int) -> str:
 
 
 def _batch_equation(layout: Layout) -> str:
+    ranks = "data rank" if layout.num_ranks > layout.data else "rank"
     return (
         f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated "
-        f"x {layout.data} rank{'s' if layout.data > 1 else ''} "
+        f"x {layout.data} {ranks}{'s' if layout.data > 1 else ''} "
         f"= {layout.global_batch} samples a step"
     )
 
 
 def _memory(plan: Plan) -> Iterator[str]:
     memory, cluster = plan.estimate.memory, plan.cluster
-    limit = limit_bytes(cluster.usable_bytes)
-    total = memory.total_bytes
+    limit, total = plan.limit_bytes, memory.total_bytes
     amount = format_bytes(total) if total is not None else f"{format_bytes(memory.known_bytes)} + ?"
     source = cluster.known.get("usable_bytes", "cited")
     yield ""
@@ -76,39 +83,84 @@ def _memory(plan: Plan) -> Iterator[str]:
             yield f"  {name:<14}{format_bytes(size):>10}  {bar}"
     yield (
         f"  {'may be used':<14}{format_bytes(limit):>10}  "
-        f"{1 - HEAD_ROOM:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
+        f"{1 - plan.head_room:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
     )
+    if len(plan.stages) > 1:
+        sizes = [stage.known_bytes for stage in plan.stages]
+        least, most = min(sizes), max(sizes)
+        yield (
+            f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)}: the fullest is "
+            f"stage {sizes.index(most)} of 0 to {len(sizes) - 1}"
+        )
 
 
 def _time(plan: Plan) -> Iterator[str]:
-    price, cluster = plan.estimate, plan.cluster
+    price = plan.estimate
     yield ""
     if price.step_s is None:
         yield _row("time", "unknown for this model or accelerator")
     else:
-        rate = (
-            f", {format_count(price.tokens_per_s)} tokens/s"
-            if price.tokens_per_s is not None
-            else ""
+        text = f"{format_seconds(price.step_s)} a step"
+        if price.step_low_s is not None and price.step_high_s is not None:
+            low, high = format_seconds(price.step_low_s), format_seconds(price.step_high_s)
+            text += f" ({low} to {high})"
+        if price.tokens_per_s is not None:
+            text += f", {format_count(price.tokens_per_s)} tokens/s"
+        yield _row("time", f"{text}, estimated")
+        terms = [
+            f"{name} {format_seconds(term)}"
+            for name, term in price.terms.items()
+            if term >= _LEAST_SHARE * price.step_s
+        ]
+        yield from textwrap.wrap(
+            ", ".join(terms), width=_WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12
         )
-        yield _row("time", f"{format_seconds(price.step_s)} a step{rate}, estimated")
-        terms = ", ".join(f"{name} {format_seconds(term)}" for name, term in price.terms.items())
-        yield _row("", terms)
-        peak, share = (
-            cluster.peak_flops_per_s[plan.precision],
-            cluster.compute_efficiency[plan.precision],
-        )
-        yield _row(
-            "",
-            f"at {share:.0%} of {format_flops_per_s(peak)} a rank (peak "
-            f"{cluster.known.get('peak_flops_per_s', 'cited')}, share "
-            f"{cluster.known.get('compute_efficiency', 'estimated')})",
-        )
+        yield from _utilisation(plan)
     yield _row(
         "checkpoint",
         f"{format_bytes(price.num_checkpoint_bytes)} every {_steps(plan.checkpoint_every)}; "
         f"evaluation every {_steps(plan.evaluate_every)}",
     )
+
+
+_LEAST_SHARE = 0.001
+"""Terms below this share of the step are left to `--explain`."""
+
+
+def _utilisation(plan: Plan) -> Iterator[str]:
+    """Useful FLOPs (3 x forward) as a share of the peak; HFU also counts recomputed ones."""
+    price, cluster = plan.estimate, plan.cluster
+    peak = cluster.peak_flops_per_s.get(plan.precision)
+    if price.mfu is None or peak is None:
+        return
+    hfu = f", HFU {price.hfu:.1%}" if price.hfu and price.hfu > price.mfu * 1.001 else ""
+    yield _row(
+        "",
+        f"MFU {price.mfu:.1%}{hfu} of {format_flops_per_s(peak)} a rank (peak "
+        f"{cluster.known.get('peak_flops_per_s', 'cited')}; 3 x forward FLOPs)",
+    )
+
+
+def _money(plan: Plan) -> Iterator[str]:
+    """The whole run: how long, what failures leave of it, and what it costs."""
+    cost, good = plan.cost, plan.goodput
+    if good is not None and plan.wall_s is not None:
+        lost = ", ".join(f"{name} {share:.1%}" for name, share in good.terms.items())
+        yield _row(
+            "run",
+            f"{format_seconds(plan.wall_s)} in all, {good.useful:.1%} useful ({lost}); "
+            f"a failure every {format_seconds(good.mtbf_s)}",
+        )
+    if cost is not None:
+        yield _row(
+            "cost",
+            f"${cost.usd:,.0f} for {cost.accelerator_hours:,.0f} accelerator-hours at "
+            f"{cost.provider}, {cost.way} (price of {cost.as_of})",
+        )
+    for each in plan.limits:
+        if each.is_kept is False and each.name != "memory":
+            shown = f"${each.limit:,.0f}" if each.name == "budget" else format_seconds(each.limit)
+            yield _row("OVER", f"the {each.name} of {shown}")
 
 
 def _steps(count: int) -> str:
@@ -119,12 +171,20 @@ def _others(plan: Plan) -> Iterator[str]:
     if not plan.rejected:
         return
     yield ""
-    yield _row("others", f"{len(plan.rejected)} considered")
-    for each in _most_telling(plan.rejected)[:_NUM_OTHERS]:
-        yield f"  {_short(each.layout):<30}{each.reason}"
+    is_whole = plan.space_size <= len(plan.rejected) + 1
+    took = "" if is_whole else f" in {format_seconds(plan.search_s)}, {plan.num_fitting:,} fit"
+    size = len(plan.rejected) if is_whole else plan.space_size
+    yield _row("others", f"{size:,} {'considered' if is_whole else 'priced'}{took}")
+    shown = _most_telling(plan.rejected)[:_NUM_OTHERS]
+    width = max([30, *(len(_short(each.layout)) + 2 for each in shown)])
+    for each in shown:
+        head = f"  {_short(each.layout):<{width}}"
+        yield from textwrap.wrap(
+            each.reason, width=_WIDTH + 4, initial_indent=head, subsequent_indent=" " * 6
+        )
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
-        yield f"  and {hidden} more: paceline plan --json"
+        yield f"  and {hidden} more: paceline plan --json" + ("" if is_whole else " or --all")
 
 
 def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
@@ -137,9 +197,13 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
 
 
 def _short(layout: Layout) -> str:
-    way = layout.name.split(" over ")[0]
+    way, *axes = layout.name.split(" x ")
+    way = way.split(" over ")[0]
     each = ", reduce each" if layout.reduce_every_micro_batch else ""
-    return f"{way} {layout.micro_batch} x {layout.accumulation}{each}"
+    if not axes:
+        return f"{way} {layout.micro_batch} x {layout.accumulation}{each}"
+    short = [axis.split(" (")[0] for axis in axes]
+    return " x ".join([f"{way} {layout.data}", *short])
 
 
 def _decisions(plan: Plan) -> Iterator[str]:

@@ -123,11 +123,17 @@ class Session:
         self._baseline_bytes = memory.held_bytes(self.place.device)
         torch.manual_seed(self.job.spec.train.seed % 2**63)
         model = make_model().to(self.place.device)
-        return strategy.apply(model, self.plan.layout, self._mesh, precision=self.plan.precision)
+        return strategy.apply(model, self.plan.layout, self._mesh, precision=self._precision)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the plan, for code that computes outside the model's forward."""
-        return strategy.autocast(self.plan.precision, self.place.device, self.plan.layout)
+        return strategy.autocast(self._precision, self.place.device, self.plan.layout)
+
+    @property
+    def _precision(self) -> strategy.Precision:
+        precision = self.plan.precision
+        assert precision == "fp32" or precision == "bf16", "launch has refused what does not run"
+        return precision
 
     def note_baseline(self, name: str, loss: float) -> None:
         """Put a simple model's held-out loss beside ours, in the events and the report."""

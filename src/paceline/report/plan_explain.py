@@ -1,0 +1,120 @@
+"""Where every number of a plan comes from: each part and term with what it is made of."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+import numpy as np
+
+from paceline.catalog.engines import load_engines
+from paceline.estimate import case_of
+from paceline.estimate.holdings import MOMENT_BYTES
+from paceline.plan import Plan
+from paceline.units import format_bytes, format_count, format_seconds
+
+_WIDTH = 96
+
+_PARTS: Mapping[str, str] = {
+    "parameters": "weights of the fullest stage / tensor, / shard where parameters are sharded",
+    "gradients": "one for each parameter that is trained; whole between micro-batches unless they "
+    "are reduced each time",
+    "optimizer": "moments, shared by the ranks of `shard`",
+    "master copy": "float32 weights besides narrower ones, shared likewise",
+    "activations": "what the blocks keep for the backward pass x micro-batches held at once, at "
+    "the step's fullest moment",
+    "gathered": "parameters and gradients that exist whole for a moment, and autocast's copies",
+    "buffers": "the engine's own: buckets, weight-gradient workspaces",
+    "saving": "a checkpoint's copy in the same memory (CPU)",
+    "slack": "reserved by the allocator and not used",
+    "overhead": "device context and libraries, before the model",
+}
+
+_TERMS: Mapping[str, str] = {
+    "compute": "accumulation x blocks of the slowest stage x (forward + backward), with the head; "
+    "a roofline for each matrix",
+    "recompute": "what is computed again in the backward pass",
+    "tensor": "4 gathers and 4 scatters a block, those hidden left out",
+    "context": "keys and values round the ring, or heads exchanged, beyond what attention hides",
+    "expert": "tokens to their experts and back, 4 exchanges a block",
+    "pipeline": "idle stages: (stages - 1) micro-batches less what the schedule fills; and sends",
+    "data": "gradients reduced and parameters gathered, beyond what the passes hide",
+    "optimizer": "its state read and written once over memory bandwidth",
+    "fixed": "of each step, whatever its size",
+    "stragglers": "a share of the step for each doubling of the scale-up domains",
+}
+
+
+def explain_plan(plan: Plan) -> str:
+    """Every part of memory, every term of the step, and the rates they are worked out from."""
+    return "\n".join((*_memory(plan), *_time(plan), *_rates(plan)))
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    layout, profile = plan.layout, plan.profile
+    engine = load_engines()[plan.engine]
+    yield ""
+    yield "memory, of the fullest rank"
+    for name, size in plan.estimate.memory.parts.items():
+        shown = "unknown" if size is None else format_bytes(size)
+        yield from _wrapped(f"  {name:<13}{shown:>9}  ", _PARTS.get(name, ""))
+    yield from _wrapped(
+        "  with         ",
+        f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks / "
+        f"pipeline {layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}; "
+        f"{engine.name}: {engine.weight_bytes:g} bytes a weight, {engine.gradient_bytes:g} a "
+        f"gradient, {engine.master_bytes:g} of master copy, {MOMENT_BYTES[plan.optimizer]:g} of "
+        f"{plan.optimizer}; micro-batch {layout.micro_batch} x {profile.seq_len or '?'} tokens / "
+        f"context {layout.context}; recompute {layout.recompute}",
+    )
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    price, layout = plan.estimate, plan.layout
+    if price.step_s is None:
+        return
+    yield ""
+    yield f"time, of a step: {format_seconds(price.step_s)}"
+    for name, seconds in price.terms.items():
+        head = f"  {name:<13}{format_seconds(seconds):>9}  {seconds / price.step_s:>6.1%}  "
+        yield from _wrapped(head, _TERMS.get(name, ""))
+    yield from _wrapped(
+        "  with         ",
+        f"{layout.accumulation} micro-batches of {layout.micro_batch} on each of {layout.data} "
+        f"data ranks, {plan.precision}, {layout.schedule}, {layout.chunks} chunk(s)",
+    )
+    if price.mfu is not None and price.hfu is not None:
+        yield from _wrapped(
+            "  MFU          ",
+            f"{price.mfu:.1%}: 3 x forward FLOPs (causal attention halved, nothing recomputed) / "
+            f"(peak x ranks x seconds); HFU {price.hfu:.1%} counts what is computed again",
+        )
+
+
+def _rates(plan: Plan) -> Iterator[str]:
+    """The rates of one rank, as the step's terms use them."""
+    case = case_of(
+        plan.profile,
+        plan.cluster,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        engine=load_engines()[plan.engine],
+    )
+    if case.rates is None:
+        return
+    yield ""
+    yield "rates, of a rank (a catalog file of your own is not applied here)"
+    for owner in (case.rates.matmul, case.rates):
+        for field in fields(owner):
+            value = getattr(owner, field.name)
+            if np.ndim(value) == 0 and not hasattr(value, "__dataclass_fields__"):
+                yield f"  {field.name:<24}{_number(float(value))}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, width=_WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
+    ) or [head.rstrip()]

@@ -1,0 +1,77 @@
+"""A plan as Markdown, for a pull request or a wiki."""
+
+from collections.abc import Iterator
+
+from paceline.parallel import Layout
+from paceline.plan import Plan
+from paceline.units import format_bytes, format_count, format_seconds
+
+
+def plan_markdown(plan: Plan) -> str:
+    """The layout, memory and time by part, the others, and decisions, as tables."""
+    return "\n".join((*_head(plan), *_tables(plan), *_others(plan), *_decisions(plan))) + "\n"
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    layout, price = plan.layout, plan.estimate
+    yield f"## {layout.name} on {plan.cluster.name}\n"
+    yield (
+        f"{plan.profile.name}, {format_count(plan.profile.num_parameters)} parameters, "
+        f"{plan.precision}, {plan.engine}; {layout.micro_batch} a micro-batch x "
+        f"{layout.accumulation} accumulated x {layout.data} = {layout.global_batch} samples a "
+        f"step; recompute {layout.recompute}.\n"
+    )
+    rate = "" if price.tokens_per_s is None else f", {format_count(price.tokens_per_s)} tokens/s"
+    mfu = "" if price.mfu is None else f", MFU {price.mfu:.1%}"
+    seconds = "unknown" if price.step_s is None else format_seconds(price.step_s)
+    yield f"Estimated: {seconds} a step{rate}{mfu}, {_memory(plan)} on the fullest rank."
+    if plan.cost is not None:
+        yield (
+            f"${plan.cost.usd:,.0f} at {plan.cost.provider}, {plan.cost.way} "
+            f"(price of {plan.cost.as_of})."
+        )
+    yield ""
+
+
+def _memory(plan: Plan) -> str:
+    memory = plan.estimate.memory
+    more = "" if memory.total_bytes is not None else " + ?"
+    return f"{format_bytes(memory.known_bytes)}{more} of {format_bytes(plan.limit_bytes)}"
+
+
+def _tables(plan: Plan) -> Iterator[str]:
+    yield "| memory | a rank |\n| --- | ---: |"
+    for name, size in plan.estimate.memory.parts.items():
+        if size != 0:
+            yield f"| {name} | {'unknown' if size is None else format_bytes(size)} |"
+    yield ""
+    if plan.estimate.terms:
+        yield "| time | a step |\n| --- | ---: |"
+        for name, seconds in plan.estimate.terms.items():
+            if seconds:
+                yield f"| {name} | {format_seconds(seconds)} |"
+        yield ""
+
+
+def _others(plan: Plan) -> Iterator[str]:
+    if not plan.rejected:
+        return
+    yield "| other layout | batch | a step | memory | why it lost |"
+    yield "| --- | --- | ---: | ---: | --- |"
+    for each in plan.rejected:
+        seconds = each.estimate.step_s
+        yield (
+            f"| {each.layout.name} | {_batch(each.layout)} | "
+            f"{'unknown' if seconds is None else format_seconds(seconds)} | "
+            f"{format_bytes(each.estimate.memory.known_bytes)} | {each.reason} |"
+        )
+    yield ""
+
+
+def _batch(layout: Layout) -> str:
+    return f"{layout.micro_batch} x {layout.accumulation}"
+
+
+def _decisions(plan: Plan) -> Iterator[str]:
+    for each in plan.decisions:
+        yield f"- `{each.field}` = {each.value}: {each.reason}"
