@@ -23,6 +23,8 @@ class Engine:
     passing_bytes: float
     master_bytes: float
     reduce_bytes: float
+    step_bytes: float
+    buffer_bytes: float
     cast_bytes: float
     attention: Literal["flash1", "flash2", "flash3", "unfused"]
     host: Literal["eager", "fused", "compiled"]
@@ -40,7 +42,10 @@ class Engine:
     dropout_bytes: float
     logit_bytes: float
     loss_peak_bytes: float
+    gathered_inputs: bool
+    balances_stages: bool
     dummy_gradients: bool
+    narrow_routed_moments: bool
     reserved_share: float
     source: str
 

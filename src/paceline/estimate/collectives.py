@@ -13,11 +13,12 @@ Source: Patarasuk and Yuan, 2009; levels: design/planner.md 3.2, Hierarchy.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.estimate.rates import Rates, Value
+from paceline.estimate.rates import Rates
+from paceline.profile.block import Value
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 _RAMP_BYTES = 4e6
 """Payload at which a ring reaches half of its bandwidth. 8 H100: 219 GB/s at 16 MB of 336; 8 A100:
@@ -47,6 +48,32 @@ def exchange_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> 
     members = _members(n, stride, rates)
     inside = (members - 1) / n * num_bytes / rates.link_bytes_per_s
     outside = (n - members) / n * num_bytes / rates.network_bytes_per_s
+    ramp = (n > 1) * _RAMP_BYTES / rates.link_bytes_per_s
+    return np.asarray(np.maximum(inside, outside) + ramp + _latency_s(n, stride, rates))
+
+
+def dispatch_s(
+    token_bytes: Value, copies: Value, degree: Value, stride: Value, rates: Rates
+) -> Column:
+    """Tokens to their experts: each goes to `copies` of the ranks of a group.
+
+    A token with several experts in one other domain crosses the network once and is copied there.
+
+    Args:
+        token_bytes: All tokens of one rank, once each.
+        copies: Experts of a token, spread evenly.
+        degree: Ranks that share the experts.
+        stride: Ranks between two neighbours of the group.
+        rates: Of the cluster.
+
+    Source: DeepSeek-V3, arXiv:2412.19437, section 3.2.2.
+    """
+    n = np.maximum(degree, 1)
+    members = _members(n, stride, rates)
+    domains = np.maximum(n / members, 1)
+    reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
+    outside = token_bytes * reached / rates.network_bytes_per_s
+    inside = token_bytes * copies * (members - 1) / members / rates.link_bytes_per_s
     ramp = (n > 1) * _RAMP_BYTES / rates.link_bytes_per_s
     return np.asarray(np.maximum(inside, outside) + ramp + _latency_s(n, stride, rates))
 

@@ -10,19 +10,19 @@ Arithmetic on columns: one row a layout, or one row a published run.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.estimate.rates import MatmulRate, Rates, Value
-from paceline.profile.block import Block, Matrix, MeasuredCosts, attention_flops, matrices
+from paceline.estimate.rates import MatmulRate, Rates
+from paceline.profile.block import Block, Matrix, MeasuredCosts, Value, attention_flops, matrices
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """Of the tile one multiprocessor computes. Source: cuBLAS on Hopper, design/planner.md 3.2."""
 
-_NUM_OPS, _NUM_ROUTED_OPS = 30, 40
-"""Operations of one block's forward pass, and those that routing adds. Counted in a profile of
-Megatron's transformer layer: design/planner.md 3.2, Host launch."""
+_NUM_OPS = 30
+"""Operations of one block's forward pass. Counted in a profile of Megatron's transformer layer:
+design/planner.md 3.2, Host launch."""
 
 _BACKWARD_OPS = 1.6
 """Operations of the backward pass for each of the forward pass. Source: as above."""
@@ -96,14 +96,14 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     for matrix in matrices(block):
         if np.ndim(matrix.outputs) == 0 and matrix.outputs == 0:
             continue
-        each = _matrix_times(matrix, block, work, rates.matmul)
+        each = _matrix_times(matrix, work, rates)
         forward, inputs, weight = forward + each[0], inputs + each[1], weight + each[2]
     weight = weight * work.weight_gradients
     attention, attention_back = _attention_s(block, work, rates)
     cheap = _elementwise_s(block, work, rates)
     device_forward = forward + attention + cheap
     device_backward = inputs + weight + attention_back + 2 * cheap
-    num_ops = _NUM_OPS + _NUM_ROUTED_OPS * (np.asarray(block.experts) > 0)
+    num_ops = _NUM_OPS + rates.routed_ops * (np.asarray(block.experts) > 0)
     host = rates.host_s * num_ops * (np.asarray(block.hidden) > 0)
     return BlockTimes(
         forward=np.maximum(device_forward, host),
@@ -144,11 +144,10 @@ _LOSS_BYTES = 9.0
 Source: prototypes/planner_closed_form.py; cross-entropy reaches .28-.32 of bandwidth."""
 
 
-def _matrix_times(
-    matrix: Matrix, block: Block, work: Work, rate: MatmulRate
-) -> tuple[Column, Column, Column]:
+def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Column, Column]:
     """Forward, gradient of the input, gradient of the matrix."""
-    tensor = np.asarray(work.tensor, float)
+    rate = rates.matmul
+    tensor: Column = np.asarray(work.tensor, float)
     if matrix.is_routed:
         # Every expert on this rank gets its share of all tokens that the expert group holds; with
         # sequence parallelism the tensor ranks hold different tokens and whole experts.
@@ -158,11 +157,10 @@ def _matrix_times(
         k = matrix.inputs / np.where(matrix.split == "row", spread, 1)
         n = matrix.outputs / np.where(matrix.split == "column", spread, 1)
         # One grouped product: the waves of all experts are filled together.
-        together = _grouped_s
         return (
-            together(rows, k, n, local, rate),
-            together(rows, n, k, local, rate),
-            together(k, rows, n, local, rate),
+            _grouped_s(rows, k, n, local, rates),
+            _grouped_s(rows, n, k, local, rates),
+            _grouped_s(k, rows, n, local, rates),
         )
     k = matrix.inputs / (tensor if matrix.split == "row" else 1)
     n = matrix.outputs / (tensor if matrix.split == "column" else 1)
@@ -174,16 +172,11 @@ def _matrix_times(
     )
 
 
-def _grouped_s(rows: Value, inner: Value, columns: Value, count: Value, rate: MatmulRate) -> Column:
+def _grouped_s(rows: Value, inner: Value, columns: Value, count: Value, rates: Rates) -> Column:
     """`count` products of one shape in one kernel: one launch."""
-    one = matmul_s(rows, inner, columns, rate)
-    launch = np.where(one > 0, rate.launch_s, 0.0)
-    return (one - launch) * count / _GROUPED_SHARE + launch
-
-
-_GROUPED_SHARE = 0.75
-"""Rate of a grouped product as a share of a single one's of the same shape. A guess between
-SimuMax's measured 0.30 of peak on B200 (design/planner.md 3.2) and a single product."""
+    one = matmul_s(rows, inner, columns, rates.matmul)
+    launch = np.where(one > 0, rates.matmul.launch_s, 0.0)
+    return (one - launch) * count / rates.grouped_share + launch
 
 
 def _attention_s(block: Block, work: Work, rates: Rates) -> tuple[Column, Column]:

@@ -4,11 +4,10 @@ A table goes in and a table comes out: one call prices a whole search.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
@@ -17,10 +16,11 @@ from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, Model, step_terms
 from paceline.parallel import Layout, Layouts, table_of
-from paceline.profile import ModelProfile
+from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 MEMORY_SPREAD = 0.10
 """A rank's memory is within this share of the estimate for nine of ten published runs of sources
@@ -167,7 +167,7 @@ def case_of(
         engine=engine,
         precision=precision,
         optimizer=optimizer,
-        model=_model(profile),
+        model=_model(profile, engine),
         rates=rates_of(cluster, engine, precision, constants) if has_flops else None,
     )
 
@@ -180,7 +180,7 @@ def price(layouts: Layouts, case: Case) -> Prices:
         layouts,
         precision=case.precision,
         optimizer=case.optimizer,
-        adapter=case.profile.adapter,
+        profile=case.profile,
     )
     terms: Mapping[str, Column] = {}
     if case.rates is not None:
@@ -205,7 +205,7 @@ def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
         table,
         precision=case.precision,
         optimizer=case.optimizer,
-        adapter=case.profile.adapter,
+        profile=case.profile,
     )
     is_known = _knows_activations(case.profile)
     return [
@@ -219,16 +219,24 @@ def checkpoint_bytes(profile: ModelProfile, optimizer: str) -> int:
     return round((4 + MOMENT_BYTES[optimizer]) * profile.num_trained_parameters)
 
 
-def _model(profile: ModelProfile) -> Model:
+def _model(profile: ModelProfile, engine: Engine) -> Model:
     at_both_ends = profile.head_inputs * profile.head_outputs if profile.tied else 0
+    seq_len = profile.seq_len or 1
+    share = 1.0 if profile.head_tokens is None else profile.head_tokens / seq_len
+    blocks = profile.blocks
+    if profile.outside is not None:
+        # Its parameters are those of embedding and head.
+        costs = replace(profile.outside, num_parameters=0)
+        blocks = (*blocks, Block(name="outside", count=1, hidden=0, measured=costs))
     return Model(
-        blocks=profile.blocks,
-        seq_len=profile.seq_len or 1,
+        blocks=blocks,
+        seq_len=seq_len,
         head_inputs=profile.head_inputs,
-        head_outputs=profile.head_outputs,
+        head_outputs=profile.head_outputs * share,
         num_embedding_parameters=profile.num_embedding_parameters,
         num_head_parameters=profile.num_head_parameters,
         num_tied_parameters=at_both_ends,
+        is_balanced=engine.balances_stages,
         trained_share=profile.num_trained_parameters / max(profile.num_parameters, 1),
     )
 

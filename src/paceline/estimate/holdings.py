@@ -6,10 +6,10 @@ import numpy as np
 
 from paceline.catalog.engines import Engine
 from paceline.estimate.memory import Holdings
-from paceline.estimate.rates import Value
 from paceline.estimate.step import Traffic
 from paceline.parallel.table import Layouts
-from paceline.profile import Adapter, Kernels, runtime_kernels
+from paceline.profile import Kernels, ModelProfile, runtime_kernels
+from paceline.profile.block import Value
 from paceline.topology import Cluster
 
 MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02, "sgd": 4.0}
@@ -31,29 +31,37 @@ def holdings_of(
     *,
     precision: str,
     optimizer: str,
-    adapter: Adapter | None,
+    profile: ModelProfile,
 ) -> Holdings:
     """Bytes that an engine holds in a precision, with an optimizer."""
     wide = precision in ("fp32", "tf32")
     narrow = 4.0 if wide else 2.0
+    # Without a float32 copy the moments are in the parameters' own type.
+    has_float32 = wide or engine.master_bytes > 0 or engine.sharded_bytes == 4
+    has_experts = any(block.experts for block in profile.blocks)
+    is_narrow = not has_float32 or (has_experts and engine.narrow_routed_moments)
+    moment_share = 0.5 if is_narrow else 1.0
     return Holdings(
         weight_bytes=4.0 if wide else engine.weight_bytes,
         sharded_bytes=4.0 if wide else engine.sharded_bytes,
         gradient_bytes=4.0 if wide else engine.gradient_bytes,
         passing_bytes=0.0 if wide else engine.passing_bytes,
         master_bytes=0.0 if wide else engine.master_bytes,
-        moment_bytes=MOMENT_BYTES[optimizer],
+        moment_bytes=MOMENT_BYTES[optimizer] * moment_share,
         gathered_bytes=narrow,
+        step_bytes=0.0 if cluster.backend == "gloo" else engine.step_bytes,
+        buffer_bytes=engine.buffer_bytes,
         cast_bytes=0.0 if wide else engine.cast_bytes,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
-        frozen_bytes=0.0 if adapter is None else adapter.frozen_bytes,
-        is_frozen=float(adapter is not None),
+        frozen_bytes=profile.frozen_bytes / max(profile.num_parameters, 1),
+        is_frozen=float(profile.adapter is not None),
         dummy_gradients=float(engine.dummy_gradients and not wide),
         kernels=_kernels(engine, cluster, layouts, wide=wide),
         overhead_bytes=cluster.overhead_bytes,
         reserved_share=1 + cluster.allocator_slack
         if cluster.backend == "gloo"
         else engine.reserved_share,
+        gathered_inputs=float(engine.gathered_inputs),
         saving_share=float(cluster.backend == "gloo"),
     )
 

@@ -1,10 +1,11 @@
 """How many bytes each rank needs at its fullest, by part and by pipeline stage.
 
-A step has moments at which a rank may be fullest; the parts are those of the worst one:
+A step has four moments at which a rank may be fullest; the parts are those of the worst one:
 
     loss    everything is saved for the backward pass, the gradients of the logits exist
     block   one block goes backward: its temporaries, what it computes again, gathered parameters
     root    all activations are gone, the root unit's gradients are whole before they are reduced
+    step    the optimizer's temporaries
 
 Stages of a pipeline differ: the first holds the most micro-batches and the embedding, the last the
 logits. Totals are *allocated* bytes; `slack` is what the allocator reserves beyond them, `overhead`
@@ -15,24 +16,23 @@ Arithmetic on columns: one row a layout, or one row a published run.
 Leaves out: the training data a rank holds, and the whole model that our own runtime builds on the
 host before it is sharded.
 
-Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fsdp/_fully_shard, read
-at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
+Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fsdp/_fully_shard,
+read at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.estimate.rates import Value
 from paceline.estimate.schedule import held_micro_batches
-from paceline.estimate.step import Model
+from paceline.estimate.step import Model, stage_blocks
 from paceline.parallel.table import Layouts, code_of
-from paceline.profile.block import Block, dense_parameters, expert_parameters, matrices
+from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
 from paceline.profile.saved import Kernels, outside_bytes, saved_bytes
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 PARTS = (
     "parameters",
@@ -79,6 +79,12 @@ class Holdings:
     cast_bytes: Value
     """Of the copy that autocast keeps of every matrix that is not sharded."""
 
+    step_bytes: Value
+    """Of temporaries while the optimizer steps, for each parameter of its shard."""
+
+    buffer_bytes: Value
+    """Of buckets and the like, whatever the model."""
+
     reduce_bytes: Value
     """Of a gradient while it is reduced."""
 
@@ -94,7 +100,7 @@ class Holdings:
     kernels: Kernels
     overhead_bytes: Value
     reserved_share: Value
-    """Reserved bytes as a share of allocated ones."""
+    """Bytes reserved for passing tensors, as a share of what they need."""
 
     saving_share: Value = 0.0
     """1 where a checkpoint is copied in the same memory while it is written (a CPU)."""
@@ -102,8 +108,8 @@ class Holdings:
     expert_imbalance: Value = 1.0
     """Tokens of the busiest expert group as a share of the average."""
 
-    held_inputs: Value = 1.0
-    """Share of the linear layers' inputs that are kept: less where their matrices are frozen."""
+    gathered_inputs: Value = 0.0
+    """1 where tensor parallelism keeps its linears' inputs gathered until the backward pass."""
 
 
 def memory_parts(
@@ -120,13 +126,13 @@ def memory_parts(
     t, h = layouts, holdings
     dense, routed = _stage_parameters(model, t, stage)
     states = _states(dense, routed, model, t, h)
-    activations, gathered = _fullest_moment(model, t, h, stage)
+    stepping = _stepping_bytes(dense, routed, model, t, h)
+    activations, gathered = _fullest_moment(model, t, h, stage, stepping)
     parts = states | {"activations": activations, "gathered": gathered}
-    parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients
+    parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
     saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline
     parts["saving"] = np.asarray(h.saving_share * saved / t.num_ranks())
-    tensors = sum(parts[name] for name in parts if name != "saving")
-    parts["slack"] = np.asarray((h.reserved_share - 1) * tensors)
+    parts["slack"] = np.asarray((h.reserved_share - 1) * (activations + gathered))
     parts["overhead"] = np.broadcast_to(np.asarray(h.overhead_bytes, float), np.shape(dense))
     return {name: np.asarray(parts[name]) for name in PARTS}
 
@@ -164,7 +170,7 @@ def _stage_parameters(model: Model, t: Layouts, stage: Value) -> tuple[Column, C
     last = np.asarray(stage) == t.pipeline - 1
     dense = routed = np.asarray(0.0)
     for block in model.blocks:
-        mine = _stage_blocks(block, model, t)
+        mine = _stage_blocks(block, model, t, stage)
         dense = dense + mine * dense_parameters(block)
         routed = routed + mine * expert_parameters(block)
     tied = (t.pipeline > 1) * model.num_tied_parameters
@@ -173,10 +179,11 @@ def _stage_parameters(model: Model, t: Layouts, stage: Value) -> tuple[Column, C
     return (dense + outside) / t.tensor, routed / t.expert
 
 
-def _stage_blocks(block: Block, model: Model, t: Layouts) -> Column:
-    """Blocks of one kind on the fullest stage."""
+def _stage_blocks(block: Block, model: Model, t: Layouts, stage: Value) -> Column:
+    """Blocks of one kind on a stage; kinds are taken to be mixed evenly."""
     total = sum(np.asarray(each.count, float) for each in model.blocks)
-    on_stage = np.where(total % t.pipeline == 0, total / t.pipeline, np.ceil(total / t.pipeline))
+    slow, last = stage_blocks(model, t)
+    on_stage = np.where(np.asarray(stage) == t.pipeline - 1, last, slow)
     return on_stage * block.count / np.maximum(total, 1)
 
 
@@ -209,13 +216,23 @@ def _states(
     }
 
 
-def _fullest_moment(model: Model, t: Layouts, h: Holdings, stage: Value) -> tuple[Column, Column]:
-    """Activations and gathered parameters at the fullest of the three moments."""
+def _stepping_bytes(dense: Column, routed: Column, model: Model, t: Layouts, h: Holdings) -> Column:
+    """Temporaries of the optimizer's step, where its state is on the device."""
+    routed_shard = np.maximum(t.shard // t.expert, 1)
+    split = np.where(t.sharding == 0, dense + routed, dense / t.shard + routed / routed_shard)
+    trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
+    return np.asarray(h.step_bytes * split * trained * (t.offload == 0))
+
+
+def _fullest_moment(
+    model: Model, t: Layouts, h: Holdings, stage: Value, stepping: Column
+) -> tuple[Column, Column]:
+    """Activations and gathered parameters at the fullest of the four moments."""
     tokens = t.micro_batch * model.seq_len / t.context
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     kept = working = peak = np.asarray(0.0)
     for block in model.blocks:
-        mine = _stage_blocks(block, model, t)
+        mine = _stage_blocks(block, model, t, stage)
         whole = _on_rank(block, model, t, h, stream, "none")
         lean = _on_rank(block, model, t, h, stream, "selective")
         inputs = _on_rank(block, model, t, h, stream, "full")
@@ -240,14 +257,19 @@ def _fullest_moment(model: Model, t: Layouts, h: Holdings, stage: Value) -> tupl
     gathered_loss, gathered_block, gathered_root = _gathered(model, t, h)
     moments = np.stack(
         np.broadcast_arrays(
-            at_loss + gathered_loss, at_block + gathered_block, gathered_root + 0.0 * blocks
+            at_loss + gathered_loss,
+            at_block + gathered_block,
+            gathered_root + 0.0 * blocks,
+            stepping + 0.0 * blocks,
         )
     )
     worst = np.argmax(moments, axis=0)
-    activations = np.choose(worst, np.broadcast_arrays(at_loss, at_block, 0.0 * blocks))
+    activations = np.choose(
+        worst, np.broadcast_arrays(at_loss, at_block, 0.0 * blocks, 0.0 * blocks)
+    )
     gathered = np.choose(
         worst,
-        np.broadcast_arrays(gathered_loss + 0.0 * blocks, gathered_block, gathered_root),
+        np.broadcast_arrays(gathered_loss + 0.0 * blocks, gathered_block, gathered_root, stepping),
     )
     return activations, gathered
 
@@ -260,7 +282,10 @@ def _on_rank(
         return np.asarray((block.measured.saved_bytes or 0) / model.seq_len * (recompute == "none"))
     saved = saved_bytes(block, h.kernels, model.seq_len / t.context, recompute=recompute)
     copies = block.experts_per_token * h.expert_imbalance / stream
-    return saved.tensor / t.tensor + saved.sequence / stream + saved.routed * copies
+    inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
+    whole = h.gathered_inputs * (recompute != "full") * inputs * (1 - 1 / stream)
+    gathered = whole * h.kernels.compute_bytes * block.hidden
+    return saved.tensor / t.tensor + saved.sequence / stream + saved.routed * copies + gathered
 
 
 def _gathered(model: Model, t: Layouts, h: Holdings) -> tuple[Column, Column, Column]:

@@ -6,16 +6,11 @@ machines are priced at once (`benchmarks/planner_accuracy.py`).
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
-
-from numpy.typing import NDArray
 
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies
 from paceline.catalog.engines import Engine
+from paceline.profile.block import Value
 from paceline.topology import Cluster
-
-Value = float | NDArray[Any]
-"""One number for all rows, or one for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +76,13 @@ class Rates:
     host_s: Value
     """Host time to launch one operation; 0 with graphs, where the host is never the slowest."""
 
+    routed_ops: Value
+    """Operations that routing adds to a block's forward pass, those that wait for the device
+    counted by how long they wait."""
+
+    grouped_share: Value
+    """Rate of a grouped product as a share of a single one's of the same shape."""
+
     link_bytes_per_s: Value
     """Inside the scale-up domain, each rank and direction, as collectives reach it."""
 
@@ -105,6 +107,9 @@ class Rates:
     tensor_overlap: Value
     """Share of tensor parallelism's collectives hidden behind its matrices."""
 
+    expert_overlap: Value
+    """Share of the exchange of tokens between experts' ranks hidden behind compute."""
+
     pipeline_overlap: Value
     """Share of the transfers between stages hidden behind compute."""
 
@@ -123,7 +128,7 @@ def rates_of(
 ) -> Rates | None:
     """What an engine reaches on a cluster in a precision; None where a needed rate is unknown."""
     peak = _peak(cluster, precision)
-    wide = _peak(cluster, "bf16") or _peak(cluster, "fp32")
+    wide = next((rate for name in ("bf16", "fp16", "fp32") if (rate := _peak(cluster, name))), None)
     memory, link = cluster.memory_bytes_per_s, cluster.link_bytes_per_s
     network = cluster.network_bytes_per_s
     needs_network = cluster.num_ranks > cluster.ranks_per_node
@@ -138,6 +143,7 @@ def rates_of(
     lasting = e.sustained.get(family, e.sustained["other"])
     narrow = e.sustained_by_precision.get(kind, 1.0)
     kernel = _kernel(engine, family)
+    is_narrow = kind in e.sustained_by_precision
     return Rates(
         matmul=MatmulRate(
             flops_per_s=peak * product.share * lasting * narrow,
@@ -153,17 +159,20 @@ def rates_of(
         attention_backward=e.attention["backward"],
         is_flash=float(kernel != "unfused"),
         memory_bytes_per_s=memory * s["memory_share"],
-        hidden_passes=e.hidden_passes[engine.host],
+        hidden_passes=e.hidden_passes[engine.host] + e.hidden_passes["narrow"] * is_narrow,
         ffn_passes=e.ffn_passes[engine.host],
         host_s=e.host_s[engine.host] * (cluster.backend != "gloo"),
+        routed_ops=s["routed_ops"],
+        grouped_share=s["grouped_share"],
         link_bytes_per_s=(link or 1.0) * _link_share(cluster, s["link_share"]),
         link_latency_s=s["link_latency_s"],
-        domain=max(cluster.scale_up_size, 1),
+        domain=cluster.num_ranks if cluster.backend == "gloo" else max(cluster.scale_up_size, 1),
         network_bytes_per_s=_network_of_rank(cluster) * s["network_share"],
         network_latency_s=s["network_latency_s"],
         gradient_overlap=s["gradient_overlap"] * _hides(cluster, engine.overlaps_gradients),
         gather_overlap=s["gather_overlap"] * _hides(cluster, engine.overlaps_gathers),
         tensor_overlap=s["tensor_overlap"] * _hides(cluster, engine.overlaps_tensor),
+        expert_overlap=s["expert_overlap"] * _hides(cluster, engine.overlaps_tensor),
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
         contention=s["contention"],
         straggler=s["straggler"],

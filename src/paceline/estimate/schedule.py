@@ -18,12 +18,12 @@ held: Korthikanti et al., arXiv:2205.05198, appendix C; zero-bubble arXiv:2401.1
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.estimate.rates import Value
 from paceline.parallel.table import code_of
+from paceline.profile.block import Value
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 _GPIPE = code_of("schedule", "gpipe")
 _INTERLEAVED = code_of("schedule", "interleaved")

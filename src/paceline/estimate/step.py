@@ -7,7 +7,7 @@
     expert        tokens sent to their experts and back
     pipeline      idle stages, and sending between them
     data          reduction of gradients and gathering of parameters that nothing hides
-    optimizer     every number of its state read and written once; over the host's bus when offloaded
+    optimizer     its state read and written once; over the host's bus when offloaded
     fixed         of each step, whatever its size
     stragglers    waiting for the slowest of many
 
@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.estimate.collectives import exchange_s, gather_s, send_s
+from paceline.estimate.collectives import dispatch_s, exchange_s, gather_s, send_s
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
-from paceline.estimate.rates import Rates, Value
+from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import blocks_of_slowest, idle_share
 from paceline.parallel.table import Layouts, code_of, distinct
-from paceline.profile.block import Block, dense_parameters, expert_parameters
+from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 TERMS = (
     "compute",
@@ -64,6 +64,9 @@ class Model:
     num_tied_parameters: Value
     """Of an output matrix that is the token embedding: held twice when they are on two stages."""
 
+    is_balanced: Value
+    """Whether stages may have different numbers of blocks, the last one fewer for its head."""
+
     trained_share: Value
     """Trained parameters as a share of all: 1, or nearly 0 with adapters."""
 
@@ -87,9 +90,6 @@ class Traffic:
     disk_bytes_per_s: Value
     """Between host and its disk, for state offloaded there."""
 
-    is_balanced: Value = True
-    """Whether stages may have different numbers of blocks."""
-
 
 def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
     """Seconds by term, in the order of `TERMS`."""
@@ -106,8 +106,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     whole_block = sum(
         mean[name] for name in ("compute", "recompute", "tensor", "context", "expert")
     )
-    extra = head / whole_block
-    slow, last = blocks_of_slowest(num_blocks, t.pipeline, extra, is_balanced=traffic.is_balanced)
+    slow, last = stage_blocks(model, t)
     has_head = last * whole_block + head >= slow * whole_block
     on_stage = np.where(has_head, last, slow)
     m = t.accumulation
@@ -227,8 +226,10 @@ def _context_s(block: Block, work: Work, t: Layouts, rates: Rates, times: BlockT
 
 def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
     """Tokens to their experts and back, once."""
-    copies = 2.0 * work.tokens / work.stream * block.experts_per_token * block.hidden
-    seconds = 2 * exchange_s(copies, t.expert, np.where(t.sequence_parallel, 1, t.tensor), rates)
+    tokens = 2.0 * work.tokens / work.stream * block.hidden
+    stride = np.where(t.sequence_parallel, 1, t.tensor)
+    once = dispatch_s(tokens, block.experts_per_token, t.expert, stride, rates)
+    seconds = 2 * once * (1 - rates.expert_overlap)
     return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), seconds, 0.0)
 
 
@@ -321,6 +322,23 @@ def _zero2_s(
     tail = 1 - rates.gather_overlap
     each = np.maximum(reduce - back, tail * reduce)
     return t.accumulation * each + np.maximum(gather - ahead, tail * gather)
+
+
+def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
+    """Blocks of the fullest stage and of the last one; the head weighs as much as its matrix."""
+    count = sum(np.asarray(block.count, float) for block in model.blocks)
+    in_blocks = sum(
+        block.count * (dense_parameters(block) + _used_parameters(block)) for block in model.blocks
+    )
+    mean = np.maximum(in_blocks / np.maximum(count, 1), 1)
+    head = model.head_inputs * model.head_outputs / mean
+    return blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced)
+
+
+def _used_parameters(block: Block) -> Value:
+    """Of the routed experts, those that a token goes through."""
+    share = block.experts_per_token / np.maximum(block.experts, 1)
+    return expert_parameters(block) * share
 
 
 def stage_parameters(model: Model, t: Layouts) -> tuple[Column, Column]:

@@ -162,7 +162,7 @@ def grid_bytes(layouts: Layouts, case: Case) -> Column:
         layouts,
         precision=case.precision,
         optimizer=case.optimizer,
-        adapter=case.profile.adapter,
+        profile=case.profile,
     )
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last] if np.any(last > 0) else [0]

@@ -6,7 +6,10 @@ published runs of different models at once that way.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+Value = Any
+"""A number, or a column of numbers: one for each row of a table that is priced at once."""
 
 Split = Literal["column", "row", "whole"]
 """How tensor parallelism divides a matrix: its outputs, its inputs, or not at all."""
@@ -194,7 +197,7 @@ def expert_parameters(block: Block) -> int:
     return sum(m.inputs * m.outputs * m.copies for m in matrices(block) if m.is_routed)
 
 
-def attention_flops(block: Block, seq_len: int) -> float:
+def attention_flops(block: Block, seq_len: Value) -> Value:
     """FLOPs of scores and weighted values of one sample's forward pass through one block.
 
     A multiplication and an addition are two. Causal attention counts the half that is computed,
@@ -211,7 +214,7 @@ def attention_flops(block: Block, seq_len: int) -> float:
     return 2.0 * (pairs * widths + cross)
 
 
-def block_flops(block: Block, seq_len: int) -> float:
+def block_flops(block: Block, seq_len: Value) -> Value:
     """FLOPs of one sample's forward pass through one block: matrices and attention.
 
     Leaves out: norms, rotary positions, softmax, activation functions, recomputation.

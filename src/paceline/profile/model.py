@@ -116,7 +116,7 @@ class ModelProfile:
             return None
         inside = sum(block.count * block_flops(block, self.seq_len) for block in self.blocks)
         head_tokens = self.seq_len if self.head_tokens is None else self.head_tokens
-        return inside + 2.0 * self.head_inputs * self.head_outputs * head_tokens
+        return float(inside + 2.0 * self.head_inputs * self.head_outputs * head_tokens)
 
     @property
     def largest_unit_parameters(self) -> int:

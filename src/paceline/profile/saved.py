@@ -30,7 +30,7 @@ of the tests); torch 2.13 read off with `torch.autograd.graph.saved_tensors_hook
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from paceline.profile.block import Block
+from paceline.profile.block import Block, Value
 
 Recompute = Literal["none", "selective", "full"]
 """What is computed again in the backward pass: nothing; everything that is cheap (norms,
@@ -50,7 +50,7 @@ class Kernels:
     stream_bytes: int
     """One element of the residual stream."""
 
-    norm_bytes: float
+    norm_bytes: Value
     """Kept by a norm for each element of its input."""
 
     norm_scalars: int = 1
@@ -62,24 +62,24 @@ class Kernels:
     ffn_casts: int = 1
     """Copies of the feed-forward's input: 2 under autocast with a gate."""
 
-    gated_copies: float = 4
+    gated_copies: Value = 4
     """Tensors of width F that a gated feed-forward keeps. 4: silu's input, both factors, the
     product. 3 where silu and product are one kernel, 2 where the product is recomputed."""
 
-    plain_copies: float = 2
+    plain_copies: Value = 2
     """The same without a gate: the activation function's input and output."""
 
-    score_bytes: float = 0
+    score_bytes: Value = 0
     """Kept for each score of attention: 0 with a flash kernel. 5 without: softmax (2), dropout's
     output (2) and mask (1)."""
 
-    dropout_bytes: float = 0
+    dropout_bytes: Value = 0
     """Mask kept for each element after attention and after the feed-forward."""
 
-    logit_bytes: float = 4
+    logit_bytes: Value = 4
     """Kept for each logit until the loss goes backward: the log-softmax."""
 
-    loss_peak_bytes: float = 8
+    loss_peak_bytes: Value = 8
     """Besides, at the moment the loss goes backward: gradients of log-softmax and of logits."""
 
     has_inputs_of_frozen: bool = False
@@ -103,7 +103,7 @@ class SavedBytes(NamedTuple):
 
 
 def saved_bytes(
-    block: Block, kernels: Kernels, seq_len: float, *, recompute: Recompute = "none"
+    block: Block, kernels: Kernels, seq_len: Value, *, recompute: Recompute = "none"
 ) -> SavedBytes:
     """Bytes one token leaves for the backward pass in one block.
 
@@ -162,7 +162,7 @@ def saved_bytes(
     return SavedBytes(tensor=tensor, sequence=sequence, routed=routed, peak=peak)
 
 
-def _selective_bytes(block: Block, kernels: Kernels, seq_len: float) -> SavedBytes:
+def _selective_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     """Outputs of matrices and of flash attention, and the block's input; the rest is cheap.
 
     Source: `create_selective_checkpoint_contexts` of torch 2.13, saving `mm` and attention.
@@ -209,7 +209,7 @@ class OutsideBytes(NamedTuple):
     """Alive besides while the loss goes backward; divided as the logits are."""
 
 
-def outside_bytes(head_inputs: float, head_outputs: float, kernels: Kernels) -> OutsideBytes:
+def outside_bytes(head_inputs: Value, head_outputs: Value, kernels: Kernels) -> OutsideBytes:
     """Bytes one token keeps in the head, the loss and the embedding.
 
     Args:

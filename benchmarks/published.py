@@ -1,0 +1,323 @@
+"""Reads published measurements (`published_calibration.csv`) into what `paceline.estimate` takes.
+
+One row of the file is one row of every column here, so that thousands of runs of different models on
+different machines are priced in one call. What a source does not state is marked as unknown and
+left to the planner's own defaults; nothing is looked up by the name of a source.
+"""
+
+import csv
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.catalog.engines import Engine, find_engine
+from paceline.errors import JobError
+from paceline.profile.block import Block
+
+GIB = 2**30
+
+# Facts about published models that the file has no column for: a part of the model's name (lower
+# case) -> sizes. Source: their config.json.
+_MODEL_FACTS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("deepseek-v3", dict(heads=128, kv_heads=128, head_dim=192, value_dim=128, query_rank=1536,
+                         kv_rank=512, rope_dim=64, dense_layers=3, shared_ffn=2048, mtp=1)),
+    ("deepseek-v2-lite", dict(heads=16, kv_heads=16, head_dim=192, value_dim=128, query_rank=0,
+                              kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=2816)),
+    ("deepseek-v2", dict(heads=128, kv_heads=128, head_dim=192, value_dim=128, query_rank=1536,
+                         kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=3072)),
+    ("kimi-k2", dict(heads=64, kv_heads=64, head_dim=192, value_dim=128, query_rank=1536,
+                     kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=2048)),
+    ("moonlight", dict(heads=16, kv_heads=16, head_dim=192, value_dim=128, query_rank=0,
+                       kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=2816)),
+    ("qwen3-30b", dict(head_dim=128)),
+    ("qwen3-235b", dict(head_dim=128)),
+    ("qwen3-next", dict(head_dim=256, shared_ffn=512)),
+    ("qwen3", dict(head_dim=128)),
+    ("gpt-oss", dict(head_dim=64)),
+    ("llama4", dict(shared_ffn=8192)),
+    ("llama-4", dict(shared_ffn=8192)),
+    ("mixtral", dict(head_dim=128)),
+    ("gemma-7b", dict(head_dim=256)),
+    ("gemma", dict(head_dim=256)),
+    ("nemotron4-340b", dict(head_dim=192)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One published measurement. None is not stated."""
+
+    id: str
+    source: str
+    year: int
+    model_name: str
+    notes: str
+    task: str
+    blocks: tuple[Block, ...]
+    seq_len: int
+    hidden: int
+    vocab: int
+    tied: bool
+    num_parameters: float | None
+    accelerator: str
+    num_ranks: int
+    per_node: int
+    interconnect: str
+    engine: Engine
+    framework: str
+    sharding: str
+    shard: int | None
+    tensor: int
+    sequence_parallel: bool
+    pipeline: int
+    chunks: int | None
+    context: int
+    context_kind: str
+    expert: int
+    expert_stated: bool
+    micro_batch: int | None
+    accumulation: int | None
+    global_batch: int | None
+    precision: str
+    recompute: str | None
+    recompute_modules: str
+    offload: str
+    is_compiled: bool
+    step_s: float | None
+    tokens_per_s: float | None
+    """A rank's."""
+    peak_bytes: float | None
+    metric: str
+    """What `peak_bytes` counts: allocated, reserved or device (nvidia-smi)."""
+    adapter_parameters: float | None
+    quantized_bits: int | None
+    pure_narrow: bool
+    """Whether parameters themselves are 16 bit, without a float32 master copy."""
+
+    @property
+    def data(self) -> int:
+        return max(1, self.num_ranks // (self.tensor * self.pipeline * self.context))
+
+
+@dataclass(slots=True)
+class Reading:
+    """Rows that could be read, and why the others could not."""
+
+    runs: list[Run] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read(path: Path) -> Reading:
+    """Every row of a file in the columns of `published_calibration.csv`."""
+    reading = Reading()
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            run = _run(row)
+            if isinstance(run, str):
+                reading.left_out.append((row["id"], run))
+            else:
+                reading.runs.append(run)
+    return reading
+
+
+def _run(row: dict[str, str]) -> Run | str:
+    name, notes = row["model_name"], row["notes"]
+    sizes = _sizes(row)
+    if isinstance(sizes, str):
+        return sizes
+    blocks, hidden, vocab, tied = sizes
+    try:
+        engine = find_engine(_framework(row), where=row["id"])
+    except JobError:
+        engine = find_engine("torchtitan" if row["torch_compile"] == "1" else "paceline", where="")
+    seq_len = _int(row["seq_len"])
+    if seq_len is None:
+        return "the sequence length is not stated"
+    num_ranks = _int(row["n_gpus"]) or 1
+    tensor, pipeline = _int(row["TP"]) or 1, _int(row["PP"]) or 1
+    context = _int(row["CP"]) or 1
+    if "device_map layer split" in notes:
+        pipeline, tensor = num_ranks, 1
+    data = max(1, num_ranks // (tensor * pipeline * context))
+    batch, micro = _int(row["global_batch"]), _int(row["micro_batch"])
+    accumulation = _int(row["grad_accum"])
+    if batch and micro:
+        accumulation = max(1, round(batch / (data * micro)))
+    tokens = _float(row["tokens_per_s_per_gpu"])
+    step = _float(row["step_time_s"])
+    if step is None and tokens and batch:
+        step = batch * seq_len / (tokens * num_ranks)
+    kind = row["data_parallel_kind"]
+    zero = re.search(r"zero1=(\d+)", notes) or re.search(r"zero1 group size (\d+)", notes)
+    hybrid = re.search(r"ici_fsdp=(\d+) x dcn_data_parallelism=(\d+)", notes)
+    shard = int(hybrid[1]) if hybrid else int(zero[1]) if zero else None
+    checkpointed = row["activation_ckpt"] or _inferred_recompute(row, tokens)
+    mem = _float(row["peak_mem_gib"])
+    modules = re.search(r"recompute_modules=([\w+\[\]]+)", notes)
+    quant = re.search(r"quant=(\w+)", notes)
+    trainable = re.search(r"trainable params ([\d,]+)", notes)
+    return Run(
+        id=row["id"],
+        source=row["id"].rsplit("-", 1)[0],
+        year=_int(row["year"]) or 2024,
+        model_name=name,
+        notes=notes,
+        task=(re.search(r"task=(\w+)", notes) or ["", "pretrain"])[1],
+        blocks=blocks,
+        seq_len=seq_len,
+        hidden=hidden,
+        vocab=vocab,
+        tied=tied,
+        num_parameters=(_float(row["n_params_b"]) or 0) * 1e9 or None,
+        accelerator=row["accelerator"],
+        num_ranks=num_ranks,
+        per_node=_int(row["gpus_per_node"]) or min(8, num_ranks),
+        interconnect=row["interconnect"],
+        engine=engine,
+        framework=row["framework"],
+        sharding=_sharding(kind, engine, data * context),
+        shard=shard,
+        tensor=tensor,
+        sequence_parallel=_is_sequence_parallel(row, engine),
+        pipeline=pipeline,
+        chunks=_int(row["virtual_pp"]),
+        context=context,
+        context_kind="ulysses" if "lysses" in notes else "ring",
+        expert=_int(row["EP"]) or 1,
+        expert_stated=bool(row["EP"]),
+        micro_batch=micro,
+        accumulation=accumulation,
+        global_batch=batch,
+        precision=row["precision"] or "bf16",
+        recompute=checkpointed,
+        recompute_modules=modules[1] if modules else "",
+        offload=row["offload"],
+        is_compiled=row["torch_compile"] == "1",
+        step_s=step,
+        tokens_per_s=tokens,
+        peak_bytes=mem * GIB if mem else None,
+        metric=_metric(notes),
+        adapter_parameters=float(trainable[1].replace(",", "")) if trainable else None,
+        quantized_bits=_quantized(quant[1] if quant else "", notes),
+        pure_narrow="PURE" in notes or "bf16-true" in notes,
+    )
+
+
+def _sizes(row: dict[str, str]) -> tuple[tuple[Block, ...], int, int, bool] | str:
+    name = row["model_name"].lower()
+    layers, hidden = _int(row["n_layers"]), _int(row["hidden"])
+    if "mamba" in name or "nemotron v3" in name or "nemotron-3" in name:
+        return "a hybrid with Mamba blocks, which no block of ours describes"
+    if not layers or not hidden:
+        return "the model's sizes are not stated"
+    facts = next((facts for part, facts in _MODEL_FACTS if part in name), {})
+    heads = int(facts.get("heads", 0)) or _int(row["n_heads"])
+    if not heads:
+        heads = max(1, hidden // 128)
+    kv_heads = int(facts.get("kv_heads", 0)) or _int(row["n_kv_heads"]) or heads
+    head_dim = int(facts.get("head_dim", 0)) or hidden // heads
+    gated = row["gated_mlp"] == "1"
+    ffn = _int(row["ffn_hidden"])
+    if not ffn:
+        ffn = math.ceil(8 * hidden / 3 / 256) * 256 if gated else 4 * hidden
+    experts = _int(row["n_experts"]) or 0
+    expert_ffn = _int(row["moe_ffn_hidden"]) or ffn
+    common = dict(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=int(facts.get("value_dim", 0)) or head_dim,
+        query_rank=int(facts.get("query_rank", 0)),
+        kv_rank=int(facts.get("kv_rank", 0)),
+        rope_dim=int(facts.get("rope_dim", 0)),
+        gated=gated,
+        vector_parameters=(2 if gated else 9) * hidden,
+    )
+    dense_layers = int(facts.get("dense_layers", 0)) if experts else layers
+    if not experts:
+        blocks = (Block(name="dense", count=layers, ffn=ffn, **common), _no_block(common))
+    else:
+        moe = Block(
+            name="moe",
+            count=layers - dense_layers + int(facts.get("mtp", 0)),
+            experts=experts,
+            experts_per_token=_int(row["top_k"]) or 1,
+            expert_ffn=expert_ffn,
+            shared_ffn=int(facts.get("shared_ffn", 0)),
+            **common,
+        )
+        blocks = (Block(name="dense", count=dense_layers, ffn=ffn, **common), moe)
+    vocab = _int(row["vocab"]) or 50_304
+    return blocks, hidden, vocab, row["tied_embeddings"] == "1"
+
+
+def _no_block(common: dict[str, int]) -> Block:
+    """A second kind with no blocks, so that every run has two kinds."""
+    return Block(name="none", count=0, ffn=0, **common)
+
+
+def _framework(row: dict[str, str]) -> str:
+    """The framework's name; Megatron-LM has flash attention and its core since the end of 2023."""
+    name = row["framework"].lower()
+    year = _int(row["year"]) or 2024
+    if name.startswith("megatron-lm") and year >= 2023:
+        return "megatron core"
+    return name
+
+
+def _sharding(kind: str, engine: Engine, group: int) -> str:
+    known = {
+        "none": "none", "ddp": "none", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
+        "zero3": "full", "fsdp": "full", "fsdp2": "full", "distributed_optimizer": "zero1",
+        "hsdp": "hybrid",
+    }
+    if kind in known:
+        return known[kind]
+    return "zero1" if engine.name in ("megatron", "megatron-2021", "nanotron") else "full"
+
+
+def _is_sequence_parallel(row: dict[str, str], engine: Engine) -> bool:
+    stated = row["sequence_parallel"]
+    if stated in ("0", "1"):
+        return stated == "1"
+    return engine.name not in ("megatron-2021", "deepspeed")
+
+
+def _inferred_recompute(row: dict[str, str], tokens: float | None) -> str | None:
+    """Whole blocks are computed again where the printed hardware FLOPs are 4/3 of the model's."""
+    mfu, hfu = _float(row["mfu"]), _float(row["hfu"])
+    if mfu and hfu:
+        return "full" if hfu / mfu > 1.2 else None
+    printed = re.search(r"tflops_printed=([\d.]+)", row["notes"])
+    if printed and tokens and row["n_params_b"] and "hardware" not in row["notes"]:
+        model = 6e-3 * float(row["n_params_b"]) * tokens
+        layers, hidden, seq = (_int(row[k]) or 0 for k in ("n_layers", "hidden", "seq_len"))
+        model += 12e-12 * layers * hidden * seq * tokens
+        return "full" if float(printed[1]) / model > 1.2 else None
+    return None
+
+
+def _metric(notes: str) -> str:
+    if "nvidia-smi" in notes or "metric not stated" in notes:
+        return "device"
+    if "reserved" in notes or "memory labelled GB" in notes or "mem labelled GB" in notes:
+        return "reserved"
+    return "allocated"
+
+
+def _quantized(quant: str, notes: str) -> int | None:
+    if quant in ("int4", "nf4", "bnb") or "nf4" in quant or "fp4" in quant:
+        return 4
+    if quant in ("int8",) or "int8" in quant:
+        return 8
+    return None
+
+
+def _int(text: str) -> int | None:
+    return int(float(text)) if text.strip() else None
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text.strip() else None
