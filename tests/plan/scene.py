@@ -1,10 +1,9 @@
 """Jobs and clusters made up for the planner's tests."""
 
 from pathlib import Path
-from typing import Any
 
 from paceline.plan import Plan, make_plan
-from paceline.profile import profile_decoder, resolve_decoder
+from paceline.profile import resolve_decoder, resolve_profile
 from paceline.spec import Job, parse_job
 from paceline.topology import Cluster, Machine, find_cluster
 
@@ -32,6 +31,14 @@ HERE = Machine(
     available_bytes=22 * GIB,
     gpus=(),
 )
+GPT_175B = """\
+name: gpt
+model: {preset: gpt3-175b}
+data: {path: x, seq_len: 2048}
+cluster: {accelerator: A100-80, nodes: 8, per_node: 8}
+train: {global_batch: 64, steps: 100}
+engine: megatron
+"""
 
 
 def job_of(text: str = JOB, *overrides: str) -> Job:
@@ -44,9 +51,4 @@ def cluster_of(job: Job) -> Cluster:
 
 def plan_of(text: str = JOB, *overrides: str) -> Plan:
     job = job_of(text, *overrides)
-    cluster = cluster_of(job)
-    shape = resolve_decoder(job)
-    assert shape is not None
-    kernels: Any = "gpu" if cluster.backend == "nccl" else "cpu"
-    profile = profile_decoder(shape, job.spec.data.seq_len, kernels=kernels)
-    return make_plan(job, cluster, profile, shape)
+    return make_plan(job, cluster_of(job), resolve_profile(job), resolve_decoder(job))

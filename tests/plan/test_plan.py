@@ -9,16 +9,27 @@ from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of
 
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
+from paceline.launch.local import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
-from paceline.plan.choose import limit_bytes
 from paceline.profile import ModuleFacts, profile_module
 from paceline.report.plan_text import format_plan
+
+
+ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
+TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.per_node=4")
 
 
 def refused(*overrides: str) -> Problem:
     with pytest.raises(PlanError) as caught:
         plan_of(JOB, *overrides)
     assert caught.value.exit_code == 3
+    (problem,) = caught.value.problems
+    return problem
+
+
+def refused_of(text: str, *overrides: str) -> Problem:
+    with pytest.raises(PlanError) as caught:
+        plan_of(text, *overrides)
     (problem,) = caught.value.problems
     return problem
 
@@ -36,15 +47,16 @@ def test_a_small_model_takes_the_simplest_layout():
 
 def test_a_model_too_large_for_one_accelerator_is_sharded():
     plan = plan_of()
-    assert plan.layout.sharding == "full"
-    assert "DDP over 8 ranks needs at least" in reasons()["layout.sharding"]
+    assert plan.layout.sharding != "none"
+    (ddp,) = [each for each in plan.rejected if each.layout.name == "DDP over 8 ranks"]
+    assert ddp.reason.startswith("does not fit: needs")
 
 
 def test_the_chosen_layout_leaves_head_room():
     plan = plan_of()
     total = plan.estimate.memory.total_bytes
     assert total is not None
-    assert total <= limit_bytes(plan.cluster.usable_bytes) < plan.cluster.usable_bytes
+    assert total <= plan.limit_bytes < plan.cluster.usable_bytes
 
 
 def test_every_other_layout_is_there_with_a_reason():
@@ -58,7 +70,8 @@ def test_every_other_layout_is_there_with_a_reason():
 def test_what_the_job_fixed_is_kept_and_not_decided():
     plan = plan_of(TINY, "layout.sharding=full", "layout.micro_batch=2")
     assert (plan.layout.sharding, plan.layout.micro_batch) == ("full", 2)
-    assert not any(each.field.startswith("layout.") for each in plan.decisions)
+    decided = {each.field for each in plan.decisions}
+    assert not decided & {"layout.sharding", "layout.micro_batch"}
 
 
 def test_precision_follows_the_accelerator():
@@ -85,30 +98,39 @@ def test_intervals_that_are_given_are_kept():
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest():
-    problem = refused("train.global_batch=60")
+    problem = refused("train.global_batch=60", *ONLY_DATA)
     assert problem.code == "L001"
     assert "56 or 64" in problem.fix
 
 
 def test_nothing_fits_says_where_the_memory_goes_and_what_would_help():
-    problem = refused("data.seq_len=8192", "train.global_batch=512")
+    problem = refused(*TOO_LARGE)
     assert problem.code == "P001"
-    assert "activations" in problem.what
-    assert "set cluster.nodes to 2, which is 16 ranks" in problem.fix
-    assert "shorten data.seq_len from 8192 to" in problem.fix
+    assert "It is parameters" in problem.what
+    assert "set cluster.nodes to" in problem.fix
+    assert "take as many" in problem.fix
 
 
 def test_what_would_help_really_helps():
-    problem = refused("data.seq_len=8192", "train.global_batch=512")
-    shorter = problem.fix.partition("from 8192 to ")[2].partition(";")[0]
-    big = ("train.global_batch=512",)
-    assert plan_of(JOB, f"data.seq_len={shorter}", *big).layout.sharding == "full"
-    assert plan_of(JOB, "data.seq_len=8192", "cluster.nodes=2", *big).layout.data == 16
+    problem = refused(*TOO_LARGE)
+    nodes = problem.fix.partition("set cluster.nodes to ")[2].partition(",")[0]
+    assert plan_of(JOB, *TOO_LARGE, f"cluster.nodes={nodes}").layout.num_ranks == 4 * int(nodes)
+    other = problem.fix.partition("take as many ")[2].partition(",")[0]
+    assert plan_of(JOB, *TOO_LARGE, f"cluster.accelerator={other}").layout.num_ranks == 4
+
+
+def test_shorter_samples_are_named_when_they_are_what_is_too_long():
+    long = ("data.seq_len=131072", *ONLY_DATA, "layout.recompute=none", "layout.sharding=full")
+    problem = refused(*long)
+    assert problem.fix.startswith("leave layout.sharding and layout.tensor and layout.pipeline")
+    local = refused_of(TINY, "cluster.memory=1GiB", "data.seq_len=32768")
+    shorter = int(local.fix.partition("from 32768 to ")[2].partition(";")[0])
+    assert plan_of(TINY, "cluster.memory=1GiB", f"data.seq_len={shorter}").layout.data == 2
 
 
 def test_a_fixed_choice_that_keeps_it_from_fitting_is_named_first():
-    problem = refused("layout.sharding=none")
-    assert problem.fix.startswith("leave layout.sharding at auto: sharded")
+    problem = refused("layout.sharding=none", "layout.tensor=1", "layout.pipeline=1")
+    assert problem.fix.startswith("leave layout.sharding and layout.tensor")
 
 
 def test_a_fault_that_cannot_fire_is_said():
@@ -117,11 +139,12 @@ def test_a_fault_that_cannot_fire_is_said():
 
 def test_a_module_of_your_own_is_planned_with_unknown_time():
     job = job_of(TINY, "model={factory: 'm:f'}", "program=m:t")
-    facts = ModuleFacts(num_parameters=4482, largest_block_parameters=0, num_blocks=0)
+    facts = ModuleFacts(num_parameters=4482)
     plan = make_plan(job, cluster_of(job), profile_module(facts))
     assert plan.estimate.step_s is None
     assert plan.layout.accumulation == 1
     assert "unknown" in format_plan(plan)
+    assert plan.wall_s is None
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
@@ -135,7 +158,7 @@ def test_the_screen_fits_in_100_columns_and_shows_the_equation():
     for text in (JOB, TINY):
         screen = format_plan(plan_of(text))
         assert max(len(line) for line in screen.splitlines()) <= 100
-        assert len(screen.splitlines()) <= 45
+        assert len(screen.splitlines()) <= 48
         assert "samples a step" in screen
         assert "estimated" in screen
 
@@ -182,3 +205,120 @@ def test_the_help_lists_the_names_of_the_catalog():
     result = CliRunner().invoke(command, ["--help"])
     assert "llama-3-8b" in result.output
     assert "H100-SXM" in result.output
+
+
+def test_a_plan_on_this_machine_is_what_run_can_do():
+    plan = plan_of(TINY)
+    ways = {each.layout.sharding for each in (plan, *plan.rejected)}
+    assert ways == {"none", "full"}
+    assert "`paceline run` does today" in reasons(text=TINY)["layout"]
+    assert not list(check_runs_here(job_of(TINY), plan))
+
+
+def test_run_refuses_what_it_cannot_do_yet():
+    job = job_of(TINY, "train.optimizer=muon")
+    (problem,) = check_runs_here(job, plan_of(TINY, "train.optimizer=muon"))
+    assert problem.code == "R015"
+    assert "optimizer muon" in problem.what
+    problem = refused_of(TINY, "layout.tensor=2")
+    assert problem.code == "L012"
+    assert "`paceline run` cannot do yet" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("model", "accelerator"), [("llama-3-8b", "A100-80"), ("llama-3-70b", "H100-SXM")]
+)
+def test_other_engines_are_planned_with_what_they_have(model: str, accelerator: str):
+    common = (f"model.preset={model}", f"cluster.accelerator={accelerator}", "cluster.nodes=4")
+    for engine, has in (
+        ("megatron", {"none", "zero1"}),
+        ("fsdp1", {"none", "zero2", "full", "hybrid"}),
+    ):
+        plan = plan_of(JOB, f"engine={engine}", *common)
+        assert {each.layout.sharding for each in (plan, *plan.rejected)} <= has
+        assert plan.layout.schedule in ("1f1b", "interleaved")
+        assert engine != "fsdp1" or plan.layout.pipeline == plan.layout.tensor == 1
+
+
+def test_the_fewest_ranks_that_fit_are_found():
+    text = "plan.objective=ranks"
+    plan = plan_of(JOB, "cluster.nodes=4", text, "layout.offload=none")
+    fewer = plan.cluster.num_ranks // 2
+    assert 1 < plan.cluster.num_ranks <= 8
+    refused("layout.offload=none", f"cluster.per_node={fewer}")
+
+
+def test_a_deadline_asks_for_more_ranks():
+    few = plan_of(JOB, "cluster.nodes=4", "plan.objective=ranks")
+    assert few.wall_s is not None
+    more = plan_of(
+        JOB, "cluster.nodes=4", "plan.objective=ranks", f"plan.deadline={few.wall_s / 2:.0f}s"
+    )
+    assert more.cluster.num_ranks > few.cluster.num_ranks
+    assert more.wall_s is not None
+    assert more.wall_s <= few.wall_s / 2
+
+
+def test_a_deadline_that_no_number_of_ranks_keeps_is_refused():
+    problem = refused("plan.objective=ranks", "plan.deadline=1s")
+    assert problem.code == "P002"
+    assert "over the deadline of 1 s" in problem.what
+
+
+def test_the_cheapest_run_costs_no_more_than_the_shortest():
+    short, cheap = (
+        plan_of(JOB, "cluster.nodes=2", f"plan.objective={o}") for o in ("time", "cost")
+    )
+    assert short.cost is not None
+    assert cheap.cost is not None
+    assert cheap.cost.usd <= short.cost.usd
+
+
+def test_a_provider_without_a_price_is_refused_by_name():
+    problem = refused("plan.provider=nobody")
+    assert problem.code == "P003"
+    assert "name one of" in problem.fix
+
+
+def test_the_front_has_nothing_that_another_beats():
+    points = plan_of().pareto
+    assert len(points) > 2
+    seconds, sizes = [p.step_s or 0 for p in points], [p.memory_bytes for p in points]
+    assert seconds == sorted(seconds)
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_every_stage_has_its_memory_and_the_fullest_is_the_estimate():
+    plan = plan_of(JOB, "layout.pipeline=4")
+    assert len(plan.stages) == 4
+    assert max(s.known_bytes for s in plan.stages) == plan.estimate.memory.known_bytes
+
+
+def test_runners_up_are_different_ways_to_split_and_lose_by_named_terms():
+    plan = plan_of(JOB, "cluster.nodes=2")
+    ways = [
+        (e.layout.tensor, e.layout.pipeline, e.layout.context, e.layout.sharding)
+        for e in plan.rejected
+    ]
+    assert len(ways) == len(set(ways))
+    slower = [each for each in plan.rejected if "slower" in each.reason]
+    assert slower
+    assert any("+" in each.reason for each in slower)
+
+
+def test_a_limit_that_fails_exits_with_3_only_when_asked(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    arguments = [str(tmp_path / "job.yaml"), "--budget", "1"]
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0
+    assert "OVER        the budget of $1" in done.output
+    failed = CliRunner().invoke(command, [*arguments, "--fail-on", "budget"])
+    assert isinstance(failed.exception, PlanError)
+
+
+@pytest.mark.parametrize("flag", [["--explain"], ["--md"], ["--all", "3"], ["--contract", "002"]])
+def test_the_other_ways_to_print_a_plan(flag: list[str], tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    done = CliRunner().invoke(command, [str(tmp_path / "job.yaml"), *flag])
+    assert done.exit_code == 0, done.output
+    assert len(done.output.splitlines()) > 3

@@ -12,7 +12,7 @@ from paceline.catalog import load_accelerators
 from paceline.errors import PacelineError, PlanError, Problem
 from paceline.estimate import Case, case_of
 from paceline.parallel import Space, grids
-from paceline.parallel.layout import Layout
+from paceline.parallel.layout import Layout, Offload
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.spec import Job, LayoutSpec
 from paceline.topology import find_cluster
@@ -75,8 +75,13 @@ class _Asked:
 
     @property
     def open_space(self) -> Space:
-        """With nothing fixed."""
-        return replace(self.space, fixed=LayoutSpec())
+        """With nothing fixed, and optimizer state wherever there is room."""
+        offloads: tuple[Offload, ...] = ("none", "cpu", "nvme")
+        return replace(
+            self.space,
+            fixed=LayoutSpec(),
+            offloads=("none",) if self.case.cluster.is_local else offloads,
+        )
 
 
 def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:

@@ -148,7 +148,7 @@ def _money(plan: Plan) -> Iterator[str]:
         lost = ", ".join(f"{name} {share:.1%}" for name, share in good.terms.items())
         yield _row(
             "run",
-            f"{format_seconds(plan.wall_s)} in all, {good.useful:.1%} useful ({lost}); "
+            f"{format_seconds(plan.wall_s)}, {good.useful:.1%} useful ({lost}); "
             f"a failure every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
