@@ -28,13 +28,6 @@ def test_every_group_of_an_accelerators_numbers_names_its_source():
             assert groups <= set(accelerator.sources), name
 
 
-def test_every_efficiency_is_of_a_peak_and_below_one():
-    for name, accelerator in load_accelerators().items():
-        assert all(0 < share < 1 for share in accelerator.efficiency.values())
-        if name != "cpu":  # its peak is worked out from the machine
-            assert set(accelerator.efficiency) <= set(accelerator.peak_flops_per_s)
-
-
 def test_the_accelerators_that_people_have_are_there():
     names = set(load_accelerators())
     assert {"A100-40", "A100-80", "H100-SXM", "H200", "B200", "V100-32"} <= names

@@ -163,13 +163,9 @@ def plan() -> Plan:
             usable_bytes=11 * 2**30,
             overhead_bytes=280 * MIB,
             peak_flops_per_s={"fp32": 5e10},
-            compute_efficiency={"fp32": 0.5},
             memory_bytes_per_s=None,
-            memory_efficiency=0.8,
             link_bytes_per_s=None,
             network_bytes_per_s=None,
-            link_efficiency=0.7,
-            network_efficiency=0.7,
             known={"usable_bytes": "measured"},
         ),
         profile=ModelProfile(

@@ -27,9 +27,6 @@ class Accelerator:
     peak_flops_per_s: Mapping[str, float]
     """Dense peak by precision (one of `PRECISIONS`). A precision it lacks is not there."""
 
-    efficiency: Mapping[str, float]
-    """Share of that peak reached over a training step's forward and backward pass."""
-
     memory_bytes_per_s: float | None
     """Peak bandwidth of its memory."""
 
@@ -87,7 +84,6 @@ ACCELERATOR_KEYS: Mapping[str, r.Key] = {
     "backend": r.Key(read=r.one_of("nccl", "gloo", "xla", "neuron", "hccl", "mlx"), required=True),
     "memory_bytes": r.Key(read=r.size, required=True),
     **{f"peak_{precision}_flops_per_s": r.Key(read=r.number) for precision in PRECISIONS},
-    **{f"efficiency_{precision}": r.Key(read=r.share) for precision in PRECISIONS},
     "memory_bytes_per_s": r.Key(read=r.rate),
     "link": r.Key(read=r.text),
     "host_link": r.Key(read=r.text),
@@ -114,12 +110,11 @@ def make_accelerator(name: str, values: Mapping[str, Any]) -> Accelerator:
     plain = {
         key: value
         for key, value in values.items()
-        if not key.startswith(("peak_", "efficiency_")) and key not in ("source", "sources")
+        if not key.startswith("peak_") and key not in ("source", "sources")
     }
     return Accelerator(
         name=name,
         peak_flops_per_s=_by_precision(values, "peak_{}_flops_per_s"),
-        efficiency=_by_precision(values, "efficiency_{}"),
         source="; ".join(
             line if group == "all" else f"{group}: {line}" for group, line in sources.items()
         ),

@@ -218,8 +218,6 @@ def _numbers(known: "Accelerator") -> Iterator[tuple[str, str]]:
     yield "memory bandwidth", _rate(known.memory_bytes_per_s)
     for precision, peak in known.peak_flops_per_s.items():
         yield f"peak {precision}", f"{format_flops_per_s(peak)}, dense"
-    for precision, share in known.efficiency.items():
-        yield f"reached {precision}", f"{share:.0%} of peak over a step"
     yield "link", f"{known.link or 'unknown'}, shared by {known.scale_up_size}"
     if known.host_link is not None:
         yield "host link", known.host_link

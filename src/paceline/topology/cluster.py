@@ -42,26 +42,14 @@ class Cluster:
     """Dense peak of one rank by precision (`fp32`, `bf16`); a missing one is unsupported or
     unknown."""
 
-    compute_efficiency: Mapping[str, float]
-    """Share of that peak which training reaches in its matrix multiplications."""
-
     memory_bytes_per_s: float | None
     """Peak bandwidth of the memory of one rank."""
-
-    memory_efficiency: float
-    """Share of that bandwidth which is reached."""
 
     link_bytes_per_s: float | None
     """Bandwidth between ranks of a node: each rank, each direction."""
 
     network_bytes_per_s: float | None
     """Bandwidth between nodes: each node, each direction."""
-
-    link_efficiency: float
-    """Share of the link that collectives reach."""
-
-    network_efficiency: float
-    """Share of the network that collectives reach."""
 
     known: Mapping[str, Known]
     """Field of this class -> how its number is known."""

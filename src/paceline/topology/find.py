@@ -23,11 +23,6 @@ from paceline.units import format_bytes
 _MAX_AUTO_CPU_RANKS = 2
 """As `cluster.per_node` says in its help."""
 
-_EFFICIENCY = {"memory": 0.8, "link": 0.7, "network": 0.85}
-"""Shares of the peak that are reached. Source: design/planner.md 3.2: memory-bound operations .80;
-measured collectives on NVLink .46 (H100 all-gather, 219 GB/s at 16 MB) to .75 (336 GB/s); network
-k x NIC x 0.85."""
-
 _NCCL_GATHER_SHARE = 0.75
 """8 H100: all-gather 336 GB/s, all-reduce 445 GB/s. Source: design/planner.md 3.2, Collectives."""
 
@@ -136,9 +131,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
         overhead_bytes=known.overhead_bytes,
         allocator_slack=known.allocator_slack,
         peak_flops_per_s=cpu_peak_flops_per_s(machine, cores),
-        compute_efficiency=known.efficiency,
         memory_bytes_per_s=_share(known.memory_bytes_per_s, num_ranks),
-        memory_efficiency=_EFFICIENCY["memory"],
         link_bytes_per_s=known.link_bytes_per_s,
         network_bytes_per_s=network,
         levels=find_levels(
@@ -149,8 +142,6 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             network_node_bytes_per_s=network,
             network_known=network_known,
         ),
-        link_efficiency=1.0,
-        network_efficiency=1.0,
         gather_share=_GLOO_GATHER_SHARE,
         known=_KNOWN_CATALOG
         | {
@@ -163,7 +154,6 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             "network_bytes_per_s": network_known,
             "overhead_bytes": "cited",
             "allocator_slack": "cited",
-            "compute_efficiency": "estimated",
         },
     )
 
@@ -282,13 +272,9 @@ def _from_catalog(
         overhead_bytes=known.overhead_bytes,
         allocator_slack=known.allocator_slack,
         peak_flops_per_s=known.peak_flops_per_s if has_rates else {},
-        compute_efficiency=known.efficiency if has_rates else {},
         memory_bytes_per_s=known.memory_bytes_per_s if has_rates else None,
-        memory_efficiency=_EFFICIENCY["memory"],
         link_bytes_per_s=known.link_bytes_per_s if has_rates else None,
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
-        link_efficiency=_EFFICIENCY["link"],
-        network_efficiency=_EFFICIENCY["network"],
         gather_share=_NCCL_GATHER_SHARE,
         levels=levels,
         scale_up_size=known.scale_up_size if has_rates else 1,
@@ -307,11 +293,7 @@ _KNOWN_CATALOG: dict[str, Known] = {
     "overhead_bytes": "cited",
     "allocator_slack": "cited",
     "peak_flops_per_s": "cited",
-    "compute_efficiency": "estimated",
     "memory_bytes_per_s": "cited",
-    "memory_efficiency": "cited",
     "link_bytes_per_s": "cited",
-    "link_efficiency": "cited",
-    "network_efficiency": "cited",
     "gather_share": "cited",
 }
