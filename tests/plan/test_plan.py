@@ -14,7 +14,6 @@ from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.profile import ModuleFacts, profile_module
 from paceline.report.plan_text import format_plan
 
-
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.per_node=4")
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from paceline.estimate import Estimate, MemoryEstimate
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
-from paceline.profile import ModelProfile
+from paceline.plan.decision import Point
+from paceline.profile import Block, ModelProfile
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
 from paceline.record.metrics import StepMetrics
@@ -132,13 +133,15 @@ def layout(sharding: str = "none") -> Layout:
 
 def memory(activations_bytes: int | None = 90 * MIB) -> MemoryEstimate:
     return MemoryEstimate(
-        parameters_bytes=9 * MIB,
-        gradients_bytes=9 * MIB,
-        optimizer_bytes=18 * MIB,
-        master_copy_bytes=0,
-        activations_bytes=activations_bytes,
-        gathered_bytes=4 * MIB,
-        overhead_bytes=280 * MIB,
+        parts={
+            "parameters": 9 * MIB,
+            "gradients": 9 * MIB,
+            "optimizer": 18 * MIB,
+            "activations": activations_bytes,
+            "gathered": 4 * MIB,
+            "slack": 0,
+            "overhead": 280 * MIB,
+        }
     )
 
 
@@ -146,11 +149,15 @@ def plan() -> Plan:
     estimate = Estimate(
         memory=memory(),
         step_s=0.09,
+        step_low_s=0.08,
+        step_high_s=0.1,
+        mfu=0.4,
+        hfu=0.4,
         tokens_per_s=22_000.0,
         num_checkpoint_bytes=27 * MIB,
         terms={"compute": 0.09},
     )
-    unknown = replace(estimate, memory=memory(None), step_s=None, tokens_per_s=None)
+    unknown = replace(estimate, memory=memory(None), step_s=None, tokens_per_s=None, mfu=None)
     return Plan(
         cluster=Cluster(
             accelerator="cpu",
@@ -169,13 +176,14 @@ def plan() -> Plan:
             known={"usable_bytes": "measured"},
         ),
         profile=ModelProfile(
-            num_parameters=700_000,
-            num_block_parameters=200_000,
-            num_blocks=3,
-            num_root_parameters=100_000,
+            name="tiny",
+            blocks=(Block(name="block", count=3, hidden=0, vector_parameters=200_000),),
+            num_embedding_parameters=100_000,
+            num_head_parameters=0,
+            head_inputs=0,
+            head_outputs=0,
+            tied=False,
             seq_len=128,
-            forward_flops_per_sample=1e9,
-            activation_bytes=None,
         ),
         decoder=None,
         layout=layout(),
@@ -193,6 +201,11 @@ def plan() -> Plan:
         ),
         rejected=(
             Rejected(layout=layout("full"), estimate=unknown, reason="communicates 1.5x as much"),
+        ),
+        space_size=2,
+        pareto=(
+            Point(layout=layout(), step_s=0.09, memory_bytes=410 * MIB, usd=None),
+            Point(layout=layout("full"), step_s=0.12, memory_bytes=380 * MIB, usd=None),
         ),
     )
 

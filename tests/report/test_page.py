@@ -246,3 +246,10 @@ def test_report_leaves_no_half_page_when_the_disk_refuses(tmp_path, monkeypatch)
     made_at = write_report(RunFolder(tmp_path))
     assert made_at == tmp_path / "report.html"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_layouts_have_a_memory_bar_and_the_front_is_plotted():
+    page = render_page(made.record())
+    assert 'class="sized" style="--part:100.0%"' in page
+    assert "Time against memory" in page
+    assert page.count("a step, 4") + page.count("a step, 3") >= 2

@@ -132,6 +132,19 @@ class LayoutRow:
     reason: str
     is_chosen: bool
 
+    memory_percent: float
+    """Of the widest bar, for the bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """One layout that no other beats in time and memory, placed in the plot in percent."""
+
+    left: float
+    bottom: float
+    label: str
+    is_chosen: bool
+
 
 def time_section(account: list[TimeShare]) -> TimeSection | None:
     """The account as one bar and a table with a sum for each group."""
@@ -272,7 +285,7 @@ def comparable_bytes(plan: Plan) -> int | None:
     total = memory.total_bytes
     if total is None or plan.cluster.backend == "gloo":
         return total
-    return total - memory.overhead_bytes - memory.slack_bytes
+    return total - memory.overhead_bytes - (memory.parts.get("slack") or 0)
 
 
 def _memory_verdict(plan: Plan | None, seen: list[tuple[str, int, int]]) -> str:
@@ -385,6 +398,7 @@ def layout_rows(plan: Plan) -> list[LayoutRow]:
     """The chosen layout, then the case against each of the others."""
     options = [(plan.layout, plan.estimate, "")]
     options += [(other.layout, other.estimate, other.reason) for other in plan.rejected]
+    widest = max(estimate.memory.known_bytes for _, estimate, _ in options) or 1
     rows = []
     for index, (layout, estimate, reason) in enumerate(options):
         total, step_s, rate = estimate.memory.total_bytes, estimate.step_s, estimate.tokens_per_s
@@ -397,6 +411,32 @@ def layout_rows(plan: Plan) -> list[LayoutRow]:
                 rate=f"{format_count(rate)}/s" if rate is not None else "unknown",
                 reason=reason,
                 is_chosen=index == 0,
+                memory_percent=round(100 * estimate.memory.known_bytes / widest, 1),
             )
         )
     return rows
+
+
+_EDGE = 4.0
+"""Room beside the outermost points of the front, in percent."""
+
+
+def front_points(plan: Plan) -> list[FrontPoint]:
+    """Time (across) against memory (up) of the layouts that none beats in both."""
+    known = [(point, point.step_s) for point in plan.pareto if point.step_s is not None]
+    if len(known) < 2:
+        return []
+    seconds = [step_s for _, step_s in known]
+    sizes = [point.memory_bytes for point, _ in known]
+    wide, tall = max(seconds) - min(seconds) or 1.0, max(sizes) - min(sizes) or 1.0
+    room = 100 - 2 * _EDGE
+    return [
+        FrontPoint(
+            left=round(_EDGE + room * (step_s - min(seconds)) / wide, 1),
+            bottom=round(_EDGE + room * (point.memory_bytes - min(sizes)) / tall, 1),
+            label=f"{point.layout.name}, {point.layout.micro_batch} x {point.layout.accumulation}: "
+            f"{format_seconds(step_s)} a step, {format_bytes(point.memory_bytes)}",
+            is_chosen=point.layout == plan.layout,
+        )
+        for point, step_s in known
+    ]
