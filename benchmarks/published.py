@@ -8,7 +8,8 @@ left to the planner's own defaults; nothing is looked up by the name of a source
 import csv
 import math
 import re
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.catalog.engines import Engine, find_engine
@@ -87,6 +88,10 @@ class Run:
     step_s: float | None
     tokens_per_s: float | None
     """A rank's."""
+    mfu: float | None
+    """As printed, by the source's own definition."""
+    source_size: int
+    """Rows of the same source."""
     peak_bytes: float | None
     metric: str
     """What `peak_bytes` counts: allocated, reserved or device (nvidia-smi)."""
@@ -118,6 +123,8 @@ def read(path: Path) -> Reading:
                 reading.left_out.append((row["id"], run))
             else:
                 reading.runs.append(run)
+    sizes = Counter(run.source for run in reading.runs)
+    reading.runs = [replace(run, source_size=sizes[run.source]) for run in reading.runs]
     return reading
 
 
@@ -196,6 +203,8 @@ def _run(row: dict[str, str]) -> Run | str:
         is_compiled=row["torch_compile"] == "1",
         step_s=step,
         tokens_per_s=tokens,
+        mfu=_float(row["mfu"]),
+        source_size=0,
         peak_bytes=mem * GIB if mem else None,
         metric=_metric(notes),
         adapter_parameters=float(trainable[1].replace(",", "")) if trainable else None,

@@ -54,6 +54,8 @@ class Columns:
     layouts: Layouts
     traffic: Traffic
     holdings: Holdings
+    kinds: tuple[list[Run], Any]
+    """One run of each cluster, engine and precision, and every run's place in them."""
 
     def step_s(self, efficiencies: Efficiencies) -> Any:
         """Seconds of a step of every run."""
@@ -61,8 +63,9 @@ class Columns:
 
     def terms(self, efficiencies: Efficiencies) -> dict[str, Any]:
         """The same by term."""
-        rates = _stack([_rates(run, efficiencies) for run in self.runs])
-        return step_terms(self.model, self.layouts, rates, self.traffic)
+        firsts, index = self.kinds
+        rates = _stack([_rates(run, efficiencies) for run in firsts])
+        return step_terms(self.model, self.layouts, _take(rates, index), self.traffic)
 
     def peak_bytes(self) -> Any:
         """Memory of the rank that was measured, in the metric it was measured in."""
@@ -131,7 +134,12 @@ def columns_of(runs: Sequence[Run], micro_batches: dict[str, int] | None = None)
     traffic = _stack([_traffic(run) for run in runs])
     holdings = _stack([_holdings(run, row) for row, run in enumerate(runs)])
     return Columns(
-        runs=tuple(runs), model=model, layouts=layouts, traffic=traffic, holdings=holdings
+        runs=tuple(runs),
+        model=model,
+        layouts=layouts,
+        traffic=traffic,
+        holdings=holdings,
+        kinds=_kinds(runs),
     )
 
 
@@ -288,20 +296,35 @@ def _engine(run: Run) -> Any:
     return replace(run.engine, **changes)
 
 
-_RATES: dict[Any, Rates] = {}
+def _kinds(runs: Sequence[Run]) -> tuple[list[Run], Any]:
+    """One run of each cluster, engine and precision that occurs, and every run's place in them."""
+    places: dict[Any, int] = {}
+    firsts: list[Run] = []
+    index = []
+    for run in runs:
+        key = (cluster_of(run).name, run.interconnect, _engine(run), _precision(run))
+        if key not in places:
+            places[key] = len(firsts)
+            firsts.append(run)
+        index.append(places[key])
+    return firsts, np.array(index, int)
 
 
 def _rates(run: Run, efficiencies: Efficiencies) -> Rates:
-    """Worked out once for each cluster, engine and precision, as long as the constants last."""
-    key = (id(efficiencies), run.accelerator, run.num_ranks, run.per_node, run.interconnect)
-    key = (*key, run.engine.name, run.is_compiled, run.notes[:200], _precision(run))
-    if key not in _RATES:
-        if len(_RATES) > 20_000:
-            _RATES.clear()
-        rates = rates_of(cluster_of(run), _engine(run), _precision(run), efficiencies)
-        assert rates is not None, run.id
-        _RATES[key] = rates
-    return _RATES[key]
+    rates = rates_of(cluster_of(run), _engine(run), _precision(run), efficiencies)
+    assert rates is not None, run.id
+    return rates
+
+
+def _take(value: Any, index: Any) -> Any:
+    """Rows of a dataclass of columns."""
+    columns = {each.name: getattr(value, each.name) for each in fields(value)}
+    return type(value)(
+        **{
+            name: _take(column, index) if is_dataclass(column) else column[index]
+            for name, column in columns.items()
+        }
+    )
 
 
 def _traffic(run: Run) -> Traffic:

@@ -186,13 +186,16 @@ _OPERAND_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 _USUAL_MULTIPROCESSORS = 108
 """Taken where the catalog has none: an A100's. It only rounds tiles up to whole waves."""
 
-_BEFORE_HOPPER = ("V100", "A100", "other")
+_BEFORE_HOPPER = ("V100", "A100", "other", "cpu")
 
 
 def _kernel(engine: Engine, family: str) -> str:
-    """Flash attention 3 and cuDNN's need Hopper; older accelerators run flash attention 2."""
-    is_older = engine.attention == "flash3" and family in _BEFORE_HOPPER
-    return "flash2" if is_older else engine.attention
+    """Flash attention 3 and cuDNN's need Hopper; versions 1 and 2 run there at a share of their
+    own, as they do not use its asynchronous instructions."""
+    if family in _BEFORE_HOPPER:
+        return "flash2" if engine.attention == "flash3" else engine.attention
+    is_older = engine.attention in ("flash1", "flash2")
+    return f"{engine.attention}_hopper" if is_older else engine.attention
 
 
 def _peak(cluster: Cluster, precision: str) -> float | None:

@@ -1,0 +1,309 @@
+"""How far the planner is from published measurements, source by source.
+
+    python benchmarks/planner_accuracy.py CSV [--failures CSV] [--loso] [--plot DIR] [--worst N]
+                                              [--by-task] [--json]
+
+CSV has the columns of `published_calibration.csv`. Of each source it prints the median of
+|log(predicted / measured)|, its bias and its 90th percentile, for
+
+    as shipped     the constants of the catalog, which were fitted to the rows of that file
+    left out       constants fitted without the source (`--loso`)
+    no fit         the priors of benchmarks/planner_fit.py: data sheets, papers, counts
+    one anchor     the shipped constants, and one row of each (source, accelerator) to set the scale
+
+then memory by metric class, whether it fits (with the failures), the ranking of grids, and the
+worst rows. Nothing is hidden: rows that are out of scope are counted with the reason.
+
+Needs scipy for `--loso`, matplotlib for `--plot`.
+"""
+
+import argparse
+import json
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from planner_fit import (
+    _CONSTANTS,
+    choose_micro_batches,
+    fit,
+    runs_to_fit,
+    with_constants,
+)
+from published import Run, read
+from published_columns import Columns, cluster_of, columns_of, is_adapter, why_out_of_scope
+
+from paceline.catalog.efficiencies import load_efficiencies
+
+LOW_MFU = 0.2
+"""Rows below it are reported apart in sources of more than a thousand rows."""
+
+NEAR_LIMIT = 0.1
+"""Rows this near the memory limit do not count for `does it fit`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Errors of some runs, as natural logarithms of predicted / measured."""
+
+    runs: tuple[Run, ...]
+    values: np.ndarray
+
+    def by_source(self) -> dict[str, np.ndarray]:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for run, value in zip(self.runs, self.values, strict=True):
+            groups[group_of(run)].append(float(value))
+        return {name: np.array(values) for name, values in groups.items()}
+
+
+def group_of(run: Run) -> str:
+    """A source; its adapters, and its rows of low utilisation where it has very many, apart."""
+    if is_adapter(run):
+        return f"{run.source} ({run.task})"
+    if run.mfu is not None and run.mfu < LOW_MFU and run.source_size > 1000:
+        return f"{run.source} (MFU below {LOW_MFU:.0%})"
+    return run.source
+
+
+def is_main(name: str) -> bool:
+    """Whether a group counts in the mean over sources."""
+    return "(" not in name
+
+
+def step_errors(columns: Columns, constants: object) -> Errors:
+    measured = np.array([run.step_s for run in columns.runs])
+    return Errors(runs=columns.runs, values=np.log(columns.step_s(constants) / measured))
+
+
+def memory_errors(columns: Columns) -> Errors:
+    measured = np.array([run.peak_bytes for run in columns.runs])
+    return Errors(runs=columns.runs, values=np.log(columns.peak_bytes() / measured))
+
+
+def anchored(errors: Errors) -> Errors:
+    """With one row of each (source, accelerator) known: its error is taken off all the others.
+
+    The anchor is the row of median step time, and is not scored itself.
+    """
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, run in enumerate(errors.runs):
+        groups[(group_of(run), run.accelerator)].append(index)
+    kept: list[int] = []
+    values = errors.values.copy()
+    for rows in groups.values():
+        rows.sort(key=lambda index: errors.runs[index].step_s or 0.0)
+        anchor = rows[len(rows) // 2]
+        values[rows] -= errors.values[anchor]
+        kept += [index for index in rows if index != anchor]
+    return Errors(runs=tuple(errors.runs[index] for index in kept), values=values[kept])
+
+
+def show(title: str, columns: Mapping[str, Errors]) -> dict[str, dict[str, float]]:
+    """A table: one line a source, one column of medians for each way of predicting."""
+    first = next(iter(columns.values()))
+    print(f"\n{title}")
+    print(f"{'source':<28}{'n':>6}" + "".join(f"{name:>12}" for name in columns) + "    bias   p90")
+    means: dict[str, list[float]] = defaultdict(list)
+    for source, values in first.by_source().items():
+        cells = ""
+        for name, errors in columns.items():
+            found = errors.by_source().get(source)
+            median = None if found is None else float(np.median(np.abs(found)))
+            cells += f"{'-':>12}" if median is None else f"{median:>12.1%}"
+            if median is not None and is_main(source):
+                means[name].append(median)
+        p90 = np.percentile(np.abs(values), 90)
+        print(f"{source:<28}{len(values):>6}{cells}{np.median(values):>+8.1%}{p90:>6.0%}")
+    print(
+        f"{'mean over sources':<34}"
+        + "".join(f"{np.mean(means[name]):>12.1%}" for name in columns)
+    )
+    return {name: {"mean": float(np.mean(values))} for name, values in means.items()}
+
+
+def leave_one_out(runs: Sequence[Run], columns: Columns) -> Errors:
+    """Each source's rows with constants fitted to all the others."""
+    micro_batches = choose_micro_batches(runs)
+    found: dict[str, float] = {}
+    sources = list(dict.fromkeys(run.source for run in columns.runs))
+    for number, source in enumerate(sources):
+        print(f"fitting without {source} ({number + 1} of {len(sources)})", flush=True)
+        rest = [run for run in runs_to_fit(runs) if run.source != source]
+        constants = fit(columns_of(rest, micro_batches))
+        mine = [run for run in columns.runs if run.source == source]
+        errors = step_errors(columns_of(mine, micro_batches), constants)
+        found |= {run.id: value for run, value in zip(mine, errors.values, strict=True)}
+    return Errors(runs=columns.runs, values=np.array([found[run.id] for run in columns.runs]))
+
+
+def fits(columns: Columns, failed: Columns | None) -> None:
+    """Does it fit: runs that did, and configurations that ran out of memory or crashed."""
+    print("\nDoes it fit? Rows more than 10 % away from the limit.")
+    right: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    limit = np.array([cluster_of(run).memory_bytes for run in columns.runs])
+    measured = np.array([run.peak_bytes for run in columns.runs])
+    predicted = columns.peak_bytes()
+    for run, bound, seen, guess in zip(columns.runs, limit, measured, predicted, strict=True):
+        if bound and abs(seen / bound - 1) > NEAR_LIMIT:
+            total[f"ran: {group_of(run)}"] += 1
+            right[f"ran: {group_of(run)}"] += int((guess <= bound) == (seen <= bound))
+    if failed is not None:
+        limit = np.array([cluster_of(run).memory_bytes for run in failed.runs])
+        for run, bound, guess in zip(failed.runs, limit, failed.peak_bytes(), strict=True):
+            if bound and abs(guess / bound - 1) > NEAR_LIMIT:
+                total[f"failed: {run.source}"] += 1
+                right[f"failed: {run.source}"] += int(guess > bound)
+    for name, number in total.items():
+        print(f"  {name:<42}{right[name]:>5} of {number:>5}  {right[name] / number:.1%}")
+    print(f"  {'all':<42}{right.total():>5} of {total.total():>5}  {right.total() / total.total():.1%}")
+
+
+def ranking(errors: Errors) -> None:
+    """Grids: one model on one number of ranks, the configuration varied."""
+    print("\nRanking: families of at least four configurations of one model on as many ranks")
+    print(f"{'source':<28}{'families':>9}{'best in 3':>11}{'regret':>9}{'p90':>7}{'Spearman':>10}")
+    families: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, run in enumerate(errors.runs):
+        key = (group_of(run).split(" (")[0], run.model_name, run.num_ranks, run.accelerator)
+        key = (*key, run.seq_len, run.precision, run.global_batch if run.source_size > 1000 else 0)
+        families[key].append(index)
+    results: dict[str, list[tuple[bool, float, float]]] = defaultdict(list)
+    for key, rows in families.items():
+        if len(rows) < 4:
+            continue
+        runs = [errors.runs[index] for index in rows]
+        rate = np.array([(run.step_s or 1) / ((run.global_batch or 1) * run.seq_len) for run in runs])
+        guess = rate * np.exp(errors.values[rows])
+        order = np.argsort(guess)
+        is_in_three = int(np.argmin(rate)) in order[:3]
+        regret = rate[order[0]] / rate.min() - 1
+        correlation = np.corrcoef(np.argsort(np.argsort(rate)), np.argsort(np.argsort(guess)))[0, 1]
+        results[str(key[0])].append((is_in_three, float(regret), float(correlation)))
+    for source, values in results.items():
+        found = np.array(values, float)
+        print(
+            f"{source:<28}{len(values):>9}{found[:, 0].mean():>11.0%}{np.median(found[:, 1]):>9.1%}"
+            f"{np.percentile(found[:, 1], 90):>7.0%}{np.nanmean(found[:, 2]):>10.2f}"
+        )
+
+
+def worst(errors: Errors, number: int, what: str) -> None:
+    """The rows furthest off, of those that count in the mean."""
+    rows = [i for i, run in enumerate(errors.runs) if is_main(group_of(run))]
+    rows.sort(key=lambda index: -abs(errors.values[index]))
+    print(f"\nWorst rows: {what}")
+    for index in rows[:number]:
+        run = errors.runs[index]
+        print(
+            f"  {errors.values[index]:+.2f}  {run.id:<20}{run.model_name[:26]:<27}{run.accelerator[:10]:<11}"
+            f"n {run.num_ranks} {run.sharding} tp {run.tensor} pp {run.pipeline} cp {run.context} "
+            f"ep {run.expert} mbs {run.micro_batch} {run.precision} {run.recompute or '?'}"
+        )
+
+
+def plot(path: Path, errors: Errors, measured: Iterable[float], title: str, unit: str) -> None:
+    """Predicted against measured, one colour a source."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    values = np.array(list(measured))
+    figure, axes = pyplot.subplots(figsize=(7, 6.5))
+    names = np.array([group_of(run) for run in errors.runs])
+    for name in dict.fromkeys(names):
+        mine = names == name
+        axes.scatter(
+            values[mine], (values * np.exp(errors.values))[mine], s=10, alpha=0.6, label=name
+        )
+    ends = [values.min(), values.max()]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.fill_between(ends, np.array(ends) * 0.9, np.array(ends) * 1.1, color="grey", alpha=0.2)
+    axes.set(xscale="log", yscale="log", xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}")
+    axes.set_title(title)
+    axes.legend(fontsize=6, ncols=2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    print(f"wrote {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("--failures", type=Path)
+    parser.add_argument("--loso", action="store_true", help="also leave each source out")
+    parser.add_argument("--plot", type=Path, metavar="DIR")
+    parser.add_argument("--worst", type=int, default=12)
+    parser.add_argument("--json", type=Path, help="write the means here")
+    options = parser.parse_args()
+    reading = read(options.csv)
+    print(f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
+    print(f"{options.csv.name}: {len(reading.runs)} rows read, {len(reading.left_out)} out of scope")
+    reasons = Counter(reason for _, reason in reading.left_out)
+    able: list[Run] = []
+    for run in reading.runs:
+        reason = why_out_of_scope(run)
+        if reason is None:
+            able.append(run)
+        else:
+            reasons[reason] += 1
+    for reason, number in reasons.items():
+        print(f"  {number:>5}  {reason}")
+    means: dict[str, dict[str, dict[str, float]]] = {}
+    shipped = load_efficiencies()
+    timed = [run for run in able if run.step_s]
+    if timed:
+        columns = columns_of(timed, choose_micro_batches(timed))
+        priors = {paths: row[0] for paths, row in _CONSTANTS.items()}
+        tables = {
+            "as shipped": step_errors(columns, shipped),
+            "no fit": step_errors(columns, with_constants(shipped, priors)),
+        }
+        if options.loso:
+            tables["left out"] = leave_one_out(able, columns)
+        tables["one anchor"] = anchored(tables.get("left out", tables["as shipped"]))
+        means["step"] = show("Step time: median |log(predicted / measured)|", tables)
+        ranking(tables["as shipped"])
+        worst(tables["as shipped"], options.worst, "step time")
+        if options.plot:
+            options.plot.mkdir(parents=True, exist_ok=True)
+            seconds = [run.step_s or 0.0 for run in timed]
+            name = options.plot / "step_time.png"
+            plot(name, tables["as shipped"], seconds, "Step time", "seconds")
+    weighed = [run for run in able if run.peak_bytes and run.micro_batch]
+    unstated = sum(1 for run in able if run.peak_bytes and not run.micro_batch)
+    if unstated:
+        print(f"\n{unstated} rows of memory left out: the micro-batch is not stated")
+    if weighed:
+        columns = columns_of(weighed)
+        for metric in dict.fromkeys(run.metric for run in weighed):
+            mine = columns_of([run for run in weighed if run.metric == metric])
+            title = f"Peak memory, {metric}: median |log(predicted / measured)|"
+            show(title, {"as shipped": memory_errors(mine)})
+        errors = memory_errors(columns)
+        by_source = errors.by_source()
+        each = [np.median(np.abs(v)) for name, v in by_source.items() if is_main(name)]
+        print(f"\nall metrics, mean over sources: {np.mean(each):.1%}")
+        means["memory"] = {"as shipped": {"mean": float(np.mean(each))}}
+        worst(errors, options.worst, "peak memory")
+        failed = None
+        if options.failures:
+            rows = [run for run in read(options.failures).runs if not why_out_of_scope(run)]
+            failed = columns_of([run for run in rows if run.micro_batch])
+        fits(columns, failed)
+        if options.plot:
+            options.plot.mkdir(parents=True, exist_ok=True)
+            gib = [(run.peak_bytes or 0) / 2**30 for run in weighed]
+            plot(options.plot / "peak_memory.png", errors, gib, "Peak memory of a rank", "GiB")
+    if options.json:
+        options.json.write_text(json.dumps(means, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
