@@ -68,19 +68,26 @@ class Layouts:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the grid; one number for a plain table."""
-        shape = np.broadcast_shapes(*(np.shape(getattr(self, each.name)) for each in fields(self)))
-        return shape or (1,)
+        shapes = {getattr(self, name).shape for name in Layouts.__slots__}
+        return (shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)) or (1,)
 
     def __len__(self) -> int:
         return prod(self.shape)
 
     def row(self, index: int) -> Layout:
         """One layout of the table."""
-        shape = self.shape
-        values = {
-            each.name: np.broadcast_to(getattr(self, each.name), shape).flat[index].item()
-            for each in fields(self)
-        }
+        columns = {name: getattr(self, name) for name in Layouts.__slots__}
+        if all(column.ndim <= 1 for column in columns.values()):
+            values = {
+                name: column.item(index if column.size > 1 else 0)
+                for name, column in columns.items()
+            }
+        else:
+            shape = self.shape
+            values = {
+                name: np.broadcast_to(column, shape).flat[index].item()
+                for name, column in columns.items()
+            }
         words = {name: known[values[name]] for name, known in _WORDS.items()}
         is_hybrid = words["sharding"] == "hybrid"
         return Layout(**(values | words | {"shard": values["shard"] if is_hybrid else None}))
