@@ -68,6 +68,12 @@ ABILITIES: Mapping[str, Abilities] = {
         schedules=("1f1b",),
         context_kinds=("ulysses",),
     ),
+    "megatron-deepspeed": replace(
+        _OLD_MEGATRON, shardings=("none", "zero1", "zero2", "full"), schedules=("1f1b",)
+    ),
+    "automodel": Abilities(
+        shardings=_FSDP, context_kinds=("ring",), offloads=("none", "cpu"), reduces_each=True
+    ),
     "torchtitan": Abilities(
         shardings=_FSDP, context_kinds=("ring",), offloads=("none", "cpu"), reduces_each=True
     ),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import gcd
 
 from paceline.errors import Problem
+from paceline.parallel.abilities import ABILITIES, Abilities
 from paceline.parallel.candidates import (
     Space,
     divides_model,
@@ -70,15 +71,30 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
 
 def _not_of_engine(job: Job, name: str, value: object, engine: str, has: str) -> Problem:
     ours = engine == "paceline"
+    others = [each for each, able in ABILITIES.items() if _has(able, name, value)]
     return Problem(
         code="L012",
         what=f"layout.{name} is {value}, which "
         + (f"`paceline run` cannot do yet: {has}" if ours else f"{engine} cannot do: {has}"),
         where=job.where(f"layout.{name}"),
-        fix=f"leave layout.{name} out, or name an engine that has it, such as "
-        f"`engine: {'torchtitan' if engine != 'torchtitan' else 'megatron'}`"
+        fix=f"leave layout.{name} out, or name an engine that has it: "
+        f"{', '.join(others) or 'none is known'}"
         + ("; a declared cluster is planned with every way to split" if ours else ""),
     )
+
+
+def _has(able: Abilities, name: str, value: object) -> bool:
+    words = {
+        "sharding": able.shardings,
+        "recompute": able.recomputes,
+        "offload": able.offloads,
+        "schedule": able.schedules,
+        "context_kind": able.context_kinds,
+    }
+    if name in words:
+        return value in words[name]
+    degrees = {"pipeline": able.schedules, "context": able.context_kinds}
+    return bool(degrees[name]) if name in degrees else bool(getattr(able, name))
 
 
 def check_degrees(job: Job, space: Space) -> Iterator[Problem]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate import Case, Estimate, price, price_one
-from paceline.parallel import Layout, Layouts, table_of
+from paceline.parallel import Layout, Layouts, abilities_of, table_of
 from paceline.parallel.layout import Recompute
-from paceline.parallel.table import code_of
+from paceline.parallel.table import SHARDINGS, code_of
 from paceline.plan.decision import Rejected
 from paceline.plan.search import Found, Priced, estimates_of
 from paceline.units import format_bytes, format_seconds
@@ -243,6 +243,8 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
 
 
 def _why_sharding(choice: Choice) -> str:
+    if not choice.is_whole:
+        return _why_sharding_alone(choice)
     layout, chosen = choice.layout, choice.estimate
     degrees = way_of(layout)[:-1]
     fitting = [p for p in choice.fitting if p[0].sharding != layout.sharding]
@@ -268,6 +270,51 @@ def _why_sharding(choice: Choice) -> str:
     if share > 0:
         return f"fits, and {other.name} is estimated {share:.1%} slower"
     return f"simpler, and at most {choice.margin:.0%} slower than {other.name}"
+
+
+def _why_sharding_alone(choice: Choice) -> str:
+    """Against the same layout with other things shared, in the order of simplicity."""
+    layout, limit = choice.layout, choice.limit_bytes
+    group = layout.data * layout.context
+    if group == 1:
+        return "every part of the model is on one rank, which has nothing to share"
+    able = abilities_of(choice.case.engine.name)
+    kinds = [k for k in SHARDINGS if k in able.shardings and k not in ("hybrid", layout.sharding)]
+    if layout.pipeline > 1:
+        kinds = [kind for kind in kinds if kind in able.pipeline_shardings]
+    priced = {
+        kind: price_one(
+            replace(
+                layout,
+                sharding=kind,
+                shard=None,
+                reduce_every_micro_batch=layout.accumulation > 1 and kind == "full",
+            ),
+            choice.case,
+        )
+        for kind in kinds
+    }
+    simpler = [k for k in kinds if SHARDINGS.index(k) < SHARDINGS.index(layout.sharding)]
+    over = [k for k in simpler if priced[k].memory.known_bytes > limit]
+    if simpler and len(over) == len(simpler):
+        kind = simpler[-1]
+        needed = format_bytes(priced[kind].memory.known_bytes)
+        return f"the simplest that fits: {kind} needs {needed} of {format_bytes(limit)}"
+    chosen_s = choice.estimate.step_s
+    fitting = {
+        kind: each.step_s
+        for kind, each in priced.items()
+        if each.memory.known_bytes <= limit and each.step_s is not None
+    }
+    if not fitting or not chosen_s:
+        return "the only way to share that fits"
+    kind, seconds = min(fitting.items(), key=lambda pair: pair[1])
+    share = seconds / chosen_s - 1
+    if abs(share) < _SAME:
+        return f"as fast as {kind}, and simpler"
+    if share > 0:
+        return f"fits, and {kind} is estimated {share:.1%} slower"
+    return f"simpler than {kind}, which is {-share:.1%} faster"
 
 
 def _why_axis(choice: Choice, axis: str) -> str:
