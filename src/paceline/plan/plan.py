@@ -11,6 +11,7 @@ from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, stage_memory
+from paceline.estimate.estimate import TIME_SPREAD
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS
 from paceline.plan.choose import choose, rejected_of
@@ -18,7 +19,7 @@ from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.refuse import nothing_fits
-from paceline.plan.search import Found, estimates_of, fastest, search
+from paceline.plan.search import Found, fastest, search
 from paceline.profile import (
     DecoderShape,
     ModelProfile,
@@ -120,7 +121,7 @@ def _plan_on(asked: _Asked) -> Plan:
         search_s=found.search_s,
         stages=tuple(stage_memory(choice.layout, case)) if choice.layout.pipeline > 1 else (),
     )
-    return _with_outlook(plan, asked, found, case)
+    return _with_outlook(plan, asked, found)
 
 
 def fastest_layouts(
@@ -191,7 +192,7 @@ def _check_precision(job: Job, cluster: Cluster) -> Iterator[Problem]:
     )
 
 
-def _with_outlook(plan: Plan, asked: _Asked, found: Found, case: Case) -> Plan:
+def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
     """The plan with what its run costs and takes, and with its limits."""
     wanted, cluster = asked.job.spec.plan, asked.cluster
     prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
@@ -214,7 +215,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found, case: Case) -> Plan:
         cost=cost,
         goodput=None if cluster.is_local else view.goodput,
         wall_s=wall_s,
-        pareto=tuple(_points(found, case, plan, usd)),
+        pareto=tuple(_points(found, plan, usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),
     )
     return replace(plan, limits=tuple(_limits(asked.job, plan)))
@@ -234,24 +235,18 @@ def _no_such_provider(asked: _Asked, view: Outlook) -> Problem:
     )
 
 
-def _points(found: Found, case: Case, plan: Plan, usd: float | None) -> Iterator[Point]:
+def _points(found: Found, plan: Plan, usd: float | None) -> Iterator[Point]:
     """The front, thinned out evenly where it is long."""
-    if found.front is None:
+    front, chosen_s = found.front, plan.estimate.step_s
+    if front is None:
         return
-    step = max(1, -(-len(found.front) // _MOST_POINTS))
-    table = found.front.layouts
-    if step > 1:
-        import numpy as np
-
-        table = table.take(np.arange(0, len(found.front), step))
-    chosen_s = plan.estimate.step_s
-    for layout, price in estimates_of(table, case):
-        share = price.step_s / chosen_s if price.step_s and chosen_s else None
+    for index in range(0, len(front), max(1, -(-len(front) // _MOST_POINTS))):
+        step_s = float(front.step_s[index]) / (1 + TIME_SPREAD) if chosen_s else None
         yield Point(
-            layout=layout,
-            step_s=price.step_s,
-            memory_bytes=price.memory.known_bytes,
-            usd=usd * share if usd is not None and share is not None else None,
+            layout=front.layouts.row(index),
+            step_s=step_s,
+            memory_bytes=round(float(front.memory_bytes[index])),
+            usd=usd * step_s / chosen_s if usd and step_s and chosen_s else None,
         )
 
 
