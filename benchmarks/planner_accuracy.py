@@ -118,8 +118,7 @@ def show(title: str, columns: Mapping[str, Errors]) -> dict[str, dict[str, float
         p90 = np.percentile(np.abs(values), 90)
         print(f"{source:<28}{len(values):>6}{cells}{np.median(values):>+8.1%}{p90:>6.0%}")
     print(
-        f"{'mean over sources':<34}"
-        + "".join(f"{np.mean(means[name]):>12.1%}" for name in columns)
+        f"{'mean over sources':<34}" + "".join(f"{np.mean(means[name]):>12.1%}" for name in columns)
     )
     return {name: {"mean": float(np.mean(values))} for name, values in means.items()}
 
@@ -159,7 +158,8 @@ def fits(columns: Columns, failed: Columns | None) -> None:
                 right[f"failed: {run.source}"] += int(guess > bound)
     for name, number in total.items():
         print(f"  {name:<42}{right[name]:>5} of {number:>5}  {right[name] / number:.1%}")
-    print(f"  {'all':<42}{right.total():>5} of {total.total():>5}  {right.total() / total.total():.1%}")
+    share = right.total() / total.total()
+    print(f"  {'all':<42}{right.total():>5} of {total.total():>5}  {share:.1%}")
 
 
 def ranking(errors: Errors) -> None:
@@ -176,7 +176,9 @@ def ranking(errors: Errors) -> None:
         if len(rows) < 4:
             continue
         runs = [errors.runs[index] for index in rows]
-        rate = np.array([(run.step_s or 1) / ((run.global_batch or 1) * run.seq_len) for run in runs])
+        rate = np.array(
+            [(run.step_s or 1) / ((run.global_batch or 1) * run.seq_len) for run in runs]
+        )
         guess = rate * np.exp(errors.values[rows])
         order = np.argsort(guess)
         is_in_three = int(np.argmin(rate)) in order[:3]
@@ -199,7 +201,8 @@ def worst(errors: Errors, number: int, what: str) -> None:
     for index in rows[:number]:
         run = errors.runs[index]
         print(
-            f"  {errors.values[index]:+.2f}  {run.id:<20}{run.model_name[:26]:<27}{run.accelerator[:10]:<11}"
+            f"  {errors.values[index]:+.2f}  {run.id:<20}{run.model_name[:26]:<27}"
+            f"{run.accelerator[:10]:<11}"
             f"n {run.num_ranks} {run.sharding} tp {run.tensor} pp {run.pipeline} cp {run.context} "
             f"ep {run.expert} mbs {run.micro_batch} {run.precision} {run.recompute or '?'}"
         )
@@ -244,7 +247,9 @@ def main() -> None:
     options = parser.parse_args()
     reading = read(options.csv)
     print(f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
-    print(f"{options.csv.name}: {len(reading.runs)} rows read, {len(reading.left_out)} out of scope")
+    print(
+        f"{options.csv.name}: {len(reading.runs)} rows read, {len(reading.left_out)} out of scope"
+    )
     reasons = Counter(reason for _, reason in reading.left_out)
     able: list[Run] = []
     for run in reading.runs:

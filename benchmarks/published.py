@@ -1,7 +1,7 @@
 """Reads published measurements (`published_calibration.csv`) into what `paceline.estimate` takes.
 
-One row of the file is one row of every column here, so that thousands of runs of different models on
-different machines are priced in one call. What a source does not state is marked as unknown and
+One row of the file is one row of every column here, so that thousands of runs of different models
+on different machines are priced in one call. What a source does not state is marked as unknown and
 left to the planner's own defaults; nothing is looked up by the name of a source.
 """
 
@@ -21,27 +21,88 @@ GIB = 2**30
 # Facts about published models that the file has no column for: a part of the model's name (lower
 # case) -> sizes. Source: their config.json.
 _MODEL_FACTS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("deepseek-v3", dict(heads=128, kv_heads=128, head_dim=192, value_dim=128, query_rank=1536,
-                         kv_rank=512, rope_dim=64, dense_layers=3, shared_ffn=2048, mtp=1)),
-    ("deepseek-v2-lite", dict(heads=16, kv_heads=16, head_dim=192, value_dim=128, query_rank=0,
-                              kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=2816)),
-    ("deepseek-v2", dict(heads=128, kv_heads=128, head_dim=192, value_dim=128, query_rank=1536,
-                         kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=3072)),
-    ("kimi-k2", dict(heads=64, kv_heads=64, head_dim=192, value_dim=128, query_rank=1536,
-                     kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=2048)),
-    ("moonlight", dict(heads=16, kv_heads=16, head_dim=192, value_dim=128, query_rank=0,
-                       kv_rank=512, rope_dim=64, dense_layers=1, shared_ffn=2816)),
-    ("qwen3-30b", dict(head_dim=128)),
-    ("qwen3-235b", dict(head_dim=128)),
-    ("qwen3-next", dict(head_dim=256, shared_ffn=512)),
-    ("qwen3", dict(head_dim=128)),
-    ("gpt-oss", dict(head_dim=64)),
-    ("llama4", dict(shared_ffn=8192)),
-    ("llama-4", dict(shared_ffn=8192)),
-    ("mixtral", dict(head_dim=128)),
-    ("gemma-7b", dict(head_dim=256)),
-    ("gemma", dict(head_dim=256)),
-    ("nemotron4-340b", dict(head_dim=192)),
+    (
+        "deepseek-v3",
+        {
+            "heads": 128,
+            "kv_heads": 128,
+            "head_dim": 192,
+            "value_dim": 128,
+            "query_rank": 1536,
+            "kv_rank": 512,
+            "rope_dim": 64,
+            "dense_layers": 3,
+            "shared_ffn": 2048,
+            "mtp": 1,
+        },
+    ),
+    (
+        "deepseek-v2-lite",
+        {
+            "heads": 16,
+            "kv_heads": 16,
+            "head_dim": 192,
+            "value_dim": 128,
+            "query_rank": 0,
+            "kv_rank": 512,
+            "rope_dim": 64,
+            "dense_layers": 1,
+            "shared_ffn": 2816,
+        },
+    ),
+    (
+        "deepseek-v2",
+        {
+            "heads": 128,
+            "kv_heads": 128,
+            "head_dim": 192,
+            "value_dim": 128,
+            "query_rank": 1536,
+            "kv_rank": 512,
+            "rope_dim": 64,
+            "dense_layers": 1,
+            "shared_ffn": 3072,
+        },
+    ),
+    (
+        "kimi-k2",
+        {
+            "heads": 64,
+            "kv_heads": 64,
+            "head_dim": 192,
+            "value_dim": 128,
+            "query_rank": 1536,
+            "kv_rank": 512,
+            "rope_dim": 64,
+            "dense_layers": 1,
+            "shared_ffn": 2048,
+        },
+    ),
+    (
+        "moonlight",
+        {
+            "heads": 16,
+            "kv_heads": 16,
+            "head_dim": 192,
+            "value_dim": 128,
+            "query_rank": 0,
+            "kv_rank": 512,
+            "rope_dim": 64,
+            "dense_layers": 1,
+            "shared_ffn": 2816,
+        },
+    ),
+    ("qwen3-30b", {"head_dim": 128}),
+    ("qwen3-235b", {"head_dim": 128}),
+    ("qwen3-next", {"head_dim": 256, "shared_ffn": 512}),
+    ("qwen3", {"head_dim": 128}),
+    ("gpt-oss", {"head_dim": 64}),
+    ("llama4", {"shared_ffn": 8192}),
+    ("llama-4", {"shared_ffn": 8192}),
+    ("mixtral", {"head_dim": 128}),
+    ("gemma-7b", {"head_dim": 256}),
+    ("gemma", {"head_dim": 256}),
+    ("nemotron4-340b", {"head_dim": 192}),
 )
 
 
@@ -232,18 +293,18 @@ def _sizes(row: dict[str, str]) -> tuple[tuple[Block, ...], int, int, bool] | st
         ffn = math.ceil(8 * hidden / 3 / 256) * 256 if gated else 4 * hidden
     experts = _int(row["n_experts"]) or 0
     expert_ffn = _int(row["moe_ffn_hidden"]) or ffn
-    common = dict(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=int(facts.get("value_dim", 0)) or head_dim,
-        query_rank=int(facts.get("query_rank", 0)),
-        kv_rank=int(facts.get("kv_rank", 0)),
-        rope_dim=int(facts.get("rope_dim", 0)),
-        gated=gated,
-        vector_parameters=(2 if gated else 9) * hidden,
-    )
+    common = {
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": int(facts.get("value_dim", 0)) or head_dim,
+        "query_rank": int(facts.get("query_rank", 0)),
+        "kv_rank": int(facts.get("kv_rank", 0)),
+        "rope_dim": int(facts.get("rope_dim", 0)),
+        "gated": gated,
+        "vector_parameters": (2 if gated else 9) * hidden,
+    }
     dense_layers = int(facts.get("dense_layers", 0)) if experts else layers
     if not experts:
         blocks = (Block(name="dense", count=layers, ffn=ffn, **common), _no_block(common))
@@ -278,8 +339,15 @@ def _framework(row: dict[str, str]) -> str:
 
 def _sharding(kind: str, engine: Engine, group: int) -> str:
     known = {
-        "none": "none", "ddp": "none", "zero0": "none", "zero1": "zero1", "zero2": "zero2",
-        "zero3": "full", "fsdp": "full", "fsdp2": "full", "distributed_optimizer": "zero1",
+        "none": "none",
+        "ddp": "none",
+        "zero0": "none",
+        "zero1": "zero1",
+        "zero2": "zero2",
+        "zero3": "full",
+        "fsdp": "full",
+        "fsdp2": "full",
+        "distributed_optimizer": "zero1",
         "hsdp": "hybrid",
     }
     if kind in known:

@@ -289,10 +289,9 @@ def _engine(run: Run) -> Any:
     if "fp32 grad accumulation" in run.notes and run.engine.passing_bytes == 0:
         changes["passing_bytes"] = 2
     if run.pure_narrow:
-        changes |= {
-            name: 2
-            for name in ("weight_bytes", "sharded_bytes", "gradient_bytes", "reduce_bytes")
-        } | {"master_bytes": 0, "cast_bytes": 0, "step_bytes": 2}
+        changes |= dict.fromkeys(
+            ("weight_bytes", "sharded_bytes", "gradient_bytes", "reduce_bytes"), 2
+        ) | {"master_bytes": 0, "cast_bytes": 0, "step_bytes": 2}
     return replace(run.engine, **changes)
 
 

@@ -28,6 +28,7 @@ class Engine:
     cast_bytes: float
     attention: Literal["flash1", "flash2", "flash3", "unfused"]
     host: Literal["eager", "fused", "compiled"]
+    graphs_on: tuple[str, ...]
     overlaps_gradients: bool
     overlaps_gathers: bool
     overlaps_tensor: bool
@@ -56,7 +57,9 @@ def load_engines() -> Mapping[str, Engine]:
     text = (files("paceline.catalog") / "engines.toml").read_text(encoding="utf-8")
     rows = tomllib.loads(text)
     return {
-        name: Engine(name=name, **(row | {"aliases": tuple(row["aliases"])}))
+        name: Engine(
+            name=name, **(row | {key: tuple(row[key]) for key in ("aliases", "graphs_on")})
+        )
         for name, row in rows.items()
     }
 

@@ -20,10 +20,6 @@ from paceline.profile.block import Value
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
-_RAMP_BYTES = 4e6
-"""Payload at which a ring reaches half of its bandwidth. 8 H100: 219 GB/s at 16 MB of 336; 8 A100:
-109 of 205. Source: design/planner.md 3.2, Collectives (4 MB a link and a ring step)."""
-
 
 def gather_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> Column:
     """All-gather or reduce-scatter of `num_bytes` in all, over a group.
@@ -35,8 +31,9 @@ def gather_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> Co
         rates: Of the cluster.
     """
     n = np.maximum(degree, 1)
-    moved = (n - 1) / n * (num_bytes + _RAMP_BYTES * (n > 1))
-    return np.asarray(moved / _ring_bytes_per_s(n, stride, rates) + _latency_s(n, stride, rates))
+    moved = (n - 1) / n * (num_bytes + rates.ramp_bytes * (n > 1))
+    rate = _ring_bytes_per_s(n, stride, rates) * rates.gather_share
+    return np.asarray(moved / rate + _latency_s(n, stride, rates))
 
 
 def exchange_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> Column:
@@ -48,7 +45,7 @@ def exchange_s(num_bytes: Value, degree: Value, stride: Value, rates: Rates) -> 
     members = _members(n, stride, rates)
     inside = (members - 1) / n * num_bytes / rates.link_bytes_per_s
     outside = (n - members) / n * num_bytes / rates.network_bytes_per_s
-    ramp = (n > 1) * _RAMP_BYTES / rates.link_bytes_per_s
+    ramp = (n > 1) * rates.ramp_bytes / rates.link_bytes_per_s
     return np.asarray(np.maximum(inside, outside) + ramp + _latency_s(n, stride, rates))
 
 
@@ -74,7 +71,7 @@ def dispatch_s(
     reached = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
     outside = token_bytes * reached / rates.network_bytes_per_s
     inside = token_bytes * copies * (members - 1) / members / rates.link_bytes_per_s
-    ramp = (n > 1) * _RAMP_BYTES / rates.link_bytes_per_s
+    ramp = (n > 1) * rates.ramp_bytes / rates.link_bytes_per_s
     return np.asarray(np.maximum(inside, outside) + ramp + _latency_s(n, stride, rates))
 
 

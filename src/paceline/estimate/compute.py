@@ -151,11 +151,11 @@ def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Col
     if matrix.is_routed:
         # Every expert on this rank gets its share of all tokens that the expert group holds; with
         # sequence parallelism the tensor ranks hold different tokens and whole experts.
-        local = np.maximum(matrix.copies / work.expert, 1e-9)
+        local: Column = np.maximum(matrix.copies / work.expert, 1e-9)
         rows = work.tokens / work.stream * matrix.used / local
         spread = tensor / work.stream
-        k = matrix.inputs / np.where(matrix.split == "row", spread, 1)
-        n = matrix.outputs / np.where(matrix.split == "column", spread, 1)
+        k: Column = matrix.inputs / np.where(matrix.split == "row", spread, 1)
+        n: Column = matrix.outputs / np.where(matrix.split == "column", spread, 1)
         # One grouped product: the waves of all experts are filled together.
         return (
             _grouped_s(rows, k, n, local, rates),

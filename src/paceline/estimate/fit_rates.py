@@ -22,7 +22,7 @@ from paceline.catalog.engines import Engine
 from paceline.catalog.measured import AttentionTime, CollectiveTime, Measurements, ProductTime
 from paceline.estimate.collectives import gather_s
 from paceline.estimate.compute import matmul_s
-from paceline.estimate.rates import Rates, rates_of
+from paceline.estimate.rates import RAMP_BYTES, Rates, rates_of
 from paceline.profile.block import Block, attention_flops
 from paceline.topology import Cluster
 
@@ -171,7 +171,8 @@ def _fit_products(
 
     def predict(values: Mapping[str, float]) -> Column:
         row = {"matmul": {AS_OTHER.get(kind, kind): row_of(values)}}
-        return matmul_s(m, k, n, model.rates(row, kind).matmul)
+        found: Column = matmul_s(m, k, n, model.rates(row, kind).matmul)
+        return found
 
     shipped = matmul_s(m, k, n, model.rates({}, kind).matmul)
     values, error = _fit(predict, start, times)
@@ -229,7 +230,7 @@ def _attention_flops(time: AttentionTime) -> float:
         head_dim=time.head_dim,
         value_dim=time.head_dim,
     )
-    return attention_flops(block, time.seq_len) * time.samples
+    return float(attention_flops(block, time.seq_len) * time.samples)
 
 
 def _fit_collectives(
@@ -240,25 +241,25 @@ def _fit_collectives(
     name = "link" if degree <= float(model.rates({}, model.wide).domain) else "network"
     payload = np.array([each.num_bytes for each in times], float)
     passes = np.array([2.0 if each.kind == "all_reduce" else 1.0 for each in times])
-    keys = (f"{name}_share", f"{name}_latency_s")
+    is_gloo = model.cluster.backend == "gloo"
+    keys = ("gloo_share" if is_gloo else f"{name}_share", f"{name}_latency_s")
     own = {key: row[key] for key in row if key.startswith("link_")}
 
     def predict(values: Mapping[str, float]) -> Column:
         rates = model.rates({**own, **values}, model.wide)
-        return np.asarray(passes * gather_s(payload, degree, 1, rates))
+        # All-reduce is twice a gather at the rate of all-reduce: with gloo, gathers are slower.
+        share = np.where(passes > 1, rates.gather_share, 1.0)
+        return np.asarray(passes * share * gather_s(payload, degree, 1, rates))
 
     start = {key: model.shipped.step[key] for key in keys}
     before = _error(predict(start), times)
     # Below it the planner's ramp sets the time, which is not fitted: large payloads decide.
-    weight = np.clip((payload / _RAMP_BYTES) ** 2, _LEAST_WEIGHT, 1.0)
+    weight = np.clip((payload / RAMP_BYTES) ** 2, _LEAST_WEIGHT, 1.0)
     # One rate stands for collectives that differ (gloo's all-reduce is 3 times as fast as its
     # gather): their geometric mean, not whichever kind there is more of.
     values, error = _fit(predict, start, times, weight, far_off=1.0)
     return name, dict(values), error, before
 
-
-_RAMP_BYTES = 4e6
-"""As in `collectives.py`."""
 
 _LEAST_WEIGHT = 0.03
 """Of a small payload, which is all that shows the latency."""

@@ -124,7 +124,7 @@ def goodput(
     segment = interval_s + save_s
     gap = segment / mtbf_s
     again_s = restart_s + background_s
-    if gap > 700 or again_s / mtbf_s > 700:  # exp would overflow: nothing is ever finished
+    if gap + again_s / mtbf_s > 600:  # exp would overflow: nothing is ever finished
         return _nothing_useful(mtbf_s, interval_s, segment)
     tries = expm1(gap)
     in_segments_s = mtbf_s * tries

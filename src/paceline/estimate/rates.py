@@ -86,6 +86,12 @@ class Rates:
     link_bytes_per_s: Value
     """Inside the scale-up domain, each rank and direction, as collectives reach it."""
 
+    gather_share: Value
+    """Rate of all-gather and reduce-scatter as a share of all-reduce's: 1, or less with gloo."""
+
+    ramp_bytes: Value
+    """Payload at which a ring reaches half of its bandwidth."""
+
     link_latency_s: Value
     """One collective's latency inside the domain."""
 
@@ -143,6 +149,8 @@ def rates_of(
     lasting = e.sustained.get(family, e.sustained["other"])
     narrow = e.sustained_by_precision.get(kind, 1.0)
     kernel = _kernel(engine, family)
+    is_gloo = cluster.backend == "gloo"
+    waits_for_host = not is_gloo and family not in engine.graphs_on
     is_narrow = kind in e.sustained_by_precision
     return Rates(
         matmul=MatmulRate(
@@ -161,12 +169,14 @@ def rates_of(
         memory_bytes_per_s=memory * s["memory_share"],
         hidden_passes=e.hidden_passes[engine.host] + e.hidden_passes["narrow"] * is_narrow,
         ffn_passes=e.ffn_passes[engine.host],
-        host_s=e.host_s[engine.host] * (cluster.backend != "gloo"),
+        host_s=e.host_s[engine.host] * waits_for_host,
         routed_ops=s["routed_ops"],
         grouped_share=s["grouped_share"],
-        link_bytes_per_s=(link or 1.0) * _link_share(cluster, s["link_share"]),
+        link_bytes_per_s=(link or 1.0) * s["gloo_share" if is_gloo else "link_share"],
+        gather_share=cluster.gather_share if is_gloo else 1.0,
+        ramp_bytes=0.0 if is_gloo else RAMP_BYTES,
         link_latency_s=s["link_latency_s"],
-        domain=cluster.num_ranks if cluster.backend == "gloo" else max(cluster.scale_up_size, 1),
+        domain=cluster.num_ranks if is_gloo else max(cluster.scale_up_size, 1),
         network_bytes_per_s=_network_of_rank(cluster) * s["network_share"],
         network_latency_s=s["network_latency_s"],
         gradient_overlap=s["gradient_overlap"] * _hides(cluster, engine.overlaps_gradients),
@@ -176,9 +186,17 @@ def rates_of(
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
         contention=s["contention"],
         straggler=s["straggler"],
-        step_s=s["step_s"] * (cluster.backend != "gloo"),
+        step_s=_CPU_STEP_S if is_gloo else s["step_s"],
     )
 
+
+RAMP_BYTES = 4e6
+"""Of NCCL's rings. 8 H100: 219 GB/s at 16 MB of 336; 8 A100: 109 of 205. Source:
+design/planner.md 3.2, Collectives (4 MB a link and a ring step)."""
+
+_CPU_STEP_S = 0.015
+"""Of a step on a CPU: small operations, clipping, logging. What two jobs took beyond their products
+and collectives (86 to 95 ms where 76 were estimated; 824 where 876): AMD EPYC, 2 cores."""
 
 _OPERAND_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 """One element of an operand; NVFP4 has a scale of one byte for each 16 elements."""
@@ -206,10 +224,6 @@ def _peak(cluster: Cluster, precision: str) -> float | None:
 def _hides(cluster: Cluster, overlaps: bool) -> float:
     """On a CPU nothing is hidden, as the same cores do both."""
     return float(overlaps and cluster.backend != "gloo")
-
-
-def _link_share(cluster: Cluster, usual: float) -> float:
-    return cluster.gather_share if cluster.backend == "gloo" else usual
 
 
 def _network_of_rank(cluster: Cluster) -> float:

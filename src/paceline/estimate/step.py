@@ -284,7 +284,8 @@ def _data_s(
     tail = 1 - rates.gradient_overlap
     scattered = np.maximum(reduce - back_window, tail * reduce)
     gathered = np.maximum(gather - forward_window, tail * gather)
-    replicated = np.maximum(2 * reduce - back_window, tail * 2 * reduce)
+    all_reduce = 2 * reduce * rates.gather_share
+    replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
     # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
     # groups of a hybrid, the shards are reduced once more.
     root = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor

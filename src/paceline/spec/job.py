@@ -409,7 +409,7 @@ class JobSpec:
 
     engine: str = "paceline"
     """Software that runs the steps; it decides what is kept in memory and what is hidden. One that
-    the catalog knows, such as `megatron`, `deepspeed`, `torchtitan`; `paceline run` runs its own."""
+    the catalog knows: `megatron`, `deepspeed`, `torchtitan`; `paceline run` runs its own."""
 
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """When checkpoints are written and which are kept."""
