@@ -15,7 +15,6 @@ from math import exp, log
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies, with_measured
 from paceline.catalog.engines import Engine
@@ -26,7 +25,8 @@ from paceline.estimate.rates import RAMP_BYTES, Rates, rates_of
 from paceline.profile.block import Block, attention_flops
 from paceline.topology import Cluster
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts."""
 Row = dict[str, Any]
 """A table `[efficiencies.NAME]`."""
 

@@ -49,6 +49,11 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
 )
 _SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
 _ULYSSES = code_of("context_kind", "ulysses")
+_ZERO_BUBBLE, _DUALPIPE = code_of("schedule", "zero-bubble"), code_of("schedule", "dualpipe-v")
+
+_SPLIT_BACKWARD = 0.03
+"""What compute loses where the backward pass is split in two, as these schedules do: more and
+smaller kernels, nothing fused across the cut. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,8 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     }
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
     average = (num_blocks * whole_block + head) / t.pipeline
+    splits_backward = (t.schedule == _ZERO_BUBBLE) | (t.schedule == _DUALPIPE)
+    terms["compute"] = terms["compute"] * (1 + _SPLIT_BACKWARD * splits_backward)
     share = mean["weight_gradient"] / whole_block
     idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
     sent = 2.0 * work.tokens * model.head_inputs / work.stream

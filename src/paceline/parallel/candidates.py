@@ -15,7 +15,6 @@ from math import gcd, isqrt, prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.parallel.abilities import Abilities
 from paceline.parallel.layout import Offload, Recompute, Schedule
@@ -29,7 +28,7 @@ MAX_CELLS = 65_536
 RECOMPUTE_EVERY = (1, 2, 4)
 """Every how many blocks one is recomputed, where the job leaves it open."""
 
-Mask = NDArray[np.bool_]
+Mask = np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +148,7 @@ def _is_open(space: Space) -> bool:
     return bool(blocks) and all(block.measured is None and block.heads for block in blocks)
 
 
-def _splits(space: Space, tensor: int, pipeline: int, group: int) -> list[NDArray[Any]]:
+def _splits(space: Space, tensor: int, pipeline: int, group: int) -> list[np.ndarray]:
     """Context, kind, expert, data, micro-batch and accumulation: one entry each for every way."""
     fixed = space.fixed
     micro_batches = (
@@ -290,7 +289,7 @@ def _grid(
     space: Space,
     tensor: int,
     pipeline: int,
-    splits: list[NDArray[Any]],
+    splits: list[np.ndarray],
     orders: Sequence[tuple[int, int]],
     recomputes: Sequence[tuple[int, int]],
     shares: Sequence[_Share],
@@ -330,7 +329,7 @@ def _grid(
     return Grid(layouts=layouts, is_possible=np.broadcast_to(possible, layouts.shape))
 
 
-def _along(dim: int, values: Any) -> NDArray[Any]:
+def _along(dim: int, values: Any) -> np.ndarray:
     """A column that lies along one of the four dims."""
     shape = [1, 1, 1, 1]
     shape[dim] = len(values)

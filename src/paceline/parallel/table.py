@@ -6,7 +6,6 @@ from math import prod
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.parallel.layout import (
     ContextKind,
@@ -17,7 +16,8 @@ from paceline.parallel.layout import (
     Sharding,
 )
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, or one for all rows."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -92,7 +92,7 @@ class Layouts:
         is_hybrid = words["sharding"] == "hybrid"
         return Layout(**(values | words | {"shard": values["shard"] if is_hybrid else None}))
 
-    def take(self, rows: NDArray[Any]) -> "Layouts":
+    def take(self, rows: np.ndarray) -> "Layouts":
         """Some of the rows, as a plain table: by number, or by a mask of the table's shape."""
         shape = self.shape
         if rows.dtype == bool:
@@ -146,7 +146,7 @@ def code_of(
     return _WORDS[kind].index(word)
 
 
-def distinct(table: Layouts, names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any]]:
+def distinct(table: Layouts, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Rows that differ in some columns: one row number for each combination that occurs, and for
     every row the place of its combination among them.
 
@@ -181,7 +181,7 @@ def distinct(table: Layouts, names: Sequence[str]) -> tuple[NDArray[Any], NDArra
 _MAX_COUNTED = 2**24
 
 
-def _codes(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def _codes(column: np.ndarray) -> tuple[np.ndarray, int]:
     """Each value's place among those that occur, and how many occur."""
     if column.size == 0:
         return column, 0

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.estimate import Case, Estimate, Prices, price
 from paceline.estimate.estimate import TIME_SPREAD
@@ -23,7 +22,8 @@ from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
 from paceline.parallel.table import join
 
-Column = NDArray[Any]
+Column = Any
+"""An array with one entry a row, as it broadcasts."""
 
 FEW = 48
 """A space of no more layouts than this is kept whole, each with why it lost."""
