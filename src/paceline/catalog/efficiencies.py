@@ -62,7 +62,7 @@ class Efficiencies:
         return usual.get(kind, usual["fp8"])
 
 
-_NEAREST = {"H200": "H100", "GB200": "B200", "GB300": "B200", "B200": "H100"}
+_NEAREST = {"H200": "H100", "H20": "H100", "GB200": "B200", "GB300": "B200", "B200": "H100"}
 """Whose products are taken where a family's own were not measured in a precision."""
 
 

@@ -14,17 +14,13 @@ from paceline.catalog.engines import Engine, load_engines
 from paceline.estimate.holdings import MOMENT_BYTES, holdings_of, traffic_of
 from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
-from paceline.estimate.step import TERMS, Model, step_terms
+from paceline.estimate.step import TERMS, Model, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
-
-TIME_SPREAD = 0.25
-"""The step of nine published runs in ten is within this share of the estimate, in the median
-source. Source: benchmarks/planner_accuracy.py, column p90."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +74,9 @@ class Estimate:
     """Tokens a second over all ranks; None where a sample is not a row of tokens."""
 
     mfu: float | None
-    """Model FLOPs utilisation: 3 x forward FLOPs (causal attention halved, recomputation not
-    counted) a second, as a share of the peak of the precision. PaLM, arXiv:2204.02311, app. B."""
+    """Model FLOPs utilisation: 3 x forward FLOPs (2 x where the model is frozen; causal attention
+    halved, recomputation not counted) a second, as a share of the peak of the precision. PaLM,
+    arXiv:2204.02311, app. B."""
 
     hfu: float | None
     """Hardware FLOPs utilisation: the same with the FLOPs that are computed again."""
@@ -268,14 +265,16 @@ def _estimate(prices: Prices, index: int) -> Estimate:
     peak = case.cluster.peak_flops_per_s.get(case.precision)
     if step_s is not None and forward is not None and peak:
         needed = forward * layout.global_batch / (peak * layout.num_ranks * step_s)
-        mfu = 3 * needed
+        # Frozen matrices get no gradient: two passes, and the third for what is trained.
+        passes = 2 + profile.num_trained_parameters / max(profile.num_parameters, 1)
+        mfu = passes * needed
         again = 1 / layout.recompute_every if layout.recompute == "full" else 0.0
-        hfu = (3 + again) * needed
+        hfu = (passes + again) * needed
     return Estimate(
         memory=_memory(prices.parts, index, _knows_activations(profile)),
         step_s=step_s,
-        step_low_s=None if step_s is None else step_s / (1 + TIME_SPREAD),
-        step_high_s=None if step_s is None else step_s * (1 + TIME_SPREAD),
+        step_low_s=float(fast_end(terms)) if terms else None,
+        step_high_s=float(slow_end(terms)) if terms else None,
         tokens_per_s=tokens_per_s,
         mfu=mfu,
         hfu=hfu,

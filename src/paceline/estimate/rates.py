@@ -96,7 +96,8 @@ class Rates:
     """One collective's latency inside the domain."""
 
     domain: Value
-    """Ranks in one scale-up domain."""
+    """Ranks in one scale-up domain: at least those of a node, which PCIe joins where nothing
+    faster does."""
 
     network_bytes_per_s: Value
     """Between domains, each rank and direction, as collectives reach it."""
@@ -176,7 +177,7 @@ def rates_of(
         gather_share=cluster.gather_share if is_gloo else 1.0,
         ramp_bytes=0.0 if is_gloo else RAMP_BYTES,
         link_latency_s=s["link_latency_s"],
-        domain=cluster.num_ranks if is_gloo else max(cluster.scale_up_size, 1),
+        domain=cluster.num_ranks if is_gloo else max(cluster.scale_up_size, cluster.ranks_per_node),
         network_bytes_per_s=_network_of_rank(cluster) * s["network_share"],
         network_latency_s=s["network_latency_s"],
         gradient_overlap=s["gradient_overlap"] * _hides(cluster, engine.overlaps_gradients),
@@ -204,7 +205,7 @@ _OPERAND_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 _USUAL_MULTIPROCESSORS = 108
 """Taken where the catalog has none: an A100's. It only rounds tiles up to whole waves."""
 
-_BEFORE_HOPPER = ("V100", "A100", "other", "cpu")
+_BEFORE_HOPPER = ("V100", "A100", "other", "cpu", "AMD", "TPU")
 
 
 def _kernel(engine: Engine, family: str) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
+import numpy as np
+
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
 from paceline.errors import PlanError, Problem
-from paceline.estimate import Case, Estimate, case_of, stage_memory
-from paceline.estimate.estimate import TIME_SPREAD
+from paceline.estimate import Case, Estimate, case_of, price, stage_memory
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS
 from paceline.plan.choose import choose, rejected_of
@@ -215,7 +216,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
         cost=cost,
         goodput=None if cluster.is_local else view.goodput,
         wall_s=wall_s,
-        pareto=tuple(_points(found, plan, usd)),
+        pareto=tuple(_points(found, plan, _case_of(asked), usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),
     )
     return replace(plan, limits=tuple(_limits(asked.job, plan)))
@@ -235,13 +236,20 @@ def _no_such_provider(asked: _Asked, view: Outlook) -> Problem:
     )
 
 
-def _points(found: Found, plan: Plan, usd: float | None) -> Iterator[Point]:
+def _points(found: Found, plan: Plan, case: Case, usd: float | None) -> Iterator[Point]:
     """The front, thinned out evenly where it is long."""
     front, chosen_s = found.front, plan.estimate.step_s
     if front is None:
         return
-    for index in range(0, len(front), max(1, -(-len(front) // _MOST_POINTS))):
-        step_s = float(front.step_s[index]) / (1 + TIME_SPREAD) if chosen_s else None
+    places = np.arange(0, len(front), max(1, -(-len(front) // _MOST_POINTS)))
+    steps = np.broadcast_to(price(front.layouts.take(places), case).step_s, len(places))
+    least = inf
+    # The front is of the slow ends; of the estimates themselves some points may be beaten.
+    for seconds, index in sorted(zip(steps.tolist(), places.tolist(), strict=True)):
+        if front.memory_bytes[index] >= least:
+            continue
+        least = float(front.memory_bytes[index])
+        step_s = seconds if chosen_s else None
         yield Point(
             layout=front.layouts.row(index),
             step_s=step_s,

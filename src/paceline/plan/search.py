@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate import Case, Estimate, Prices, price
-from paceline.estimate.estimate import TIME_SPREAD
 from paceline.estimate.holdings import holdings_of, traffic_of
 from paceline.estimate.memory import memory_parts
-from paceline.estimate.step import step_terms
+from paceline.estimate.step import slow_end, step_terms
 from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
 from paceline.parallel.table import join
@@ -149,8 +148,8 @@ def price_grid(layouts: Layouts, case: Case) -> tuple[Column, Column]:
     if case.rates is not None:
         traffic = traffic_of(case.engine, precision=case.precision, optimizer=case.optimizer)
         # Small terms first: each sum then has no more dims than it needs.
-        terms = sorted(step_terms(case.model, layouts, case.rates, traffic).values(), key=np.size)
-        step = sum(terms) * (1 + TIME_SPREAD)
+        terms = step_terms(case.model, layouts, case.rates, traffic)
+        step = slow_end(dict(sorted(terms.items(), key=lambda term: np.size(term[1]))))
     return grid_bytes(layouts, case), np.broadcast_to(step, layouts.shape)
 
 
@@ -249,7 +248,7 @@ def _again(layouts: Layouts, case: Case) -> Priced:
         nothing = np.zeros(0)
         return Priced(layouts=layouts, step_s=nothing, memory_bytes=nothing)
     prices = price(layouts, case)
-    step = np.nan_to_num(prices.step_s) * (1 + TIME_SPREAD)
+    step: Any = slow_end(prices.terms) if prices.terms else 0.0
     size = len(layouts)
     return Priced(
         layouts=layouts,
