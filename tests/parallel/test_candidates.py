@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from paceline.catalog.engines import load_engines
-from paceline.errors import Problem
+from paceline.errors import JobError, Problem
 from paceline.estimate import Case, case_of, price, price_one
+from paceline.estimate.estimate import TIME_SPREAD
+from paceline.estimate.step import slow_end
 from paceline.parallel import (
     Layout,
     Space,
@@ -184,7 +186,7 @@ def test_a_grid_is_priced_as_its_layouts_are_one_by_one():
         table = grid.layouts.take(grid.is_possible)
         prices = price(table, asked_case)
         assert np.allclose(memory[grid.is_possible], prices.memory_bytes, rtol=1e-9)
-        assert np.allclose(step[grid.is_possible], prices.step_s * 1.25, rtol=1e-9)
+        assert np.allclose(step[grid.is_possible], slow_end(prices.terms), rtol=1e-9)
 
 
 @pytest.mark.parametrize("engine", ["paceline", "megatron", "torchtitan", "deepspeed"])
@@ -418,3 +420,71 @@ def test_what_our_runtime_lacks_is_named():
         data=1, sharding="hybrid", micro_batch=1, accumulation=4, pipeline=4, recompute="full"
     )
     assert list(reasons_ours_cannot(layout)) == ["sharding hybrid", "pipeline 4", "recompute full"]
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "values"),
+    [
+        ("layout.schedule=interleaved", "schedule", {"interleaved"}),
+        ("layout.schedule=dualpipe-v", "schedule", {"dualpipe-v"}),
+        ("layout.schedule=gpipe", "schedule", {"gpipe"}),
+        ("layout.chunks=3", "chunks", {3}),
+        ("layout.recompute_every=4", "recompute_every", {4}),
+        ("layout.shard=2", "shard", {2}),
+    ],
+)
+def test_a_choice_that_asks_for_another_one_is_obeyed(override: str, field: str, values: set[int]):
+    found = rows(space(8, override))
+    assert {getattr(layout, field) for layout in found} == values
+    assert problems(8, override) == []
+    if field in ("schedule", "chunks"):
+        assert all(layout.pipeline >= 2 for layout in found)
+    if field == "recompute_every":
+        assert {layout.recompute for layout in found} == {"full"}
+    if field == "shard":
+        assert {layout.sharding for layout in found} == {"hybrid"}
+
+
+def test_a_choice_that_asks_for_what_the_engine_lacks_is_refused_by_its_own_name():
+    problem = only(8, "layout.chunks=3", "engine=deepspeed")
+    assert problem.code == "L012"
+    assert problem.what.startswith("layout.chunks is 3")
+    assert "of schedule interleaved" in problem.what
+    assert only(8, "layout.shard=2", "engine=megatron").what.startswith("layout.shard is 2")
+
+
+def test_chunks_without_a_pipeline_are_a_contradiction():
+    assert only(8, "layout.chunks=3", "layout.pipeline=1").code == "L006"
+
+
+def test_more_blocks_between_recomputed_ones_than_there_are_is_refused():
+    assert only(8, "layout.recompute_every=7").fix == "set layout.recompute_every to 6 or less"
+
+
+def test_a_number_of_stages_that_is_suggested_works():
+    fix = only(16, "layout.pipeline=8", "train.global_batch=16").fix
+    degree = fix.removeprefix("set layout.pipeline to ")
+    assert degree.isdigit()
+    assert problems(16, f"layout.pipeline={degree}", "train.global_batch=16") == []
+
+
+def test_divisors_of_an_absurd_number_are_refused_at_once():
+    with pytest.raises(ValueError, match="not looked for"):
+        divisors(10**20)
+
+
+@pytest.mark.parametrize(
+    ("override", "what"),
+    [
+        ("train.global_batch=100000000000000000000", "1e+20 samples"),
+        ("train.global_batch=1000000000000", "1e+12 samples"),
+        ("cluster.nodes=1000000000", "1e+09 ranks"),
+        ("cluster.per_node=2000000", "2e+06 ranks on all nodes"),
+    ],
+)
+def test_absurd_numbers_are_refused_with_the_most_there_are(override: str, what: str):
+    with pytest.raises(JobError, match="J010") as raised:
+        space(8, override)
+    (problem,) = raised.value.problems
+    assert what in problem.what
+    assert "at most" in problem.fix

@@ -10,7 +10,8 @@ split over the tensor ranks; offloading, unless it is asked for or nothing fits 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import gcd, isqrt, prod
 from typing import Any
 
@@ -76,6 +77,7 @@ def candidates(space: Space) -> Layouts:
 
 def grids(space: Space, max_cells: int = MAX_CELLS) -> Iterator[Grid]:
     """The same as grids of at most `max_cells` cells."""
+    space = replace(space, fixed=with_implied(space.fixed))
     for pipeline in pipelines(space):
         orders = _orders(space, pipeline)
         for tensor in tensors(space, pipeline):
@@ -93,14 +95,49 @@ def grids(space: Space, max_cells: int = MAX_CELLS) -> Iterator[Grid]:
                 yield _grid(space, tensor, pipeline, part, orders, recomputes, shares)
 
 
+def with_implied(fixed: LayoutSpec) -> LayoutSpec:
+    """What is fixed, with what follows from it: chunks are of the interleaved schedule, groups of
+    hybrid sharding, and every how many blocks one is recomputed of full recompute.
+
+    >>> with_implied(LayoutSpec(recompute_every=4)).recompute
+    'full'
+    """
+    if fixed.schedule == "auto" and fixed.chunks not in ("auto", 1):
+        fixed = replace(fixed, schedule="interleaved")
+    if fixed.sharding == "auto" and fixed.shard != "auto":
+        fixed = replace(fixed, sharding="hybrid")
+    if fixed.recompute == "auto" and fixed.recompute_every not in ("auto", 1):
+        fixed = replace(fixed, recompute="full")
+    return fixed
+
+
+def asks_for_pipeline(fixed: LayoutSpec) -> bool:
+    """Whether what is fixed has a meaning in a pipeline alone."""
+    return with_implied(fixed).schedule not in ("auto", "1f1b")
+
+
+_LARGEST = 10**12
+"""A million trial divisions are some 50 ms; no number of ranks, samples or columns is larger."""
+
+
 def divisors(number: int) -> list[int]:
     """Every divisor, largest first.
+
+    Raises:
+        ValueError: The number is so large that looking would take long.
 
     >>> divisors(12)
     [12, 6, 4, 3, 2, 1]
     """
+    return list(_divisors(number))
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    if number > _LARGEST:
+        raise ValueError(f"the divisors of {number} are not looked for; {_LARGEST} is the most")
     small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)}, reverse=True)
+    return tuple(sorted({*small, *(number // each for each in small)}, reverse=True))
 
 
 def pipelines(space: Space) -> list[int]:
@@ -109,7 +146,8 @@ def pipelines(space: Space) -> list[int]:
     if fixed != "auto":
         return [fixed] if space.num_ranks % fixed == 0 else []
     most = space.profile.num_blocks if space.abilities.schedules and _is_open(space) else 1
-    return [each for each in divisors(space.num_ranks)[::-1] if each <= max(most, 1)]
+    least = 2 if asks_for_pipeline(space.fixed) else 1
+    return [each for each in divisors(space.num_ranks)[::-1] if least <= each <= max(most, 1)]
 
 
 def tensors(space: Space, pipeline: int = 1) -> list[int]:
@@ -214,8 +252,6 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
     kinds: Sequence[Schedule] = space.abilities.schedules or ("1f1b",)
     if fixed.schedule != "auto":
         kinds = (fixed.schedule,)
-    elif fixed.chunks != "auto" and fixed.chunks > 1:
-        kinds = ("interleaved",)
     elif "1f1b" in kinds:
         kinds = [kind for kind in kinds if kind != "gpipe"]
     on_stage = -(-space.profile.num_blocks // pipeline)
@@ -274,7 +310,7 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
         if kind == "hybrid":
             shards = [n for n in divisors(group) if 1 < n < group]
             if fixed.shard != "auto":
-                shards = [fixed.shard] if group % fixed.shard == 0 else []
+                shards = [n for n in shards if n == fixed.shard]
         is_full = kind in ("full", "hybrid") and group > 1
         found += [
             _Share(code_of("sharding", kind), shard, each, code_of("offload", offload))

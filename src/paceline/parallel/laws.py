@@ -5,17 +5,20 @@ numbers that clash and the change that mends it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import gcd
 
 from paceline.errors import Problem
 from paceline.parallel.abilities import ABILITIES, Abilities
 from paceline.parallel.candidates import (
     Space,
+    asks_for_pipeline,
     divides_model,
     divisors,
     grids,
     num_experts,
     num_fixed_ranks,
+    with_implied,
 )
 from paceline.spec import Job
 
@@ -33,7 +36,7 @@ def check_layout_choices(job: Job, space: Space) -> Iterator[Problem]:
         *check_context(job, space),
         *check_expert(job, space),
         *check_shard(job, space),
-        *check_recompute(job),
+        *check_recompute(job, space),
     ]
     if not found:
         found = [*check_global_batch(job, space), *check_micro_batch(job, space)]
@@ -44,7 +47,8 @@ def check_layout_choices(job: Job, space: Space) -> Iterator[Problem]:
 
 def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     """An engine has some ways to split and not others."""
-    fixed, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    asked, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    fixed = with_implied(asked)
     words: list[tuple[str, str, Sequence[str]]] = [
         ("sharding", fixed.sharding, able.shardings),
         ("recompute", fixed.recompute, able.recomputes),
@@ -56,28 +60,45 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
         words.append(("context_kind", fixed.context_kind, able.context_kinds))
     for name, value, known in words:
         if value != "auto" and value not in known:
-            yield _not_of_engine(job, name, value, engine, f"it has {', '.join(known)}")
+            # What was written is the field from which this one follows.
+            is_implied = getattr(asked, name) == "auto"
+            field = _IMPLIED_BY[name] if is_implied else name
+            has_words = f"it has {', '.join(known)}"
+            if is_implied:
+                has_words = f"it is of {name} {value}, and {has_words}"
+            yield _not_of_engine(job, name, value, engine, has_words, field)
     has = {
         "tensor": able.tensor,
         "pipeline": bool(able.schedules),
         "context": bool(able.context_kinds),
         "expert": able.expert,
     }
+    if not able.schedules and asks_for_pipeline(fixed):
+        field = "chunks" if asked.schedule == "auto" else "schedule"
+        yield _not_of_engine(job, "schedule", fixed.schedule, engine, "it has no pipeline", field)
     for name, is_there in has.items():
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
             yield _not_of_engine(job, name, degree, engine, f"it has no {name} parallelism")
 
 
-def _not_of_engine(job: Job, name: str, value: object, engine: str, has: str) -> Problem:
+_IMPLIED_BY = {"sharding": "shard", "recompute": "recompute_every", "schedule": "chunks"}
+
+
+def _not_of_engine(
+    job: Job, name: str, value: object, engine: str, has: str, field: str | None = None
+) -> Problem:
+    """`field` is what was written, where `name` only follows from it."""
+    field = field or name
+    written = getattr(job.spec.layout, field)
     ours = engine == "paceline"
     others = [each for each, able in ABILITIES.items() if _has(able, name, value)]
     return Problem(
         code="L012",
-        what=f"layout.{name} is {value}, which "
+        what=f"layout.{field} is {written}, which "
         + (f"`paceline run` cannot do yet: {has}" if ours else f"{engine} cannot do: {has}"),
-        where=job.where(f"layout.{name}"),
-        fix=f"leave layout.{name} out, or name an engine that has it: "
+        where=job.where(f"layout.{field}"),
+        fix=f"leave layout.{field} out, or name an engine that has it: "
         f"{', '.join(others) or 'none is known'}"
         + ("; a declared cluster is planned with every way to split" if ours else ""),
     )
@@ -140,13 +161,13 @@ def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
             "feed-forward columns": block.ffn,
         }
         clashes += [f"{size} {name}" for name, size in sizes.items() if size % tensor]
-    most = max((block.heads for block in space.profile.blocks), default=1)
-    good = [n for n in range(1, most + 1) if divides_model(space.profile, n)]
+    good = [n for n in divisors(space.num_ranks)[::-1] if divides_model(space.profile, n)]
     yield Problem(
         code="L005",
         what=f"layout.tensor {tensor} does not divide {' and '.join(dict.fromkeys(clashes))}",
         where=job.where("layout.tensor"),
-        fix=f"set layout.tensor to {_nearest(tensor, good)}; {_listed(good)} divide all of them",
+        fix=f"set layout.tensor to {_nearest(tensor, good)}; of the divisors of "
+        f"{space.num_ranks} ranks {_listed(good)} divide all of them",
     )
 
 
@@ -155,12 +176,14 @@ def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
     fixed, profile = job.spec.layout, space.profile
     pipeline = fixed.pipeline
     if pipeline == "auto" or pipeline == 1:
-        if fixed.schedule not in ("auto", "1f1b") and pipeline == 1:
+        if asks_for_pipeline(fixed) and (pipeline == 1 or space.num_ranks == 1):
+            name = "chunks" if fixed.schedule == "auto" else "schedule"
+            one = "layout.pipeline is 1" if pipeline == 1 else "there is one rank"
             yield Problem(
                 code="L006",
-                what=f"layout.schedule is {fixed.schedule}, and layout.pipeline is 1",
-                where=job.where("layout.schedule"),
-                fix="leave layout.schedule out, or set layout.pipeline to 2 or more",
+                what=f"layout.{name} is {getattr(fixed, name)}, and {one}",
+                where=job.where(f"layout.{name}"),
+                fix=f"leave layout.{name} out, or set layout.pipeline to 2 or more",
             )
         return
     if pipeline > profile.num_blocks:
@@ -170,8 +193,9 @@ def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
             what=f"layout.pipeline is {pipeline} stages, and the model has "
             f"{profile.num_blocks} blocks",
             where=job.where("layout.pipeline"),
-            fix=f"set layout.pipeline to {_nearest(pipeline, good)}",
+            fix=_pipeline_that_works(job, space, _by_nearness(pipeline, good)),
         )
+        return
     data = _data_of(job, space)
     if data is None:
         return
@@ -179,15 +203,37 @@ def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
     accumulation = space.global_batch // (data * micro_batch)
     if 0 < accumulation < pipeline:
         needed = pipeline * data * micro_batch
+        fewer = [n for n in divisors(pipeline) if n <= accumulation]
         yield Problem(
             code="L007",
             what=f"a pipeline of {pipeline} stages needs at least {pipeline} micro-batches, and "
             f"train.global_batch {space.global_batch} / (data {data} x micro-batch {micro_batch}) "
             f"is {accumulation}",
             where=job.where("layout.pipeline"),
-            fix=f"set train.global_batch to {needed} or more, or layout.pipeline to "
-            f"{_nearest(accumulation, [n for n in divisors(pipeline) if n <= accumulation])}",
+            fix=f"set train.global_batch to {needed} or more; or "
+            + _pipeline_that_works(job, space, _by_nearness(accumulation, fewer)),
         )
+
+
+def _by_nearness(number: int, good: Sequence[int]) -> list[int]:
+    return sorted(good, key=lambda n: (abs(n - number), n))
+
+
+def _pipeline_that_works(job: Job, space: Space, degrees: Sequence[int]) -> str:
+    """The first of the degrees with which some layout is possible, by the search's own rules."""
+    fixed = job.spec.layout
+    for degree in degrees:
+        tried = replace(space, fixed=replace(fixed, pipeline=degree))
+        if any(grid.is_possible.any() for grid in grids(tried)):
+            return f"set layout.pipeline to {degree}"
+    freed = replace(space, fixed=replace(fixed, pipeline="auto"))
+    if any(grid.is_possible.any() for grid in grids(freed)):
+        return "leave layout.pipeline out"
+    batch = -(-space.global_batch // space.num_ranks) * space.num_ranks
+    freed = replace(freed, global_batch=batch)
+    if any(grid.is_possible.any() for grid in grids(freed)):
+        return f"leave layout.pipeline out and set train.global_batch to {batch}"
+    return "leave layout.pipeline out and change cluster.nodes: on these ranks none works"
 
 
 def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
@@ -315,9 +361,17 @@ def check_shard(job: Job, space: Space) -> Iterator[Problem]:
         )
 
 
-def check_recompute(job: Job) -> Iterator[Problem]:
+def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
     """Every how many blocks one is recomputed is a question of full recompute alone."""
-    fixed = job.spec.layout
+    fixed, blocks = job.spec.layout, space.profile.num_blocks
+    if fixed.recompute_every != "auto" and fixed.recompute_every > max(blocks, 1):
+        yield Problem(
+            code="L013",
+            what=f"layout.recompute_every is {fixed.recompute_every}, and the model has {blocks} "
+            f"block{'' if blocks == 1 else 's'}",
+            where=job.where("layout.recompute_every"),
+            fix=f"set layout.recompute_every to {max(blocks, 1)} or less",
+        )
     if fixed.recompute_every in ("auto", 1) or fixed.recompute in ("auto", "full"):
         return
     yield Problem(

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.estimate import Case, Estimate, price, price_one
 from paceline.parallel import Layout, Layouts, abilities_of, table_of
+from paceline.parallel.candidates import divisors
 from paceline.parallel.layout import Recompute
 from paceline.parallel.table import SHARDINGS, code_of
 from paceline.plan.decision import Rejected
@@ -404,7 +405,7 @@ def _why_micro_batch(choice: Choice) -> str:
 def _larger_micro_batches(layout: Layout) -> list[Layout]:
     """The same layout in fewer and larger micro-batches, the next larger first."""
     samples = layout.micro_batch * layout.accumulation
-    sizes = [n for n in range(layout.micro_batch + 1, samples + 1) if samples % n == 0]
+    sizes = [n for n in divisors(samples)[::-1] if n > layout.micro_batch]
     return [
         replace(
             layout,

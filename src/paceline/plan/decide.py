@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from paceline.parallel.candidates import asks_for_pipeline, with_implied
 from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
-from paceline.spec import Job, JobSpec
+from paceline.spec import Job, JobSpec, LayoutSpec
 from paceline.topology import Cluster
 from paceline.units import format_bytes
 
@@ -119,6 +120,7 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
         )
     for name, value, reason in reasons_of(choice):
         if getattr(fixed, name) == "auto":
+            reason = _asked_by(fixed, name) or reason
             yield Decision(field=f"layout.{name}", value=value, reason=reason)
     if layout.sharding == "full" and layout.accumulation > 1:
         yield Decision(
@@ -137,6 +139,19 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
                 + " a rank fit"
             ),
         )
+
+
+def _asked_by(fixed: LayoutSpec, name: str) -> str | None:
+    """The field of the job from which this one follows; None where it was open."""
+    implied = {"sharding": "shard", "schedule": "chunks", "recompute": "recompute_every"}
+    if name == "pipeline" and asks_for_pipeline(fixed):
+        field = "chunks" if fixed.schedule == "auto" else "schedule"
+        return (
+            f"layout.{field} {getattr(fixed, field)} needs a pipeline; of those that fit the best"
+        )
+    if name in implied and getattr(with_implied(fixed), name) != "auto":
+        return f"layout.{implied[name]} {getattr(fixed, implied[name])} asks for it"
+    return None
 
 
 def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:

@@ -343,6 +343,7 @@ def _help_of(path: _Path) -> str | None:
 def _check_choices(job: Job) -> Iterator[Problem]:
     """Rules between fields that need nothing but the job itself."""
     spec = job.spec
+    yield from _check_sizes(job)
     ways = [field.name for field in fields(ModelSpec)]
     given = [way for way in ways if getattr(spec.model, way) is not None]
     if len(given) != 1:
@@ -383,3 +384,31 @@ def _check_choices(job: Job) -> Iterator[Problem]:
             where=job.where("model.decoder.vocab"),
             fix="leave it out, or set it to 256 or more",
         )
+
+
+_MOST_SAMPLES, _MOST_RANKS, _MOST_PARAMETERS = 10_000_000, 1_000_000, 10**15
+"""Beyond these a number has surely a digit too many: the largest published batch is some 60 million
+tokens, the largest cluster some 200,000 accelerators, the largest model some 10^13 parameters."""
+
+
+def _check_sizes(job: Job) -> Iterator[Problem]:
+    """Numbers that no cluster has and no search would come to the end of."""
+    train, cluster, size = job.spec.train, job.spec.cluster, job.spec.model.size
+    if train.global_batch > _MOST_SAMPLES:
+        yield _too_many(job, "train.global_batch", train.global_batch, _MOST_SAMPLES, "samples")
+    if cluster.nodes > _MOST_RANKS:
+        yield _too_many(job, "cluster.nodes", cluster.nodes, _MOST_RANKS, "ranks")
+    elif cluster.per_node != "auto" and cluster.nodes * cluster.per_node > _MOST_RANKS:
+        ranks = cluster.nodes * cluster.per_node
+        yield _too_many(job, "cluster.per_node", ranks, _MOST_RANKS, "ranks on all nodes")
+    if size is not None and size > _MOST_PARAMETERS:
+        yield _too_many(job, "model.size", size, _MOST_PARAMETERS, "parameters")
+
+
+def _too_many(job: Job, field: str, number: int, most: int, unit: str) -> Problem:
+    return Problem(
+        code="J010",
+        what=f"{field} makes {number:.6g} {unit}, and {most:,} are the most that are planned for",
+        where=job.where(field),
+        fix=f"set {field} so that there are {most:,} {unit} at most",
+    )
