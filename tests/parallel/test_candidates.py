@@ -10,7 +10,6 @@ import pytest
 from paceline.catalog.engines import load_engines
 from paceline.errors import JobError, Problem
 from paceline.estimate import Case, case_of, price, price_one
-from paceline.estimate.estimate import TIME_SPREAD
 from paceline.estimate.step import slow_end
 from paceline.parallel import (
     Layout,

@@ -79,6 +79,14 @@ def test_precision_follows_the_accelerator():
     assert plan_of(TINY, "train.precision=bf16").precision == "bf16"
 
 
+@pytest.mark.parametrize("accelerator", ["V100-32", "T4"])
+def test_without_bf16_fp16_with_a_loss_scaler_is_taken(accelerator: str):
+    plan = plan_of(JOB, f"cluster.accelerator={accelerator}", "model={preset: gpt2-large}")
+    assert plan.precision == "fp16"
+    (reason,) = (each.reason for each in plan.decisions if each.field == "train.precision")
+    assert "loss scaler" in reason
+
+
 def test_bf16_on_an_accelerator_without_it_is_refused():
     problem = refused("cluster.accelerator=V100-32", "train.precision=bf16")
     assert problem.code == "L003"
@@ -313,6 +321,17 @@ def test_a_limit_that_fails_exits_with_3_only_when_asked(tmp_path: Path):
     assert "OVER        the budget of $1" in done.output
     failed = CliRunner().invoke(command, [*arguments, "--fail-on", "budget"])
     assert isinstance(failed.exception, PlanError)
+
+
+@pytest.mark.parametrize("limit", ["--budget", "--deadline"])
+def test_a_limit_that_fails_exits_with_3_with_phases_too(limit: str, tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    arguments = [str(tmp_path / "job.yaml"), "--phases", limit, "1", "--fail-on", limit[2:]]
+    failed = CliRunner().invoke(command, arguments)
+    assert isinstance(failed.exception, PlanError)
+    assert failed.exception.exit_code == 3
+    unknown = CliRunner().invoke(command, [str(tmp_path / "job.yaml"), "--fail-on", limit[2:]])
+    assert f"needs {limit}" in unknown.output
 
 
 @pytest.mark.parametrize("flag", [["--explain"], ["--md"], ["--all", "3"], ["--contract", "002"]])

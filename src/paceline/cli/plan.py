@@ -123,6 +123,7 @@ def command(
         from paceline.plan.phases import Goals
 
         wanted = job.spec.plan
+        _check_given(job, fail_on)
         code = show_phases(
             job,
             facts,
@@ -133,7 +134,15 @@ def command(
             fail_on_gate="gate" in fail_on,
             as_json=as_json,
         )
+        limits = [name for name in fail_on if name != "gate"]
+        if limits and not code:
+            from paceline.plan import plan_job
+
+            _check_limits(job, plan_job(job, facts), limits)
         raise click.exceptions.Exit(code)
+    if "gate" in fail_on:
+        raise click.UsageError("--fail-on gate goes with --phases.")
+    _check_given(job, fail_on)
     if only is not None or out is not None:
         raise click.UsageError("--only and --out go with --phases.")
     if num_all is not None:
@@ -198,20 +207,21 @@ def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
     click.echo(format_table([header, *rows]))
 
 
+def _check_given(job: Any, fail_on: list[str]) -> None:
+    """A limit that nobody gave cannot be kept or not."""
+    for name in fail_on:
+        if name in ("budget", "deadline") and getattr(job.spec.plan, name) is None:
+            raise click.UsageError(f"--fail-on {name} needs --{name}, or plan.{name} in the job.")
+
+
 def _check_limits(job: Any, plan: Any, fail_on: list[str]) -> None:
     """Exit with 3 when a limit that was named is not kept, or is not known to be."""
     from paceline.errors import PlanError, Problem
     from paceline.plan.plan import limit_problem
 
     given = {limit.name: limit for limit in plan.limits}
-    problems: list[Problem] = []
-    for name in fail_on:
-        limit = given.get(name)
-        if name == "gate":
-            raise click.UsageError("--fail-on gate goes with --phases.")
-        if limit is None:
-            raise click.UsageError(f"--fail-on {name} needs --{name}, or plan.{name} in the job.")
-        if limit.is_kept is not True:
-            problems.append(limit_problem(job, plan, limit))
+    problems: list[Problem] = [
+        limit_problem(job, plan, given[name]) for name in fail_on if given[name].is_kept is not True
+    ]
     if problems:
         raise PlanError(*problems)

@@ -102,6 +102,11 @@ def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[
         return
     if precision == "bf16":
         reason = f"{cluster.accelerator} has it; parameters and reductions stay fp32"
+    elif precision == "fp16":
+        reason = (
+            f"{cluster.accelerator} has it and no bf16; its range is narrow, so the engine must "
+            "scale the loss (a loss scaler, dynamic)"
+        )
     elif cluster.backend == "gloo":
         reason = "a CPU"
     else:

@@ -172,11 +172,18 @@ def _case_of(asked: _Asked) -> Case:
 
 
 def decide_precision(job: Job, cluster: Cluster) -> Precision:
-    """As asked; left open, bf16 on an accelerator that is known to have it."""
+    """As asked; left open, bf16 on an accelerator that is known to have it, else fp16 on one that
+    has that, where the engine does; fp32 elsewhere."""
     asked = job.spec.train.precision
     if asked != "auto":
         return asked
-    return "bf16" if cluster.backend != "gloo" and "bf16" in cluster.peak_flops_per_s else "fp32"
+    if cluster.backend == "gloo":
+        return "fp32"
+    if "bf16" in cluster.peak_flops_per_s:
+        return "bf16"
+    # `paceline run` has no loss scaler.
+    runs_here = cluster.is_local and job.spec.engine == "paceline"
+    return "fp16" if "fp16" in cluster.peak_flops_per_s and not runs_here else "fp32"
 
 
 def _check_precision(job: Job, cluster: Cluster) -> Iterator[Problem]:

@@ -209,8 +209,9 @@ class TrainSpec:
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
-    unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, and fp32 on
-    a CPU. `paceline run` has `fp32` and `bf16`."""
+    unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16
+    with a loss scaler where it has that, and fp32 on a CPU. `paceline run` has `fp32` and
+    `bf16`."""
 
     seed: Whole = 0
     """Seed of the initial weights, the order of the samples and dropout."""

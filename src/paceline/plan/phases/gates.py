@@ -19,7 +19,7 @@ def find_gates(case: Case) -> tuple[Gate, ...]:
 
 
 def exit_code(gates: tuple[Gate, ...], *, yes: bool = False, fail_on_gate: bool = False) -> int:
-    """What the command ends with: 3 when the plan is infeasible, or with `--fail-on-gate` when any
+    """What the command ends with: 3 when the plan is infeasible, or with `--fail-on gate` when any
     gate failed, or one wants a review and `--yes` is not given; else 0."""
     if any(gate.stops and gate.status == "failed" for gate in gates):
         return GATE_EXIT_CODE
