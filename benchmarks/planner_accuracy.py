@@ -177,7 +177,7 @@ def fits(columns: Columns, failed: Columns | None) -> None:
                 right[f"failed: {run.source}"] += int(guess > bound)
     for name, number in total.items():
         print(f"  {name:<42}{right[name]:>5} of {number:>5}  {right[name] / number:.1%}")
-    share = right.total() / total.total()
+    share = right.total() / max(total.total(), 1)
     print(f"  {'all':<42}{right.total():>5} of {total.total():>5}  {share:.1%}")
 
 

@@ -8,12 +8,11 @@ left to the planner's own defaults; nothing is looked up by the name of a source
 import csv
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.catalog.engines import Engine, find_engine
-from paceline.errors import JobError
 from paceline.profile.block import Block
 
 GIB = 2**30
@@ -146,6 +145,8 @@ class Run:
     recompute_modules: str
     offload: str
     is_compiled: bool
+    is_eager: bool
+    """Whether the source says that it was not compiled."""
     step_s: float | None
     tokens_per_s: float | None
     """A rank's."""
@@ -178,7 +179,8 @@ def read(path: Path) -> Reading:
     """Every row of a file in the columns of `published_calibration.csv`."""
     reading = Reading()
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+        for line in csv.DictReader(file):
+            row = defaultdict(str, {key: value or "" for key, value in line.items() if key})
             run = _run(row)
             if isinstance(run, str):
                 reading.left_out.append((row["id"], run))
@@ -195,18 +197,22 @@ def _run(row: dict[str, str]) -> Run | str:
     if isinstance(sizes, str):
         return sizes
     blocks, hidden, vocab, tied = sizes
-    try:
-        engine = find_engine(_framework(row), where=row["id"])
-    except JobError:
-        engine = find_engine("torchtitan" if row["torch_compile"] == "1" else "paceline", where="")
+    engine = _engine_of(row)
+    precision = _precision(row)
+    if precision is None:
+        return f"the precision `{row['precision']}` is not one we price"
     seq_len = _int(row["seq_len"])
     if seq_len is None:
         return "the sequence length is not stated"
-    num_ranks = _int(row["n_gpus"]) or 1
+    num_ranks = _int(row["n_gpus"])
+    if num_ranks is None:
+        return "the number of accelerators is not stated"
     tensor, pipeline = _int(row["TP"]) or 1, _int(row["PP"]) or 1
     context = _int(row["CP"]) or 1
     if "device_map layer split" in notes:
         pipeline, tensor = num_ranks, 1
+    if tensor * pipeline * context > num_ranks:
+        return f"tensor x pipeline x context is more than its {num_ranks} accelerators"
     data = max(1, num_ranks // (tensor * pipeline * context))
     batch, micro = _int(row["global_batch"]), _int(row["micro_batch"])
     accumulation = _int(row["grad_accum"])
@@ -216,11 +222,10 @@ def _run(row: dict[str, str]) -> Run | str:
     step = _float(row["step_time_s"])
     if step is None and tokens and batch:
         step = batch * seq_len / (tokens * num_ranks)
-    kind = row["data_parallel_kind"]
     zero = re.search(r"zero1=(\d+)", notes) or re.search(r"zero1 group size (\d+)", notes)
     hybrid = re.search(r"ici_fsdp=(\d+) x dcn_data_parallelism=(\d+)", notes)
     shard = int(hybrid[1]) if hybrid else int(zero[1]) if zero else None
-    checkpointed = row["activation_ckpt"] or _inferred_recompute(row, tokens)
+    checkpointed = _recompute(row, tokens)
     mem = _float(row["peak_mem_gib"])
     modules = re.search(r"recompute_modules=([\w+\[\]]+)", notes)
     quant = re.search(r"quant=(\w+)", notes)
@@ -244,7 +249,7 @@ def _run(row: dict[str, str]) -> Run | str:
         interconnect=row["interconnect"],
         engine=engine,
         framework=row["framework"],
-        sharding=_sharding(kind, engine, data * context),
+        sharding=_sharding(row, engine),
         shard=shard,
         tensor=tensor,
         sequence_parallel=_is_sequence_parallel(row, engine),
@@ -257,18 +262,19 @@ def _run(row: dict[str, str]) -> Run | str:
         micro_batch=micro,
         accumulation=accumulation,
         global_batch=batch,
-        precision=row["precision"] or "bf16",
+        precision=precision,
         recompute=checkpointed,
         recompute_modules=modules[1] if modules else "",
         offload=row["offload"],
-        is_compiled=row["torch_compile"] == "1",
+        is_compiled=_is_true(row["torch_compile"]),
+        is_eager=row["torch_compile"].strip().lower() in ("0", "false", "no"),
         step_s=step,
         tokens_per_s=tokens,
-        mfu=_float(row["mfu"]),
+        mfu=(_float(row["mfu"]) or 0.0) if row["mfu"] else None,
         source_size=0,
         peak_bytes=mem * GIB if mem else None,
         metric=_metric(notes),
-        adapter_parameters=float(trainable[1].replace(",", "")) if trainable else None,
+        adapter_parameters=_float(trainable[1]) if trainable else None,
         quantized_bits=_quantized(quant[1] if quant else "", notes),
         pure_narrow="PURE" in notes or "bf16-true" in notes,
     )
@@ -287,7 +293,7 @@ def _sizes(row: dict[str, str]) -> tuple[tuple[Block, ...], int, int, bool] | st
         heads = max(1, hidden // 128)
     kv_heads = int(facts.get("kv_heads", 0)) or _int(row["n_kv_heads"]) or heads
     head_dim = int(facts.get("head_dim", 0)) or hidden // heads
-    gated = row["gated_mlp"] == "1"
+    gated = _is_true(row["gated_mlp"])
     ffn = _int(row["ffn_hidden"])
     if not ffn:
         ffn = math.ceil(8 * hidden / 3 / 256) * 256 if gated else 4 * hidden
@@ -320,7 +326,7 @@ def _sizes(row: dict[str, str]) -> tuple[tuple[Block, ...], int, int, bool] | st
         )
         blocks = (Block(name="dense", count=dense_layers, ffn=ffn, **common), moe)
     vocab = _int(row["vocab"]) or 50_304
-    return blocks, hidden, vocab, row["tied_embeddings"] == "1"
+    return blocks, hidden, vocab, _is_true(row["tied_embeddings"])
 
 
 def _no_block(common: dict[str, int]) -> Block:
@@ -328,38 +334,107 @@ def _no_block(common: dict[str, int]) -> Block:
     return Block(name="none", count=0, ffn=0, **common)
 
 
-def _framework(row: dict[str, str]) -> str:
-    """The framework's name; Megatron-LM has flash attention and its core since the end of 2023."""
+_ENGINES: tuple[tuple[str, str], ...] = (
+    (r"megatron.?deepspeed|deepspeed.*megatron|neox", "megatron-deepspeed"),
+    (r"automodel", "automodel"),
+    (r"megatron.?bridge|nemo(?!tron)|mlperf", "megatron-bridge"),
+    (r"mcore|megatron.?core|primus|rocm|amd|simumax|megascale|vescale|mindspeed", "megatron"),
+    (r"megatron|vtrain|galvatron|alpa|aceso", "megatron"),
+    (r"metaseq|fairseq", "megatron-2021"),
+    (r"nanotron|picotron", "nanotron"),
+    (r"internevo|internlm", "internevo"),
+    (r"maxtext|jax|levanter|pathways|palm|pax|t5x|easylm|xla|tpu|neuron", "maxtext"),
+    (r"torchtitan|torchtune|olmo|dolma", "torchtitan"),
+    (r"composer|mosaic|llm.?foundry|lit.?gpt|fsdp ?1", "fsdp1"),
+    (
+        r"accelerate|hugging|transformers|swift|axolotl|trl|llama.?factory|unsloth|peft|optimum",
+        "accelerate",
+    ),
+    (r"deepspeed|xtuner|colossal|bmtrain|hai.?llm", "deepspeed"),
+)
+"""Part of a framework's name -> engine of the catalog, first match wins."""
+
+
+def _engine_of(row: dict[str, str]) -> Engine:
+    """The engine that a framework's name says; else PyTorch's own, compiled where it says so.
+
+    Megatron-LM has flash attention and its core since the end of 2022; Composer's FSDP is PyTorch's
+    first.
+    """
+    name, year = row["framework"].lower(), _int(row["year"]) or 2024
+    kind = next((engine for part, engine in _ENGINES if re.search(part, name)), None)
+    if kind == "megatron" and year <= 2022 and not re.search(r"core|primus|amd|rocm", name):
+        kind = "megatron-2021"
+    if kind is None:
+        kind = "torchtitan" if _is_true(row["torch_compile"]) else "paceline"
+    return find_engine(kind, where=row["id"])
+
+
+_SHARDINGS: tuple[tuple[str, str], ...] = (
+    (r"hsdp|hybrid", "hybrid"),
+    (r"zero[-_ ]?3|fsdp|full_?shard|stage[-_ ]?3", "full"),
+    (r"zero[-_ ]?2|shard_?grad_?op|stage[-_ ]?2", "zero2"),
+    (r"zero[-_ ]?1|distributed_?optim|dist_?opt|stage[-_ ]?1", "zero1"),
+    (r"ddp|none|zero[-_ ]?0|^dp|data.?parallel|tp_only|horovod|^no$", "none"),
+)
+
+
+def _sharding(row: dict[str, str], engine: Engine) -> str:
+    """What the data ranks share: as stated, by the tag in the notes, or what the engine does."""
+    kind = row["data_parallel_kind"].lower()
+    tag = re.search(r"zero_stage=(\d)", row["notes"])
+    if not kind and tag:
+        kind = f"zero{tag[1]}"
+    stated = next((sharding for part, sharding in _SHARDINGS if re.search(part, kind)), None)
     name = row["framework"].lower()
-    year = _int(row["year"]) or 2024
-    if name.startswith("megatron-lm") and year >= 2023:
-        return "megatron core"
-    return name
-
-
-def _sharding(kind: str, engine: Engine, group: int) -> str:
-    known = {
-        "none": "none",
-        "ddp": "none",
-        "zero0": "none",
-        "zero1": "zero1",
-        "zero2": "zero2",
-        "zero3": "full",
-        "fsdp": "full",
-        "fsdp2": "full",
-        "distributed_optimizer": "zero1",
-        "hsdp": "hybrid",
-    }
-    if kind in known:
-        return known[kind]
-    return "zero1" if engine.name in ("megatron", "megatron-2021", "nanotron") else "full"
+    if stated is None and "ddp" in name:
+        stated = "none"
+    usual = {"megatron": "zero1", "megatron-bridge": "zero1", "megatron-2021": "none"}
+    usual |= {"megatron-deepspeed": "zero1", "nanotron": "zero1", "internevo": "zero1"}
+    sharding = stated or usual.get(engine.name, "full")
+    # Between the stages of a pipeline nobody gathers for each micro-batch: parameters stay whole,
+    # gradients are reduced with the last one, and what is shared is the optimizer's state.
+    has_stages = (_int(row["PP"]) or 1) > 1
+    return "zero1" if has_stages and sharding in ("zero2", "full") else sharding
 
 
 def _is_sequence_parallel(row: dict[str, str], engine: Engine) -> bool:
-    stated = row["sequence_parallel"]
-    if stated in ("0", "1"):
-        return stated == "1"
-    return engine.name not in ("megatron-2021", "deepspeed")
+    stated = row["sequence_parallel"].lower()
+    if stated in ("0", "1", "true", "false", "yes", "no"):
+        return _is_true(stated)
+    return engine.name not in ("megatron-2021", "megatron-deepspeed", "deepspeed")
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() in ("1", "true", "yes", "on")
+
+
+_PRECISIONS: tuple[tuple[str, str], ...] = (
+    (r"nvfp4|fp4", "nvfp4"),
+    (r"fp8|float8|e4m3", "fp8"),
+    (r"bf16|bfloat16", "bf16"),
+    (r"fp16|float16|half", "fp16"),
+    (r"tf32", "tf32"),
+    (r"fp32|float32|single", "fp32"),
+)
+
+
+def _precision(row: dict[str, str]) -> str | None:
+    text = row["precision"].lower()
+    if not text:
+        return "fp16" if "V100" in row["accelerator"] or "T4" in row["accelerator"] else "bf16"
+    return next((kind for part, kind in _PRECISIONS if re.search(part, text)), None)
+
+
+def _recompute(row: dict[str, str], tokens: float | None) -> str | None:
+    text = row["activation_ckpt"].strip().lower()
+    if not text or text in ("?", "unknown", "n/a"):
+        return _inferred_recompute(row, tokens)
+    if text in ("none", "no", "0", "off", "false"):
+        return "none"
+    if re.search(r"select|attn|partial|core|op\b", text):
+        return "selective"
+    return "full"
 
 
 def _inferred_recompute(row: dict[str, str], tokens: float | None) -> str | None:
@@ -377,9 +452,11 @@ def _inferred_recompute(row: dict[str, str], tokens: float | None) -> str | None
 
 
 def _metric(notes: str) -> str:
-    if "nvidia-smi" in notes or "metric not stated" in notes:
+    if re.search(r"nvidia-smi|rocm-smi|nvml|metric not stated", notes, re.IGNORECASE):
         return "device"
-    if "reserved" in notes or "memory labelled GB" in notes or "mem labelled GB" in notes:
+    # What a program prints without saying which is nearer to what it has reserved.
+    says_reserved = re.search(r"(?<!not )reserved", notes) and "not reserved" not in notes
+    if says_reserved or "labelled GB" in notes:
         return "reserved"
     return "allocated"
 
@@ -392,9 +469,20 @@ def _quantized(quant: str, notes: str) -> int | None:
     return None
 
 
-def _int(text: str) -> int | None:
-    return int(float(text)) if text.strip() else None
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
-def _float(text: str) -> float | None:
-    return float(text) if text.strip() else None
+def _float(text: str | None) -> float | None:
+    """A number as people write them (`1,024`, `~64`, `8k`, `40%`); None where there is none."""
+    found = re.match(r"[~<>≈ ]*(-?[\d,]*\.?\d+(?:e[+-]?\d+)?) ?([kKMB%]?)", text or "")
+    if found is None:
+        return None
+    value = float(found[1].replace(",", ""))
+    if not math.isfinite(value) or value <= 0:
+        return None
+    return value / 100 if found[2] == "%" else value * _UNITS.get(found[2].lower(), 1)
+
+
+def _int(text: str | None) -> int | None:
+    value = _float(text)
+    return None if value is None or value < 1 else int(value)

@@ -129,7 +129,7 @@ def columns_of(runs: Sequence[Run], micro_batches: dict[str, int] | None = None)
         expert=column(_expert),
         recompute=column(lambda run: RECOMPUTES.index(run.recompute or "none"), int),
         recompute_every=np.ones(len(runs)),
-        offload=np.zeros(len(runs), int),
+        offload=column(_offload, int),
     )
     traffic = _stack([_traffic(run) for run in runs])
     holdings = _stack([_holdings(run, row) for row, run in enumerate(runs)])
@@ -154,8 +154,13 @@ def why_out_of_scope(run: Run) -> str | None:
         cluster = cluster_of(run)
     except JobError:
         return f"the catalog has no accelerator `{run.accelerator}`"
-    if _precision(run) not in cluster.peak_flops_per_s and _precision(run) != "nvfp4":
+    peak = {"nvfp4": "fp4"}.get(run.precision, run.precision)
+    if peak not in cluster.peak_flops_per_s:
         return f"{cluster.accelerator} has no {run.precision}"
+    if run.pipeline > sum(block.count for block in run.blocks):
+        return "it has more pipeline stages than blocks"
+    if run.global_batch and run.global_batch < run.data:
+        return "its batch is smaller than its data ranks"
     return None
 
 
@@ -200,11 +205,12 @@ def _accelerator(name: str) -> Accelerator:
         return find_accelerator(name, where="published")
     except JobError:
         known = load_accelerators()
-        family = re.match(r"(?:NVIDIA |AMD |Instinct )*([A-Za-z]+ ?\d+[A-Za-z]?)", name)
-        word = family[1].replace(" ", "").upper() if family else name
-        size = re.search(r"(\d+) ?G", name)
+        bare = re.sub(r"^\d+ ?x ?|NVIDIA |AMD |Instinct |DGX |HGX ", "", name)
+        family = re.match(r"(?:TPU[- ]?v?\d+\w?|[A-Za-z]+[- ]?\d+[A-Za-z]?)", bare)
+        word = _letters(family[0] if family else bare).replace("TPU", "TPUV").replace("VV", "V")
+        size = re.search(r"(\d+) ?G", bare)
         wanted = int(size[1]) * 1e9 if size else 0.0
-        rows = [each for each in known.values() if each.name.upper().split("-")[0] == word]
+        rows = [each for each in known.values() if _letters(each.name).startswith(word)]
         if not rows:
             raise
         is_pcie = "PCI" in name.upper()
@@ -215,6 +221,10 @@ def _accelerator(name: str) -> Accelerator:
                 abs((row.memory_bytes or 0) - wanted) if wanted else 0.0,
             ),
         )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "", name.upper())
 
 
 def _network(text: str, per_node: int) -> float | None:
@@ -266,6 +276,14 @@ def _schedule(run: Run) -> int:
     return SCHEDULES.index("interleaved" if _chunks(run) > 1 else "1f1b")
 
 
+def _offload(run: Run) -> int:
+    """Optimizer state off the device; offloaded activations are not described."""
+    if "ACTIVATION" in run.notes or run.engine.name == "megatron-bridge":
+        return 0
+    words = run.offload.lower()
+    return 2 if "nvme" in words else int("cpu" in words or "host" in words)
+
+
 def _expert(run: Run) -> int:
     """As stated; else every expert on a rank of its own as far as the ranks go."""
     if run.expert_stated or not run.blocks[1].experts:
@@ -273,16 +291,14 @@ def _expert(run: Run) -> int:
     return min(run.blocks[1].experts, run.data * run.context)
 
 
-def _precision(run: Run) -> str:
-    return {"fp4": "nvfp4", "mxfp8": "fp8"}.get(run.precision, run.precision)
-
-
 def _engine(run: Run) -> Any:
     """The run's engine, with what its notes say otherwise."""
     changes: dict[str, Any] = {}
     if run.is_compiled:
         changes["host"] = "compiled"
-    if "triton" in run.notes:
+    if run.is_eager and run.engine.host == "compiled":
+        changes["host"] = "eager"
+    if "attn=triton" in run.notes:
         changes["attention"] = "flash1"
     if "flash_attn=0" in run.notes:
         changes |= {"attention": "unfused", "score_bytes": 5}
@@ -301,7 +317,7 @@ def _kinds(runs: Sequence[Run]) -> tuple[list[Run], Any]:
     firsts: list[Run] = []
     index = []
     for run in runs:
-        key = (cluster_of(run).name, run.interconnect, _engine(run), _precision(run))
+        key = (cluster_of(run).name, run.interconnect, _engine(run), run.precision)
         if key not in places:
             places[key] = len(firsts)
             firsts.append(run)
@@ -310,7 +326,7 @@ def _kinds(runs: Sequence[Run]) -> tuple[list[Run], Any]:
 
 
 def _rates(run: Run, efficiencies: Efficiencies) -> Rates:
-    rates = rates_of(cluster_of(run), _engine(run), _precision(run), efficiencies)
+    rates = rates_of(cluster_of(run), _engine(run), run.precision, efficiencies)
     assert rates is not None, run.id
     return rates
 
@@ -327,7 +343,7 @@ def _take(value: Any, index: Any) -> Any:
 
 
 def _traffic(run: Run) -> Traffic:
-    return traffic_of(_engine(run), precision=_precision(run), optimizer="adamw")
+    return traffic_of(_engine(run), precision=run.precision, optimizer="adamw")
 
 
 def _holdings(run: Run, row: int) -> Holdings:
@@ -346,7 +362,7 @@ def _holdings(run: Run, row: int) -> Holdings:
         _engine(run),
         cluster_of(run),
         one,
-        precision=_precision(run),
+        precision=run.precision,
         optimizer="adamw",
         profile=profile,
     )

@@ -40,28 +40,30 @@ def _split(text: str, kind: str, example: str) -> tuple[float, str]:
     return float(match.group(1).replace("_", "")), match.group(2)
 
 
-def parse_bytes(value: int | str) -> int:
+def parse_bytes(value: float | str) -> int:
     """Bytes. GB is 10^9 and GiB is 2^30; a plain number is bytes.
 
     >>> parse_bytes("80 GiB")
     85899345920
     """
-    if isinstance(value, int):
-        return value
+    if not isinstance(value, str):
+        return round(value)
     number, unit = _split(value, "a size in bytes", "80 GiB or 512MB")
     if unit.lower() not in _BYTES:
         raise ValueError(f"{value!r} has no unit of bytes; write it like 80 GiB or 512MB")
     return round(number * _BYTES[unit.lower()])
 
 
-def parse_count(value: int | str) -> int:
+def parse_count(value: float | str) -> int:
     """A count of parameters, tokens or samples. K, M, B and T are powers of a thousand.
 
     >>> parse_count("7B")
     7000000000
     """
-    if isinstance(value, int):
-        return value
+    if not isinstance(value, str):
+        if value != int(value):
+            raise ValueError(f"{value} is no whole number; billions are written like 7.5B")
+        return int(value)
     number, unit = _split(value, "a count", "7B, 350M or 1e9")
     if unit.lower() not in _COUNTS:
         raise ValueError(f"{value!r} is not a count; write it like 7B, 350M or 1e9")

@@ -70,7 +70,7 @@ def changed(tmp_path: Path, **values: str) -> Path:
 
 @pytest.mark.parametrize(
     "column",
-    ["n_gpus", "TP", "PP", "CP", "EP", "micro_batch", "global_batch", "n_heads", "gpus_per_node"],
+    ["TP", "PP", "CP", "EP", "micro_batch", "global_batch", "n_heads", "gpus_per_node"],
 )
 def test_a_blank_cell_is_unknown_and_the_row_is_still_priced(tmp_path, column):
     from published_columns import columns_of
@@ -90,3 +90,52 @@ def test_an_unknown_accelerator_is_out_of_scope_and_says_which(tmp_path):
 
     (run,) = runs_of(changed(tmp_path, accelerator="Abacus 9")).runs
     assert "Abacus 9" in (why_out_of_scope(run) or "")
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("activation_ckpt", "every 2"),
+        ("activation_ckpt", "Full"),
+        ("precision", "amp_bf16"),
+        ("data_parallel_kind", "ZeRO-1"),
+        ("data_parallel_kind", "zero3+offload"),
+        ("framework", "ROCm Megatron-LM"),
+        ("framework", "a program nobody knows"),
+        ("step_time_s", "~16.3"),
+        ("year", "2024-05"),
+        ("global_batch", "4,096"),
+        ("peak_mem_gib", "OOM"),
+    ],
+)
+def test_other_spellings_are_read(tmp_path, column, text):
+    from published_columns import columns_of, why_out_of_scope
+
+    (run,) = runs_of(changed(tmp_path, **{column: text})).runs
+    assert why_out_of_scope(run) is None
+    assert np.isfinite(columns_of([run]).step_s(load_efficiencies())).all()
+
+
+@pytest.mark.parametrize(
+    ("framework", "engine"),
+    [
+        ("NVIDIA Megatron-LM", "megatron"),
+        ("vTrain Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("Microsoft DeepSpeed", "deepspeed"),
+        ("MaxText (JAX)", "maxtext"),
+        ("MosaicML Composer", "fsdp1"),
+        ("LLaMA-Factory", "accelerate"),
+        ("PyTorch FSDP2", "paceline"),
+    ],
+)
+def test_an_engine_is_found_anywhere_in_a_frameworks_name(tmp_path, framework, engine):
+    (run,) = runs_of(changed(tmp_path, framework=framework)).runs
+    assert run.engine.name == engine
+
+
+@pytest.mark.parametrize("column", ["n_gpus", "seq_len"])
+@pytest.mark.parametrize("text", ["", "0", "-8"])
+def test_a_run_that_cannot_be_is_left_out_and_says_why(tmp_path, column, text):
+    reading = runs_of(changed(tmp_path, **{column: text}))
+    assert reading.runs == []
+    assert "not stated" in reading.left_out[0][1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import JobError
 from paceline.launch.factory import measure_factory
 from paceline.profile import (
     DecoderShape,
@@ -220,3 +221,23 @@ def test_the_helper_process_measures_a_factory(tmp_path: Path):
     profile = resolve_profile(asked, measure_factory(asked))
     assert profile.num_parameters == 50 * 8 + 8 * 50 + 50
     assert profile.forward_flops_per_sample == 2 * 40 * 8 * 50
+
+
+def test_a_factory_that_ends_the_program_is_told_of(tmp_path: Path):
+    (tmp_path / "quits.py").write_text("import sys\ndef make():\n    sys.exit(0)\n")
+    with pytest.raises(JobError, match="ended the program before it returned a module"):
+        measure_factory(job_in(tmp_path, "quits:make"))
+
+
+def test_a_module_without_parameters_is_refused(tmp_path: Path):
+    (tmp_path / "empty.py").write_text("from torch import nn\nmake = nn.Sequential\n")
+    with pytest.raises(JobError, match="no parameters"):
+        measure_factory(job_in(tmp_path, "empty:make"))
+
+
+def job_in(folder: Path, factory: str) -> Job:
+    text = (
+        f"model: {{factory: '{factory}'}}\nprogram: own:train\n"
+        "data: {path: x}\ntrain: {global_batch: 8, steps: 9}\n"
+    )
+    return parse_job(text, source="job.yaml", folder=folder)
