@@ -164,14 +164,14 @@ def fits(columns: Columns, failed: Columns | None) -> None:
     total: Counter[str] = Counter()
     limit = np.array([cluster_of(run).memory_bytes for run in columns.runs])
     measured = np.array([run.peak_bytes for run in columns.runs])
-    predicted = columns.peak_bytes()
+    predicted = columns.needed_bytes()
     for run, bound, seen, guess in zip(columns.runs, limit, measured, predicted, strict=True):
         if bound and abs(seen / bound - 1) > NEAR_LIMIT:
             total[f"ran: {group_of(run)}"] += 1
             right[f"ran: {group_of(run)}"] += int((guess <= bound) == (seen <= bound))
     if failed is not None:
         limit = np.array([cluster_of(run).memory_bytes for run in failed.runs])
-        for run, bound, guess in zip(failed.runs, limit, failed.peak_bytes(), strict=True):
+        for run, bound, guess in zip(failed.runs, limit, failed.needed_bytes(), strict=True):
             if bound and abs(guess / bound - 1) > NEAR_LIMIT:
                 total[f"failed: {run.source}"] += 1
                 right[f"failed: {run.source}"] += int(guess > bound)

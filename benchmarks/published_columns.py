@@ -67,6 +67,11 @@ class Columns:
         rates = _stack([_rates(run, efficiencies) for run in firsts])
         return step_terms(self.model, self.layouts, _take(rates, index), self.traffic)
 
+    def needed_bytes(self) -> Any:
+        """What the fullest rank takes of its device, which decides whether a run fits."""
+        worst = fullest(self.model, self.layouts, self.holdings)
+        return reserved_bytes(worst) + worst["overhead"]
+
     def peak_bytes(self) -> Any:
         """Memory of the rank that was measured, in the metric it was measured in."""
         worst = fullest(self.model, self.layouts, self.holdings)

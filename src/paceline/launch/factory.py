@@ -41,10 +41,10 @@ def measure_factory(job: Job) -> ModuleFacts:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise _problem(job, lines[-1] if lines else f"the helper exited with {done.returncode}")
-    lines = done.stdout.splitlines()
-    if not lines:
+    printed = done.stdout.splitlines()
+    if not printed:
         raise _problem(job, "it ended the program before it returned a module")
-    facts = msgspec.json.decode(lines[-1], type=ModuleFacts)
+    facts = msgspec.json.decode(printed[-1], type=ModuleFacts)
     if facts.num_parameters == 0:
         raise _problem(job, "the module it returned has no parameters")
     return facts
