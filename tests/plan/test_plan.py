@@ -313,6 +313,35 @@ def test_runners_up_are_different_ways_to_split_and_lose_by_named_terms():
     assert any("+" in each.reason for each in slower)
 
 
+LARGE = """\
+model: {preset: llama-3-405b}
+data: {path: x, seq_len: 8192}
+cluster: {accelerator: H100-SXM, nodes: 8}
+train: {global_batch: 2048, steps: 1000}
+engine: megatron
+"""
+
+
+def test_an_offloaded_optimizer_is_said_with_what_a_node_holds():
+    plan = plan_of(LARGE)
+    assert plan.layout.offload == "cpu"
+    # 64 ranks share 405 B parameters' moments and master copies: 12 bytes each, 1/8 a node.
+    assert plan.host_bytes == pytest.approx(405.85e9 * 12 / 8, rel=0.2)
+    screen = format_plan(plan)
+    assert " + optimizer in host memory, " in screen.splitlines()[0]
+    assert "the ranks of a node, of 2 TiB (assumed, as in a DGX H100)" in screen
+    assert max(map(len, screen.splitlines())) <= 100
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_what_the_hosts_cannot_hold_does_not_fit():
+    what = refused_of(LARGE, "cluster.nodes=1").what
+    assert "a node needs 4.43 TiB of 2 TiB (assumed" in what
+    problem = refused_of(LARGE, "cluster.nodes=2", "layout.offload=cpu")
+    assert problem.code == "P004"
+    assert "2.21 TiB there and has 2 TiB" in problem.what
+
+
 def test_a_limit_that_fails_exits_with_3_only_when_asked(tmp_path: Path):
     (tmp_path / "job.yaml").write_text(JOB)
     arguments = [str(tmp_path / "job.yaml"), "--budget", "1"]

@@ -19,6 +19,7 @@ from paceline.parallel.candidates import divisors
 from paceline.parallel.layout import Recompute
 from paceline.parallel.table import SHARDINGS, code_of
 from paceline.plan.decision import Rejected
+from paceline.plan.host import host_bytes_of_one, host_limit_bytes, host_limit_source
 from paceline.plan.search import Found, Priced, estimates_of
 from paceline.units import format_bytes, format_seconds
 
@@ -253,7 +254,16 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
         every = f", every {layout.recompute_every} blocks" if layout.recompute_every > 1 else ""
         yield "recompute", f"{layout.recompute}{every}", _why_recompute(choice)
     if layout.offload != "none":
-        yield "offload", layout.offload, "no layout fits on the accelerators alone"
+        limit = host_limit_bytes(choice.case.cluster, layout.offload)
+        needed = format_bytes(host_bytes_of_one(layout, choice.case))
+        yield (
+            "offload",
+            layout.offload,
+            (
+                f"no layout fits on the accelerators alone; a node holds {needed} of "
+                f"{format_bytes(limit)} ({host_limit_source(choice.case.cluster, layout.offload)})"
+            ),
+        )
 
 
 def _why_sharding(choice: Choice) -> str:

@@ -101,6 +101,9 @@ class Plan:
     head_room: float = 0.1
     """Share of the usable memory that is left free."""
 
+    host_bytes: int = 0
+    """Optimizer state off the accelerators, of all ranks of the fullest node."""
+
     space_size: int = 0
     """Layouts that were priced."""
 

@@ -18,6 +18,7 @@ from paceline.parallel.abilities import OURS
 from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
+from paceline.plan.host import host_bytes_of_one
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.refuse import nothing_fits
 from paceline.plan.search import Found, fastest, search
@@ -96,7 +97,10 @@ def _plan_on(asked: _Asked) -> Plan:
     found = search(space, case, limit_bytes=limit, margin=wanted.simpler_margin)
     if found.near is None and job.spec.layout.offload == "auto" and not cluster.is_local:
         elsewhere = replace(space, offloads=("cpu", "nvme"))
-        found = search(elsewhere, case, limit_bytes=limit, margin=wanted.simpler_margin)
+        moved = search(elsewhere, case, limit_bytes=limit, margin=wanted.simpler_margin)
+        # Where no host holds it, the leanest is one without.
+        only_host = replace(found, least_host_bytes=moved.least_host_bytes)
+        found = moved if len(moved.leanest) else only_host
     choice = choose(found, case, limit_bytes=limit, margin=wanted.simpler_margin)
     if choice is None:
         raise nothing_fits(job, space, case, found, limit)
@@ -117,6 +121,7 @@ def _plan_on(asked: _Asked) -> Plan:
         optimizer=case.optimizer,
         objective=wanted.objective,
         head_room=wanted.head_room,
+        host_bytes=host_bytes_of_one(choice.layout, case),
         space_size=found.num_layouts,
         num_fitting=found.num_fitting,
         search_s=found.search_s,

@@ -13,6 +13,7 @@ from paceline.errors import PacelineError, PlanError, Problem
 from paceline.estimate import Case, case_of
 from paceline.parallel import Space, grids
 from paceline.parallel.layout import Layout, Offload
+from paceline.plan.host import host_limit_bytes, host_limit_source, over_host_bytes
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.spec import Job, LayoutSpec
 from paceline.topology import find_cluster
@@ -32,6 +33,8 @@ _LEANER_OPTIMIZERS = {
 
 def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: int) -> PlanError:
     """P001, with the leanest layout's memory by part and what would make it fit."""
+    if not len(found.leanest):
+        return PlanError(_host_too_small(job, case, found.least_host_bytes or 0.0))
     row = int(np.argmin(found.leanest.memory_bytes))
     ((layout, price),) = estimates_of(found.leanest.layouts.take(np.array([row])), case)
     parts = ", ".join(
@@ -47,10 +50,36 @@ def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: 
             what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
             f"{layout.name} in micro-batches of {layout.micro_batch}, needs "
             f"{format_bytes(price.memory.known_bytes)} a rank; {format_bytes(limit_bytes)} may be "
-            f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}",
+            f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}"
+            + _over_host(case, found),
             where=job.where("cluster"),
             fix="; or ".join(_ways_to_fit(asked, price.memory.known_bytes)),
         )
+    )
+
+
+def _over_host(case: Case, found: Found) -> str:
+    if found.least_host_bytes is None:
+        return ""
+    limit = host_limit_bytes(case.cluster, "cpu")
+    return (
+        f". With the optimizer in the host's memory a node needs "
+        f"{format_bytes(found.least_host_bytes)} of {format_bytes(limit)} "
+        f"({host_limit_source(case.cluster, 'cpu')})"
+    )
+
+
+def _host_too_small(job: Job, case: Case, needed_bytes: float) -> Problem:
+    offload = job.spec.layout.offload
+    limit = host_limit_bytes(case.cluster, offload)
+    place = "on disk" if offload == "nvme" else "in the host's memory"
+    return Problem(
+        code="P004",
+        what=f"no layout fits with the optimizer {place}: a node needs at least "
+        f"{format_bytes(needed_bytes)} there and has {format_bytes(limit)} "
+        f"({host_limit_source(case.cluster, offload)})",
+        where=job.where("layout.offload"),
+        fix="leave layout.offload out, share the optimizer (layout.sharding), or add nodes",
     )
 
 
@@ -68,6 +97,9 @@ class _Asked:
         limit = self.limit_bytes if limit_bytes is None else limit_bytes
         for grid in grids(space):
             memory = np.where(grid.is_possible, grid_bytes(grid.layouts, case), np.inf)
+            over = over_host_bytes(grid.layouts, case)
+            if over is not None:
+                memory = np.where(np.isfinite(over), np.inf, memory)
             cell = int(memory.argmin())
             if memory.flat[cell] <= limit:
                 return grid.layouts.row(cell)

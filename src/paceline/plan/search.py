@@ -20,6 +20,7 @@ from paceline.estimate.step import slow_end, step_terms
 from paceline.parallel import Layout, Layouts
 from paceline.parallel.candidates import Grid, Space, grids
 from paceline.parallel.table import join
+from paceline.plan.host import over_host_bytes
 
 Column = Any
 """An array with one entry a row, as it broadcasts."""
@@ -80,6 +81,10 @@ class Found:
     all: Priced | None
     """The whole space, when it is small."""
 
+    least_host_bytes: float | None = None
+    """Of a node, of the offloaded layouts that its host cannot hold, the least; None when there is
+    none. They are not among the others here."""
+
 
 @dataclass(slots=True)
 class _Best:
@@ -107,20 +112,27 @@ def search(space: Space, case: Case, *, limit_bytes: float, margin: float) -> Fo
     everything: list[tuple[int, Column, Column, Column]] = []
     fastest, leanest, front = _Best(), _Best(), _Front()
     best_s, num_layouts, num_fitting = np.inf, 0, 0
+    least_host_bytes = np.inf
     for number, grid in enumerate(grids(space)):
         kept.append(grid)
         memory, step = price_grid(grid.layouts, case)
-        memory = np.where(grid.is_possible, memory, np.inf)
+        possible = grid.is_possible
+        over = over_host_bytes(grid.layouts, case)
+        if over is not None:
+            over_bytes = np.where(possible, np.broadcast_to(over, possible.shape), np.inf)
+            least_host_bytes = min(least_host_bytes, float(over_bytes.min()))
+            possible = possible & ~np.isfinite(over_bytes)
+        memory = np.where(possible, memory, np.inf)
         fits = memory <= limit_bytes
         step = np.where(fits, step, np.inf)
-        count = int(np.count_nonzero(grid.is_possible))
+        count = int(np.count_nonzero(possible))
         if not count:
             continue
         num_layouts += count
         num_fitting += int(np.count_nonzero(fits))
         _note_ways(grid, number, step, memory, fastest, leanest)
         if num_layouts <= FEW:
-            everything.append((number, *_cells(grid.is_possible, step, memory)))
+            everything.append((number, *_cells(possible, step, memory)))
         lowest = float(step.min())
         if not np.isfinite(lowest):
             continue
@@ -136,6 +148,7 @@ def search(space: Space, case: Case, *, limit_bytes: float, margin: float) -> Fo
         leanest=_leanest(kept, leanest, case),
         front=front.priced(kept),
         all=_join(kept, everything) if 0 < num_layouts <= FEW else None,
+        least_host_bytes=least_host_bytes if np.isfinite(least_host_bytes) else None,
     )
 
 
@@ -313,7 +326,9 @@ def fastest(
     best: Priced | None = None
     for grid in grids(space):
         memory, step = price_grid(grid.layouts, case)
-        cells = np.flatnonzero(grid.is_possible & (memory <= limit_bytes))
+        fits = grid.is_possible & (memory <= limit_bytes)
+        over = over_host_bytes(grid.layouts, case)
+        cells = np.flatnonzero(fits if over is None else fits & ~np.isfinite(over))
         steps = step.ravel()[cells]
         if cells.size > count:
             part = np.argpartition(steps, count)[:count]

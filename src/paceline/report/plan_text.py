@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
+from paceline.plan.host import host_limit_bytes, host_limit_source
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
 _WIDTH = 96
@@ -34,7 +35,7 @@ def _row(label: str, text: str) -> str:
 def _headline(plan: Plan) -> Iterator[str]:
     cluster, layout, profile = plan.cluster, plan.layout, plan.profile
     place = "this machine" if cluster.is_local else "declared, not this machine"
-    yield _row("layout", layout.name)
+    yield _row("layout", layout.name + _offloaded(plan))
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
     yield from textwrap.wrap(
@@ -51,6 +52,13 @@ def _headline(plan: Plan) -> Iterator[str]:
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
         + ("" if plan.engine == "paceline" else f", on {plan.engine}"),
     )
+
+
+def _offloaded(plan: Plan) -> str:
+    if plan.layout.offload == "none":
+        return ""
+    place = "on disk" if plan.layout.offload == "nvme" else "in host memory"
+    return f" + optimizer {place}, {format_bytes(plan.host_bytes)} a node"
 
 
 def _blocks(num_blocks: int) -> str:
@@ -85,6 +93,13 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"  {'may be used':<14}{format_bytes(limit):>10}  "
         f"{1 - plan.head_room:.0%} of {format_bytes(cluster.usable_bytes)} a rank ({source})"
     )
+    if plan.layout.offload != "none":
+        limit = host_limit_bytes(cluster, plan.layout.offload)
+        place = "on disk" if plan.layout.offload == "nvme" else "on the host"
+        yield (
+            f"  {place:<14}{format_bytes(plan.host_bytes):>10}  the ranks of a node, of "
+            f"{format_bytes(limit)} ({host_limit_source(cluster, plan.layout.offload)})"
+        )
     if len(plan.stages) > 1:
         sizes = [stage.known_bytes for stage in plan.stages]
         least, most = min(sizes), max(sizes)

@@ -67,6 +67,9 @@ class Cluster:
     scale_up_size: int = 1
     """Ranks that share the fast link at full rate: a node's, a rack's, a slice's. 1 is none."""
 
+    host_bytes: int | None = None
+    """Memory of one node's host, where it was looked at; None on a declared cluster."""
+
     num_multiprocessors: int | None = None
     """Of one accelerator; None is unknown."""
 

@@ -143,6 +143,7 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             network_known=network_known,
         ),
         gather_share=_GLOO_GATHER_SHARE,
+        host_bytes=machine.memory_bytes // spec.nodes,
         known=_KNOWN_CATALOG
         | {
             "memory_bytes": "declared" if declared else "measured",
@@ -215,6 +216,7 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
         per_node=per_node,
         memory_bytes=gpu.memory_bytes,
         cores_per_rank=machine.num_cores / (spec.nodes * per_node),
+        host_bytes=machine.memory_bytes // spec.nodes,
     )
 
 
@@ -244,6 +246,7 @@ def _from_catalog(
     per_node: int,
     memory_bytes: int,
     cores_per_rank: float | None,
+    host_bytes: int | None = None,
 ) -> Cluster:
     memory = memory_bytes if spec.memory == "auto" else spec.memory
     memory_known: Known = "measured" if is_local else "cited"
@@ -276,6 +279,7 @@ def _from_catalog(
         link_bytes_per_s=known.link_bytes_per_s if has_rates else None,
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
         gather_share=_NCCL_GATHER_SHARE,
+        host_bytes=host_bytes,
         levels=levels,
         scale_up_size=known.scale_up_size if has_rates else 1,
         num_multiprocessors=known.num_multiprocessors if has_rates else None,

@@ -1,0 +1,73 @@
+"""Whether a node's own memory, or its disks, hold the optimizer state that is off the accelerators.
+
+Leaves out: what else the host needs, such as its data loaders and a checkpoint's copy; and the
+buffers through which the state travels.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from paceline.estimate import Case
+from paceline.estimate.holdings import holdings_of
+from paceline.estimate.memory import memory_parts
+from paceline.parallel import Layout, Layouts, table_of
+from paceline.parallel.table import code_of
+from paceline.topology import Cluster
+
+_NODE_BYTES, _NODE_DISK_BYTES, _NODE_RANKS = 2 * 2**40, int(8 * 3.84e12), 8
+"""Memory and disks of a node of 8. Source: DGX H100 data sheet: 2 TB of memory, 8 x 3.84 TB of
+NVMe. Assumed of every node that is not looked at, in proportion to its accelerators."""
+
+
+def host_limit_bytes(cluster: Cluster, offload: str) -> int:
+    """Bytes a node has for offloaded state: measured on this machine, else assumed."""
+    if offload == "cpu" and cluster.host_bytes is not None:
+        return cluster.host_bytes
+    whole = _NODE_DISK_BYTES if offload == "nvme" else _NODE_BYTES
+    return whole * cluster.ranks_per_node // _NODE_RANKS
+
+
+def host_limit_source(cluster: Cluster, offload: str) -> str:
+    """How that is known."""
+    is_measured = offload == "cpu" and cluster.host_bytes is not None
+    return "measured" if is_measured else "assumed, as in a DGX H100"
+
+
+def host_bytes_of(layouts: Layouts, case: Case) -> Any:
+    """Optimizer state and master copies that are off the accelerators: bytes of all ranks of the
+    fullest node, for each cell of a grid. A node is taken to hold ranks of one stage."""
+    nowhere = np.zeros_like(np.asarray(layouts.offload))
+    on_device = replace(layouts, offload=nowhere)
+    holdings = holdings_of(
+        case.engine,
+        case.cluster,
+        on_device,
+        precision=case.precision,
+        optimizer=case.optimizer,
+        profile=case.profile,
+    )
+    last = layouts.pipeline - 1
+    most: Any = 0.0
+    for stage in (0, np.minimum(1, last), last):
+        parts = memory_parts(case.model, on_device, holdings, stage)
+        most = np.maximum(most, parts["optimizer"] + parts["master copy"])
+    return np.where(layouts.offload == 0, 0.0, most * case.cluster.ranks_per_node)
+
+
+def host_bytes_of_one(layout: Layout, case: Case) -> int:
+    """The same of one layout."""
+    return round(float(np.max(host_bytes_of(table_of([layout]), case))))
+
+
+def over_host_bytes(layouts: Layouts, case: Case) -> Any | None:
+    """Bytes of a node where they are more than it has, infinity elsewhere; None where no layout
+    offloads anything."""
+    if not np.any(layouts.offload):
+        return None
+    needed = host_bytes_of(layouts, case)
+    is_disk = layouts.offload == code_of("offload", "nvme")
+    cluster = case.cluster
+    limit = np.where(is_disk, host_limit_bytes(cluster, "nvme"), host_limit_bytes(cluster, "cpu"))
+    return np.where(needed > limit, needed, np.inf)
