@@ -218,3 +218,9 @@ def test_the_schema_carries_the_text_under_the_fields():
     assert schema["$defs"]["TrainSpec"]["properties"]["steps"]["description"].startswith(
         "Optimizer steps"
     )
+
+
+def test_a_job_for_another_engine_needs_neither_program_nor_data():
+    text = "model: {factory: 'own:make'}\nengine: megatron\ntrain: {global_batch: 8, steps: 9}\n"
+    job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
+    assert job.spec.model.factory == "own:make"

@@ -85,7 +85,7 @@ def profile_config(
     ...     "vocab_size": 50257}, 1024).num_parameters
     124439808
     """
-    kind = config.get("model_type")
+    kind = _kind_of(config)
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise JobError(_unknown_family(config, source, where))
@@ -96,7 +96,7 @@ def profile_config(
 
 
 def _unknown_family(config: Mapping[str, Any], source: str, where: str) -> Problem:
-    kind = config.get("model_type")
+    kind = _kind_of(config)
     near = difflib.get_close_matches(str(kind).lower(), FAMILIES, n=2, cutoff=0.5)
     here = [name for name in _DECODER_FIELDS if config.get(name) is not None]
     missing = [name for name in _DECODER_FIELDS if name not in here]
@@ -115,3 +115,9 @@ def _unknown_family(config: Mapping[str, Any], source: str, where: str) -> Probl
         where=where,
         fix=f"{fix}; or use model.factory with your own module",
     )
+
+
+def _kind_of(config: Mapping[str, Any]) -> Any:
+    """The family's name as transformers writes it: in lower case."""
+    kind = config.get("model_type")
+    return kind.lower() if isinstance(kind, str) else kind

@@ -354,7 +354,9 @@ def _check_choices(job: Job) -> Iterator[Problem]:
             where=job.where("model"),
             fix=f"give exactly one of {', '.join(ways)}",
         )
-    if spec.program is None and spec.data.path is None and spec.data.corpus is None:
+    # Another engine is planned for and has a program and data of its own.
+    needs_program = spec.program is None and spec.engine == "paceline"
+    if needs_program and spec.data.path is None and spec.data.corpus is None:
         yield Problem(
             code="J007",
             what="there is nothing to train on: neither data.path nor data.corpus is given",
@@ -368,7 +370,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
             where=job.where("data.corpus"),
             fix="keep one of them",
         )
-    if spec.model.factory is not None and spec.program is None:
+    if spec.model.factory is not None and needs_program:
         yield Problem(
             code="J007",
             what=f"the built-in trainer does not know how to train {spec.model.factory}",
