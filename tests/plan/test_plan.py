@@ -1,6 +1,7 @@
 """What is chosen, why, and what is said when nothing fits."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from paceline.errors import JobError, PlanError, Problem
 from paceline.launch.local import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.profile import ModuleFacts, profile_module
-from paceline.report.plan_text import format_plan
+from paceline.report.plan_text import _short, format_plan
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.per_node=4")
@@ -311,6 +312,36 @@ def test_runners_up_are_different_ways_to_split_and_lose_by_named_terms():
     slower = [each for each in plan.rejected if "slower" in each.reason]
     assert slower
     assert any("+" in each.reason for each in slower)
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_the_sharding_is_compared_with_the_best_of_another_one(nodes: int):
+    text = JOB.replace("global_batch: 64", "global_batch: 512")
+    plan = plan_of(text, f"cluster.nodes={nodes}", "layout.chunks=2", "engine=torchtitan")
+    (reason,) = (each.reason for each in plan.decisions if each.field == "layout.sharding")
+    found = re.search(r"the best (\w+) \(.*\) is (?:estimated )?([0-9.]+)% (\w+)", reason)
+    assert found is not None, reason
+    same = [each for each in plan.rejected if each.layout.sharding == found[1]]
+    best = min(each.estimate.step_s / plan.estimate.step_s - 1 for each in same)
+    said = float(found[2]) * (1 if found[3] == "slower" else -1)
+    assert said <= 100 * best + 0.1
+
+
+def test_no_two_runners_up_on_the_screen_have_the_same_name():
+    for nodes in (1, 4, 16):
+        plan = plan_of(
+            JOB.replace("global_batch: 64", "global_batch: 512"), f"cluster.nodes={nodes}"
+        )
+        names = [_short(each.layout, plan.layout) for each in plan.rejected]
+        assert len(names) == len(set(names))
+        assert max(map(len, format_plan(plan).splitlines())) <= 100
+
+
+def test_one_copy_of_every_part_is_said_only_where_data_and_context_are_1():
+    said = "data and context are 1"
+    alone = reasons("layout.data=1", "layout.context=1")
+    assert said in alone["layout.sharding"]
+    assert said not in reasons()["layout.sharding"]
 
 
 LARGE = """\

@@ -297,11 +297,14 @@ def _why_sharding(choice: Choice) -> str:
 
 
 def _why_sharding_alone(choice: Choice) -> str:
-    """Against the same layout with other things shared, in the order of simplicity."""
+    """Against the same layout with simpler things shared, which does not fit, or against the best
+    layout of each other sharding."""
     layout, limit = choice.layout, choice.limit_bytes
     group = layout.data * layout.context
     if group == 1:
-        return "every part of the model is on one rank, which has nothing to share"
+        if layout.num_ranks == 1:
+            return "one rank has nothing to share"
+        return "data and context are 1, so no two ranks hold the same part and could share it"
     able = abilities_of(choice.case.engine.name)
     kinds = [k for k in SHARDINGS if k in able.shardings and k not in ("hybrid", layout.sharding)]
     if layout.pipeline > 1:
@@ -324,21 +327,31 @@ def _why_sharding_alone(choice: Choice) -> str:
         kind = simpler[-1]
         needed = format_bytes(priced[kind].memory.known_bytes)
         return f"the simplest that fits: {kind} needs {needed} of {format_bytes(limit)}"
+    return _against_best(choice, [p for p in choice.fitting if p[0].sharding != layout.sharding])
+
+
+def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> str:
+    """Of the shardings that fit, the best layout of all but the chosen one's."""
     chosen_s = choice.estimate.step_s
-    fitting = {
-        kind: each.step_s
-        for kind, each in priced.items()
-        if each.memory.known_bytes <= limit and each.step_s is not None
-    }
-    if not fitting or not chosen_s:
-        return "the only way to share that fits"
-    kind, seconds = min(fitting.items(), key=lambda pair: pair[1])
-    share = seconds / chosen_s - 1
+    timed = [pair for pair in others if pair[1].step_s is not None]
+    if not timed or not chosen_s:
+        return "the only way to share that fits" if not others else "times are unknown"
+    other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
+    share = (price.step_s or 0.0) / chosen_s - 1
+    named = f"the best {other.sharding} ({other.name})"
     if abs(share) < _SAME:
-        return f"as fast as {kind}, and simpler"
+        return f"fits, and {named} is as fast{_leaner(choice, price)}"
     if share > 0:
-        return f"fits, and {kind} is estimated {share:.1%} slower"
-    return f"simpler than {kind}, which is {-share:.1%} faster"
+        return f"fits, and {named} is estimated {share:.1%} slower"
+    return f"simpler and within {choice.margin:.0%}; {named} is {-share:.1%} faster"
+
+
+def _leaner(choice: Choice, price: Estimate) -> str:
+    """Which of two equally fast layouts needs less memory."""
+    mine, its = choice.estimate.memory.known_bytes, price.memory.known_bytes
+    if mine < its * (1 - _SAME):
+        return f" and needs {format_bytes(its)} instead of {format_bytes(mine)}"
+    return ""
 
 
 def _why_axis(choice: Choice, axis: str) -> str:
@@ -352,12 +365,22 @@ def _why_axis(choice: Choice, axis: str) -> str:
         return "times are unknown"
     share = price.step_s / chosen_s - 1
     if abs(share) < _SAME:
-        return f"as fast as the best without: {layout.name}"
+        leaner = _leaner(choice, price)
+        if leaner:
+            return f"the best without, {layout.name}, is as fast{leaner}"
+        if _num_axes(choice.layout) <= _num_axes(layout):
+            return f"as fast as the best without, {layout.name}, and no more ways to split at once"
+        return f"within half a percent of the best without, {layout.name}"
     return (
         f"the best without, {layout.name}, is {share:.0%} slower"
         if share > 0
         else f"simpler than {layout.name}, which is {-share:.1%} faster"
     )
+
+
+def _num_axes(layout: Layout) -> int:
+    degrees = (layout.tensor, layout.pipeline, layout.context, layout.expert)
+    return sum(degree > 1 for degree in degrees)
 
 
 def _why_schedule(choice: Choice) -> str:

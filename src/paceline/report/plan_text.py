@@ -10,6 +10,9 @@ from paceline.units import format_bytes, format_count, format_flops_per_s, forma
 
 _WIDTH = 96
 _BAR_WIDTH = 30
+_WIDEST_NAME = 48
+"""Longer names of other layouts get a line of their own."""
+
 _NUM_OTHERS = 5
 """Layouts listed besides the chosen one; `--json` has more, `--all` any number."""
 
@@ -191,9 +194,15 @@ def _others(plan: Plan) -> Iterator[str]:
     size = len(plan.rejected) if is_whole else plan.space_size
     yield _row("others", f"{size:,} {'considered' if is_whole else 'priced'}{took}")
     shown = _most_telling(plan.rejected)[:_NUM_OTHERS]
-    width = max([30, *(len(_short(each.layout)) + 2 for each in shown)])
-    for each in shown:
-        head = f"  {_short(each.layout):<{width}}"
+    names = [_short(each.layout, plan.layout) for each in shown]
+    width = min(max([30, *(len(name) + 2 for name in names)]), _WIDEST_NAME)
+    for name, each in zip(names, shown, strict=True):
+        head = f"  {name:<{width}}"
+        if len(name) + 2 > width:
+            yield from textwrap.wrap(
+                name, width=_WIDTH + 4, initial_indent="  ", subsequent_indent=" " * 4
+            )
+            head = " " * 6
         yield from textwrap.wrap(
             each.reason, width=_WIDTH + 4, initial_indent=head, subsequent_indent=" " * 6
         )
@@ -211,14 +220,34 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
     return firsts + [each for each in rejected if each not in firsts]
 
 
-def _short(layout: Layout) -> str:
+def _short(layout: Layout, chosen: Layout) -> str:
+    """The ways to split, and whatever else is not as in the chosen layout."""
     way, *axes = layout.name.split(" x ")
     way = way.split(" over ")[0]
-    each = ", reduce each" if layout.reduce_every_micro_batch else ""
     if not axes:
-        return f"{way} {layout.micro_batch} x {layout.accumulation}{each}"
-    short = [axis.split(" (")[0] for axis in axes]
-    return " x ".join([f"{way} {layout.data}", *short])
+        name = f"{way} {layout.micro_batch} x {layout.accumulation}"
+    else:
+        short = [axis.split(" (")[0] for axis in axes]
+        name = " x ".join([f"{way} {layout.data}", *short])
+    return ", ".join([name, *_differences(layout, chosen, says_batch=not axes)])
+
+
+def _differences(layout: Layout, chosen: Layout, *, says_batch: bool) -> Iterator[str]:
+    if layout.reduce_every_micro_batch and (says_batch or not chosen.reduce_every_micro_batch):
+        yield "reduce each"
+    order = (layout.schedule, layout.chunks)
+    if layout.pipeline > 1 and order != (chosen.schedule, chosen.chunks):
+        yield layout.schedule + (f" of {layout.chunks} chunks" if layout.chunks > 1 else "")
+    again = (layout.recompute, layout.recompute_every)
+    if again != (chosen.recompute, chosen.recompute_every):
+        every = f" every {layout.recompute_every}" if layout.recompute_every > 1 else ""
+        yield f"{'no' if layout.recompute == 'none' else layout.recompute} recompute{every}"
+    if layout.context > 1 and layout.context_kind != chosen.context_kind:
+        yield layout.context_kind
+    if layout.offload != chosen.offload:
+        yield "no offload" if layout.offload == "none" else f"optimizer on {layout.offload}"
+    if layout.micro_batch != chosen.micro_batch and not says_batch:
+        yield f"micro-batch {layout.micro_batch}"
 
 
 def _decisions(plan: Plan) -> Iterator[str]:
