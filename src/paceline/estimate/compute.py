@@ -68,6 +68,9 @@ class BlockTimes(NamedTuple):
     cheap: Column
     """Of the forward pass: what selective recompute does again."""
 
+    products: Column
+    """Of the forward pass: the matrices."""
+
     weight_gradient: Column
     """Of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
 
@@ -109,6 +112,7 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         forward=np.maximum(device_forward, host),
         backward=np.maximum(device_backward, _BACKWARD_OPS * host),
         cheap=cheap + np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
+        products=forward,
         weight_gradient=weight,
     )
 
@@ -121,7 +125,11 @@ def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTime
         / (rates.matmul.flops_per_s * _UNKNOWN_BLOCK_SHARE)
     )
     return BlockTimes(
-        forward=forward, backward=2 * forward, cheap=0.1 * forward, weight_gradient=forward
+        forward=forward,
+        backward=2 * forward,
+        cheap=0.1 * forward,
+        products=forward,
+        weight_gradient=forward,
     )
 
 

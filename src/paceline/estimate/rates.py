@@ -120,6 +120,9 @@ class Rates:
     pipeline_overlap: Value
     """Share of the transfers between stages hidden behind compute."""
 
+    selective_products: Value
+    """Share of the matrices that selective recompute does again."""
+
     contention: Value
     """How much slower compute gets for each second of communication hidden behind it."""
 
@@ -185,6 +188,7 @@ def rates_of(
         tensor_overlap=s["tensor_overlap"] * _hides(cluster, engine.overlaps_tensor),
         expert_overlap=s["expert_overlap"] * _hides(cluster, engine.overlaps_tensor),
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
+        selective_products=engine.selective_products,
         contention=s["contention"],
         straggler=s["straggler"],
         step_s=_CPU_STEP_S if is_gloo else s["step_s"],

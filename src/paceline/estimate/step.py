@@ -210,7 +210,7 @@ def _block_seconds(
 ) -> dict[str, Column]:
     """Seconds by term of one block and one micro-batch, forward and backward."""
     times = _times(block, model, t, rates)
-    again = _recompute_s(times, t)
+    again = _recompute_s(times, t, rates)
     tensor_forward = _tensor_s(block, work, t, rates)
     tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
     exchange = _expert_s(block, work, t, rates)
@@ -231,9 +231,10 @@ def _block_seconds(
     }
 
 
-def _recompute_s(times: BlockTimes, t: Layouts) -> Column:
+def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:
     whole = np.where(t.recompute == _WHOLE, times.forward / t.recompute_every, 0.0)
-    return np.where(t.recompute == _SELECTIVE, times.cheap, whole)
+    selective = times.cheap + rates.selective_products * times.products
+    return np.where(t.recompute == _SELECTIVE, selective, whole)
 
 
 def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
