@@ -307,6 +307,8 @@ def _engine(run: Run) -> Any:
         changes["attention"] = "flash1"
     if "flash_attn=0" in run.notes:
         changes |= {"attention": "unfused", "score_bytes": 5}
+    if run.recompute_modules not in ("", "[]", "core_attn"):
+        changes["selective_cheap"] = True
     if "fp32 grad accumulation" in run.notes and run.engine.passing_bytes == 0:
         changes["passing_bytes"] = 2
     if run.pure_narrow:

@@ -44,6 +44,7 @@ class Engine:
     logit_bytes: float
     loss_peak_bytes: float
     gathered_inputs: bool
+    selective_cheap: bool
     selective_products: float
     balances_stages: bool
     dummy_gradients: bool

@@ -66,7 +66,10 @@ class BlockTimes(NamedTuple):
     forward: Column
     backward: Column
     cheap: Column
-    """Of the forward pass: what selective recompute does again."""
+    """Of the forward pass: norms, activation functions and other elementwise operations."""
+
+    scores: Column
+    """Of the forward pass: attention, where its scores are written to memory."""
 
     products: Column
     """Of the forward pass: the matrices."""
@@ -111,7 +114,8 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     return BlockTimes(
         forward=np.maximum(device_forward, host),
         backward=np.maximum(device_backward, _BACKWARD_OPS * host),
-        cheap=cheap + np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
+        cheap=cheap,
+        scores=np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
         products=forward,
         weight_gradient=weight,
     )
@@ -128,6 +132,7 @@ def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTime
         forward=forward,
         backward=2 * forward,
         cheap=0.1 * forward,
+        scores=np.asarray(0.0),
         products=forward,
         weight_gradient=forward,
     )

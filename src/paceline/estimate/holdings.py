@@ -61,6 +61,7 @@ def holdings_of(
         reserved_share=1 + cluster.allocator_slack
         if cluster.backend == "gloo"
         else engine.reserved_share,
+        selective_cheap=float(engine.selective_cheap),
         gathered_inputs=float(engine.gathered_inputs),
         saving_share=float(cluster.backend == "gloo"),
     )

@@ -20,7 +20,7 @@ Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fs
 read at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,10 @@ class Holdings:
 
     expert_imbalance: Value = 1.0
     """Tokens of the busiest expert group as a share of the average."""
+
+    selective_cheap: Value = 1.0
+    """1 where selective recompute keeps only what matrices and flash attention give; 0 where it
+    keeps all but the scores of attention."""
 
     gathered_inputs: Value = 0.0
     """1 where tensor parallelism keeps its linears' inputs gathered until the backward pass."""
@@ -234,7 +238,7 @@ def _fullest_moment(
     for block in model.blocks:
         mine = _stage_blocks(block, model, t, stage)
         whole = _on_rank(block, model, t, h, stream, "none")
-        lean = _on_rank(block, model, t, h, stream, "selective")
+        lean = _selective_on_rank(block, model, t, h, stream)
         inputs = _on_rank(block, model, t, h, stream, "full")
         share = 1 / t.recompute_every
         again = np.where(t.recompute == _WHOLE, whole, whole - lean) * (t.recompute != 0)
@@ -272,6 +276,19 @@ def _fullest_moment(
         np.broadcast_arrays(gathered_loss + 0.0 * blocks, gathered_block, gathered_root, stepping),
     )
     return activations, gathered
+
+
+def _selective_on_rank(
+    block: Block, model: Model, t: Layouts, h: Holdings, stream: Column
+) -> Column:
+    """Saved by one block for one token with selective recompute, as the engine understands it.
+
+    Source: Korthikanti et al., arXiv:2205.05198, section 4.3, for the scores alone.
+    """
+    cheap = _on_rank(block, model, t, h, stream, "selective")
+    no_scores = replace(h, kernels=replace(h.kernels, score_bytes=0.0))
+    scores = _on_rank(block, model, t, no_scores, stream, "none")
+    return np.where(np.asarray(h.selective_cheap) > 0, cheap, scores)
 
 
 def _on_rank(

@@ -120,6 +120,9 @@ class Rates:
     pipeline_overlap: Value
     """Share of the transfers between stages hidden behind compute."""
 
+    selective_cheap: Value
+    """1 where selective recompute does norms and activation functions again."""
+
     selective_products: Value
     """Share of the matrices that selective recompute does again."""
 
@@ -188,6 +191,7 @@ def rates_of(
         tensor_overlap=s["tensor_overlap"] * _hides(cluster, engine.overlaps_tensor),
         expert_overlap=s["expert_overlap"] * _hides(cluster, engine.overlaps_tensor),
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
+        selective_cheap=float(engine.selective_cheap),
         selective_products=engine.selective_products,
         contention=s["contention"],
         straggler=s["straggler"],

@@ -233,7 +233,8 @@ def _block_seconds(
 
 def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:
     whole = np.where(t.recompute == _WHOLE, times.forward / t.recompute_every, 0.0)
-    selective = times.cheap + rates.selective_products * times.products
+    selective = times.scores + rates.selective_cheap * times.cheap
+    selective = selective + rates.selective_products * times.products
     return np.where(t.recompute == _SELECTIVE, selective, whole)
 
 
