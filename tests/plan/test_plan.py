@@ -12,6 +12,7 @@ from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
 from paceline.launch.local import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
+from paceline.plan.plan import limit_problem
 from paceline.profile import ModuleFacts, profile_module
 from paceline.report.plan_text import _short, format_plan
 
@@ -314,10 +315,11 @@ def test_runners_up_are_different_ways_to_split_and_lose_by_named_terms():
     assert any("+" in each.reason for each in slower)
 
 
-@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize("nodes", [4, 8])
 def test_the_sharding_is_compared_with_the_best_of_another_one(nodes: int):
     text = JOB.replace("global_batch: 64", "global_batch: 512")
-    plan = plan_of(text, f"cluster.nodes={nodes}", "layout.chunks=2", "engine=torchtitan")
+    text = text.replace("llama-3-8b", "gpt2-large").replace("4096", "1024")
+    plan = plan_of(text, f"cluster.nodes={nodes}", "layout.chunks=2", "engine=megatron")
     (reason,) = (each.reason for each in plan.decisions if each.field == "layout.sharding")
     found = re.search(r"the best (\w+) \(.*\) is (?:estimated )?([0-9.]+)% (\w+)", reason)
     assert found is not None, reason
@@ -342,6 +344,49 @@ def test_one_copy_of_every_part_is_said_only_where_data_and_context_are_1():
     alone = reasons("layout.data=1", "layout.context=1")
     assert said in alone["layout.sharding"]
     assert said not in reasons()["layout.sharding"]
+
+
+def test_a_memory_without_its_unit_is_what_is_to_mend():
+    fix = refused('cluster.memory="1 KB"').fix
+    assert fix.startswith("cluster.memory is 1000 B a rank, less than")
+    assert ";" not in fix
+
+
+def test_too_much_head_room_is_lowered_first():
+    fix = refused("plan.head_room=0.99").fix
+    assert fix.startswith("set plan.head_room from 0.99 to 0.1")
+    plan_of(JOB, "plan.head_room=0.1")
+
+
+def test_a_micro_batch_of_3_names_its_neighbours_that_work():
+    problem = refused("layout.micro_batch=3")
+    assert "set layout.micro_batch to 2 or 4" in problem.fix
+    for size in (2, 4):
+        plan_of(JOB, f"layout.micro_batch={size}")
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_a_budget_that_is_not_kept_says_what_it_pays_for(objective: str):
+    job = job_of(JOB, "plan.budget=10", f"plan.objective={objective}")
+    if objective == "cost":
+        fix = refused("plan.budget=10", "plan.objective=cost").fix
+    else:
+        plan = plan_of(JOB, "plan.budget=10")
+        fix = limit_problem(job, plan, plan.limits[0]).fix
+        steps = int(re.search(r"set train.steps to (\d+)", fix)[1])
+        assert plan_of(JOB, "plan.budget=10", f"train.steps={steps}").limits[0].is_kept
+    assert fix.startswith("raise plan.budget to ")
+    assert ("plan.objective cost" in fix) is (objective == "time")
+
+
+def test_the_three_cheapest_providers_are_there_on_demand_and_spot():
+    plan = plan_of()
+    ways = [cost.way for cost in plan.costs]
+    assert ways.count("on demand") == 3
+    assert 1 <= ways.count("spot") <= 3
+    assert plan.cost == min(
+        (cost for cost in plan.costs if cost.way == "on demand"), key=lambda cost: cost.usd
+    )
 
 
 LARGE = """\

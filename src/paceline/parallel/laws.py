@@ -450,6 +450,14 @@ def _nothing_possible(job: Job, space: Space) -> Problem:
         for name in type(fixed).__dataclass_fields__
         if getattr(fixed, name) != "auto"
     ]
+    sizes = _micro_batches_that_work(space)
+    if sizes:
+        return Problem(
+            code="L014",
+            what=f"no way to divide {ranks} ranks and {batch} samples has {', '.join(given)}",
+            where=job.where("layout.micro_batch"),
+            fix=f"set layout.micro_batch to {' or '.join(map(str, sizes))}, or leave it out",
+        )
     return Problem(
         code="L014",
         what=f"no way to divide {ranks} ranks and {batch} samples"
@@ -459,6 +467,24 @@ def _nothing_possible(job: Job, space: Space) -> Problem:
         if batch % ranks
         else "leave one of them out",
     )
+
+
+def _micro_batches_that_work(space: Space) -> list[int]:
+    """The next smaller and the next larger micro-batch with which some layout is possible."""
+    fixed = space.fixed
+    if fixed.micro_batch == "auto":
+        return []
+    found: list[int] = []
+    sizes = divisors(space.global_batch)
+    below = [n for n in sizes if n < fixed.micro_batch]
+    above = [n for n in sizes[::-1] if n > fixed.micro_batch]
+    for side in (below, above):
+        for size in side:
+            tried = replace(space, fixed=replace(fixed, micro_batch=size))
+            if any(grid.is_possible.any() for grid in grids(tried)):
+                found.append(size)
+                break
+    return found
 
 
 def _nearest(number: int, good: Sequence[int]) -> int:

@@ -122,6 +122,10 @@ class Plan:
     cost: RunCost | None = None
     """Of the whole run at the cheapest provider that the job allows; None without a price."""
 
+    costs: tuple[RunCost, ...] = ()
+    """The same at the three cheapest providers on demand and the three cheapest spot, the cheapest
+    first."""
+
     goodput: Goodput | None = None
     """What failures and checkpoints leave of the time; None on this machine, where nobody knows
     how often it fails, or when a step's time is unknown."""

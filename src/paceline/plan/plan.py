@@ -4,7 +4,7 @@ against the rest.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
+from paceline.estimate.cost import RunCost
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS
 from paceline.plan.choose import choose, rejected_of
@@ -34,6 +35,7 @@ from paceline.topology import Cluster, find_cluster
 from paceline.units import format_bytes, format_seconds
 
 _MOST_POINTS = 60
+_NUM_PROVIDERS = 3
 _MOST_COUNTS = 48
 """Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
 
@@ -226,12 +228,20 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
     plan = replace(
         plan,
         cost=cost,
+        costs=_cheapest_providers(view),
         goodput=None if cluster.is_local else view.goodput,
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, _case_of(asked), usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),
     )
     return replace(plan, limits=tuple(_limits(asked.job, plan)))
+
+
+def _cheapest_providers(view: Outlook) -> tuple[RunCost, ...]:
+    """The three cheapest on demand and the three cheapest spot, the cheapest first."""
+    ways = ("on demand", "spot")
+    kinds = [[cost for cost in view.costs if cost.way == way][:_NUM_PROVIDERS] for way in ways]
+    return tuple(sorted((cost for kind in kinds for cost in kind), key=lambda cost: cost.usd))
 
 
 def _no_such_provider(asked: _Asked, view: Outlook) -> Problem:
@@ -354,8 +364,7 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     expected = "unknown" if limit.expected is None else f"at {shown(limit.expected)}"
     against = "not known to be within" if limit.expected is None else "over"
     fixes = {
-        "budget": "raise plan.budget, or set plan.objective to cost, plan.spot to true, or fewer "
-        "train.steps",
+        "budget": _ways_to_afford(job, plan, limit),
         "deadline": "raise plan.deadline, add nodes, or take fewer train.steps",
         "memory": "lower plan.head_room",
     }
@@ -366,6 +375,31 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
         where=job.where(f"plan.{limit.name}"),
         fix=fixes[limit.name],
     )
+
+
+def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
+    """What the run costs at the least where prices are known, and what the budget pays for."""
+    if plan.cost is None:
+        return "add a price to a catalog file of your own: `paceline catalog --write`"
+    wanted = job.spec.plan
+    least = min((plan.cost, *plan.costs), key=lambda cost: cost.usd)
+    ways = [f"raise plan.budget to {ceil(plan.cost.usd)}"]
+    if least.usd < plan.cost.usd and least.usd <= limit.limit:
+        spot = f"set plan.spot to {'true' if least.way == 'spot' else 'false'}"
+        at = "" if wanted.provider is None else f" and plan.provider to {least.provider}"
+        ways.append(f"{spot}{at}: ${least.usd:,.2f} at {least.provider}, {least.way}")
+    elif least.usd < plan.cost.usd:
+        ways.append(
+            f"the least it costs on these ranks is ${least.usd:,.0f}, at {least.provider}, "
+            f"{least.way}"
+        )
+    # A little less: checkpoints of a shorter run come more often.
+    steps = int(0.97 * job.spec.train.steps * limit.limit / plan.cost.usd)
+    if steps:
+        ways.append(f"set train.steps to {steps}, which it pays for at {plan.cost.provider}")
+    if wanted.objective == "time" and not plan.cluster.is_local:
+        ways.append("see what plan.objective cost finds on fewer ranks")
+    return "; or ".join(ways)
 
 
 def _most_ranks(asked: _Asked) -> int:

@@ -15,7 +15,8 @@ from paceline.parallel import Space, grids
 from paceline.parallel.layout import Layout, Offload
 from paceline.plan.host import host_limit_bytes, host_limit_source, over_host_bytes
 from paceline.plan.search import Found, estimates_of, grid_bytes
-from paceline.spec import Job, LayoutSpec
+from paceline.profile import resolve_profile
+from paceline.spec import Job, LayoutSpec, PlanSpec
 from paceline.topology import find_cluster
 from paceline.units import format_bytes
 
@@ -118,6 +119,10 @@ class _Asked:
 
 def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
     """Changes that each make it fit, easiest first; what the job fixed is let go before."""
+    if (absurd := _absurd_memory(asked)) is not None:
+        return [absurd]
+    if (less := _less_head_room(asked)) is not None:
+        return [less]
     fixed = [
         f"layout.{name}"
         for name, value in vars(LayoutSpec()).items()
@@ -128,12 +133,56 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
         again = f", {layout.recompute} recompute" if layout.recompute != "none" else ""
         return [f"{freed}: {layout.name}, in micro-batches of {layout.micro_batch}{again}, fits"]
     ways = [
+        *_quantised(asked),
         *_more_ranks(asked),
         *_leaner_optimizer(asked),
         *_shorter_samples(asked),
         *_other_accelerators(asked),
     ] or [_more_memory(asked, needed_bytes)]
     return [f"{freed}, and {way}" if freed else way for way in ways]
+
+
+def _absurd_memory(asked: _Asked) -> str | None:
+    """Less memory than a process takes before the model."""
+    declared, cluster = asked.job.spec.cluster.memory, asked.case.cluster
+    if declared == "auto" or cluster.memory_bytes > cluster.overhead_bytes:
+        return None
+    return (
+        f"cluster.memory is {format_bytes(cluster.memory_bytes)} a rank, less than the "
+        f"{format_bytes(cluster.overhead_bytes)} that a process takes before any model: write it "
+        "with its unit, such as 80 GiB, or leave it out"
+    )
+
+
+def _less_head_room(asked: _Asked) -> str | None:
+    """The default's head-room, where the job asks for more and it fits with the default's."""
+    wanted, usual = asked.job.spec.plan.head_room, PlanSpec().head_room
+    if wanted <= usual:
+        return None
+    limit = asked.case.cluster.usable_bytes * (1 - usual)
+    layout = asked.fitting(asked.space, asked.case, limit)
+    if layout is None:
+        return None
+    return f"set plan.head_room from {wanted:g} to {usual:g}: {layout.name} then fits"
+
+
+def _quantised(asked: _Asked) -> Iterator[str]:
+    """Adapters beside a model in 4 bits."""
+    spec = asked.job.spec
+    adapter = spec.train.adapter
+    if adapter is None or adapter.kind != "lora" or spec.model.factory is not None:
+        return
+    train = replace(spec.train, adapter=replace(adapter, kind="qlora"))
+    profile = resolve_profile(replace(asked.job, spec=replace(spec, train=train)))
+    case = case_of(
+        profile,
+        asked.case.cluster,
+        precision=asked.case.precision,
+        optimizer=asked.case.optimizer,
+        engine=asked.case.engine,
+    )
+    if asked.fitting(replace(asked.open_space, profile=profile), case) is not None:
+        yield "set train.adapter.kind to qlora, which keeps the frozen model in 4 bits"
 
 
 def _more_memory(asked: _Asked, needed_bytes: int) -> str:
