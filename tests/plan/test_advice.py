@@ -146,6 +146,18 @@ def test_16384_ranks_save_more_often_than_the_rule_of_thumb():
     assert "2407.21783" in advice.mtbf_source
 
 
+def test_a_save_waits_until_the_last_one_is_written_and_says_both():
+    advice = advise_checkpoints(
+        save_s=0.03, restart_s=600, ranks=16_384, step_s=7, background_s=1000
+    )
+    assert advice.every_steps == 143
+    assert "30 ms a save (the copy to the host), then 16m 40s of writing" in advice.reason
+    assert "bounds the interval" in advice.reason
+    quick = advise_checkpoints(save_s=30, restart_s=600, ranks=16_384, background_s=100)
+    assert "1m 40s of writing" in quick.reason
+    assert "bounds" not in quick.reason
+
+
 def test_eight_ranks_save_far_less_often():
     advice = advise_checkpoints(save_s=30, restart_s=600, ranks=8)
     assert advice.interval_s > 3 * HOUR

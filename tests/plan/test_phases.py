@@ -206,6 +206,10 @@ def test_what_does_not_fit_says_what_it_needs_at_the_least():
     assert output(1, *TOO_LARGE)["feasible"] is False
 
 
+def test_the_memory_that_is_available_leaves_head_room():
+    assert output(7)["availableBytes"] == planner(job_of()).limit_bytes
+
+
 def test_what_needs_more_memory_than_there_is_lists_what_saves_some():
     found = phased(*TOO_LARGE)
     memory = output(7, *TOO_LARGE)

@@ -14,7 +14,8 @@ from paceline.launch.local import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.plan import limit_problem
 from paceline.profile import ModuleFacts, profile_module
-from paceline.report.plan_text import _short, format_plan
+from paceline.report.plan_explain import explain_plan
+from paceline.report.plan_text import _short, format_amount, format_plan, price_list
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.per_node=4")
@@ -387,6 +388,30 @@ def test_the_three_cheapest_providers_are_there_on_demand_and_spot():
     assert plan.cost == min(
         (cost for cost in plan.costs if cost.way == "on demand"), key=lambda cost: cost.usd
     )
+
+
+def test_small_amounts_have_two_digits_and_a_list_without_a_day_says_so():
+    assert [format_amount(each) for each in (0.4567, 9.96, 53230.2)] == ["0.46", "10", "53,230"]
+    assert price_list("2026-01-01") == "price of 2026-01-01"
+    assert price_list("commit:11ab") == "price list of unknown date, commit 11ab"
+
+
+def test_explain_lists_the_cheapest_providers_on_demand_and_spot():
+    text = explain_plan(plan_of())
+    assert "cost, of the whole run, at the cheapest providers" in text
+    assert "on demand  $" in text
+    assert "spot       $" in text
+
+
+def test_adapters_wider_than_the_model_are_refused():
+    with pytest.raises(JobError, match=r"rank is 100000.*4096 wide"):
+        plan_of(JOB, "train.adapter={kind: lora, rank: 100000}")
+
+
+def test_a_section_that_only_set_has_is_found_there():
+    with pytest.raises(JobError) as raised:
+        job_of(JOB, "foo.bar=3")
+    assert raised.value.problems[0].where == "foo, --set"
 
 
 LARGE = """\

@@ -161,6 +161,8 @@ def rate(
         samples=samples,
         steps=steps,
     )
+    if not isfinite(max(found.learning_rate, found.linear_rate, found.sqrt_rate)):
+        raise click.UsageError("the scaled rate is beyond any number; give a smaller --rate.")
     if as_json:
         _print_json({**asdict(found), "learning_rate": found.learning_rate})
         return

@@ -104,6 +104,17 @@ def with_adapter(
     names = list(dict.fromkeys(linear.name for each in linears for linear in each))
     wanted = _wanted(spec, names, where)
     chosen = [[linear for linear in each if linear.name in wanted] for each in linears]
+    widest = max((min(each.inputs, each.outputs) for some in chosen for each in some), default=0)
+    if spec.rank > widest > 0:
+        raise JobError(
+            Problem(
+                code="M009",
+                what=f"train.adapter.rank is {spec.rank}, and the widest of the matrices beside "
+                f"which adapters are is {widest} wide: they would not be of low rank",
+                where=where,
+                fix=f"set train.adapter.rank to {widest} or less; 8 to 64 are usual",
+            )
+        )
     in_block = tuple(_adapters(spec.rank, each) for each in chosen)
     quantised = sum(block.count * _quantised(block) for block in profile.blocks)
     adapter = Adapter(

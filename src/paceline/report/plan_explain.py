@@ -10,6 +10,7 @@ from paceline.catalog.engines import load_engines
 from paceline.estimate import case_of
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.plan import Plan
+from paceline.report.plan_text import format_amount, price_list
 from paceline.units import format_bytes, format_count, format_seconds
 
 _WIDTH = 96
@@ -46,7 +47,7 @@ _TERMS: Mapping[str, str] = {
 
 def explain_plan(plan: Plan) -> str:
     """Every part of memory, every term of the step, and the rates they are worked out from."""
-    return "\n".join((*_memory(plan), *_time(plan), *_rates(plan)))
+    return "\n".join((*_memory(plan), *_time(plan), *_money(plan), *_rates(plan)))
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -87,6 +88,20 @@ def _time(plan: Plan) -> Iterator[str]:
             "  MFU          ",
             f"{price.mfu:.1%}: 3 x forward FLOPs (causal attention halved, nothing recomputed) / "
             f"(peak x ranks x seconds); HFU {price.hfu:.1%} counts what is computed again",
+        )
+
+
+def _money(plan: Plan) -> Iterator[str]:
+    """The whole run at the cheapest providers."""
+    if not plan.costs:
+        return
+    yield ""
+    yield "cost, of the whole run, at the cheapest providers"
+    for cost in plan.costs:
+        yield from _wrapped(
+            f"  {cost.provider:<13}{cost.way:<11}${format_amount(cost.usd):>9}  ",
+            f"{cost.num_instances} x {cost.instance} for {cost.hours:.3g} h at "
+            f"${cost.per_instance_hour_usd:.4g} an hour each; {price_list(cost.as_of)}",
         )
 
 

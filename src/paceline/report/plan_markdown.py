@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.parallel import Layout
 from paceline.plan import Plan
+from paceline.report.plan_text import format_amount, price_list
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -27,8 +28,8 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"Estimated: {seconds} a step{rate}{mfu}, {_memory(plan)} on the fullest rank."
     if plan.cost is not None:
         yield (
-            f"${plan.cost.usd:,.0f} at {plan.cost.provider}, {plan.cost.way} "
-            f"(price of {plan.cost.as_of})."
+            f"${format_amount(plan.cost.usd)} at {plan.cost.provider}, {plan.cost.way} "
+            f"({price_list(plan.cost.as_of)})."
         )
     yield ""
 

@@ -73,7 +73,7 @@ def _batch_equation(layout: Layout) -> str:
     return (
         f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated "
         f"x {layout.data} {ranks}{'s' if layout.data > 1 else ''} "
-        f"= {layout.global_batch} samples a step"
+        f"= {layout.global_batch} sample{'' if layout.global_batch == 1 else 's'} a step"
     )
 
 
@@ -170,15 +170,41 @@ def _money(plan: Plan) -> Iterator[str]:
             f"a failure every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
-        yield _row(
-            "cost",
-            f"${cost.usd:,.0f} for {cost.accelerator_hours:,.0f} accelerator-hours at "
-            f"{cost.provider}, {cost.way} (price of {cost.as_of})",
+        yield from textwrap.wrap(
+            f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
+            f"accelerator-hours at {cost.provider}, {cost.way} ({price_list(cost.as_of)})",
+            width=_WIDTH,
+            initial_indent=f"{'cost':<12}",
+            subsequent_indent=" " * 12,
         )
     for each in plan.limits:
         if each.is_kept is False and each.name != "memory":
-            shown = f"${each.limit:,.0f}" if each.name == "budget" else format_seconds(each.limit)
+            shown = (
+                f"${format_amount(each.limit)}"
+                if each.name == "budget"
+                else format_seconds(each.limit)
+            )
             yield _row("OVER", f"the {each.name} of {shown}")
+
+
+def format_amount(value: float) -> str:
+    """Whole, or two digits where it is below ten.
+
+    >>> format_amount(0.4567), format_amount(53230.2)
+    ('0.46', '53,230')
+    """
+    return f"{value:.2g}" if 0 < value < 9.95 else f"{value:,.0f}"
+
+
+def price_list(as_of: str) -> str:
+    """What a price's day is called; a list without a day is known by its commit.
+
+    >>> price_list("commit:113567a74b2f")
+    'price list of unknown date, commit 113567a74b2f'
+    """
+    if as_of.startswith("commit:"):
+        return f"price list of unknown date, commit {as_of.removeprefix('commit:')}"
+    return f"price of {as_of}"
 
 
 def _steps(count: int) -> str:

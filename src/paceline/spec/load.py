@@ -213,6 +213,9 @@ def _override(values: dict[str, Any], lines: dict[_Path, int], assignment: str) 
     for known in [path for path in lines if path[: len(keys)] == keys]:
         del lines[known]
     lines[keys] = 0
+    # A section that only --set has is of --set, too.
+    for end in range(1, len(keys)):
+        lines.setdefault(keys[:end], 0)
 
 
 def _dotted(path: _Path) -> str:

@@ -1,6 +1,7 @@
 """How often to write a checkpoint: where the cost of saving and the work lost balance."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from paceline.estimate.goodput import (
     DEFAULT_RANK_MTBF_S,
@@ -79,7 +80,8 @@ def advise_checkpoints(
     mtbf_s = job_mtbf_s(ranks, rank_mtbf_s or DEFAULT_RANK_MTBF_S)
     daly = daly_interval_s(save_s, mtbf_s)
     interval = max(_LEAST_INTERVAL_S, daly, background_s)
-    every = None if not step_s else max(1, round(interval / step_s))
+    # The next save begins when the last one is written.
+    every = None if not step_s else max(1, round(interval / step_s), ceil(background_s / step_s))
     if every is not None and step_s:
         interval = every * step_s
 
@@ -108,8 +110,17 @@ def advise_checkpoints(
             else "declared"
         ),
         reason=(
-            f"a failure every {format_seconds(mtbf_s)} and {format_seconds(save_s)} a save: "
+            f"a failure every {format_seconds(mtbf_s)} and {format_seconds(save_s)} a save"
+            f"{_written(background_s, daly)}: "
             f"{ours.useful:.2%} of the time is useful; every 30 min {half_hour.useful:.2%}, "
             f"every 60 min {hour.useful:.2%}"
         ),
     )
+
+
+def _written(background_s: float, daly_s: float) -> str:
+    """How long a checkpoint is written on, and whether that is what bounds the interval."""
+    if not background_s:
+        return ""
+    bound = ", which bounds the interval" if background_s > daly_s else ""
+    return f" (the copy to the host), then {format_seconds(background_s)} of writing{bound}"
