@@ -414,6 +414,14 @@ def test_a_section_that_only_set_has_is_found_there():
     assert raised.value.problems[0].where == "foo, --set"
 
 
+def test_adapters_that_do_not_fit_are_offered_in_4_bits():
+    text = JOB.replace("llama-3-8b", "llama-3-70b").replace("per_node: 8", "per_node: 1")
+    given = ("data.seq_len=256", "engine=megatron")
+    fix = refused_of(text, "train.adapter={kind: lora}", *given).fix
+    assert fix.startswith("set train.adapter.kind to qlora")
+    plan_of(text, "train.adapter={kind: qlora}", *given)
+
+
 LARGE = """\
 model: {preset: llama-3-405b}
 data: {path: x, seq_len: 8192}
