@@ -12,7 +12,7 @@ import numpy as np
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
 from paceline.estimate.holdings import MOMENT_BYTES, holdings_of, traffic_of
-from paceline.estimate.memory import PARTS, fullest, memory_parts
+from paceline.estimate.memory import PARTS, Holdings, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, Model, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
@@ -168,20 +168,25 @@ def case_of(
 
 def price(layouts: Layouts, case: Case) -> Prices:
     """One price for each layout, in the same order."""
-    holdings = holdings_of(
-        case.engine,
-        case.cluster,
-        layouts,
-        precision=case.precision,
-        optimizer=case.optimizer,
-        profile=case.profile,
-    )
+    holdings = case_holdings(layouts, case)
     terms: Mapping[str, Column] = {}
     if case.rates is not None:
         traffic = traffic_of(case.engine, precision=case.precision, optimizer=case.optimizer)
         terms = step_terms(case.model, layouts, case.rates, traffic)
     return Prices(
         case=case, layouts=layouts, parts=fullest(case.model, layouts, holdings), terms=terms
+    )
+
+
+def case_holdings(layouts: Layouts, case: Case) -> Holdings:
+    """What the case's engine holds for these layouts."""
+    return holdings_of(
+        case.engine,
+        case.cluster,
+        layouts,
+        precision=case.precision,
+        optimizer=case.optimizer,
+        profile=case.profile,
     )
 
 
@@ -193,14 +198,7 @@ def price_one(layout: Layout, case: Case) -> Estimate:
 def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
     """Memory of one rank of every pipeline stage, first to last."""
     table = table_of([layout])
-    holdings = holdings_of(
-        case.engine,
-        case.cluster,
-        table,
-        precision=case.precision,
-        optimizer=case.optimizer,
-        profile=case.profile,
-    )
+    holdings = case_holdings(table, case)
     is_known = _knows_activations(case.profile)
     return [
         _memory(memory_parts(case.model, table, holdings, stage), 0, is_known)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from paceline.estimate import Case, Estimate, Prices, price
-from paceline.estimate.holdings import holdings_of, traffic_of
+from paceline.estimate.estimate import case_holdings
+from paceline.estimate.holdings import traffic_of
 from paceline.estimate.memory import memory_parts
 from paceline.estimate.step import slow_end, step_terms
 from paceline.parallel import Layout, Layouts
@@ -168,14 +169,7 @@ def price_grid(layouts: Layouts, case: Case) -> tuple[Column, Column]:
 
 def grid_bytes(layouts: Layouts, case: Case) -> Column:
     """Bytes of the fullest rank alone."""
-    holdings = holdings_of(
-        case.engine,
-        case.cluster,
-        layouts,
-        precision=case.precision,
-        optimizer=case.optimizer,
-        profile=case.profile,
-    )
+    holdings = case_holdings(layouts, case)
     last = layouts.pipeline - 1
     stages = [0, np.minimum(1, last), last] if np.any(last > 0) else [0]
     totals = [sum(memory_parts(case.model, layouts, holdings, s).values()) for s in stages]
