@@ -1,7 +1,8 @@
 """Which ways to split an engine has, so that nothing is planned that it cannot run.
 
 Written from what is known of each engine's documentation in 2026, neither tried nor checked against
-its source: what is not listed here is taken to do everything. Leaves out: which combinations of them each engine has, but for sharding in a pipeline.
+its source: what is not listed here is taken to do everything. Leaves out: which combinations of
+them each engine has, but for sharding in a pipeline.
 """
 
 from collections.abc import Iterator, Mapping
