@@ -5,6 +5,7 @@ python scripts/generate_docs.py --check    exit 1 when one is out of date
 """
 
 import ast
+import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -179,15 +180,24 @@ def command_line() -> str:
     for name in cli.COMMANDS:
         command = cli.cli.get_command(context, name)
         assert command is not None
+        command = _fresh(command)
         inner = click.Context(command, info_name=name, parent=context, terminal_width=96)
         lines += [f"## paceline {name}\n", "```text", command.get_help(inner), "```\n"]
         if isinstance(command, click.Group):
             for part in command.list_commands(inner):
-                each = command.commands[part]
+                each = _fresh(command.commands[part])
                 place = click.Context(each, info_name=part, parent=inner, terminal_width=96)
                 text = each.get_help(place)
                 lines += [f"### paceline {name} {part}\n", "```text", text, "```\n"]
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()) + "\n"
+
+
+def _fresh(command: click.Command) -> click.Command:
+    """The command without the help option that click keeps from an earlier call, which may have
+    been made without its group and so without `-h`."""
+    copied = copy.copy(command)
+    vars(copied)["_help_option"] = None
+    return copied
 
 
 PAGES = {
