@@ -175,8 +175,9 @@ def command_line() -> str:
         *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
         "",
     ]
-    context = click.Context(cli.cli, info_name="paceline", max_content_width=96, terminal_width=96)
-    lines += ["## paceline\n", "```text", cli.cli.get_help(context), "```\n"]
+    group = _fresh(cli.cli)
+    context = click.Context(group, info_name="paceline", max_content_width=96, terminal_width=96)
+    lines += ["## paceline\n", "```text", group.get_help(context), "```\n"]
     for name in cli.COMMANDS:
         command = cli.cli.get_command(context, name)
         assert command is not None
