@@ -166,12 +166,16 @@ def _write_files(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -
     if not reasons:
         return
     free = gather(free_bytes(tmp.parent), group)
-    # torch's writer says "file write failed" where the system said "no space left".
-    is_full = min(free) < (1 << 20) or any("no space left" in reason for _, reason in reasons)
-    if is_full:
-        needed = sum(gather(_disk_bytes(share), group))
+    needed = sum(gather(_disk_bytes(share), group))
+    # By now what was written may be gone again, and what filled the disk as well.
+    is_full = min(free) < max(needed, 1 << 20)
+    if is_full or any(words in reason for _, reason in reasons for words in _FULL_DISK_WORDS):
         raise SaveFailed(step, _no_space(tmp.parent, needed, min(free)), tmp.parent, is_space=True)
     raise SaveFailed(step, reasons[0][1], tmp.parent)
+
+
+_FULL_DISK_WORDS = ("no space left", "file write failed", "unexpected pos")
+"""What the system says, and what torch's writer says after it: a write that came up short."""
 
 
 @contextmanager
