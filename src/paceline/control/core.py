@@ -407,7 +407,9 @@ def _after_fence(state: State, turn: _Turn) -> State:
     if state.stop_by is not None:
         reason = f"stopped by {state.stop_by} before a step boundary: {failure.how}"
         return _give_up(state, "interrupted", reason, turn)
-    in_a_row = 1 if state.furthest_step > state.failed_at_step else state.restarts_in_a_row + 1
+    # A step that one rank is through was taken by all, even if not all have said so yet.
+    reached = max([state.furthest_step, *(rank.step for rank in state.ranks)])
+    in_a_row = 1 if reached > state.failed_at_step else state.restarts_in_a_row + 1
     blame = f"rank {failure.rank}: {failure.how}"
     if not failure.retry:
         return _give_up(state, "failed", blame, turn)
@@ -416,13 +418,13 @@ def _after_fence(state: State, turn: _Turn) -> State:
         return _give_up(state, "failed", f"{blame} (before its first step)", turn)
     if in_a_row > state.setup.max_restarts:
         tried = f"{state.setup.max_restarts} restart(s) got no further than step "
-        return _give_up(state, "failed", f"{blame}; {tried}{state.furthest_step}", turn)
+        return _give_up(state, "failed", f"{blame}; {tried}{reached}", turn)
     state = replace(
         state,
         failure=replace(failure, fenced_at=turn.clock.monotonic_s),
         restarts=state.restarts + 1,
         restarts_in_a_row=in_a_row,
-        failed_at_step=state.furthest_step,
+        failed_at_step=reached,
     )
     return _gather(state, turn)
 

@@ -66,11 +66,13 @@ def main() -> NoReturn:
     try:
         _work(options, channel)
     except BaseException as error:  # noqa: BLE001
-        # The edge of the process: whatever it was goes to the controller and into this log.
-        if os.getpid() == pid:  # a forked child of the program's speaks for nobody
-            channel.send(_last_words(error))
+        # The edge of the process: whatever it was goes into this log and to the controller, in
+        # that order, as the controller ends this process as soon as it hears of it.
         with contextlib.suppress(OSError):
             traceback.print_exc()
+            sys.stderr.flush()
+        if os.getpid() == pid:  # a forked child of the program's speaks for nobody
+            channel.send(_last_words(error))
         _leave(1)
     _leave(0)
 
