@@ -1,0 +1,128 @@
+"""The ranks of a layout as device meshes and process groups, all from one root mesh.
+
+One root, because DTensors of tensor parallelism and of FSDP2 go together only when their meshes
+have the same root. Ranks are counted as in `parallel.rank_map`: tensor innermost, then context,
+data, and pipeline outermost.
+"""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import Coordinates, coordinates
+
+AXES = ("pipeline", "outer", "middle", "inner", "tensor")
+"""Of the root mesh, outermost first. The ranks that read different tokens (data x context, the
+sharers) are outer x middle x inner: `inner` is the smaller of the two degrees that split them
+further (shards, experts), inner x middle the larger, `outer` what is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meshes:
+    """Where this rank stands, and with whom it talks."""
+
+    layout: Layout
+
+    device_type: str
+    """`cpu` or `cuda`."""
+
+    place: Coordinates
+    """This rank's place on every axis."""
+
+    root: DeviceMesh
+    """All ranks, with the axes of `AXES`."""
+
+    tensor: DeviceMesh
+    """1-D: the ranks that share each matrix."""
+
+    pipeline: DeviceMesh
+    """1-D: one rank of each stage."""
+
+    sharers: DeviceMesh
+    """1-D: the data and context ranks, over which gradients are summed."""
+
+    fsdp: DeviceMesh
+    """What `fully_shard` gets for ordinary parameters: the sharers, or with hybrid sharding 2-D,
+    whole copies x shards of one copy."""
+
+    expert: DeviceMesh
+    """1-D: the ranks that share the routed experts."""
+
+    expert_fsdp: DeviceMesh
+    """What `fully_shard` gets for the routed experts: ranks that hold the same ones. 1-D, or with
+    hybrid sharding 2-D, whole copies x shards of one copy."""
+
+    data: dist.ProcessGroup
+    """Ranks that read different samples."""
+
+    context: dist.ProcessGroup
+    """Ranks that share the tokens of one sample."""
+
+    @property
+    def holders(self) -> dist.ProcessGroup:
+        """Ranks that begin with the same parameters: the sharers."""
+        return self.sharers.get_group()
+
+
+def make_meshes(layout: Layout, device_type: str) -> Meshes:
+    """The meshes of a layout.
+
+    Collective: every rank of an initialised process group calls it.
+
+    Raises:
+        ValueError: Shards and experts are split over the sharers in ways that do not nest.
+    """
+    world = dist.get_world_size()
+    assert world == layout.num_ranks, f"{layout.name} on a world of {world}"
+    small, large = sorted((layout.shard_degree, layout.expert))
+    num_sharers = layout.data * layout.context
+    if large % small or num_sharers % large:
+        raise ValueError(
+            f"{layout.shard_degree} shards and {layout.expert} expert ranks do not nest in "
+            f"{num_sharers} data and context ranks"
+        )
+    sizes = (layout.pipeline, num_sharers // large, large // small, small, layout.tensor)
+    root = init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
+    sharers = _joined(root, "outer", "middle", "inner")
+    samples = sharers._unflatten(0, (layout.data, layout.context), ("data", "context"))
+    fsdp, expert, expert_fsdp = _sharing(root, sharers, layout)
+    return Meshes(
+        layout=layout,
+        device_type=device_type,
+        place=coordinates(layout, dist.get_rank()),
+        root=root,
+        tensor=root["tensor"],
+        pipeline=root["pipeline"],
+        sharers=sharers,
+        fsdp=fsdp,
+        expert=expert,
+        expert_fsdp=expert_fsdp,
+        data=samples["data"].get_group(),
+        context=samples["context"].get_group(),
+    )
+
+
+def _sharing(
+    root: DeviceMesh, sharers: DeviceMesh, layout: Layout
+) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
+    """Meshes of ordinary parameters, of the ranks that share the experts, and of their copies."""
+    is_hybrid = layout.sharding == "hybrid"
+    if layout.expert > layout.shard_degree:
+        copies, shards = _joined(root, "outer", "middle"), root["inner"]
+        expert, same_experts = _joined(root, "middle", "inner"), root["outer"]
+    else:
+        copies, shards = root["outer"], _joined(root, "middle", "inner")
+        expert = root["inner"]
+        same_experts = root["outer", "middle"] if is_hybrid else _joined(root, "outer", "middle")
+    fsdp = DeviceMesh._concatenate([copies, shards]) if is_hybrid else sharers
+    return fsdp, expert, same_experts if layout.expert > 1 else fsdp
+
+
+def _joined(root: DeviceMesh, *axes: str) -> DeviceMesh:
+    """Axes of the root mesh as one; without new communicators where only one has several ranks."""
+    several = [axis for axis in axes if root[axis].size() > 1]
+    if len(several) <= 1:
+        return root[several[0] if several else axes[-1]]
+    return root[axes]._flatten("x".join(axes))
