@@ -178,7 +178,7 @@ def test_a_hugging_face_model_of_an_unknown_family_is_measured():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_experts_that_run_in_bfloat16_only_have_flops_and_no_saved_bytes():
+def test_experts_whose_kernel_is_there_in_bfloat16_only_are_measured_all_the_same():
     transformers = pytest.importorskip("transformers")
     config = transformers.OlmoeConfig(
         vocab_size=99,
@@ -199,8 +199,8 @@ def test_experts_that_run_in_bfloat16_only_have_flops_and_no_saved_bytes():
     used = 4 * 32 * 32 + 32 * 8 + 2 * 3 * 32 * 16
     assert block.forward_flops == pytest.approx(2 * SEQ_LEN * used, rel=0.5)
     assert block.forward_flops >= 2 * SEQ_LEN * used
-    assert block.saved_bytes is None
-    assert any(phrase.startswith("activations are not known") for phrase in profile.assumed)
+    assert block.saved_bytes is not None
+    assert block.saved_bytes > 4 * SEQ_LEN * 2 * (32 + 3 * 16)  # inputs and products of experts
 
 
 def job(folder: Path, source: str) -> Job:

@@ -13,7 +13,9 @@ from paceline.profile import (
     ModuleFacts,
     check_runnable,
     left_out_of,
+    needs_transformers,
     profile_decoder,
+    resolve_config,
     resolve_decoder,
     resolve_profile,
 )
@@ -67,29 +69,50 @@ def test_every_way_to_say_a_model_gives_its_profile(model: str, name: str, param
     assert (profile.name, profile.num_parameters) == (name, parameters)
 
 
-def test_a_llama_config_runs_and_a_gpt2_one_is_only_planned(tmp_path: Path):
+def test_a_llama_config_is_the_built_in_decoder_and_a_gpt2_one_is_built_by_transformers(
+    tmp_path: Path,
+):
     llama = config_job(tmp_path, LLAMA)
     shape = resolve_decoder(llama)
     assert shape is not None
     assert (shape.layers, shape.kv_heads, shape.head_dim) == (32, 8, 128)
     assert (shape.rope_theta, shape.norm_eps) == (500_000.0, 1e-5)
     assert profile_decoder(shape, 64, name="llama") == resolve_profile(llama)
+    assert not needs_transformers(llama)
     assert not list(check_runnable(llama))
 
     gpt2 = config_job(tmp_path, GPT2)
     assert resolve_decoder(gpt2) is None
+    asked = resolve_config(gpt2)
+    assert asked is not None
+    assert asked.config == GPT2
     assert resolve_profile(gpt2).num_parameters == 124_439_808
-    (problem,) = check_runnable(gpt2)
-    assert problem.code == "R013"
-    assert "can be llama, mistral, qwen2, not gpt2" in problem.what
+    assert needs_transformers(gpt2)
+    assert not list(check_runnable(gpt2))
 
 
-def test_a_published_model_of_another_family_cannot_be_run():
-    asked = job("{preset: mixtral-8x7b}")
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "gpt2", "deepseek-v3", "gemma-2-9b", "bloom-3b"])
+def test_every_published_causal_language_model_can_be_run(name: str):
+    asked = job(f"{{preset: {name}}}")
     assert resolve_decoder(asked) is None
+    assert not list(check_runnable(asked))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("bert-base", "bert computes MaskedLM, and the built-in trainer predicts the next token"),
+        ("t5-small", "t5 computes ConditionalGeneration"),
+        ("vit-base", "vit computes ImageClassification"),
+    ],
+)
+def test_a_model_that_does_not_predict_the_next_token_is_planned_and_not_run(model: str, says: str):
+    asked = job(f"{{preset: {model}}}")
     (problem,) = check_runnable(asked)
-    assert "cannot train mixtral-8x7b" in problem.what
+    assert problem.code == "R013"
+    assert f"cannot train {model}: {says}" in problem.what
     assert problem.where == "model.preset, job.yaml line 1"
+    assert not list(check_runnable(job(f"{{preset: {model}}}", "program=m:t")))
 
 
 def test_published_llamas_can_be_run_whether_by_sizes_or_by_config():
@@ -102,22 +125,37 @@ def test_published_llamas_can_be_run_whether_by_sizes_or_by_config():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("mlp_bias", True),
-        ("attention_bias", True),
-        ("hidden_act", "gelu"),
-        ("quantization_config", {"quant_method": "fp8"}),
-        ("head_dim", 127),
-    ],
+    ("field", "value"), [("mlp_bias", True), ("attention_bias", True), ("hidden_act", "gelu")]
 )
-def test_what_the_built_in_decoder_cannot_be_is_planned_and_not_run(
+def test_what_the_built_in_decoder_cannot_be_is_built_by_transformers(
     tmp_path: Path, field: str, value: object
 ):
-    asked = config_job(tmp_path, LLAMA | {field: value})
+    asked = config_job(tmp_path, LLAMA | {field: value, "rope_scaling": {"type": "linear"}})
     assert resolve_decoder(asked) is None
     assert resolve_profile(asked).num_parameters > 7e9
-    assert [problem.code for problem in check_runnable(asked)] == ["R013"]
+    assert needs_transformers(asked)
+    assert not list(check_runnable(asked))
+    assert left_out_of(asked) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is set"),
+        (LLAMA | {"head_dim": 127}, "a head is 127 wide"),
+        (LLAMA | {"vocab_size": 128}, "vocab_size is 128, and the built-in trainer reads bytes"),
+        (GPT2 | {"n_positions": 32}, "data.seq_len is 64, and it has 32 positions"),
+    ],
+)
+def test_what_neither_can_be_is_planned_and_not_run(
+    tmp_path: Path, config: dict[str, Any], says: str
+):
+    asked = config_job(tmp_path, config)
+    assert resolve_decoder(asked) is None or config["vocab_size"] < 256
+    assert resolve_profile(asked).num_parameters > 1e8
+    (problem,) = check_runnable(asked)
+    assert problem.code == "R013"
+    assert says in problem.what
 
 
 def test_fields_that_hugging_face_leaves_out_take_its_defaults(tmp_path: Path):

@@ -20,7 +20,7 @@ from paceline.errors import JobError, Problem
 from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.abilities import OUR_OPTIMIZERS, OUR_PRECISIONS
 from paceline.plan import Plan
-from paceline.profile import check_runnable
+from paceline.profile import check_runnable, needs_transformers
 from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
 from paceline.record.run import RunFolder, hold_run, write_resolved
 from paceline.spec import Job
@@ -45,7 +45,16 @@ def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
             where=job.where("metrics.tensorboard"),
             fix="pip install tensorboard, or set metrics.tensorboard to false",
         )
-    yield from check_runnable(job)
+    against = list(check_runnable(job))
+    yield from against
+    of_transformers = not against and job.spec.program is None and needs_transformers(job)
+    if of_transformers and importlib.util.find_spec("transformers") is None:
+        yield Problem(
+            code="R010",
+            what="this model is built by transformers, which is not installed",
+            where=job.where("model"),
+            fix="pip install transformers",
+        )
     yield from check_runs_here(job, plan)
     if not plan.cluster.is_local:
         yield Problem(

@@ -18,8 +18,11 @@ from paceline.profile.kernels import ComputeMode, runtime_kernels
 from paceline.profile.model import Adapter, ModelProfile
 from paceline.profile.module import BlockFacts, ModuleFacts, profile_module
 from paceline.profile.resolve import (
+    AskedConfig,
     check_runnable,
     left_out_of,
+    needs_transformers,
+    resolve_config,
     resolve_decoder,
     resolve_profile,
 )
@@ -36,6 +39,7 @@ from paceline.profile.shape import DecoderShape
 __all__ = [
     "FAMILIES",
     "Adapter",
+    "AskedConfig",
     "Block",
     "BlockFacts",
     "ComputeMode",
@@ -57,10 +61,12 @@ __all__ = [
     "expert_parameters",
     "left_out_of",
     "matrices",
+    "needs_transformers",
     "outside_bytes",
     "profile_config",
     "profile_decoder",
     "profile_module",
+    "resolve_config",
     "resolve_decoder",
     "resolve_profile",
     "runtime_kernels",

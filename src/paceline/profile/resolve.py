@@ -16,11 +16,32 @@ from paceline.profile.families import profile_config
 from paceline.profile.fields import divisors, nearest
 from paceline.profile.model import ModelProfile
 from paceline.profile.module import ModuleFacts, profile_module
-from paceline.profile.runnable import left_out, reasons_against_running, shape_of_config
+from paceline.profile.runnable import (
+    is_built_in,
+    left_out,
+    reasons_against_running,
+    shape_of_config,
+)
 from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
 from paceline.spec.hf_config import has_hf_config, load_hf_config
+
+
+class AskedConfig(NamedTuple):
+    """The config.json of a job's model."""
+
+    config: Mapping[str, Any]
+    """Its fields."""
+
+    source: str
+    """The file, or the published model's name."""
+
+    where: str
+    """Its place in the job."""
+
+    name: str | None
+    """Name of a published model."""
 
 
 def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
@@ -53,7 +74,7 @@ def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
 def resolve_decoder(job: Job) -> DecoderShape | None:
     """The built-in decoder's sizes, all resolved; None for a model that it cannot be.
 
-    `check_runnable` says why not.
+    Such a model is built by transformers from `resolve_config`, or by its factory.
 
     Raises:
         JobError: The preset is unknown, the config.json unusable, or sizes do not go together.
@@ -71,16 +92,35 @@ def resolve_decoder(job: Job) -> DecoderShape | None:
         assert isinstance(preset, ModelPreset), "all else has a config"
         return _shape_of_preset(preset)
     _profile_config(asked, 1)
-    if any(reasons_against_running(asked.config)):
-        return None
-    return shape_of_config(asked.config)
+    return shape_of_config(asked.config) if is_built_in(asked.config) else None
+
+
+def resolve_config(job: Job) -> AskedConfig | None:
+    """The config.json of a job's model, its own or a published one's; None when it has none.
+
+    Raises:
+        JobError: It is unknown or cannot be read.
+    """
+    return None if job.spec.model.factory is not None else _config(job)
+
+
+def needs_transformers(job: Job) -> bool:
+    """Whether only transformers can build the job's model."""
+    return job.spec.model.factory is None and resolve_decoder(job) is None
 
 
 def check_runnable(job: Job) -> Iterator[Problem]:
-    """What keeps Paceline's own runtime from training this model; planning is not kept from it."""
-    model = job.spec.model
-    asked = None if model.factory is not None else _config(job)
-    for reason in reasons_against_running(asked.config) if asked is not None else ():
+    """What keeps the built-in trainer from training this model; planning is not kept from it.
+
+    A program of the person's own builds and trains what it likes.
+    """
+    if job.spec.program is not None:
+        return
+    asked = resolve_config(job)
+    if asked is not None:
+        _profile_config(asked, 1)
+    reasons = () if asked is None else reasons_against_running(asked.config, job.spec.data.seq_len)
+    for reason in reasons:
         yield Problem(
             code="R013",
             what=f"Paceline's own runtime cannot train {asked.source if asked else ''}: {reason}",
@@ -88,7 +128,7 @@ def check_runnable(job: Job) -> Iterator[Problem]:
             fix="`paceline plan` works for it; to train it here, give model.factory and program "
             "with your own code",
         )
-    if job.spec.train.adapter is not None and job.spec.program is None:
+    if job.spec.train.adapter is not None:
         yield Problem(
             code="R013",
             what=f"Paceline's own trainer has no {job.spec.train.adapter.kind} adapters",
@@ -100,25 +140,16 @@ def check_runnable(job: Job) -> Iterator[Problem]:
 
 def left_out_of(job: Job) -> tuple[str, ...]:
     """What the model asks for that the built-in decoder does not do, one phrase each."""
-    if job.spec.model.factory is not None:
-        return ()
-    asked = _config(job)
+    asked = resolve_config(job)
     return () if asked is None else tuple(left_out(asked.config))
 
 
-class _Config(NamedTuple):
-    config: Mapping[str, Any]
-    source: str
-    where: str
-    name: str | None
-
-
-def _config(job: Job) -> _Config | None:
+def _config(job: Job) -> AskedConfig | None:
     """The fields of the model's config.json, its own or a published one; None without."""
     where = job.where("model.hf_config")
     if has_hf_config(job):
         read = load_hf_config(job)
-        return _Config(read.values, read.source, where, None)
+        return AskedConfig(read.values, read.source, where, None)
     name = job.spec.model.hf_config
     if name is not None and ("/" in name or name.endswith(".json")):
         load_hf_config(job)  # raises that there is no such file
@@ -126,7 +157,7 @@ def _config(job: Job) -> _Config | None:
     if not isinstance(published, PublishedConfig):
         return None
     where = where if name is not None else job.where("model.preset")
-    return _Config(published.config, published.name, where, published.name)
+    return AskedConfig(published.config, published.name, where, published.name)
 
 
 def _published(job: Job) -> ModelPreset | PublishedConfig | None:
@@ -138,7 +169,7 @@ def _published(job: Job) -> ModelPreset | PublishedConfig | None:
     return None
 
 
-def _profile_config(asked: _Config, seq_len: int) -> ModelProfile:
+def _profile_config(asked: AskedConfig, seq_len: int) -> ModelProfile:
     return profile_config(
         asked.config, seq_len, source=asked.source, where=asked.where, name=asked.name
     )

@@ -1,16 +1,34 @@
-"""Which models of a config.json Paceline's own runtime can build, and what it would leave out.
+"""Which models of a config.json Paceline's own runtime can train, and as what.
 
-The built-in decoder is Llama, Mistral and Qwen2 up to sizes and a bias on three projections.
-Planning and other engines know many more families; those are refused by `paceline run` only.
+Llama, Mistral and Qwen2 are the built-in decoder, up to sizes and a bias on three projections. Any
+other causal language model that is planned for is built by transformers. What is neither is planned
+for other engines, and refused by `paceline run` only.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.profile.families import FAMILIES
 from paceline.profile.shape import DecoderShape
 
-RUNNABLE = ("llama", "mistral", "qwen2")
+BUILT_IN = ("llama", "mistral", "qwen2")
 """`model_type`s that are the built-in decoder up to sizes."""
+
+_CAUSAL = ("CausalLM", "GPT2LMHeadModel")
+"""Classes of transformers that predict the next token: `AutoModelForCausalLM` builds these."""
+
+_POSITIONS = {
+    "gpt2": (("n_positions", "n_ctx", "max_position_embeddings"), 1024),
+    "gpt_neo": (("max_position_embeddings",), 2048),
+    "gptj": (("n_positions", "max_position_embeddings"), 2048),
+    "mpt": (("max_seq_len",), 2048),
+    "opt": (("max_position_embeddings",), 2048),
+}
+"""Families with a table of positions that ends: its fields, and transformers' default. Source: the
+configuration classes of transformers 5.23. Rotary positions and Bloom's ALiBi have no end."""
+
+_BYTES = 256
+"""Values of a byte, which is what the built-in trainer reads as tokens."""
 
 _NORM_EPS = 1e-6
 """Used when `rms_norm_eps` is left out. Source: LlamaConfig in transformers."""
@@ -19,28 +37,46 @@ _ROPE_THETA = 10_000.0
 """Used when `rope_theta` is left out. Source: LlamaConfig in transformers."""
 
 
-def reasons_against_running(config: Mapping[str, Any]) -> Iterator[str]:
-    """Why the built-in decoder cannot be this model, one sentence each; none when it can."""
-    kind = config.get("model_type")
-    if kind not in RUNNABLE:
-        yield f"the built-in decoder can be {', '.join(RUNNABLE)}, not {kind}"
+def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator[str]:
+    """Why the built-in trainer cannot train this model, one sentence each; none when it can.
+
+    Args:
+        config: Fields that `profile_config` found good.
+        seq_len: Tokens in a sample.
+    """
+    kind = _kind(config)
+    trains = FAMILIES[kind].trains
+    if trains not in _CAUSAL:
+        yield f"{kind} computes {trains}, and the built-in trainer predicts the next token"
         return
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        yield f"hidden_act is {config['hidden_act']!r}; the built-in decoder computes SwiGLU (silu)"
-    if config.get("attention_bias"):
-        yield "attention_bias is set; the built-in decoder has no bias on the attention's output"
-    if config.get("mlp_bias"):
-        yield "mlp_bias is set; the built-in decoder has no bias in the feed-forward"
     if config.get("quantization_config"):
         yield "quantization_config is set; the runtime trains parameters in float32"
-    head_dim = shape_of_config(config).head_dim
-    if head_dim % 2:
+    if kind in BUILT_IN and shape_of_config(config).head_dim % 2:
+        head_dim = shape_of_config(config).head_dim
         yield f"a head is {head_dim} wide; rotary positions turn pairs, so it must be even"
+    vocab = config.get("vocab_size")
+    if isinstance(vocab, int) and vocab < _BYTES:
+        yield f"vocab_size is {vocab}, and the built-in trainer reads bytes, of {_BYTES} values"
+    names, default = _POSITIONS.get(kind, ((), None))
+    positions = next((config[name] for name in names if config.get(name)), default)
+    if positions is not None and seq_len > positions:
+        yield f"data.seq_len is {seq_len}, and it has {positions} positions"
+
+
+def is_built_in(config: Mapping[str, Any]) -> bool:
+    """Whether the built-in decoder can be this model; otherwise transformers builds it."""
+    if _kind(config) not in BUILT_IN or config.get("quantization_config"):
+        return False
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        return False
+    if config.get("attention_bias") or config.get("mlp_bias"):
+        return False
+    return shape_of_config(config).head_dim % 2 == 0
 
 
 def shape_of_config(config: Mapping[str, Any]) -> DecoderShape:
     """The built-in decoder's sizes from fields that `profile_config` found good."""
-    kind = config["model_type"]
+    kind = _kind(config)
     heads = config["num_attention_heads"]
     rope = _rope(config)
     return DecoderShape(
@@ -61,9 +97,9 @@ def shape_of_config(config: Mapping[str, Any]) -> DecoderShape:
 def left_out(config: Mapping[str, Any]) -> Iterator[str]:
     """What a model asks for that the built-in decoder does not do, one phrase each.
 
-    None of it changes the parameters.
+    None of it changes the parameters. A model that transformers builds has nothing left out.
     """
-    if config.get("model_type") not in RUNNABLE:
+    if not is_built_in(config):
         return
     rope, scaling = _rope(config), config.get("rope_scaling")
     scaling = scaling if isinstance(scaling, Mapping) else {}
@@ -71,10 +107,14 @@ def left_out(config: Mapping[str, Any]) -> Iterator[str]:
     if kind != "default":
         yield f"scaling of rotary positions ({kind})"
     window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", config["model_type"] == "mistral"):
+    if window and config.get("use_sliding_window", _kind(config) == "mistral"):
         yield f"sliding window of {window} tokens"
     if config.get("attention_dropout"):
         yield f"attention dropout of {config['attention_dropout']}"
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    return str(config.get("model_type")).lower()
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:

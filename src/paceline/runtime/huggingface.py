@@ -127,7 +127,7 @@ def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
                 fix="pip install transformers",
             )
         ) from None
-    _let_experts_be_any_type()
+    let_experts_be_any_type()
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}
     fields |= dict.fromkeys(_TOKEN_IDS)
@@ -244,7 +244,7 @@ def takes_positions(model: nn.Module) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def _let_experts_be_any_type() -> None:
+def let_experts_be_any_type() -> None:
     """Experts in one kernel also where torch's has no code: other types than bfloat16, odd widths.
 
     torch's `grouped_mm` can be traced in bfloat16 only, knows no float64, and takes rows of a

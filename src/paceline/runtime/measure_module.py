@@ -12,11 +12,11 @@ the FLOPs. A forward pass that looks at values, or takes other inputs than token
 """
 
 import copy
-import importlib
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from paceline.errors import JobError
 from paceline.profile import FAMILIES, BlockFacts, ModuleFacts, profile_config
+from paceline.runtime.huggingface import is_hf, let_experts_be_any_type
+from paceline.runtime.models import build_factory, import_named
 from paceline.runtime.strategy import repeated_blocks
 
 OUTSIDE = -1
@@ -36,6 +38,8 @@ OUTSIDE = -1
 
 def measure(model: nn.Module, seq_len: int = 256) -> ModuleFacts:
     """What planning needs to know of a module on the meta device; shared parameters count once."""
+    if is_hf(model):
+        let_experts_be_any_type()
     num_parameters = sum(p.numel() for p in model.parameters())
     config = _hugging_face_config(model)
     if config is not None and _family_parameters(config, seq_len) == num_parameters:
@@ -149,7 +153,7 @@ def _batch_costs(
     held = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}  # storages stay alive, so that no two have the same address
     inside, flops_at = [OUTSIDE], [0]
-    counter = FlopCounterMode(display=False, custom_mapping=_UNCOUNTED)
+    counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
 
     def settle() -> None:
         total = counter.get_total_flops()
@@ -221,10 +225,15 @@ def _grouped_flops(tokens: Any, weights: Any, *_: Any, out_shape: Any = None, **
     return int(2 * tokens[-2] * tokens[-1] * weights[-1])
 
 
-_UNCOUNTED = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._grouped_mm: _grouped_flops,
-}
+def _uncounted() -> dict[Any, Callable[..., int]]:
+    """Products that torch's counter does not know; transformers' operator is there with it."""
+    known: dict[Any, Callable[..., int]] = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+        torch.ops.aten._grouped_mm: _grouped_flops,
+    }
+    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        known[torch.ops.transformers.grouped_mm_fallback] = _grouped_flops
+    return known
 
 
 def _storage(tensor: Tensor) -> int:
@@ -239,12 +248,8 @@ def _reason(error: Exception) -> str:
 def main() -> None:
     """Entry point of the helper."""
     folder, name, *rest = sys.argv[1:]
-    sys.path.insert(0, folder)
-    module, _, function = name.partition(":")
     with torch.device("meta"):
-        model = getattr(importlib.import_module(module), function)()
-    if not isinstance(model, nn.Module):
-        raise SystemExit(f"{name} returned a {type(model).__name__}, not an nn.Module")
+        model = build_factory(import_named(Path(folder), name))
     facts = measure(model, int(rest[0]) if rest else 256)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(facts) + b"\n")
 

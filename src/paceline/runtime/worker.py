@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -189,10 +188,11 @@ def _program(job: Job) -> Callable[[Session], None]:
         from paceline.runtime.language_model import train
 
         return train
-    module, _, function = name.partition(":")
-    sys.path.insert(0, str(job.folder))
+    from paceline.runtime.models import import_named
+
+    module = name.partition(":")[0]
     try:
-        found: Callable[[Session], None] = getattr(importlib.import_module(module), function)
+        found: Callable[[Session], None] = import_named(job.folder, name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise JobError(
             Problem(

@@ -1,0 +1,127 @@
+"""The job's model as a factory: what the built-in trainer, `prove` and `verify` all build.
+
+Leaves out: splitting it, and drawing its weights anew after it was built on the meta device
+(`Decoder.reset_parameters`, `huggingface.reset_hf`).
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import JobError, Problem
+from paceline.profile import DecoderShape, resolve_config
+from paceline.runtime.decoder import Decoder
+from paceline.runtime.huggingface import as_plain_model, build_hf, is_hf
+from paceline.spec import Job
+
+
+def make_model(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Module]:
+    """A function that builds the job's whole model on torch's current device, in float32.
+
+    Its weights are drawn from torch's generator, alike on every rank that seeded it alike; under
+    `with torch.device("meta")` it takes no memory. The built-in decoder and every Hugging Face
+    model, a factory's too, turn `tokens_BS` into `logits_BSV`; another module of the person's own
+    takes what it takes.
+
+    Args:
+        job: What is asked.
+        decoder: The plan's: the built-in decoder's sizes, where the model is that.
+
+    The function raises:
+        JobError: `R010`, `R013`: transformers is missing, or cannot build it. `J009`, `M010`: the
+            factory cannot be imported, raises, returns no module, or reaches for CUDA.
+    """
+    if job.spec.model.factory is not None:
+        return partial(_build_own, job, job.spec.model.factory)
+    if decoder is not None:
+        return partial(Decoder, decoder, job.spec.data.seq_len)
+    asked = resolve_config(job)
+    assert asked is not None, "a model without a decoder's shape or a factory has a config"
+    return partial(build_hf, asked.config, source=asked.source, where=asked.where)
+
+
+def import_named(folder: Path, name: str) -> Any:
+    """What a person's `module:function` names, imported from the job's folder.
+
+    Raises:
+        Exception: Whatever the import raises; `AttributeError` when the module has no such name.
+    """
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def build_factory(factory: Callable[[], Any]) -> nn.Module:
+    """The module of a factory that was imported.
+
+    Raises:
+        TypeError: It returned something else.
+        Exception: Whatever it raises.
+    """
+    built = factory()
+    if not isinstance(built, nn.Module):
+        raise TypeError(f"it returned a {type(built).__name__}, not an nn.Module")
+    return as_plain_model(built) if is_hf(built) else built
+
+
+def _build_own(job: Job, name: str) -> nn.Module:
+    had_cuda = _has_cuda()
+    try:
+        factory = import_named(job.folder, name)
+    except (Exception, SystemExit) as error:  # whatever a person's module raises
+        raise _problem(job, "when its module is imported", error) from error
+    if _has_cuda() and not had_cuda:
+        raise _reaches_for_cuda(job, "when its module is imported", "it starts CUDA there")
+    try:
+        return build_factory(factory)
+    except JobError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever a person's factory raises
+        raise _problem(job, "when it builds the model", error) from error
+
+
+def _has_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _problem(job: Job, moment: str, error: BaseException) -> JobError:
+    lines = str(error).strip().splitlines() or ["no message"]
+    told = f"{type(error).__name__}: {lines[0][:300]}{_place(job.folder, error)}"
+    if "CUDA" in str(error) or "NVIDIA" in str(error):
+        return _reaches_for_cuda(job, moment, told)
+    return JobError(
+        Problem(
+            code="J009",
+            what=f"the model {job.spec.model.factory} could not be built: {moment}, {told}",
+            where=job.where("model.factory"),
+            fix=f"write it as module:function, with the module in {job.folder}, and try "
+            "`python -c 'from module import function; function()'` there",
+        )
+    )
+
+
+def _reaches_for_cuda(job: Job, moment: str, told: str) -> JobError:
+    return JobError(
+        Problem(
+            code="M010",
+            what=f"the model {job.spec.model.factory} reaches for CUDA {moment}: {told}",
+            where=job.where("model.factory"),
+            fix="build it without naming a device, and leave CUDA to the training function: every "
+            "rank moves the model to its own device",
+        )
+    )
+
+
+def _place(folder: Path, error: BaseException) -> str:
+    """The innermost line of the person's own code, ` (my_module.py line 12)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+    return f" ({Path(own[-1].filename).name} line {own[-1].lineno})" if own else ""
