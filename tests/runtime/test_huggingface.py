@@ -201,18 +201,6 @@ def test_every_family_can_be_traced_without_values(kind):
     assert logits_BSV.shape == (2, 16, 300)
 
 
-def test_positions_given_are_the_ones_computed_with():
-    model, tokens_BS = small("llama"), tokens()
-    as_they_are = model(tokens_BS)
-    model.paceline_positions = torch.arange(16)
-    assert torch.equal(model(tokens_BS), as_they_are)
-    model.paceline_positions = torch.arange(3, 19)
-    turned = model(tokens_BS)
-    # Rotary attention sees differences of positions only; angles are rounded to float32.
-    torch.testing.assert_close(turned, as_they_are, rtol=0, atol=1e-5)
-    assert not torch.equal(turned, as_they_are)
-
-
 def test_a_call_that_fails_leaves_the_model_usable():
     model = small("gpt2")
     hidden_BSH = torch.randn(1, 16, 32)

@@ -13,7 +13,6 @@ attention masks for padding (our data has none), code that a config.json brings 
 """
 
 import importlib
-import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
-
-POSITIONS = "paceline_positions"
-"""Attribute of a model: int64 positions of this rank's tokens, shape (S,), or absent. Context
-parallelism sets it, together with an attention of its own. Not a buffer: it is no state."""
 
 _DROPPED = (
     "_attn_implementation",
@@ -181,9 +176,6 @@ def _tokens_by_name(
         call.hooks += [_as_tuple(block) for block in blocks_of(model) if _is_empty(block)]
     if not _has_head(model):
         call.hooks.append(_leave(blocks_of(model)[-1], call))
-    positions = getattr(model, POSITIONS, None)
-    if positions is not None:
-        named["position_ids"] = positions.unsqueeze(0)
     setattr(model, _PLAIN_CALL, call)
     return (), named
 
@@ -237,11 +229,6 @@ def _logits_alone(
         return None
     result: Tensor = output.logits if call.last_hidden is None else call.last_hidden
     return result
-
-
-def takes_positions(model: nn.Module) -> bool:
-    """Whether a model can be told its tokens' positions: those with ALiBi count them themselves."""
-    return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def let_experts_be_any_type() -> None:
