@@ -25,7 +25,8 @@ import numpy as np
 from paceline.estimate.collectives import dispatch_s, exchange_s, gather_s, send_s
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
 from paceline.estimate.rates import Rates
-from paceline.estimate.schedule import blocks_of_slowest, idle_share
+from paceline.estimate.schedule import idle_share
+from paceline.parallel.stages import blocks_of_slowest
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 

@@ -1,0 +1,135 @@
+"""Which blocks are on which stage of a pipeline: the planner prices what the runtime does.
+
+A rank holds one stage, or several (`chunks`) that are not next to each other:
+
+    loop    rank r holds stages r, r + p, r + 2 p ...      interleaved, zero-bubble
+    v       rank r holds stages r and 2 p - 1 - r          zero-bubble of 2 chunks, dualpipe-v
+
+So the last stage, and with it the head, is on the last rank in a loop and on the first in a v.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from paceline.parallel.layout import Layout
+
+Column = Any
+"""A number or an array with one entry a row, as it broadcasts; numpy's types cannot say it."""
+
+
+def num_chunks(layout: Layout) -> int:
+    """Stages of each rank. DualPipe-V has two, whatever the layout says."""
+    return 2 if layout.schedule == "dualpipe-v" else layout.chunks
+
+
+def num_stages(layout: Layout) -> int:
+    """Stages of the whole pipeline, every rank's chunks together."""
+    return layout.pipeline * num_chunks(layout)
+
+
+def is_v_shaped(layout: Layout) -> bool:
+    """Whether the stages go down the ranks and up again.
+
+    Zero-bubble of two chunks is: ZB-V holds half of what the loop does. Source: arXiv:2401.10241,
+    section 6.
+    """
+    zero_bubble = layout.schedule == "zero-bubble" and layout.chunks == 2
+    return layout.pipeline > 1 and (zero_bubble or layout.schedule == "dualpipe-v")
+
+
+def stages_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:
+    """The stages that a rank of the pipeline holds, in the order they are computed.
+
+    >>> layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=8, pipeline=4,
+    ...     schedule="interleaved", chunks=2)
+    >>> stages_of_rank(layout, 1)
+    (1, 5)
+    """
+    if is_v_shaped(layout):
+        return rank, 2 * layout.pipeline - 1 - rank
+    return tuple(rank + chunk * layout.pipeline for chunk in range(num_chunks(layout)))
+
+
+def blocks_of_stages(layout: Layout, num_blocks: int, head_in_blocks: float) -> tuple[range, ...]:
+    """The blocks of each stage, first stage first.
+
+    The rank with the head has as many blocks as `blocks_of_slowest` says, the others share the
+    rest; where it does not divide, earlier ranks, which hold more micro-batches, have the fewer.
+    A rank's blocks are shared among its chunks in the same way.
+
+    Args:
+        layout: Its pipeline, schedule and chunks are read.
+        num_blocks: Of the model, at least one for every stage.
+        head_in_blocks: Time of what comes after the last block, in blocks.
+
+    >>> layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=8, pipeline=2)
+    >>> blocks_of_stages(layout, 5, 1.2)
+    (range(0, 3), range(3, 5))
+    """
+    ranks, chunks = layout.pipeline, num_chunks(layout)
+    assert num_blocks >= ranks * chunks, f"{num_blocks} blocks on {ranks * chunks} stages"
+    of_ranks = _shared(num_blocks, ranks, head_in_blocks, least=chunks)
+    with_head = 0 if is_v_shaped(layout) else ranks - 1
+    others = iter(of_ranks[:-1])
+    counts = [0] * (ranks * chunks)
+    for rank in range(ranks):
+        has_head = rank == with_head
+        blocks = of_ranks[-1] if has_head else next(others)
+        head = head_in_blocks if has_head else 0.0
+        shared = _shared(blocks, chunks, head, least=1, may_be_bare=has_head)
+        for stage, count in zip(stages_of_rank(layout, rank), shared, strict=True):
+            counts[stage] = count
+    ends = np.cumsum(counts)
+    return tuple(range(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True))
+
+
+def _shared(
+    num_blocks: int, parts: int, head: float, *, least: int, may_be_bare: bool = True
+) -> list[int]:
+    """Blocks of each part, the one with the head last; `least` in each, one fewer beside a head."""
+    if parts == 1:
+        return [num_blocks]
+    _, last = blocks_of_slowest(num_blocks, parts, head, is_balanced=True)
+    most = num_blocks - (parts - 1) * least
+    with_head = int(np.clip(last, least - may_be_bare, most))
+    each, more = divmod(num_blocks - with_head, parts - 1)
+    return [each] * (parts - 1 - more) + [each + 1] * more + [with_head]
+
+
+def blocks_of_slowest(
+    num_blocks: Column, pipeline: Column, extra: Column, *, is_balanced: Column
+) -> tuple[Column, Column]:
+    """Blocks of the fullest stage, and of the last stage, which also has the head.
+
+    Balanced: the last stage gets fewer blocks, so that the slowest stage is as fast as whole blocks
+    allow. Otherwise every stage has the same number; where that does not divide, embedding and
+    head each take the place of one block, as Megatron's
+    `--account-for-embedding-in-pipeline-split` does.
+
+    Args:
+        num_blocks: Of the model.
+        pipeline: Stages, times chunks where those are not next to each other.
+        extra: Time of the head in blocks.
+        is_balanced: Whether stages may be uneven.
+
+    >>> [int(x) for x in blocks_of_slowest(32, 4, 2.5, is_balanced=True)]
+    [9, 6]
+    """
+    n, p = np.asarray(num_blocks, float), np.asarray(pipeline, float)
+    even = np.where(n % p == 0, n / p, np.ceil((n + 2) / p))
+    best_slow, best_last, best_time = np.ceil(n / p), np.ceil(n / p), np.full(np.shape(n / p), 1e30)
+    fair = np.floor((n - (p - 1) * extra) / p)
+    for more in (0, 1, 2):
+        last = np.clip(fair + more, 0, n)
+        others = np.ceil((n - last) / np.maximum(p - 1, 1))
+        time = np.maximum(others, last + extra)
+        is_better = time < best_time - 1e-9
+        best_slow = np.where(is_better, others, best_slow)
+        best_last = np.where(is_better, last, best_last)
+        best_time = np.minimum(time, best_time)
+    is_even = np.logical_not(is_balanced)
+    last_even = np.where(n % p == 0, n / p, np.maximum(n - even * (p - 1), even - 1))
+    slow = np.where(p == 1, n, np.where(is_even, even, best_slow))
+    last = np.where(p == 1, n, np.where(is_even, last_even, best_last))
+    return slow, last
