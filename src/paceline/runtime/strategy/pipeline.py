@@ -1,0 +1,306 @@
+"""Pipeline parallelism: this rank's stages of a model, and one step over many micro-batches.
+
+    pipeline = split_stages(model, layout, meshes, ways)   # then split, shard each of its parts
+    loss_sum, num_targets = forward_backward(pipeline, micro_batches, loss_of)
+
+What goes from stage to stage is what the blocks give: with sequence parallelism a rank's share of
+the tokens, so that nothing is sent twice, else whole samples.
+
+A matrix that is both embedding and head is on the first and on the last rank, and one parameter for
+everything outside: both have it under its first name, and their gradients are summed.
+
+Leaves out: which blocks a stage gets (`parallel.stages`), splitting and sharding a stage's modules.
+A rank that dies leaves its neighbours waiting no longer than the process group's time limit.
+
+Letters in tensor names:
+    B  samples in a micro-batch        H  width of the residual stream
+    S  tokens in a sample, of this rank
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from paceline.errors import PlanError
+from paceline.parallel.layout import Layout
+from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
+from paceline.runtime.strategy import tied
+from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.schedules import (
+    ForwardContext,
+    Stage,
+    check_micro_batches,
+    check_pipeline,
+    make_schedule,
+)
+from paceline.runtime.strategy.shard import finish_gradients, set_gradient_sync
+from paceline.runtime.strategy.stages import (
+    StageWays,
+    check_stages,
+    head_in_blocks,
+    hidden_width,
+    take_stage,
+    tied_ends,
+)
+
+LossOf = Callable[[Any, Tensor], tuple[Tensor, Tensor | int]]
+"""Logits and `targets_BS` -> sum of the losses, number of targets."""
+
+MicroBatches = Sequence[tuple[Tensor, Tensor]]
+"""`inputs_BS` and `targets_BS` of each, all of one shape."""
+
+
+def split_stages(model: nn.Module, layout: Layout, meshes: Meshes, ways: StageWays) -> "Pipeline":
+    """This rank's stages of a whole model, which may be on meta. Nothing is sent.
+
+    The model's own modules are used, so it should not be used itself any more; the modules of other
+    stages are freed with it. Before anything else is split, sharded or wrapped.
+
+    Raises:
+        PlanError: The schedule lacks blocks or micro-batches, or a parameter has no stage.
+    """
+    num_blocks = len(list(model.get_submodule(ways.blocks).children()))
+    problems = [*check_pipeline(layout, num_blocks), *check_stages(model, ways)]
+    if problems:
+        raise PlanError(*problems)
+    blocks = blocks_of_stages(layout, num_blocks, head_in_blocks(model, ways))
+    mine = stages_of_rank(layout, meshes.place.pipeline)
+    last = num_stages(layout) - 1
+    parts = [
+        take_stage(model, ways, blocks[index], is_first=index == 0, is_last=index == last)
+        for index in mine
+    ]
+    return Pipeline(parts, mine, meshes, hidden_width(model, ways), tied_ends(model, ways))
+
+
+class Pipeline(nn.Module):
+    """This rank's stages of a model, under the names that the whole model has.
+
+    A parameter with two places on different stages (tied embedding and head) has its first name.
+    Where both places are on this rank, it is there once, and the second place follows it.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        stages: tuple[int, ...],
+        meshes: Meshes,
+        width: int,
+        second_names: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        """One module a stage; each is called, split and sharded as if it were a whole model."""
+
+        self.stages = stages
+        """Place of each among all stages."""
+
+        self.meshes = meshes
+        self.width = width
+        """H, of what goes from stage to stage."""
+
+        self.second_names = dict(second_names)
+        """Second name -> first name of parameters with a place on two stages."""
+
+        self._loss = _Loss()
+        self._schedules: dict[object, Any] = {}
+
+    def forward(self, *_: Any) -> NoReturn:
+        """A stage alone has no answer."""
+        raise RuntimeError("a pipeline is run by forward_backward or evaluate, not called")
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Every part's modules under the whole model's names."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            memo.add(self)
+            yield prefix, self
+        for part in self.parts:
+            yield from part.named_modules(memo, prefix, remove_duplicate)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter that this rank trains, once, under the whole model's names."""
+        seen: set[str] = set()
+        for own_name, parameter in super().named_parameters("", recurse, remove_duplicate):
+            name = self.second_names.get(own_name, own_name)
+            if name not in seen:
+                seen.add(name)
+                yield f"{prefix}.{name}" if prefix else name, parameter
+
+    def state_dict(self, *_: Any, prefix: str = "", keep_vars: bool = False, **__: Any) -> Any:
+        """Every part's state under the whole model's names."""
+        state: dict[str, Any] = {}
+        for part in self.parts:
+            for own_name, value in part.state_dict(keep_vars=keep_vars).items():
+                state.setdefault(prefix + self.second_names.get(own_name, own_name), value)
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Hand each part what it has of a whole model's state."""
+        for part in self.parts:
+            first_names = {name: self.second_names.get(name, name) for name in part.state_dict()}
+            mine = {
+                name: state_dict[first]
+                for name, first in first_names.items()
+                if first in state_dict
+            }
+            part.load_state_dict(mine, strict=strict, assign=assign)
+        return nn.modules.module._IncompatibleKeys([], [])
+
+    def counted_elsewhere(self) -> list[nn.Parameter]:
+        """Parameters that the first stage's rank has too: the gradient norm counts them there."""
+        return [
+            second for first, second in self.places_of_tied() if first is None and second is not None
+        ]
+
+    def places_of_tied(self) -> Iterator[tuple[nn.Parameter | None, nn.Parameter | None]]:
+        """Both places of each tied parameter, None for one that is on another rank."""
+        here = dict(super().named_parameters(remove_duplicate=False))
+        for second, first in self.second_names.items():
+            yield here.get(first), here.get(second)
+
+
+def forward_backward(
+    pipeline: Pipeline,
+    micro_batches: MicroBatches,
+    loss_of: LossOf,
+    *,
+    loss_scale: float = 1.0,
+    forward_context: ForwardContext = nullcontext,
+) -> tuple[Tensor, Tensor]:
+    """One step's loss and gradients: those of the sum of all losses, times `loss_scale`.
+
+    Collective. Gradients are added to what `.grad` holds and are sums over the sharers when it
+    returns, reduced once, after the last backward pass.
+
+    Args:
+        pipeline: From `split_stages`; its parts split and sharded as the layout says.
+        micro_batches: This data rank's, the same on all its stages. Inputs are read by the first,
+            targets by the last.
+        loss_of: Called on the last stage.
+        loss_scale: Usually 1 / (expected number of targets in the global batch).
+        forward_context: Entered around each forward pass and loss: autocast.
+
+    Returns:
+        Sum of the losses, unscaled, and number of targets, of this rank's micro-batches: float64
+        on the rank with the last stage, zeros elsewhere.
+    """
+    layout = pipeline.meshes.layout
+    set_gradient_sync(pipeline, layout, is_last=False)
+    for part in pipeline.parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.set_reshard_after_forward(False, recurse=False)
+                module.set_requires_all_reduce(True, recurse=False)
+    pipeline._loss.scale = loss_scale
+    sums = _run(pipeline, micro_batches, loss_of, forward_context, trains=True)
+    finish_gradients(pipeline)
+    tied.sum_gradients(pipeline.places_of_tied(), pipeline.meshes.pipeline.get_group())
+    return sums
+
+
+@torch.no_grad()
+def evaluate(
+    pipeline: Pipeline,
+    micro_batches: MicroBatches,
+    loss_of: LossOf,
+    *,
+    forward_context: ForwardContext = nullcontext,
+) -> tuple[Tensor, Tensor]:
+    """Sum of the losses and number of targets as `forward_backward` returns them, no gradients."""
+    pipeline._loss.scale = 1.0
+    return _run(pipeline, micro_batches, loss_of, forward_context, trains=False)
+
+
+class _Loss:
+    """What torch's schedules call on the last stage; it keeps the sums of a step."""
+
+    def __init__(self) -> None:
+        self.loss_of: LossOf | None = None
+        self.context: ForwardContext = nullcontext
+        self.scale = 1.0
+        self.sums: list[tuple[Tensor, Tensor | int]] = []
+
+    def __call__(self, logits: Any, targets_BS: Tensor) -> Tensor:
+        assert self.loss_of is not None
+        with self.context():
+            loss_sum, num_targets = self.loss_of(logits, targets_BS)
+        self.sums.append((loss_sum.detach(), num_targets))
+        return loss_sum * self.scale
+
+
+def _run(
+    pipeline: Pipeline,
+    micro_batches: MicroBatches,
+    loss_of: LossOf,
+    forward_context: ForwardContext,
+    *,
+    trains: bool,
+) -> tuple[Tensor, Tensor]:
+    loss = pipeline._loss
+    loss.loss_of, loss.context, loss.sums = loss_of, forward_context, []
+    tied.follow(pipeline.places_of_tied())
+    schedule = _schedule(pipeline, micro_batches, trains=trains)
+    inputs, targets = zip(*micro_batches, strict=True)
+    given = (torch.cat(inputs),) if 0 in pipeline.stages else ()
+    last = num_stages(pipeline.meshes.layout) - 1
+    wanted = torch.cat(targets) if last in pipeline.stages else None
+    step = schedule.step if trains else schedule.eval
+    step(*given, target=wanted, return_outputs=False)
+    device = inputs[0].device
+    loss_sum, num_targets = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
+    for one_sum, one_number in loss.sums:
+        loss_sum += one_sum
+        num_targets += one_number
+    loss.sums = []
+    return loss_sum, num_targets
+
+
+def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) -> Any:
+    """The schedule for so many micro-batches of this shape, made when it is first needed."""
+    layout = pipeline.meshes.layout
+    tokens_BS = micro_batches[0][0]
+    stream = _stream_type(pipeline.parts[0])
+    key = (len(micro_batches), tokens_BS.shape, tokens_BS.dtype, stream, trains)
+    if key not in pipeline._schedules:
+        problems = list(check_micro_batches(layout, len(micro_batches))) if trains else []
+        if problems:
+            raise PlanError(*problems)
+        samples, tokens = tokens_BS.shape[:2]
+        if layout.sequence_parallel:
+            tokens //= layout.tensor
+        shape = (samples, tokens, pipeline.width)
+        stages = [
+            Stage(
+                part,
+                index,
+                layout,
+                pipeline.meshes.pipeline.get_group(),
+                torch.empty_like(tokens_BS, device="meta"),
+                torch.empty(shape, dtype=stream, device="meta"),
+                lambda: pipeline._loss.context(),
+            )
+            for part, index in zip(pipeline.parts, pipeline.stages, strict=True)
+        ]
+        made = make_schedule(layout, stages, len(micro_batches), pipeline._loss, trains=trains)
+        pipeline._schedules[key] = made
+    return pipeline._schedules[key]
+
+
+def _stream_type(part: nn.Module) -> torch.dtype:
+    """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own."""
+    if isinstance(part, FSDPModule):
+        narrow = fully_shard.state(part)._mp_policy.param_dtype  # type: ignore[attr-defined]
+        if isinstance(narrow, torch.dtype):
+            return narrow
+    return next(part.parameters()).dtype

@@ -1,0 +1,265 @@
+"""The order of micro-batches in a pipeline: torch's schedules, by the layout's words.
+
+    layout                      torch's schedule               stages of a rank
+    gpipe                       ScheduleGPipe                  1
+    1f1b                        Schedule1F1B                   1
+    interleaved, v chunks       ScheduleInterleaved1F1B        v, in a loop
+    zero-bubble                 ScheduleInterleavedZeroBubble  1 (ZB1P; the planner's ZB-H1)
+    zero-bubble, 2 chunks       ScheduleZBVZeroBubble          2, in a v
+    zero-bubble, 3 or more      ScheduleInterleavedZeroBubble  v, in a loop
+    dualpipe-v                  ScheduleDualPipeV              2, in a v
+
+The last four compute gradients of inputs and of matrices apart, where it fills a bubble.
+
+Leaves out: what a stage is made of (`stages`), and the step around a schedule (`pipeline`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+
+from paceline.errors import Problem
+from paceline.parallel.layout import Layout
+from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
+
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "dualpipe-v": ScheduleDualPipeV,
+}
+
+ForwardContext = Callable[[], AbstractContextManager[object]]
+
+
+def check_pipeline(layout: Layout, num_blocks: int) -> Iterator[Problem]:
+    """Whether a schedule has the stages, blocks and micro-batches that it needs.
+
+    A stage without a block hangs some of torch's schedules (2.13: ZB-V), and helps none.
+    """
+    if layout.pipeline == 1:
+        return
+    word, ranks, chunks = layout.schedule, layout.pipeline, layout.chunks
+    one, several = word in ("gpipe", "1f1b"), word == "interleaved"
+    fits = chunks == 1 if one else chunks >= 2 if several else word != "dualpipe-v" or chunks <= 2
+    if not fits:
+        needed = {"interleaved": "2 or more", "dualpipe-v": "2"}.get(word, "1")
+        yield Problem(
+            code="L008",
+            what=f"layout.chunks is {chunks}, and schedule {word} has {needed} on each stage",
+            where="layout.chunks",
+            fix="leave layout.chunks out" if not several else "set layout.chunks to 2 or more",
+        )
+        return
+    stages = num_stages(layout)
+    if num_blocks < stages:
+        yield Problem(
+            code="L006",
+            what=f"pipeline {ranks} x {num_chunks(layout)} chunks is {stages} stages, and the "
+            f"model has {num_blocks} blocks: a stage needs one at least",
+            where="layout.pipeline",
+            fix=f"set layout.pipeline to {max(num_blocks // num_chunks(layout), 1)} or less"
+            + (", or layout.chunks to fewer" if num_chunks(layout) > 1 and not fits else ""),
+        )
+    yield from check_micro_batches(layout, layout.accumulation)
+
+
+def check_micro_batches(layout: Layout, count: int) -> Iterator[Problem]:
+    """Whether a schedule can order so many micro-batches."""
+    ranks, word = layout.pipeline, layout.schedule
+    least = {"1f1b": ranks, "dualpipe-v": 2 * ranks}.get(word, 1)
+    if count < least:
+        yield Problem(
+            code="L007",
+            what=f"schedule {word} on {ranks} pipeline ranks needs at least {least} "
+            f"micro-batches, and there are {count}",
+            where="layout.accumulation",
+            fix=f"set layout.accumulation to {least} or more, or layout.schedule to gpipe",
+        )
+    in_rounds = word == "interleaved" or (word == "zero-bubble" and not is_v_shaped(layout))
+    rounds = max(1, count // ranks)
+    if in_rounds and count % rounds:
+        yield Problem(
+            code="L007",
+            what=f"schedule {word} on {ranks} pipeline ranks takes {count} micro-batches in "
+            f"{rounds} equal rounds, which do not divide them",
+            where="layout.accumulation",
+            fix=f"set layout.accumulation to {count // ranks * ranks} or "
+            f"{-(-count // ranks) * ranks}",
+        )
+
+
+def make_schedule(
+    layout: Layout, stages: list["Stage"], num_micro_batches: int, loss: Any, *, trains: bool
+) -> Any:
+    """Torch's schedule for one step; gradients are summed over micro-batches, not averaged.
+
+    For evaluation, which has no backward passes to order, each shape's most permissive one.
+    """
+    kind = _SCHEDULES[layout.schedule]
+    if layout.schedule == "zero-bubble" and is_v_shaped(layout):
+        kind = ScheduleZBVZeroBubble
+    if not trains:
+        several = ScheduleZBVZeroBubble if is_v_shaped(layout) else ScheduleLoopedBFS
+        kind = ScheduleGPipe if num_chunks(layout) == 1 else several
+    takes_one = kind in (ScheduleGPipe, Schedule1F1B)
+    given: Any = stages[0] if takes_one else stages
+    return kind(given, num_micro_batches, loss_fn=loss, scale_grads=False)
+
+
+class _Agreed:
+    """What torch's stages vote on before their first step, already decided."""
+
+    def item(self) -> int:
+        return 1
+
+
+class Stage(PipelineStage):
+    """Torch's stage with shapes known beforehand, and buffers only while they are used.
+
+    Torch (2.13) allocates a buffer for every micro-batch's input and gradient once and keeps all of
+    them: with 32 micro-batches of 8 x 8192 x 8192 that would be gigabytes. Here a buffer lives
+    from the receive to the backward pass that used it.
+    """
+
+    def __init__(
+        self,
+        part: nn.Module,
+        index: int,
+        layout: Layout,
+        group: dist.ProcessGroup,
+        tokens_BS: Tensor,
+        hidden_BSH: Tensor,
+        forward_context: ForwardContext = nullcontext,
+    ) -> None:
+        """
+        Args:
+            part: The stage's module.
+            index: Place among all stages.
+            layout: Says how many there are.
+            group: One rank of each pipeline position.
+            tokens_BS: Like one micro-batch's inputs, on meta.
+            hidden_BSH: Like what goes from stage to stage, on meta; also its type.
+            forward_context: Around the forward pass and the loss: autocast.
+        """
+        is_last = index == num_stages(layout) - 1
+        device = next(part.parameters()).device
+        super().__init__(
+            part,
+            index,
+            num_stages(layout),
+            device,
+            input_args=tokens_BS if index == 0 else hidden_BSH.requires_grad_(),
+            # Of the last stage only the number of outputs is read.
+            output_args=torch.empty(0, device="meta") if is_last else hidden_BSH.requires_grad_(),
+            group=group,
+        )
+        self.hidden_BSH = hidden_BSH
+        self.forward_context = forward_context
+        self._is_pretended = dist.get_backend(group) == "fake"
+
+    # A vote on whether all stages know their shapes: they do. It also opens the connections, so it
+    # is held, but where the ranks are pretended nobody answers.
+
+    def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> Any:
+        return _Agreed() if self._is_pretended else super()._warmup_forward_vote(*args, **kwargs)
+
+    def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
+        return _Agreed() if self._is_pretended else super()._warmup_backward_result(*args, **kwargs)
+
+    # Buffers.
+
+    def _setup_forward_recv_info(self, *args: Any, **kwargs: Any) -> None:
+        device, self.device = self.device, torch.device("meta")
+        super()._setup_forward_recv_info(*args, **kwargs)
+        self.device = device
+
+    def _setup_backward_recv_info(self, *args: Any, **kwargs: Any) -> None:
+        device, self.device = self.device, torch.device("meta")
+        super()._setup_backward_recv_info(*args, **kwargs)
+        self.device = device
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        self._allocate(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if self.has_backward and not self.is_last:
+            self._allocate(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        _release(self.args_recv_info[fwd_chunk_id])
+        return received
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        _release(self.grad_recv_info[bwd_chunk_id])
+        return received
+
+    def _allocate(self, infos: Any) -> None:
+        for info in infos:
+            if not info.is_root_arg:
+                info.buffer = torch.empty_like(self.hidden_BSH, device=self.device)
+
+    # The forward pass.
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        with self.forward_context():
+            output = self.submod(*args, **kwargs)
+        if self.is_last:
+            return output
+        expected = self.hidden_BSH
+        assert output.shape == expected.shape, (
+            f"stage {self.stage_index} gave {tuple(output.shape)}, not {tuple(expected.shape)}"
+        )
+        return output.to(expected.dtype).contiguous()
+
+    # Evaluation: torch keeps every output, hands gradients on inside a v, and reduces none.
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        ops = super().get_fwd_send_ops(fwd_chunk_id)
+        if not self.has_backward:
+            self.fwd_cache.pop(fwd_chunk_id)
+        return ops
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        if self.has_backward:
+            super().perform_reduce_grad(grad_scale_factor)
+            return
+        for module in self.submod.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _release(infos: Any) -> None:
+    """Forget the buffers: the graph keeps what it needs."""
+    for info in infos:
+        if not info.is_root_arg:
+            info.buffer = info.buffer.new_empty(0)

@@ -1,0 +1,210 @@
+"""One stage of a pipeline, cut out of a model: every module keeps its name.
+
+Modules of other stages are replaced by stand-ins without parameters, so the model's own `forward`
+runs on every stage: hidden states go in where tokens would, and come out where logits would.
+
+Leaves out: which blocks a stage gets (`parallel.stages`), and running it (`pipeline`).
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from paceline.errors import PlanError, Problem
+
+ENTERS_AT_BLOCKS = "_paceline_plain_call"
+"""Attribute of models whose hidden states enter at the first block, whatever the model does to its
+embeddings: those of `runtime.huggingface.as_plain_model`."""
+
+
+class StageWays(Protocol):
+    """The part of `Ways` that is read here."""
+
+    @property
+    def blocks(self) -> str:
+        """Dotted name of the list of blocks."""
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Modules that only the first stage needs; the token embedding comes first."""
+
+    @property
+    def last(self) -> tuple[str, ...]:
+        """Modules that only the last stage needs."""
+
+    @property
+    def experts(self) -> str | None:
+        """Name of the routed experts inside a block."""
+
+
+class Skip(nn.Module):
+    """In place of a module of another stage: its first argument comes back."""
+
+    def forward(self, hidden_BSH: Any, *_: Any, **__: Any) -> Any:
+        return hidden_BSH
+
+
+class Nothing(nn.Module):
+    """In place of a second embedding (positions) of another stage: adds nothing."""
+
+    def forward(self, index: Tensor, *_: Any, **__: Any) -> Tensor:
+        return index.new_zeros((), dtype=self.dtype)
+
+    def __init__(self, dtype: Any) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+
+def take_stage(
+    model: nn.Module, ways: StageWays, blocks: range, *, is_first: bool, is_last: bool
+) -> nn.Module:
+    """A model like the given one with the modules of one stage; they are the given one's own.
+
+    Only the containers on the way to blocks, first and last modules are copied. A module outside
+    them that has no parameters, such as a table of positions, is on every stage, and shared.
+
+    Args:
+        model: Whole, also on meta. It is left as it is.
+        ways: Names its blocks, and what only the first and the last stage need.
+        blocks: Indices of this stage's blocks; it may be empty.
+        is_first: Whether this stage is given tokens.
+        is_last: Whether this stage returns logits.
+    """
+    containers = _containers(ways)
+    memo: dict[int, Any] = {}
+    for container in containers:
+        for name, child in model.get_submodule(container).named_children():
+            path = f"{container}.{name}" if container else name
+            if path in containers:
+                continue
+            is_here = True
+            if container == ways.blocks:
+                is_here = int(name) in blocks
+            elif path in ways.first:
+                is_here = is_first
+            elif path in ways.last:
+                is_here = is_last
+            memo[id(child)] = child if is_here else _stand_in(path, child, ways)
+    stage: nn.Module = copy.deepcopy(model, memo)
+    return stage
+
+
+def check_stages(model: nn.Module, ways: StageWays) -> Iterator[Problem]:
+    """Whether every parameter of the whole model belongs to exactly one stage, also on meta."""
+    containers = _containers(ways)
+    of_stages = (*ways.first, *ways.last)
+    names = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    missing = [name for name in (ways.blocks, *of_stages) if name not in names]
+    if missing:
+        yield _problem(model, f"Ways names {', '.join(missing)}, which it does not have")
+        return
+    inside = tuple(f"{name}." for name in (ways.blocks, *of_stages))
+    stray = [
+        name
+        for name, _ in model.named_parameters(remove_duplicate=False)
+        if not name.startswith(inside)
+    ]
+    if stray:
+        listed = ", ".join(stray[:4]) + (" ..." if len(stray) > 4 else "")
+        yield _problem(model, f"no stage is named for {len(stray)} parameters: {listed}")
+    for second, first in tied_ends(model, ways).items():
+        if {_stage_of(second, ways), _stage_of(first, ways)} != {"first", "last"}:
+            yield _problem(model, f"`{first}` and `{second}` are one parameter on several stages")
+    if hasattr(model, ENTERS_AT_BLOCKS):
+        return
+    for container in containers:
+        for name, child in model.get_submodule(container).named_children():
+            path = f"{container}.{name}" if container else name
+            if isinstance(child, nn.Dropout) and child.p > 0 and path not in of_stages:
+                yield _problem(model, f"every stage would apply `{path}` once more")
+
+
+def head_in_blocks(model: nn.Module, ways: StageWays) -> float:
+    """Time of the output matrix in blocks, by the parameters a token goes through.
+
+    Of routed experts those count that a token is sent to, as in the planner. 0 without a head.
+    """
+    blocks = list(model.get_submodule(ways.blocks).children())
+    used = sum(_used_parameters(block, model, ways) for block in blocks)
+    head = sum(
+        parameter.numel()
+        for name in ways.last
+        for parameter in model.get_submodule(name).parameters()
+        if parameter.dim() > 1
+    )
+    return head * len(blocks) / max(used, 1.0)
+
+
+def hidden_width(model: nn.Module, ways: StageWays) -> int:
+    """H, the width of the residual stream that goes from stage to stage."""
+    config = getattr(model, "config", None) or getattr(model, "shape", None)
+    for name in ("hidden_size", "n_embd", "hidden"):
+        if isinstance(width := getattr(config, name, None), int):
+            return width
+    for path in ways.first:
+        embedding = model.get_submodule(path)
+        if isinstance(embedding, nn.Embedding):
+            return embedding.embedding_dim
+    raise PlanError(
+        _problem(model, "the width of its residual stream is unknown: it has no token embedding")
+    )
+
+
+def tied_ends(model: nn.Module, ways: StageWays) -> dict[str, str]:
+    """Of each parameter that a first and a last module share: second name -> first name."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        original = first.setdefault(id(parameter), name)
+        if _stage_of(original, ways) != _stage_of(name, ways):
+            tied[name] = original
+    return tied
+
+
+def _stage_of(name: str, ways: StageWays) -> str:
+    """`first`, `last`, or the block that a parameter is in."""
+    if name.startswith(tuple(f"{path}." for path in ways.first)):
+        return "first"
+    if name.startswith(tuple(f"{path}." for path in ways.last)):
+        return "last"
+    return name.removeprefix(f"{ways.blocks}.").partition(".")[0]
+
+
+def _containers(ways: StageWays) -> list[str]:
+    """Names of all modules on the way to those that stages share out, the model itself first."""
+    found = {ways.blocks, ""}
+    for path in (ways.blocks, *ways.first, *ways.last):
+        parts = path.split(".")
+        found |= {".".join(parts[:depth]) for depth in range(len(parts))}
+    return sorted(found)
+
+
+def _stand_in(path: str, module: nn.Module, ways: StageWays) -> nn.Module:
+    if path in ways.first[1:] and isinstance(module, nn.Embedding):
+        return Nothing(module.weight.dtype)
+    return Skip()
+
+
+def _used_parameters(block: nn.Module, model: nn.Module, ways: StageWays) -> float:
+    total = float(sum(parameter.numel() for parameter in block.parameters()))
+    config = getattr(model, "config", None)
+    per_token = getattr(config, "num_experts_per_tok", None)
+    names = {name for name, _ in block.named_modules()}
+    if ways.experts not in names or ways.experts is None or not isinstance(per_token, int):
+        return total
+    experts = block.get_submodule(ways.experts)
+    num_experts = getattr(experts, "num_experts", per_token)
+    routed = sum(parameter.numel() for parameter in experts.parameters())
+    return total - routed * (1 - per_token / num_experts)
+
+
+def _problem(model: nn.Module, why: str) -> Problem:
+    return Problem(
+        code="L030",
+        what=f"{type(model).__name__} cannot be cut into pipeline stages: {why}",
+        where="layout.pipeline",
+        fix="name every module outside the blocks in Ways.first or Ways.last, or set "
+        "layout.pipeline to 1",
+    )
