@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.errors import JobError, Problem
 from paceline.profile import DecoderShape
+from paceline.runtime.strategy.context import attention
 
 INIT_STD = 0.02
 """Standard deviation of initial weights. Source: GPT-2, section 2.3, and Llama's reference code."""
@@ -93,6 +95,7 @@ class Attention(nn.Module):
     def __init__(self, shape: DecoderShape, rotary: "Rotary") -> None:
         super().__init__()
         self.shape = shape
+        self.attend = attention  # replaced where a sample's tokens are on several ranks
         self.rotary = rotary  # one module shared by all blocks: it holds no parameters
         query_width = shape.heads * shape.head_dim
         kv_width = shape.kv_heads * shape.head_dim
@@ -106,12 +109,8 @@ class Attention(nn.Module):
         query_BNSD = self.query(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
         key_BKSD = self.key(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
         value_BKSD = self.value(hidden_BSH).unflatten(-1, heads).transpose(1, 2)
-        mixed_BNSD = F.scaled_dot_product_attention(
-            self.rotary.rotate(query_BNSD),
-            self.rotary.rotate(key_BKSD),
-            value_BKSD,
-            is_causal=True,
-            enable_gqa=self.shape.kv_heads != self.shape.heads,
+        mixed_BNSD = self.attend(
+            self.rotary.rotate(query_BNSD), self.rotary.rotate(key_BKSD), value_BKSD
         )
         output_BSH: Tensor = self.output(mixed_BNSD.transpose(1, 2).flatten(2))
         return output_BSH
@@ -146,12 +145,34 @@ class Rotary(nn.Module):
     def __init__(self, seq_len: int, head_dim: int, theta: float) -> None:
         super().__init__()
         self.theta = theta
+        self.seq_len = seq_len
+        self.spans: tuple[range, ...] = (range(seq_len),)
         self.register_buffer("cos_SD", torch.empty(seq_len, head_dim), persistent=False)
         self.register_buffer("sin_SD", torch.empty(seq_len, head_dim), persistent=False)
+
+    def keep_tokens(self, spans: tuple[range, ...]) -> None:
+        """Keep the rows of these positions only: the tokens of each sample that this rank has, in
+        the order in which it has them."""
+        self.spans = spans
+        num_tokens, head_dim = sum(map(len, spans)), self.cos_SD.shape[1]
+        self.cos_SD = self.cos_SD.new_empty(num_tokens, head_dim)
+        self.sin_SD = self.sin_SD.new_empty(num_tokens, head_dim)
+        self.reset_parameters()
 
     def rotate(self, heads_BNSD: Tensor) -> Tensor:
         """Query or key heads, turned by their position."""
         seq_len, half = heads_BNSD.shape[-2], heads_BNSD.shape[-1] // 2
+        num_tokens = self.cos_SD.shape[0]
+        if seq_len != num_tokens and num_tokens < self.seq_len:
+            raise JobError(
+                Problem(
+                    code="L009",
+                    what=f"{seq_len} tokens on this rank; it was given the positions of "
+                    f"{num_tokens}, its share of samples of {self.seq_len}",
+                    where="layout.context",
+                    fix=f"give it samples of {self.seq_len} tokens, or set layout.context to 1",
+                )
+            )
         left, right = heads_BNSD[..., :half], heads_BNSD[..., half:]
         turned_BNSD = torch.cat((-right, left), dim=-1)
         rotated_BNSD = heads_BNSD * self.cos_SD[:seq_len] + turned_BNSD * self.sin_SD[:seq_len]
@@ -160,10 +181,14 @@ class Rotary(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Compute the tables, on whatever device they are."""
-        seq_len, head_dim = self.cos_SD.shape
-        device = self.cos_SD.device
+        head_dim, device = self.cos_SD.shape[1], self.cos_SD.device
         exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-        positions = torch.arange(seq_len, device=device, dtype=torch.float32)
+        positions = torch.cat(
+            [
+                torch.arange(span.start, span.stop, device=device, dtype=torch.float32)
+                for span in self.spans
+            ]
+        )
         angles = torch.outer(positions, self.theta**-exponents).repeat(1, 2)
         self.cos_SD.copy_(angles.cos())
         self.sin_SD.copy_(angles.sin())

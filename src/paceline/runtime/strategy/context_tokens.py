@@ -1,0 +1,97 @@
+"""Which tokens of each sample a context rank has, and whether a sample can be split so."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from paceline.errors import JobError, Problem
+from paceline.parallel.layout import Layout
+
+
+def local_spans(seq_len: int, layout: Layout, context_rank: int) -> tuple[range, ...]:
+    """The positions, in a sample of `seq_len` tokens, of the tokens that a context rank has.
+
+    A ring splits samples into two chunks for each of its W ranks, and rank r has the chunks r and
+    2W-1-r: of causal attention, every rank then has the same share. Ulysses' ranks have one run of
+    tokens each.
+
+    Raises:
+        JobError: L009, the ranks do not divide the sample.
+
+    >>> ring = Layout(data=1, sharding="none", micro_batch=1, accumulation=1, context=2)
+    >>> local_spans(16, ring, 0)
+    (range(0, 4), range(12, 16))
+    """
+    problems = [*check_context(seq_len, None, None, layout)]
+    if problems:
+        raise JobError(*problems)
+    if layout.context_kind == "ulysses" or layout.context == 1:
+        each = seq_len // layout.context
+        return (range(context_rank * each, (context_rank + 1) * each),)
+    each = seq_len // (2 * layout.context)
+    chunks = (context_rank, 2 * layout.context - 1 - context_rank)
+    return tuple(range(chunk * each, (chunk + 1) * each) for chunk in chunks)
+
+
+def local_positions(
+    seq_len: int, layout: Layout, context_rank: int, device: torch.device | str | None = None
+) -> Tensor:
+    """`local_spans` as a tensor of int64, in the order in which the rank has its tokens."""
+    spans = local_spans(seq_len, layout, context_rank)
+    return torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
+
+
+def local_tokens(tokens_BS: Tensor, layout: Layout, context_rank: int) -> Tensor:
+    """A context rank's part of whole samples: of the inputs, and likewise of the targets.
+
+    Targets are shifted against the inputs before they are split, not after: the token after a
+    chunk is on another rank.
+    """
+    if layout.context == 1:
+        return tokens_BS
+    spans = local_spans(tokens_BS.shape[1], layout, context_rank)
+    return torch.cat([tokens_BS[:, span.start : span.stop] for span in spans], dim=1)
+
+
+def check_context(
+    seq_len: int, heads: int | None, kv_heads: int | None, layout: Layout
+) -> Iterator[Problem]:
+    """Context ranks divide the samples and, with Ulysses, each tensor rank's heads.
+
+    Args:
+        seq_len: Tokens in a sample, the inputs only.
+        heads: Query heads of the whole model; None is not checked.
+        kv_heads: Key and value heads of the whole model; None is not checked. Ulysses repeats them
+            where the ranks do not divide them, so they need only divide the query heads.
+        layout: As chosen.
+    """
+    context, is_ring = layout.context, layout.context_kind == "ring"
+    if context == 1:
+        return
+    step = 2 * context if is_ring else context
+    if seq_len % step or seq_len < step:
+        chunks = f"2 x context {context}" if is_ring else f"context {context}"
+        yield Problem(
+            code="L009",
+            what=f"{chunks} does not divide the {seq_len} tokens of a sample",
+            where="layout.context",
+            fix=f"set data.seq_len to {-(-seq_len // step) * step}, or another layout.context",
+        )
+    if heads is None:
+        return
+    if not is_ring and heads % (layout.tensor * context):
+        yield Problem(
+            code="L009",
+            what=f"ulysses divides heads: tensor {layout.tensor} x context {context} does not "
+            f"divide {heads} heads",
+            where="layout.context_kind",
+            fix="set layout.context_kind to ring, or another layout.context",
+        )
+    if kv_heads is not None and heads % kv_heads:
+        yield Problem(
+            code="L009",
+            what=f"{kv_heads} key and value heads do not divide {heads} query heads",
+            where="model",
+            fix="give the model a number of key and value heads that divides its query heads",
+        )

@@ -1,0 +1,152 @@
+"""Ulysses: the ranks of a sample exchange tokens for heads, attend, and exchange back.
+
+Each rank holds a run of consecutive tokens with all heads; during attention it holds all tokens
+with its share of the heads, so any attention kernel will do. Source: Jacobs et al.,
+arXiv:2309.14509.
+
+Exchanges are `_c10d_functional.all_to_all_single` to a dispatch mode: four forward (query, key,
+value, output) and four backward.
+
+Letters in tensor names:
+    B  samples    N  query heads (K: key and value heads)    S  tokens of this rank    D  head width
+    W  ranks that share a sample    T  tokens of the whole sample, W x S
+"""
+
+from math import lcm
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def ulysses_attention(
+    query_BNSD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    is_causal: bool = True,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of this rank's tokens to all tokens of the sample, `output_BNSD`.
+
+    Where the ranks do not divide the key and value heads, these are repeated until they do, and
+    the gradients of the copies are added up. Collective: every rank of the group calls it, and
+    calls backward, in the same order.
+
+    Args:
+        query_BNSD: Of this rank's tokens. N is a multiple of the ranks and of K.
+        key_BKSD: The same tokens' keys.
+        value_BKSD: The same tokens' values.
+        group: The ranks that share the sample, in the order of their tokens.
+        is_causal: Whether a token sees only itself and earlier ones.
+        scale: Of the scores; 1 / sqrt(D) when None.
+        dropout: Share of the attention weights that is dropped.
+        window: How many tokens a token sees, itself included, or all.
+        softcap: Scores are kept below this by a tangens hyperbolicus, or as they are.
+    """
+    times = lcm(key_BKSD.shape[1], group.size()) // key_BKSD.shape[1]
+    if times > 1:
+        key_BKSD = key_BKSD.repeat_interleave(times, dim=1)
+        value_BKSD = value_BKSD.repeat_interleave(times, dim=1)
+    output = whole_attention(
+        _tokens_for_heads(query_BNSD, group),
+        _tokens_for_heads(key_BKSD, group),
+        _tokens_for_heads(value_BKSD, group),
+        is_causal=is_causal,
+        scale=scale,
+        dropout=dropout,
+        window=window,
+        softcap=softcap,
+    )
+    return _heads_for_tokens(output, group)
+
+
+def whole_attention(
+    query_BNTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    *,
+    is_causal: bool = True,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention where all tokens are on this rank. torch's own, except with a softcap."""
+    num_tokens = query_BNTD.shape[2]
+    is_shared = query_BNTD.shape[1] != key_BKTD.shape[1]
+    seen_TT = None
+    if window is not None and window < num_tokens:
+        ones_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=query_BNTD.device)
+        seen_TT = ones_TT.triu(1 - window)
+        seen_TT = seen_TT.tril() if is_causal else seen_TT.tril(window - 1)
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query_BNTD,
+            key_BKTD,
+            value_BKTD,
+            attn_mask=seen_TT,
+            dropout_p=dropout,
+            is_causal=is_causal and seen_TT is None,
+            scale=scale,
+            enable_gqa=is_shared,
+        )
+    times = query_BNTD.shape[1] // key_BKTD.shape[1]
+    key_BNTD = key_BKTD.repeat_interleave(times, dim=1)
+    value_BNTD = value_BKTD.repeat_interleave(times, dim=1)
+    scale = query_BNTD.shape[-1] ** -0.5 if scale is None else scale
+    scores_BNTT = softcap * torch.tanh(query_BNTD @ key_BNTD.mT * (scale / softcap))
+    if is_causal and seen_TT is None:
+        seen_TT = torch.ones_like(scores_BNTT[0, 0], dtype=torch.bool).tril()
+    if seen_TT is not None:
+        scores_BNTT = scores_BNTT.masked_fill(~seen_TT, -torch.inf)
+    wide = torch.promote_types(scores_BNTT.dtype, torch.float32)
+    weights_BNTT = F.dropout(scores_BNTT.softmax(-1, dtype=wide), dropout)
+    return weights_BNTT.to(value_BNTD.dtype) @ value_BNTD
+
+
+def _tokens_for_heads(heads_BNSD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All heads of this rank's tokens -> this rank's heads of all tokens."""
+    world = group.size()
+    parts_WBnSD = torch.unflatten(heads_BNSD, 1, (world, -1)).movedim(1, 0)
+    got_WBnSD = _exchanged(parts_WBnSD, group)
+    return got_WBnSD.movedim(0, 2).flatten(2, 3)
+
+
+def _heads_for_tokens(heads_BnTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """`_tokens_for_heads` backwards."""
+    world = group.size()
+    parts_WBnSD = torch.unflatten(heads_BnTD, 2, (world, -1)).movedim(2, 0)
+    got_WBnSD = _exchanged(parts_WBnSD, group)
+    return got_WBnSD.movedim(0, 1).flatten(1, 2)
+
+
+def _exchanged(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    exchanged: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]
+    return exchanged
+
+
+class _Exchange(torch.autograd.Function):
+    """Part w goes to rank w; its gradient comes back the same way, by the same exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _all_to_all(grad, ctx.group), None
+
+
+def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    coming = collectives.all_to_all_single(parts.contiguous(), None, None, group)
+    arrived: Tensor = collectives.wait_tensor(coming)  # type: ignore[no-untyped-call]
+    return arrived
