@@ -1,27 +1,16 @@
 """Meshes of a layout against `parallel.rank_map`, on a fake world: no processes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from tests.runtime.tiny import fake_rank
 
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import groups
 from paceline.runtime.strategy.mesh import make_meshes
 
 MIXED: dict[str, Any] = {"data": 4, "context": 2, "tensor": 2, "pipeline": 2}
-
-
-@contextmanager
-def fake_rank(layout: Layout, rank: int) -> Iterator[None]:
-    dist.init_process_group("fake", rank=rank, world_size=layout.num_ranks, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def layout_of(**fields: Any) -> Layout:

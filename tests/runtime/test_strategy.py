@@ -1,7 +1,14 @@
 import pytest
 import torch
 from tests.ranks import run_ranks
-from tests.runtime.tiny import GLOBAL_BATCH, SEQ_LEN, build, layout_of, train_steps
+from tests.runtime.tiny import (
+    GLOBAL_BATCH,
+    SEQ_LEN,
+    build,
+    fake_rank,
+    layout_of,
+    train_steps,
+)
 from torch import nn
 
 from paceline.runtime import strategy
@@ -34,6 +41,13 @@ def train_every_way(rank, world):
         model, optimizer = build(layout, precision=precision)
         results[name] = train_steps(model, optimizer, layout, rank, STEPS, precision=precision)
     return results
+
+
+@pytest.fixture
+def one_rank():
+    layout = layout_of(1, "none")
+    with fake_rank(layout, 0):
+        yield strategy.make_meshes(layout, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -156,27 +170,27 @@ def test_a_model_without_repetition_has_no_blocks():
     assert strategy.repeated_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU())) == []
 
 
-def test_gradients_above_the_limit_are_scaled_down_to_it():
+def test_gradients_above_the_limit_are_scaled_down_to_it(one_rank: strategy.Meshes):
     model = nn.Linear(3, 2)
     model(torch.ones(4, 3)).sum().backward()
-    norm = strategy.clip_gradients(model, 0.25)
+    norm = strategy.clip_gradients(model, one_rank, 0.25)
     assert norm > 1
-    assert float(strategy.gradient_norm(model)) == pytest.approx(0.25, rel=1e-6)
+    assert float(strategy.gradient_norm(model, one_rank)) == pytest.approx(0.25, rel=1e-6)
 
 
-def test_gradients_below_the_limit_keep_every_bit():
+def test_gradients_below_the_limit_keep_every_bit(one_rank: strategy.Meshes):
     model = nn.Linear(3, 2)
     model(torch.ones(4, 3)).sum().backward()
     before = [parameter.grad.clone() for parameter in model.parameters()]
-    strategy.clip_gradients(model, 1e6)
+    strategy.clip_gradients(model, one_rank, 1e6)
     assert all(torch.equal(a, p.grad) for a, p in zip(before, model.parameters(), strict=True))
 
 
-def test_a_gradient_that_is_not_finite_makes_the_norm_not_finite():
+def test_a_gradient_that_is_not_finite_makes_the_norm_not_finite(one_rank: strategy.Meshes):
     model = nn.Linear(3, 2)
     model(torch.full((4, 3), float("nan"))).sum().backward()
-    assert not torch.isfinite(strategy.gradient_norm(model))
+    assert not torch.isfinite(strategy.gradient_norm(model, one_rank))
 
 
-def test_a_model_without_gradients_has_norm_zero():
-    assert float(strategy.gradient_norm(nn.Linear(2, 2))) == 0.0
+def test_a_model_without_gradients_has_norm_zero(one_rank: strategy.Meshes):
+    assert float(strategy.gradient_norm(nn.Linear(2, 2), one_rank)) == 0.0

@@ -1,11 +1,13 @@
 """A tiny decoder and a plain training loop, for the tests that run it in different layouts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
@@ -42,13 +44,23 @@ def layout_of(world: int, sharding: str, accumulation: int = 1, *, every: bool =
     )
 
 
+@contextmanager
+def fake_rank(layout: Layout, rank: int) -> Iterator[None]:
+    """One rank of a world whose other ranks are pretended: no processes, nothing is sent."""
+    dist.init_process_group("fake", rank=rank, world_size=layout.num_ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def build(
     layout: Layout, *, precision: str = "fp32", optimizer: str = "adamw", seed: int = 0
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The tiny decoder in a layout, and its optimizer."""
     torch.manual_seed(seed)
-    mesh = strategy.make_mesh(layout, "cpu")
-    model = strategy.apply(Decoder(SHAPE, SEQ_LEN), layout, mesh, precision=precision)
+    meshes = strategy.make_meshes(layout, "cpu")
+    model = strategy.apply(Decoder(SHAPE, SEQ_LEN), layout, meshes, precision=precision)
     train = TrainSpec(global_batch=GLOBAL_BATCH, steps=100, learning_rate=3e-3, optimizer=optimizer)
     return model, make_optimizer(model, train)
 
@@ -64,23 +76,20 @@ def train_steps(
     clip_norm: float = 0.5,
 ) -> tuple[list[float], list[float]]:
     """Losses over the global batch and gradient norms of some steps, numbered from 0."""
+    meshes = strategy.make_meshes(layout, "cpu")
     losses, norms = [], []
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, SHAPE.vocab, (GLOBAL_BATCH, SEQ_LEN + 1), generator=generator)
-        slots = rank_slots(rank, layout.data, GLOBAL_BATCH, layout.micro_batch)
-        total = torch.zeros(())
-        for index, part in enumerate(slots):
-            batch = tokens[part.start : part.stop]
-            strategy.set_gradient_sync(model, layout, is_last=index == len(slots) - 1)
-            with strategy.autocast(precision, "cpu", layout):
-                logits = model(batch[:, :-1])
-                loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-            (loss / len(slots)).backward()
-            total += loss.detach() / len(slots)
-        norms.append(float(strategy.clip_gradients(model, clip_norm)))
+        batches = [
+            (tokens[part.start : part.stop, :-1], tokens[part.start : part.stop, 1:])
+            for part in rank_slots(meshes.place.data, layout.data, GLOBAL_BATCH, layout.micro_batch)
+        ]
+        seen = strategy.forward_backward(model, meshes, batches, precision=precision)
+        norms.append(float(strategy.clip_gradients(model, meshes, clip_norm)))
         optimizer.step()
         optimizer.zero_grad()
-        torch.distributed.all_reduce(total)
-        losses.append(float(total) / layout.data)
+        total = torch.stack([seen.loss_sum, seen.num_targets])
+        dist.all_reduce(total)
+        losses.append(float(total[0] / total[1]))
     return losses, norms

@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.control import messages as say
 from paceline.errors import Problem, RunError
+from paceline.parallel.rank_map import rank_of
 from paceline.record.checkpoints import set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.runtime import memory
@@ -23,8 +24,8 @@ from paceline.runtime.step import Step
 if TYPE_CHECKING:
     from paceline.runtime.session import Session
 
-Evaluate = Callable[[], "tuple[torch.Tensor | float, int]"]
-"""This rank's share of the held-out loss: the sum over its samples, and how many they were."""
+Evaluate = Callable[[], "tuple[torch.Tensor | float, torch.Tensor | float]"]
+"""This rank's share of the held-out loss: the sum over its targets, and how many they were."""
 
 
 class Loop:
@@ -106,8 +107,13 @@ class Loop:
 
     def _begin(self, number: int) -> Step:
         session = self._session
-        # Dropout and the like: the same on a resumed run, different on every rank and step.
-        seed = [session.job.spec.train.seed, number, session.place.rank]
+        # Dropout and the like: the same on a resumed run, different in every step and on all ranks
+        # but those of a tensor group, whose masks `strategy` tells apart where they must differ.
+        place = session.meshes.place
+        tensor_group = rank_of(
+            session.plan.layout, context=place.context, data=place.data, pipeline=place.pipeline
+        )
+        seed = [session.job.spec.train.seed, number, tensor_group]
         drawn = np.random.SeedSequence(seed).generate_state(3, np.uint32)
         torch.manual_seed(int(drawn[0]))
         np.random.seed(int(drawn[1]))
@@ -129,7 +135,8 @@ class Loop:
                 )
             )
         session.last_step = step.number
-        self._refused_in_a_row = self._refused_in_a_row + 1 if step.refused else 0
+        if not step.overflowed:  # fp16 tries lower scales until one fits
+            self._refused_in_a_row = self._refused_in_a_row + 1 if step.refused else 0
         if step.refused is None:
             return
         if session.is_first:
@@ -167,8 +174,8 @@ class Loop:
         with torch.no_grad(), session.autocast():
             loss_sum, count = self._evaluate()
         self._model.train()
-        total, num_samples = session.vote(float(loss_sum), float(count))
-        session.held_out_loss = total / num_samples
+        total, num_targets = session.vote(float(loss_sum), float(count))
+        session.held_out_loss = total / num_targets
         self._evaluated_step = number
         if session.is_first:
             seconds = time.perf_counter() - start

@@ -11,7 +11,10 @@ A training function gets a `Session` and reads like a plain PyTorch loop:
                 step.backward(F.cross_entropy(model(inputs), targets))
             step.apply()
 
-What the session does between those lines: the same initial weights on every rank; DDP or FSDP2
+or, so that a layout may also split samples (context) and blocks (pipeline), with
+`step.train(lambda ids: samples[ids], len(samples), loss_of=...)` for the inner loop.
+
+What the session does between those lines: the same initial weights on every rank; the model split
 as planned; gradients reduced only where they must be; the global norm and clipping; a vote of all
 ranks before anything is applied; the learning rate; metrics, evaluation and checkpoints; stopping
 at a step boundary; and going on from the newest valid checkpoint with the same samples and the
@@ -102,7 +105,13 @@ class Session:
         self.channel = channel
         """The line to this worker's agent."""
 
-        self._mesh = strategy.make_mesh(plan.layout, place.device.type)
+        self.meshes = strategy.make_meshes(plan.layout, place.device.type)
+        """Where this rank stands in the layout, and with whom it talks."""
+
+        self.scaler = strategy.LossScaler() if plan.precision == "fp16" else None
+        """Keeps the gradients inside fp16's range; None in other precisions."""
+
+        strategy.set_up_precision(self.precision)
         self._baseline_bytes = memory.held_bytes(place.device)
         self._digest: str | None = None
 
@@ -111,29 +120,46 @@ class Session:
         """Whether this is rank 0, which logs."""
         return self.place.rank == 0
 
-    def build(self, make_model: Callable[[], nn.Module]) -> nn.Module:
+    def build(
+        self, make_model: Callable[[], nn.Module], *, ways: strategy.Ways | None = None
+    ) -> nn.Module:
         """The model, split as planned, with the same initial weights on every rank.
 
         Args:
             make_model: Builds the whole model on the CPU. Called with torch's generator seeded
                 from `train.seed`, so that every layout starts from the same weights.
+            ways: How a model of your own may be split over tensor and pipeline ranks. Known ones
+                need none, nor do layouts over data ranks alone.
 
         Leaves out: building larger models than one rank's host memory can hold.
+
+        Raises:
+            PlanError: The model cannot be split as planned; it says which module and number.
         """
         self._baseline_bytes = memory.held_bytes(self.place.device)
         torch.manual_seed(self.job.spec.train.seed % 2**63)
         model = make_model().to(self.place.device)
-        return strategy.apply(model, self.plan.layout, self._mesh, precision=self._precision)
+        return strategy.apply(
+            model,
+            self.plan.layout,
+            self.meshes,
+            precision=self.precision,
+            ways=ways,
+        )
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the plan, for code that computes outside the model's forward."""
-        return strategy.autocast(self._precision, self.place.device, self.plan.layout)
+        return strategy.autocast(self.precision, self.place.device, self.plan.layout)
 
     @property
-    def _precision(self) -> strategy.Precision:
-        precision = self.plan.precision
-        assert precision == "fp32" or precision == "bf16", "launch has refused what does not run"
-        return precision
+    def precision(self) -> strategy.Precision:
+        """Type of the matrix multiplications."""
+        return self.plan.precision
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by before the backward pass: 1 but in fp16."""
+        return 1.0 if self.scaler is None else self.scaler.factor
 
     def note_baseline(self, name: str, loss: float) -> None:
         """Put a simple model's held-out loss beside ours, in the events and the report."""

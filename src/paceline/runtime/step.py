@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
-from paceline.runtime.sampling import batch_digest, rank_slots, sample_ids
+from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 
 if TYPE_CHECKING:
     from paceline.runtime.session import Session
@@ -48,6 +47,9 @@ class Step:
         self.refused: str | None = None
         """Why all ranks refused to apply it, or None."""
 
+        self.overflowed = False
+        """Whether it was refused because fp16's loss scale was too large, which is lower now."""
+
         self.stop = False
         """Whether some rank was asked to stop, as all ranks agreed in the vote."""
 
@@ -56,13 +58,56 @@ class Step:
         self._session = session
         self._model = model
         self._optimizer = optimizer
-        self._loss = torch.zeros((), dtype=torch.float64, device=session.place.device)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.place.device)
+        self._num_targets = torch.zeros_like(self._loss_sum)
+        self._expected_targets = 1.0
         self._num_backward = 0
         self._buffers = strategy.saved_buffers(model)
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        self._in_backward = False
         self._mark = time.perf_counter()
 
-    def micro_batches(self, num_samples: int) -> Iterator[np.ndarray]:
+    def train(
+        self,
+        samples: Callable[[Ids], strategy.Batch],
+        num_samples: int,
+        *,
+        loss_of: strategy.LossOf = strategy.next_token_loss,
+    ) -> None:
+        """Every micro-batch of the step, forward and backward: the one call for every layout.
+
+        Layouts that split a sample (context) or the blocks (pipeline) can only be trained so. For
+        data, tensor and expert ranks, a loop over `micro_batches` with `backward` does the same.
+
+        Args:
+            samples: Ids -> `(inputs, targets)`, whole samples. The model is called with the first.
+            num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`.
+            loss_of: `(output, targets)` -> the sum of the losses and over how many targets. The
+                step's loss is the sum over the global batch, divided by all its targets.
+        """
+        device = self._session.place.device
+
+        def batches() -> Iterator[strategy.Batch]:
+            for ids in self._ids(num_samples):
+                inputs, targets = samples(ids)
+                yield inputs.to(device), targets.to(device)
+
+        losses = strategy.forward_backward(
+            self._model,
+            self._session.meshes,
+            batches(),
+            precision=self._session.precision,
+            loss_of=loss_of,
+            loss_scale=self._session.loss_scale,
+            on_phase=self._enter,
+        )
+        self._loss_sum += losses.loss_sum
+        self._num_targets += losses.num_targets
+        self._expected_targets = losses.expected_targets
+        self._num_backward += self._session.plan.layout.accumulation
+        self._enter(None)
+
+    def micro_batches(self, num_samples: int) -> Iterator[Ids]:
         """The ids of this rank's samples, one array of `micro_batch` ids at a time.
 
         A pure function of (seed, step, slot): every sample of the data comes exactly once in an
@@ -71,32 +116,35 @@ class Step:
         Args:
             num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`.
         """
-        session, layout = self._session, self._session.plan.layout
-        seed, batch = session.job.spec.train.seed, layout.global_batch
-        slots = rank_slots(session.place.rank, layout.data, batch, layout.micro_batch)
-        self.samples_digest = batch_digest(
-            self.number - 1, seed=seed, global_batch=batch, num_samples=num_samples
-        )
-        for index, part in enumerate(slots):
-            strategy.set_gradient_sync(self._model, layout, is_last=index == len(slots) - 1)
-            session.faults.pass_by("forward", self.number)
-            yield sample_ids(
-                self.number - 1, part, seed=seed, global_batch=batch, num_samples=num_samples
+        layout = self._session.plan.layout
+        self._check_takes_a_loop()
+        for index, ids in enumerate(self._ids(num_samples)):
+            strategy.set_gradient_sync(
+                self._model, layout, is_last=index == layout.accumulation - 1
             )
+            self._enter("forward")
+            yield ids
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, *, num_targets: float = 1.0) -> None:
         """Add the gradient of a micro-batch's mean loss.
 
-        Micro-batches and ranks have the same number of samples, so the mean of their means is
-        the mean over the global batch.
+        Args:
+            loss: Its mean.
+            num_targets: Over how many targets it is the mean, where micro-batches differ: the
+                step's loss is then the mean over all targets of the global batch.
         """
-        self.forward_s += self._lap()
-        self._session.faults.pass_by("backward", self.number)
-        scaled = loss / self._session.plan.layout.accumulation
+        self._enter("backward")
+        layout = self._session.plan.layout
+        self._expected_targets = float(layout.accumulation * layout.data)
+        loss_sum = loss * num_targets
+        factor = strategy.loss_factor(layout, self._model) * self._session.loss_scale
+        scaled = loss_sum * (factor / self._expected_targets)
         scaled.backward()  # type: ignore[no-untyped-call]
-        self._loss += scaled.detach()
+        if self._session.meshes.place.tensor == 0:
+            self._loss_sum += loss_sum.detach()
+            self._num_targets += num_targets
         self._num_backward += 1
-        self.backward_s += self._lap()
+        self._enter(None)
 
     def apply(self) -> None:
         """Vote, clip and update: all ranks apply the step, or none does.
@@ -106,35 +154,74 @@ class Step:
         """
         session = self._session
         self._check_complete()
+        strategy.finish_gradients(self._model)
         session.stop_wanted |= session.channel.stop_wanted
-        train, place = session.job.spec.train, session.place
-        norm = strategy.gradient_norm(self._model)
-        norm_value, loss_value = float(norm), float(self._loss)
-        bad = [0.0] * place.world_size
-        bad[place.rank] = float(not math.isfinite(loss_value))
-        stop, loss_sum, norms_bad, *losses_bad = session.vote(
-            float(session.stop_wanted),
-            loss_value,
-            float(not math.isfinite(norm_value)),
-            *bad,
-        )
-        self.stop = stop > 0
-        self.loss, self.grad_norm = loss_sum / place.world_size, norm_value
+        summed_norm = float(strategy.gradient_norm(self._model, session.meshes))
+        loss_sum, num_targets, bad_ranks = self._vote(summed_norm)
+        mean = self._expected_targets / num_targets / session.loss_scale if num_targets else 0.0
+        self.loss = loss_sum / num_targets if num_targets else 0.0
+        self.grad_norm = summed_norm * mean
         self.vote_s = self._lap()
-        ranks = [rank for rank, flag in enumerate(losses_bad) if flag]
-        if ranks:
-            self.refused = f"the loss is not finite on rank(s) {', '.join(map(str, ranks))}"
-        elif norms_bad:
-            self.refused = f"the gradient norm is {norm_value}"
-        else:
-            if train.clip_norm is not None:
-                strategy.scale_gradients(self._model, norm, train.clip_norm)
+        self.refused = self._reason_to_refuse(summed_norm, num_targets, bad_ranks)
+        if self.refused is None:
+            clip = strategy.clip_factor(self.grad_norm, session.job.spec.train.clip_norm)
+            strategy.scale_gradients(self._model, mean * clip)
             session.faults.pass_by("apply", self.number)
             self._optimizer.step()
+        if session.scaler is not None:
+            self.overflowed = not math.isfinite(summed_norm) and not bad_ranks
+            session.scaler.update(found_inf=self.refused is not None)
         self._optimizer.zero_grad()
         self._settle_buffers()
         self.apply_s = self._lap()
         self.finished = True
+
+    def _vote(self, norm: float) -> tuple[float, float, list[int]]:
+        """Losses and targets of all ranks, and the ranks whose numbers are not finite."""
+        session, place = self._session, self._session.place
+        loss_sum, num_targets = self._loss_sum.item(), self._num_targets.item()
+        bad = [0.0] * place.world_size
+        bad[place.rank] = float(not math.isfinite(loss_sum))
+        stop, loss_total, targets_total, *losses_bad = session.vote(
+            float(session.stop_wanted), loss_sum, num_targets, *bad
+        )
+        self.stop = stop > 0
+        return loss_total, targets_total, [rank for rank, flag in enumerate(losses_bad) if flag]
+
+    def _reason_to_refuse(
+        self, norm: float, num_targets: float, bad_ranks: list[int]
+    ) -> str | None:
+        if bad_ranks:
+            return f"the loss is not finite on rank(s) {', '.join(map(str, bad_ranks))}"
+        if not math.isfinite(norm):
+            scaler = self._session.scaler
+            scale = f" (fp16, loss scale {scaler.factor:g})" if scaler is not None else ""
+            return f"the gradient norm is {norm}{scale}"
+        if not num_targets:
+            return "no target of the global batch counts"
+        return None
+
+    def _ids(self, num_samples: int) -> Iterator[Ids]:
+        session, layout = self._session, self._session.plan.layout
+        seed, batch = session.job.spec.train.seed, layout.global_batch
+        self.samples_digest = batch_digest(
+            self.number - 1, seed=seed, global_batch=batch, num_samples=num_samples
+        )
+        data_rank = session.meshes.place.data
+        for part in rank_slots(data_rank, layout.data, batch, layout.micro_batch):
+            yield sample_ids(
+                self.number - 1, part, seed=seed, global_batch=batch, num_samples=num_samples
+            )
+
+    def _enter(self, phase: strategy.Phase | None) -> None:
+        """Count the time since the last phase, and let a drill's faults pass by."""
+        if self._in_backward:
+            self.backward_s += self._lap()
+        else:
+            self.forward_s += self._lap()
+        self._in_backward = phase == "backward"
+        if phase == "forward" or phase == "backward":
+            self._session.faults.pass_by(phase, self.number)
 
     def _check_complete(self) -> None:
         asked = self._session.plan.layout.accumulation
@@ -155,10 +242,26 @@ class Step:
             )
         )
 
+    def _check_takes_a_loop(self) -> None:
+        layout = self._session.plan.layout
+        axis = "pipeline" if layout.pipeline > 1 else "context"
+        if layout.pipeline == 1 and layout.context == 1:
+            return
+        raise RunError(
+            Problem(
+                code="R024",
+                what=f"layout.{axis} is {getattr(layout, axis)}, and the program goes through "
+                "step.micro_batches itself",
+                where=self._session.job.where("program"),
+                fix="call step.train(samples, num_samples, loss_of=...) instead, which works in "
+                f"every layout, or set layout.{axis} to 1",
+            )
+        )
+
     def _settle_buffers(self) -> None:
         """The same buffers on every rank; after a refused step those from before it."""
         if self.refused is None:
-            strategy.send_buffers(self._buffers)
+            strategy.send_buffers(self._buffers, self._session.meshes)
             return
         with torch.no_grad():
             for buffer, before in zip(self._buffers, self._buffers_before, strict=True):

@@ -3,31 +3,59 @@
 Imports nothing of ours below `parallel/`, so that `prove` may use it.
 """
 
-from paceline.runtime.strategy.apply import (
-    apply,
-    make_mesh,
-    repeated_blocks,
-    saved_buffers,
-    send_buffers,
-)
+from paceline.runtime.strategy.apply import Options, apply
+from paceline.runtime.strategy.blocks import repeated_blocks
+from paceline.runtime.strategy.context import attention, positions
 from paceline.runtime.strategy.gradients import (
+    clip_factor,
     clip_gradients,
     gradient_norm,
     scale_gradients,
-    set_gradient_sync,
 )
-from paceline.runtime.strategy.precision import Precision, autocast
+from paceline.runtime.strategy.initial import saved_buffers, send_buffers
+from paceline.runtime.strategy.mesh import Meshes, make_meshes
+from paceline.runtime.strategy.precision import LossScaler, Precision, autocast, set_up_precision
+from paceline.runtime.strategy.shard import finish_gradients, loss_factor, set_gradient_sync
+from paceline.runtime.strategy.train import (
+    IGNORED,
+    Batch,
+    Losses,
+    LossOf,
+    Phase,
+    evaluate,
+    forward_backward,
+    next_token_loss,
+)
+from paceline.runtime.strategy.ways import Ways
 
 __all__ = [
+    "IGNORED",
+    "Batch",
+    "LossOf",
+    "LossScaler",
+    "Losses",
+    "Meshes",
+    "Options",
+    "Phase",
     "Precision",
+    "Ways",
     "apply",
+    "attention",
     "autocast",
+    "clip_factor",
     "clip_gradients",
+    "evaluate",
+    "finish_gradients",
+    "forward_backward",
     "gradient_norm",
-    "make_mesh",
+    "loss_factor",
+    "make_meshes",
+    "next_token_loss",
+    "positions",
     "repeated_blocks",
     "saved_buffers",
     "scale_gradients",
     "send_buffers",
     "set_gradient_sync",
+    "set_up_precision",
 ]

@@ -1,143 +1,108 @@
-"""Wrap a model so that it trains in a layout.
+"""A layout, carried out on a model: the recipe. Each line is a file of its own.
 
-Leaves out: moving the model to its device and seeding it (the session does both before), and
-building the process group.
+Leaves out: building the process group, and moving the model to its device.
 """
 
-import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime.strategy.blocks import parts_of
+from paceline.runtime.strategy.compiling import compile_blocks
+from paceline.runtime.strategy.context import split_context
+from paceline.runtime.strategy.expert import split_experts
+from paceline.runtime.strategy.hooks import Compression
+from paceline.runtime.strategy.initial import send_from_first_rank
+from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.pipeline import split_stages
 from paceline.runtime.strategy.precision import Precision
-
-WORTH_SHARDING = 0.1
-"""Share of the model's parameters a list of blocks needs to be sharded block by block. A guess:
-below it, the smaller gathered unit cannot matter much for memory."""
-
-_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
-_SYNC_BUFFERS = (
-    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers"
-)
-"""torch 2.13 renamed the option and warns about the old name; 2.11 knows only the old one."""
+from paceline.runtime.strategy.recompute import recompute_blocks
+from paceline.runtime.strategy.shard import shard
+from paceline.runtime.strategy.tensor import split_tensors
+from paceline.runtime.strategy.ways import Ways
+from paceline.runtime.strategy.ways_known import ways_of
 
 
-def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The layout's ranks as a device mesh with one axis, `data`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a layout is carried out, where that does not change what is split."""
 
-    Collective: every rank of an initialised process group calls it.
-    """
-    world = dist.get_world_size()
-    assert world == layout.num_ranks, f"{layout.name} on a world of {world}"
-    return init_device_mesh(device_type, (layout.data,), mesh_dim_names=("data",))
+    compile: bool = False
+    """Compile each block."""
+
+    compression: Compression | None = None
+    """How DDP sends gradients; None is as they are."""
+
+    bucket_bytes: int | None = None
+    """Gradients that DDP reduces together; torch's own when None."""
+
+    static_graph: bool = False
+    """Promise DDP that every step runs the same graph."""
 
 
-def apply(model: nn.Module, layout: Layout, mesh: DeviceMesh, *, precision: Precision) -> nn.Module:
+def apply(
+    model: nn.Module,
+    layout: Layout,
+    meshes: Meshes,
+    *,
+    precision: Precision,
+    ways: Ways | None = None,
+    options: Options = Options(),
+) -> nn.Module:
     """The model, ready to train in the layout; every rank starts from rank 0's weights.
 
     Args:
-        model: Any module, whole, on its device (or on meta, for a dry run).
-        layout: How the work is split. One rank needs no wrapping, whatever the sharding.
-        mesh: From `make_mesh`.
-        precision: `bf16` is set up here for FSDP2 only; elsewhere `autocast` does it.
+        model: Any module, whole, on its device (or on meta, for a dry run). Not to be used by
+            itself afterwards.
+        layout: How the work is split.
+        meshes: From `make_meshes`.
+        precision: Narrow types are set up here for FSDP2 only; elsewhere `autocast` does it.
+        ways: Where the blocks are and how matrices split; found for known models when left out.
+            A layout that splits over data ranks alone needs none.
+        options: What is left to choose.
 
     Returns:
-        The module to call: a new wrapper for DDP, the same object otherwise.
+        The module to train: a wrapper for DDP, a `Pipeline` of this rank's stages, or the same
+        object.
+
+    Raises:
+        PlanError: The model cannot be split like that; it says which module and number.
     """
-    if layout.num_ranks == 1:
-        return model
-    if layout.sharding == "none":
-        return _replicate(model, mesh)
-    return _shard(model, mesh, precision)
-
-
-def _replicate(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """DDP. Gradients live in the reduction's own buckets, which saves one copy of them.
-
-    DDP's own sending of buffers is off: the step loop does it once a step, see `send_buffers`.
-    """
-    options: dict[str, Any] = {_SYNC_BUFFERS: False}
-    return DistributedDataParallel(
+    send_from_first_rank(model)
+    ways = ways or ways_of(model)
+    if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
+        raise PlanError(_nothing_known(model, layout))
+    if layout.pipeline > 1 and ways is not None:
+        model = split_stages(model, layout, meshes, ways)
+    for part in parts_of(model):
+        split_context(part, layout, meshes, ways)
+        split_experts(part, layout, meshes, ways)
+        if ways is not None:
+            split_tensors(part, layout, meshes, ways)
+    recompute_blocks(model, layout, ways)
+    if options.compile:
+        compile_blocks(model, ways, device_type=meshes.device_type)
+    return shard(
         model,
-        process_group=mesh.get_group(),
-        gradient_as_bucket_view=True,
-        **options,
+        layout,
+        meshes,
+        precision,
+        ways=ways,
+        hook=options.compression,
+        bucket_bytes=options.bucket_bytes,
+        static_graph=options.static_graph,
     )
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh, precision: Precision) -> nn.Module:
-    """FSDP2, bottom-up: each block is gathered on its own, what is left belongs to the root.
-
-    In bf16 the root hands out float32, so that the loss is float32 as under autocast.
-    """
-    _send_from_first_rank(model, mesh)
-    policy, root_policy = MixedPrecisionPolicy(), MixedPrecisionPolicy()
-    if precision == "bf16":
-        narrow, wide = torch.bfloat16, torch.float32
-        policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=wide)
-        root_policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=wide, output_dtype=wide)
-    for block in repeated_blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=root_policy)
-    return model
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of any module: the children of its outermost lists of same-typed modules.
-
-    A list counts when it holds two modules or more and a tenth of the parameters, so a decoder
-    gives its blocks, an encoder-decoder both stacks, and the experts inside a block do not count.
-    Empty when the model has no such list.
-    """
-    enough = WORTH_SHARDING * _num_parameters(model)
-    return list(_blocks_below(model, enough))
-
-
-def _blocks_below(module: nn.Module, enough: float) -> Iterator[nn.Module]:
-    if isinstance(module, nn.ModuleList | nn.Sequential) and _is_stack(module, enough):
-        yield from module.children()
-        return
-    for child in module.children():
-        yield from _blocks_below(child, enough)
-
-
-def _is_stack(module: nn.Module, enough: float) -> bool:
-    children = list(module.children())
-    same_type = len({type(child) for child in children}) == 1
-    return len(children) >= 2 and same_type and _num_parameters(module) >= max(enough, 1)
-
-
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def saved_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Buffers that are saved with the model. Those can change while training, as batch norm's
-    averages do, and then differ between ranks; others follow from the shape."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    saved = inner.state_dict(keep_vars=True)
-    return [buffer for name, buffer in inner.named_buffers() if name in saved]
-
-
-def send_buffers(buffers: Sequence[torch.Tensor]) -> None:
-    """Every rank takes over rank 0's buffers: at the end of each step, in every layout alike, so
-    that a checkpoint of any rank's is a checkpoint of all ranks'. Collective."""
-    with torch.no_grad():
-        for buffer in buffers:
-            dist.broadcast(buffer, 0)
-
-
-def _send_from_first_rank(model: nn.Module, mesh: DeviceMesh) -> None:
-    """What DDP does when it is built: FSDP2 would shard each rank's own, differing weights."""
-    group = mesh.get_group()
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *saved_buffers(model)):
-            if not tensor.is_meta:
-                dist.broadcast(tensor, group=group, group_src=0)
+def _nothing_known(model: nn.Module, layout: Layout) -> Problem:
+    name = type(model).__name__
+    axis = "tensor" if layout.tensor > 1 else "pipeline"
+    return Problem(
+        code="L020",
+        what=f"how to split {name} over {axis} ranks is not known",
+        where=f"layout.{axis}",
+        fix=f"give {name} an attribute `paceline_ways`, or session.build(..., ways=Ways(...)); "
+        "docs/guides/own-code.md has an example. Layouts over data ranks alone need none",
+    )

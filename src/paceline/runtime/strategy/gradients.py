@@ -1,69 +1,95 @@
-"""Gradients between the backward pass and the optimizer step: when to reduce, norm, clip.
+"""Gradients between the backward pass and the optimizer step: their norm, scaling, clipping.
 
 The norm and the scaling are two calls because all ranks vote in between whether the step is taken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import get_total_norm
 
-from paceline.parallel.layout import Layout
-
-
-def set_gradient_sync(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
-    """Say, before each micro-batch's forward pass, whether its gradients are reduced.
-
-    Only the last micro-batch of a step reduces; the others add up locally. With
-    `layout.reduce_every_micro_batch` a sharded model reduces each time, and keeps only its shard.
-
-    Before the forward pass, because DDP prepares its reduction there.
-    """
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = is_last
-    elif isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last or layout.reduce_every_micro_batch)
+from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.pipeline import Pipeline
 
 
-def gradient_norm(model: nn.Module) -> Tensor:
-    """L2 norm over the gradients of all parameters: one float32 number, the same on every rank.
+def gradient_norm(model: nn.Module, meshes: Meshes) -> Tensor:
+    """L2 norm over the gradients of all parameters, each counted once however it is split: one
+    float64 number, the same on every rank.
 
-    Collective when the model is sharded: each rank sums its shards, then the ranks are summed.
+    Every rank adds up the squares of what it holds, divided by the number of ranks that hold the
+    same, and the sums are added over all ranks. Collective, unless every rank holds everything.
     Not finite if any gradient is not.
     """
-    gradients = _gradients(model.parameters())
-    if not gradients:
-        return torch.zeros(())
-    norm = get_total_norm(gradients, norm_type=2.0)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    elsewhere = set(model.counted_elsewhere()) if isinstance(model, Pipeline) else set()
+    counted = (parameter for parameter in model.parameters() if parameter not in elsewhere)
+    held: dict[int, list[Tensor]] = {}
+    for gradient in _gradients(counted):
+        held.setdefault(_num_copies(gradient, meshes), []).append(_local(gradient))
+    total = torch.zeros((), dtype=torch.float64, device=meshes.device_type)
+    if not _is_split(model, meshes):
+        for gradients in held.values():
+            total += _sum_of_squares(gradients)
+        return total.sqrt()
+    for copies, gradients in held.items():
+        total += _sum_of_squares(gradients) / copies
+    dist.all_reduce(total)
+    return total.sqrt()
 
 
-def scale_gradients(model: nn.Module, norm: Tensor, max_norm: float) -> None:
-    """Scale all gradients in place so that their norm is at most `max_norm`.
+def scale_gradients(model: nn.Module, factor: float) -> None:
+    """Multiply all gradients in place."""
+    if factor != 1.0:
+        held = [_local(gradient) for gradient in _gradients(model.parameters())]
+        if held:
+            torch._foreach_mul_(held, factor)
 
-    Args:
-        model: The model that `norm` was taken of.
-        norm: From `gradient_norm`.
-        max_norm: Gradients with a smaller norm are left untouched.
+
+def clip_factor(norm: float, max_norm: float | None) -> float:
+    """What gradients of this norm are multiplied by, so that it is at most `max_norm`.
+
+    >>> clip_factor(4.0, 1.0), clip_factor(0.5, 1.0), clip_factor(4.0, None)
+    (0.25, 1.0, 1.0)
     """
-    if float(norm) <= max_norm:
-        return
-    factor = max_norm / float(norm)
-    for gradient in _gradients(model.parameters()):
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        local.mul_(factor)
+    return 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Norm before clipping; `gradient_norm` and `scale_gradients` in one call, without the vote."""
-    norm = gradient_norm(model)
-    scale_gradients(model, norm, max_norm)
+def clip_gradients(model: nn.Module, meshes: Meshes, max_norm: float) -> Tensor:
+    """Norm before clipping: norm and scaling in one call, without the vote."""
+    norm = gradient_norm(model, meshes)
+    scale_gradients(model, clip_factor(float(norm), max_norm))
     return norm
+
+
+def _is_split(model: nn.Module, meshes: Meshes) -> bool:
+    """Whether some rank lacks a part of some gradient; every rank comes to the same answer."""
+    layout = meshes.layout
+    return layout.pipeline > 1 or any(isinstance(each, DTensor) for each in model.parameters())
+
+
+def _num_copies(gradient: Tensor, meshes: Meshes) -> int:
+    """Ranks that hold the same part of a gradient."""
+    stage_ranks = meshes.layout.num_ranks // meshes.layout.pipeline
+    if not isinstance(gradient, DTensor):
+        return stage_ranks
+    mesh, placements = gradient.device_mesh, gradient.placements
+    assert not any(each.is_partial() for each in placements), "a gradient is not reduced yet"
+    return stage_ranks // prod(
+        mesh.size(axis) for axis, each in enumerate(placements) if each.is_shard()
+    )
+
+
+def _sum_of_squares(gradients: Sequence[Tensor]) -> Tensor:
+    """In float64; 0 for none."""
+    norms = torch._foreach_norm([each for each in gradients if each.numel()] or [torch.zeros(1)])
+    return torch.stack([norm.double() for norm in norms]).square().sum()
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

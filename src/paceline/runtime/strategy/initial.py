@@ -1,0 +1,40 @@
+"""The same numbers on every rank: the weights a run begins with, and buffers after each step."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.runtime.strategy.mesh import Meshes
+
+
+def send_from_first_rank(model: nn.Module) -> None:
+    """Every rank takes over rank 0's weights and saved buffers, of the whole model: what is split
+    afterwards is cut out of them. Nothing on meta. Collective."""
+    if dist.get_world_size() == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *saved_buffers(model)):
+            if not tensor.is_meta:
+                dist.broadcast(tensor, 0)
+
+
+def saved_buffers(model: nn.Module) -> list[Tensor]:
+    """Buffers that are saved with the model. Those can change while training, as batch norm's
+    averages do, and then differ between ranks; others follow from the shape."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    saved = inner.state_dict(keep_vars=True)
+    return [buffer for name, buffer in inner.named_buffers() if name in saved]
+
+
+def send_buffers(buffers: Sequence[Tensor], meshes: Meshes) -> None:
+    """Ranks that hold the same part take over the first one's buffers: at the end of each step, in
+    every layout alike, so that a checkpoint of any rank's is a checkpoint of all ranks'.
+    Collective."""
+    if meshes.sharers.size() == 1:
+        return
+    with torch.no_grad():
+        for buffer in buffers:
+            dist.broadcast(buffer, group=meshes.sharers.get_group(), group_src=0)

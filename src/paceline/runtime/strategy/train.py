@@ -1,0 +1,201 @@
+"""The gradients of one optimizer step, in any layout: every micro-batch forward and backward.
+
+The loss is normalised by targets over the whole global batch. A micro-batch's loss is the sum over
+its targets divided by the number of targets that the global batch is expected to have, and all
+reductions over ranks are sums. Where targets are missing (padding), the real number is known once
+all ranks have counted: the gradients are then multiplied by expected / real, together with the
+clipping.
+
+Letters in tensor names: B samples in a micro-batch, S tokens in a sample, V size of the vocabulary.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from paceline.runtime.strategy import pipeline
+from paceline.runtime.strategy.context import local_tokens
+from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.precision import Precision, autocast
+from paceline.runtime.strategy.shard import finish_gradients, loss_factor, set_gradient_sync
+from paceline.runtime.strategy.tensor import loss_context
+
+Batch = tuple[Tensor, Tensor]
+"""`(inputs_BS, targets_BS)` of one micro-batch, whole samples: every rank of a context, tensor or
+pipeline group has the same ones."""
+
+LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]
+"""`(output, targets)` -> the sum of the losses, and over how many targets it is."""
+
+Phase = Literal["forward", "loss", "backward"]
+
+IGNORED = -100
+"""A target that does not count; torch's own number for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Losses as this rank has seen them; the sums over all ranks are the global batch's.
+
+    Zero on ranks that only repeat another rank's: all stages but the last, all but the first of
+    the tensor ranks.
+    """
+
+    loss_sum: Tensor
+    """A float64 number, not yet divided."""
+
+    num_targets: Tensor
+    """A float64 number: the targets that count."""
+
+    expected_targets: float
+    """What the gradients are divided by: targets of the global batch when none is missing."""
+
+
+def next_token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the cross entropies in float32, and the number of targets that are not `IGNORED`."""
+    wide = logits_BSV if logits_BSV.dtype == torch.float64 else logits_BSV.float()
+    loss_sum = F.cross_entropy(
+        wide.flatten(0, 1), targets_BS.flatten(), reduction="sum", ignore_index=IGNORED
+    )
+    return loss_sum, (targets_BS != IGNORED).sum()
+
+
+def forward_backward(
+    model: nn.Module,
+    meshes: Meshes,
+    micro_batches: Iterable[Batch],
+    *,
+    precision: Precision,
+    loss_of: LossOf = next_token_loss,
+    loss_scale: float = 1.0,
+    on_phase: Callable[[Phase], None] = lambda phase: None,
+) -> Losses:
+    """Add the gradients of one optimizer step to the parameters'; they are sums, already reduced.
+
+    Args:
+        model: As `apply` returned it.
+        meshes: Where this rank stands.
+        micro_batches: This data rank's, `layout.accumulation` of them, on the model's device and
+            all of one shape. Taken one at a time, except by a pipeline, which needs all.
+        precision: The job's.
+        loss_of: The loss of one micro-batch.
+        loss_scale: Gradients come out multiplied by it: a loss scaler's, or 1.
+        on_phase: Told before each phase of each micro-batch. A pipeline mixes them, and tells of
+            one backward.
+    """
+    layout, total = meshes.layout, _Total(meshes)
+    if isinstance(model, pipeline.Pipeline):
+        batches = [_own_part(batch, meshes) for batch in micro_batches]
+        on_phase("backward")
+        total.expect(batches[0])
+        with loss_context(layout):
+            seen = pipeline.forward_backward(
+                model,
+                batches,
+                partial(_local_loss, loss_of),
+                loss_scale=loss_scale / total.expected,
+                forward_context=partial(autocast, precision, meshes.device_type, layout),
+            )
+        total.add(*seen)
+        return total.losses()
+    for index, batch in enumerate(micro_batches):
+        set_gradient_sync(model, layout, is_last=index == layout.accumulation - 1)
+        inputs_BS, targets_BS = _own_part(batch, meshes)
+        total.expect((inputs_BS, targets_BS))
+        on_phase("forward")
+        with loss_context(layout):
+            with autocast(precision, meshes.device_type, layout):
+                output = model(inputs_BS)
+                on_phase("loss")
+                loss_sum, num_targets = _local_loss(loss_of, output, targets_BS)
+            del output
+            on_phase("backward")
+            factor = loss_scale * loss_factor(layout, model) / total.expected
+            (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
+        total.add(loss_sum, num_targets)
+        del loss_sum
+    finish_gradients(model)
+    return total.losses()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    meshes: Meshes,
+    micro_batches: Iterable[Batch],
+    *,
+    precision: Precision,
+    loss_of: LossOf = next_token_loss,
+) -> Losses:
+    """The losses of some micro-batches without gradients. Every rank makes the same number of
+    calls, which sharded models and pipelines need; targets that only fill up are `IGNORED`."""
+    layout, total = meshes.layout, _Total(meshes)
+    context = partial(autocast, precision, meshes.device_type, layout)
+    if isinstance(model, pipeline.Pipeline):
+        batches = [_own_part(batch, meshes) for batch in micro_batches]
+        total.expect(batches[0])
+        with loss_context(layout):
+            total.add(
+                *pipeline.evaluate(
+                    model, batches, partial(_local_loss, loss_of), forward_context=context
+                )
+            )
+        return total.losses()
+    for batch in micro_batches:
+        inputs_BS, targets_BS = _own_part(batch, meshes)
+        total.expect((inputs_BS, targets_BS))
+        with loss_context(layout), context():
+            total.add(*_local_loss(loss_of, model(inputs_BS), targets_BS))
+    return total.losses()
+
+
+def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor | int]:
+    """The loss as every tensor rank has it, also of logits that are split over the vocabulary."""
+    loss_sum, num_targets = loss_of(output, targets_BS)
+    return loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum, num_targets
+
+
+def _own_part(batch: Batch, meshes: Meshes) -> Batch:
+    """This context rank's tokens."""
+    layout, rank = meshes.layout, meshes.place.context
+    if layout.context == 1:
+        return batch
+    inputs_BS, targets_BS = (local_tokens(each, layout, rank) for each in batch)
+    return inputs_BS, targets_BS
+
+
+class _Total:
+    """Adds up the losses of the micro-batches."""
+
+    def __init__(self, meshes: Meshes) -> None:
+        layout, place = meshes.layout, meshes.place
+        self._layout = layout
+        self._device = torch.device(meshes.device_type)
+        self._is_counted = place.tensor == 0
+        self._sums: list[Tensor] = []
+        self._counts: list[Tensor | int] = []
+        self.expected = 0.0
+
+    def expect(self, batch: Batch) -> None:
+        """Every micro-batch is expected to have as many targets as the first."""
+        if not self.expected:
+            per_sample = batch[1].numel() * self._layout.context / self._layout.micro_batch
+            self.expected = per_sample * self._layout.global_batch
+
+    def add(self, loss_sum: Tensor, num_targets: Tensor | int) -> None:
+        self._sums.append(loss_sum.detach())
+        self._counts.append(num_targets)
+
+    def losses(self) -> Losses:
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        loss_sum, num_targets = zero, zero
+        if self._is_counted:
+            for each, count in zip(self._sums, self._counts, strict=True):
+                loss_sum, num_targets = loss_sum + each, num_targets + count
+        return Losses(loss_sum=loss_sum, num_targets=num_targets, expected_targets=self.expected)
