@@ -199,8 +199,9 @@ class PowerSGD:
         for each in sent.matrices:
             approximation_NM = each.left_NR @ each.right_MR.T
             torch.sub(each.matrix_NM, approximation_NM, alpha=1 / num_ranks, out=each.error_NM)
-            for kept in (each.error_NM, each.right_MR):  # of a step that is refused nothing stays
-                kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            # Nothing stays of a step that is not finite; `right` begins anew.
+            each.error_NM.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            each.right_MR.nan_to_num_(nan=1.0, posinf=1.0, neginf=1.0)
             each.gradient.copy_(approximation_NM.view_as(each.gradient))
         sent.result.set_result(sent.gradients)
 
