@@ -34,6 +34,7 @@ from paceline.runtime.strategy.expert import (
     expert_placement,
     reduce_expert_gradients,
     split_experts,
+    tensor_ways,
 )
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
 from paceline.runtime.strategy.tensor import split_tensors
@@ -283,7 +284,7 @@ def shard_like_fsdp2(
         module.set_gradient_divide_factor(1.0)
 
 
-MIXTRAL_WAYS = Ways(
+MOE_WAYS = Ways(
     blocks="model.layers",
     first=("model.embed_tokens",),
     last=("model.norm", "lm_head"),
@@ -292,19 +293,25 @@ MIXTRAL_WAYS = Ways(
         "*.self_attn.k_proj": "column",
         "*.self_attn.v_proj": "column",
         "*.self_attn.o_proj": "row",
+        "*.mlp": "sum",
+        "*.mlp.experts": "experts",
+        "*.mlp.shared_expert.gate_proj": "column",
+        "*.mlp.shared_expert.up_proj": "column",
+        "*.mlp.shared_expert.down_proj": "row",
     },
     experts="mlp.experts",
 )
 
 
-def with_tensor_ranks(*, sequence_parallel: bool) -> float:
-    """Deviation of Mixtral with attention split over two ranks, and experts over two others."""
-    reference = family("mixtral")
+def with_tensor_ranks(name: str, *, sequence_parallel: bool) -> float:
+    """Deviation with attention and shared experts split over two ranks, and routed experts over
+    two others."""
+    reference = family(name)
     right = add_gradients(reference, samples())
     layout = layout_of(data=2, tensor=2, expert=2, sequence_parallel=sequence_parallel)
     meshes = make_meshes(layout, "cpu")
-    model = split_experts(family("mixtral"), layout, meshes, MIXTRAL_WAYS)
-    model = split_tensors(model, layout, meshes, MIXTRAL_WAYS)
+    model = split_experts(family(name), layout, meshes, MOE_WAYS)
+    model = split_tensors(model, layout, meshes, tensor_ways(MOE_WAYS, layout))
     mine = samples().chunk(2)[meshes.place.data]
     loss = torch.tensor(add_gradients(model, mine), dtype=torch.float64)
     dist.all_reduce(loss, group=meshes.sharers.get_group())
@@ -317,8 +324,9 @@ def with_tensor_ranks(*, sequence_parallel: bool) -> float:
 
 
 WITH_TENSOR_RANKS = {
-    "mixtral, tensor ranks": False,
-    "mixtral, tensor ranks and sequence parallelism": True,
+    "mixtral, tensor ranks": ("mixtral", False),
+    "mixtral, tensor ranks and sequence parallelism": ("mixtral", True),
+    "qwen2_moe, tensor ranks and sequence parallelism": ("qwen2_moe", True),
 }
 
 
@@ -329,8 +337,8 @@ def families_on_ranks(rank: int, world: int, expert: int) -> dict[str, float]:
         name: shared_and_whole(build, rank, world, expert, ways=None)
         for name, build in builds.items()
     }
-    for name, sequence_parallel in WITH_TENSOR_RANKS.items():
-        found[name] = with_tensor_ranks(sequence_parallel=sequence_parallel)
+    for case, (name, sequence_parallel) in WITH_TENSOR_RANKS.items():
+        found[case] = with_tensor_ranks(name, sequence_parallel=sequence_parallel)
     return found
 
 
@@ -529,6 +537,12 @@ def test_experts_that_cannot_be_cut_by_rows_are_refused_with_the_reason(
     with fake_rank(0, layout) as meshes, pytest.raises(PlanError, match=re.escape(reason)):
         split_experts(model, layout, meshes, OWN_WAYS)
     assert not expert_modules(model)
+
+
+def test_the_tensor_split_keeps_its_ways_where_experts_are_not_shared():
+    assert tensor_ways(MOE_WAYS, layout_of(data=1, tensor=2)) is MOE_WAYS
+    left = tensor_ways(MOE_WAYS, layout_of(data=2, tensor=2, expert=2)).tensor
+    assert MOE_WAYS.tensor.keys() - left.keys() == {"*.mlp", "*.mlp.experts"}
 
 
 def test_a_frozen_expert_stays_frozen_and_a_stage_without_experts_is_left_alone():

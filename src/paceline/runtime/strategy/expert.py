@@ -20,8 +20,8 @@ gradients already hold what those ranks' losses say, and only ranks with the sam
 
 **Tensor ranks** each hold the same experts, whole: `layout.tensor` does not divide them. With
 sequence parallelism each tensor rank sends its own tokens, and the gradients are summed over the
-tensor ranks in the backward pass; without it each computes the same. So the block that holds the
-experts must not be entered as a whole (`gather`) by `split_tensors`, which is called after.
+tensor ranks in the backward pass; without it each computes the same. `split_tensors` comes after,
+with `tensor_ways`, which leave the experts to this module.
 
 **No loss but the model's own.** A load-balancing loss would need the router's choices of the whole
 global batch. transformers adds one only when called with labels and `output_router_logits`; models
@@ -29,6 +29,7 @@ here are called for their logits, so none is added, in this layout as in any oth
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -130,6 +131,21 @@ def check_expert(model: nn.Module, layout: Layout, ways: Ways | None = None) -> 
             fix="leave layout.expert out, or name the experts of a block in Ways.experts",
         )
     yield from _check_modules(found, layout)
+
+
+def tensor_ways(ways: Ways, layout: Layout) -> Ways:
+    """The ways to give `split_tensors`: without the routed experts, and without the sums that their
+    blocks would leave with, where the experts are shared among `layout.expert` ranks."""
+    if layout.expert == 1:
+        return ways
+    experts = {name for name, way in ways.tensor.items() if way == "experts"}
+    sums = {
+        name
+        for name, way in ways.tensor.items()
+        if way == "sum" and any(inside.startswith(f"{name}.") for inside in experts)
+    }
+    kept = {name: way for name, way in ways.tensor.items() if name not in experts | sums}
+    return replace(ways, tensor=kept)
 
 
 def expert_modules(model: nn.Module) -> list[nn.Module]:
