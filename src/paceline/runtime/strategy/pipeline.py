@@ -3,8 +3,8 @@
     pipeline = split_stages(model, layout, meshes, ways)   # then split, shard each of its parts
     loss_sum, num_targets = forward_backward(pipeline, micro_batches, loss_of)
 
-What goes from stage to stage is what the blocks give: with sequence parallelism a rank's share of
-the tokens, so that nothing is sent twice, else whole samples.
+What goes from stage to stage is whole on every tensor rank, also with sequence parallelism: so a
+stage can be given the same as the model it is cut out of, which counts positions by it.
 
 A matrix that is both embedding and head is on the first and on the last rank, and one parameter for
 everything outside: both have it under its first name, and their gradients are summed.
@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
@@ -159,9 +160,8 @@ class Pipeline(nn.Module):
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
         """Parameters that the first stage's rank has too: the gradient norm counts them there."""
-        return [
-            second for first, second in self.places_of_tied() if first is None and second is not None
-        ]
+        ends = self.places_of_tied()
+        return [second for first, second in ends if first is None and second is not None]
 
     def places_of_tied(self) -> Iterator[tuple[nn.Parameter | None, nn.Parameter | None]]:
         """Both places of each tied parameter, None for one that is on another rank."""
@@ -235,6 +235,8 @@ class _Loss:
         assert self.loss_of is not None
         with self.context():
             loss_sum, num_targets = self.loss_of(logits, targets_BS)
+        if isinstance(loss_sum, DTensor):  # whole on every tensor rank
+            loss_sum = loss_sum.to_local()
         self.sums.append((loss_sum.detach(), num_targets))
         return loss_sum * self.scale
 
@@ -276,10 +278,7 @@ def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) 
         problems = list(check_micro_batches(layout, len(micro_batches))) if trains else []
         if problems:
             raise PlanError(*problems)
-        samples, tokens = tokens_BS.shape[:2]
-        if layout.sequence_parallel:
-            tokens //= layout.tensor
-        shape = (samples, tokens, pipeline.width)
+        shape = (*tokens_BS.shape[:2], pipeline.width)
         stages = [
             Stage(
                 part,

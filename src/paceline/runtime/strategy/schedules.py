@@ -77,6 +77,14 @@ def check_pipeline(layout: Layout, num_blocks: int) -> Iterator[Problem]:
             fix=f"set layout.pipeline to {max(num_blocks // num_chunks(layout), 1)} or less"
             + (", or layout.chunks to fewer" if num_chunks(layout) > 1 and not fits else ""),
         )
+    if layout.recompute == "selective" and word in ("zero-bubble", "dualpipe-v"):
+        yield Problem(
+            code="L022",
+            what=f"schedule {word} goes backward through each block twice, for inputs and for "
+            "weights, and torch's selective recompute allows it once",
+            where="layout.recompute",
+            fix="set layout.recompute to full or none, or layout.schedule to 1f1b or interleaved",
+        )
     yield from check_micro_batches(layout, layout.accumulation)
 
 
