@@ -106,7 +106,8 @@ def _forward(
             scale,
         )
         if step == 0:  # its own block comes first, so every query has seen a key
-            merged, merged_lse = output.to(lse.dtype), lse
+            # Copies, because selective recompute may have kept these.
+            merged, merged_lse = output.to(lse.dtype, copy=True), lse.clone()
         else:
             rows = slice(block.first_query, None)
             _merge(merged[:, :, rows], merged_lse[:, :, rows], output, lse)
