@@ -176,6 +176,24 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_parameter(tmp_path):
     assert "norm.weight is [7] in the model and [32] in the checkpoint" in reasons[0]
 
 
+def copied_from_another_job(rank, world, folder):
+    model, optimizer = build(layout_of(world, "none"))
+    keeper = Checkpointer(folder, CheckpointSpec())
+    keeper.save(1, model, optimizer, job_digest="ours")
+    keeper.save(2, model, optimizer, job_digest="theirs")
+    restored = keeper.restore_newest(model, optimizer, job_digest="ours")
+    unasked = keeper.restore_newest(model, optimizer)
+    return restored.step, [str(problem) for _, problem in restored.refused], unasked.step
+
+
+def test_a_checkpoint_of_another_job_is_refused_with_both_digests(tmp_path):
+    ((step, (reason,), unasked),) = run_ranks(copied_from_another_job, 1, tmp_path)
+    assert (step, unasked) == (1, 2)
+    assert reason.startswith(
+        "C010: step-00000002 is of another job: its digest is theirs, this job's is ours"
+    )
+
+
 def save_where_a_file_is(rank, world, folder):
     model, optimizer = build(layout_of(world, "none"))
     keeper = Checkpointer(folder / "taken", CheckpointSpec())

@@ -12,6 +12,7 @@ runs/tiny-lm-20261121-101500/
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
 import time
@@ -193,8 +194,7 @@ def check_same_training(before: Job, after: Job) -> None:
     Raises:
         JobError: Something that the checkpoints depend on was changed.
     """
-    fixed = ("model", "data", "program", "train.global_batch", "train.optimizer", "train.seed")
-    old, new = (dict(_leaves(asdict(job.spec))) for job in (before, after))
+    old, new = (dict(_fixed(job)) for job in (before, after))
     problems = [
         Problem(
             code="R005",
@@ -203,10 +203,27 @@ def check_same_training(before: Job, after: Job) -> None:
             fix="start a new run for it; a resumed run keeps what its checkpoints were made with",
         )
         for field in dict.fromkeys((*old, *new))
-        if field.startswith(fixed) and old.get(field) != new.get(field)
+        if old.get(field) != new.get(field)
     ]
     if problems:
         raise JobError(*problems)
+
+
+def training_digest(job: Job) -> str:
+    """SHA-256, 64 hex digits, of what a job trains: the same for every resume of a run.
+
+    Where and how it runs (cluster, layout, steps, checkpoints) is not in it.
+    """
+    return hashlib.sha256(repr(sorted(_fixed(job))).encode()).hexdigest()
+
+
+_FIXED = ("model", "data", "program", "train.global_batch", "train.optimizer", "train.seed")
+"""Fields that the checkpoints depend on."""
+
+
+def _fixed(job: Job) -> Iterator[tuple[str, Any]]:
+    leaves = _leaves(asdict(job.spec))
+    return ((field, value) for field, value in leaves if field.startswith(_FIXED))
 
 
 def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

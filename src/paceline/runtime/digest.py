@@ -1,30 +1,96 @@
 """One SHA-256 of everything that training changes: the oracle that a recovery was exact."""
 
 import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.runtime.state import named_state
+from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.state import Stored, named_state
 
 
 def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """SHA-256, 64 hex digits, of all parameters, saved buffers and optimizer state.
 
-    Over names, shapes, types and bytes, sorted by name. The same values give the same digest under
-    DDP, FSDP2 and one process, on any number of ranks, and on every rank. Learning rates and other
-    options of the optimizer are not in it.
+    Each tensor's name, shape, type and SHA-256 is a line; the digest is of the lines, sorted. The
+    same values give the same digest in every layout, on any number of ranks, and on every rank. A
+    rank whose copy of something differs from the other ranks' has another digest than they. What
+    only one rank's part of a parameter has (`state.optimizer_name`) makes the digest the layout's
+    own. Learning rates and other options of the optimizer are not in it.
 
-    Collective when the model is sharded. Memory: one whole tensor at a time.
+    Collective over all ranks. A tensor that is split over ranks is hashed by one of them. Memory:
+    one whole tensor at a time.
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(named_state(model, optimizer).items()):
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if not isinstance(whole, Tensor):
-            digest.update(f"{name} {whole!r}\n".encode())
+    everywhere, shared = _lines(named_state(model, optimizer))
+    lines = dict(everywhere)
+    if dist.is_initialized():
+        group = dist.group.WORLD
+        seals = gather(_seal(everywhere), group)
+        # One of the ranks that have the same lines tells them.
+        speaks = seals.index(_seal(everywhere)) == dist.get_rank(group)
+        told = gather({**(everywhere if speaks else {}), **shared}, group)
+        lines = {name: line for part in reversed(told) for name, line in part.items()}
+    return _seal(lines | everywhere | shared)
+
+
+def _lines(state: Mapping[str, Stored | Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """What this rank has whole, and what it hashed of the tensors that are split over ranks."""
+    everywhere: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    for name, value in sorted(state.items()):
+        if not isinstance(value, Stored):
+            everywhere[name] = repr(value)
             continue
-        plain = whole.detach().cpu().contiguous()
-        digest.update(f"{name} {list(plain.shape)} {plain.dtype}\n".encode())
-        digest.update(plain.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        first = value.pieces[0][1]
+        whole = _whole(value)  # collective: every rank of the mesh takes part
+        if not isinstance(first, DTensor):
+            everywhere[name] = _line(whole)
+        elif _is_hashed_here(name, first):
+            shared[name] = _line(whole)
+        del whole
+    return everywhere, shared
+
+
+def _is_hashed_here(name: str, tensor: DTensor) -> bool:
+    """One of the ranks that split a copy of the tensor hashes it, of every copy another one."""
+    mesh, turn = tensor.device_mesh, zlib.crc32(name.encode())
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank has no part of a tensor on a mesh it is not in"
+    for index, size, placement in zip(coordinate, mesh.shape, tensor.placements, strict=True):
+        if not placement.is_replicate():
+            turn, mine = divmod(turn, size)
+            if mine != index:
+                return False
+    return True
+
+
+@torch.no_grad()
+def _whole(stored: Stored) -> Tensor:
+    wholes = [
+        piece.full_tensor() if isinstance(piece, DTensor) else piece for _, piece in stored.pieces
+    ]
+    if len(wholes) == 1:
+        return wholes[0].detach()
+    whole = wholes[0].new_empty(stored.size)
+    for (offset, _), piece in zip(stored.pieces, wholes, strict=True):
+        box = tuple(
+            slice(start, start + size) for start, size in zip(offset, piece.shape, strict=True)
+        )
+        whole[box] = piece
+    return whole
+
+
+def _line(tensor: Tensor) -> str:
+    plain = tensor.cpu().contiguous()
+    values = hashlib.sha256(plain.flatten().view(torch.uint8).numpy().data).hexdigest()
+    return f"{list(plain.shape)} {plain.dtype} {values}"
+
+
+def _seal(lines: Mapping[str, str]) -> str:
+    text = "".join(f"{name} {line}\n" for name, line in sorted(lines.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

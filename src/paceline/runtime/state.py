@@ -1,56 +1,216 @@
 """The state of training by name: parameters, saved buffers and optimizer state, layout-free names.
 
-One flat dict serves checkpoints and digests alike. Names are the plain module's: what DDP,
-`torch.compile` and activation checkpointing put in front is taken off, so a state has the same
-names in every layout. A tied parameter is there once.
+One flat dict serves checkpoints and digests alike. Names and shapes are the plain, whole model's,
+in every layout: what DDP, `torch.compile` and activation checkpointing put in front is taken off, a
+pipeline stage has its part of the names, a linear that tensor parallelism took apart is one again,
+and a tied parameter is there once. A rank may hold a tensor whole, a box of it, or several.
+
+Optimizer state of the parameter's shape lies where the parameter lies. An optimizer whose state has
+another shape is asked for `empty_state(parameter) -> dict[str, Tensor]` when a checkpoint is read.
 
 Leaves out: the optimizer's options (learning rate, weight decay ...), which follow from the job
 and its schedule, and random generators, which are seeded afresh each step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
+
+from paceline.runtime.strategy.fused import Apart
+from paceline.runtime.strategy.split_modules import is_transposed
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
 
-def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Every tensor (sharded ones as DTensor) and other saved value, the live ones and no copies.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor of the state, as this rank has it."""
+
+    size: tuple[int, ...]
+    """Of the whole tensor."""
+
+    pieces: tuple[tuple[tuple[int, ...], Tensor], ...]
+    """Where each begins in the whole, and the live tensor: all of it, or a DTensor."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pieces[0][1].dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a whole tensor that lies on this rank."""
+
+    offset: tuple[int, ...]
+    """Where it begins in the whole."""
+
+    tensor: Tensor
+    """Its values: the live memory, a plain tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a parameter of this rank's modules is in the plain model."""
+
+    name: str
+    """Of the plain model's parameter."""
+
+    size: tuple[int, ...]
+    """Of that parameter."""
+
+    offset: tuple[int, ...]
+    """Where this one begins in it: not at 0 for a part of a linear that was taken apart."""
+
+
+def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Stored | Any]:
+    """Every tensor and other saved value that this rank has a part of, the live ones and no copies.
 
     `model/blocks.0.ffn.up.weight`, `optimizer/blocks.0.ffn.up.weight/exp_avg`.
     """
-    state = dict(_model_state(model))
+    state = dict(model_state(model))
+    places = parameter_places(model)
     for name, parameter in named_parameters(model).items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
-                state[optimizer_name(name, key)] = value
+                _put(state, *_optimizer_entry(places[name], name, parameter, key, value))
     return state
 
 
+def model_state(model: nn.Module) -> dict[str, Stored | Any]:
+    """The part of `named_state` that is the model's own."""
+    places = parameter_places(model)
+    state: dict[str, Stored | Any] = {}
+    seen: set[int] = set()
+    for raw, value in _unwrapped(model).state_dict(keep_vars=True).items():
+        if id(value) in seen:  # a tied parameter, under its second name
+            continue
+        seen.add(id(value))
+        name = _plain(raw)
+        if not isinstance(value, Tensor):
+            state[MODEL + name] = value
+        elif name in places:
+            place = places[name]
+            _put(state, MODEL + place.name, _stored(place, value))
+        else:
+            state[MODEL + name] = whole_of(value)
+    return state
+
+
+def whole_of(tensor: Tensor) -> Stored:
+    """A tensor that is no part of another."""
+    return Stored(size=tuple(tensor.shape), pieces=(((0,) * tensor.dim(), tensor),))
+
+
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Each parameter once, under its layout-free name."""
+    """Each parameter of this rank once, under the name its module has: parts stay apart."""
     bare = _unwrapped(model)
     return {_plain(name): parameter for name, parameter in bare.named_parameters()}
 
 
-def optimizer_name(parameter_name: str, key: str) -> str:
-    """Name of one piece of a parameter's optimizer state."""
-    return f"{OPTIMIZER}{parameter_name}/{key}"
+def parameter_places(model: nn.Module) -> dict[str, Place]:
+    """Where each of `named_parameters` is in the plain model."""
+    parameters = named_parameters(model)
+    places = {
+        name: Place(name=name, size=tuple(each.shape), offset=(0,) * each.dim())
+        for name, each in parameters.items()
+    }
+    for raw, module in _unwrapped(model).named_modules():
+        if isinstance(module, Apart):
+            places |= _places_of_parts(_plain(raw), module)
+    return places
 
 
-def split_optimizer_name(name: str) -> tuple[str, str]:
-    """Parameter and key of an optimizer state's name."""
-    parameter_name, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
-    return parameter_name, key
+def _places_of_parts(whole: str, apart: Apart) -> dict[str, Place]:
+    places: dict[str, Place] = {}
+    for kind in ("weight", "bias"):
+        parts = {name: getattr(part, kind, None) for name, part in apart.named_children()}
+        sizes = {name: list(part.shape) for name, part in parts.items() if part is not None}
+        if not sizes:
+            continue
+        dim = 1 if kind == "weight" and any(map(is_transposed, apart.children())) else 0
+        size = next(iter(sizes.values())).copy()
+        size[dim] = sum(each[dim] for each in sizes.values())
+        start = 0
+        for name, each in sizes.items():
+            offset = [0] * len(size)
+            offset[dim] = start
+            start += each[dim]
+            places[f"{whole}.{name}.{kind}"] = Place(
+                name=f"{whole}.{kind}", size=tuple(size), offset=tuple(offset)
+            )
+    return places
 
 
-def set_other_model_state(model: nn.Module, state: dict[str, Any]) -> None:
+def boxes_of(stored: Stored) -> list[Box]:
+    """What lies on this rank, in plain tensors that share memory with the live ones."""
+    boxes = []
+    for start, tensor in stored.pieces:
+        offset, local = local_part(tensor)
+        if local.numel() > 0 or 0 in stored.size:
+            shifted = tuple(a + b for a, b in zip(start, offset, strict=True))
+            boxes.append(Box(shifted, local))
+    return boxes
+
+
+@torch.no_grad()
+def local_part(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """Where this rank's part of a tensor begins, and the part."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim(), tensor.detach()
+    mesh, placements = tensor.device_mesh, tensor.placements
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    local = tensor.to_local()
+    if local.numel() > 0 and tuple(local.shape) != tuple(shape):
+        raise ValueError(
+            f"a part of shape {list(local.shape)} where {placements} of {list(tensor.shape)} "
+            f"should have {list(shape)}"
+        )
+    return tuple(offset), local
+
+
+def is_split(tensor: Tensor) -> bool:
+    """Whether ranks hold different parts of a tensor."""
+    is_whole = not isinstance(tensor, DTensor) or all(p.is_replicate() for p in tensor.placements)
+    return not is_whole
+
+
+def optimizer_name(place: Place, raw: str, parameter: Tensor, key: str, value: Any) -> str:
+    """Name of one piece of a parameter's optimizer state.
+
+    A plain tensor beside a parameter that is split belongs to this rank's part of it alone and can
+    be read back by nobody else: its name says which part, `.../codes@0,0+16,64`.
+    """
+    if isinstance(value, Tensor) and value.dim() > 0 and not isinstance(value, DTensor):
+        if is_split(parameter):
+            return f"{OPTIMIZER}{raw}/{key}{part_suffix(parameter)}"
+    elif isinstance(value, DTensor) and value.dim() > 0 and value.shape != parameter.shape:
+        return f"{OPTIMIZER}{raw}/{key}"
+    is_own = isinstance(value, Tensor) and value.dim() > 0 and value.shape != parameter.shape
+    return f"{OPTIMIZER}{raw if is_own else place.name}/{key}"
+
+
+def part_suffix(parameter: Tensor) -> str:
+    """Says which part of a parameter this rank has: `@offset+shape`."""
+    offset, local = local_part(parameter)
+    return f"@{','.join(map(str, offset))}+{','.join(map(str, local.shape))}"
+
+
+def split_optimizer_name(name: str) -> tuple[str, str, str]:
+    """Parameter, key and part of an optimizer state's name; the part is empty for most."""
+    parameter_name, _, rest = name.removeprefix(OPTIMIZER).rpartition("/")
+    key, at, part = rest.partition("@")
+    return parameter_name, key, at + part
+
+
+def set_other_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Hand values that are no tensors (a module's extra state) back to the model."""
     bare = _unwrapped(model)
     values = {
@@ -62,13 +222,27 @@ def set_other_model_state(model: nn.Module, state: dict[str, Any]) -> None:
         bare.load_state_dict(values, strict=False)
 
 
-def _model_state(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    seen: set[int] = set()
-    for name, value in _unwrapped(model).state_dict(keep_vars=True).items():
-        if id(value) in seen:  # a tied parameter, under its second name
-            continue
-        seen.add(id(value))
-        yield MODEL + _plain(name), value
+def _optimizer_entry(
+    place: Place, raw: str, parameter: nn.Parameter, key: str, value: Any
+) -> tuple[str, Stored | Any]:
+    name = optimizer_name(place, raw, parameter, key, value)
+    if not isinstance(value, Tensor):
+        return name, value
+    return name, _stored(place, value) if value.shape == parameter.shape else whole_of(value)
+
+
+def _stored(place: Place, value: Tensor) -> Stored:
+    return Stored(size=place.size, pieces=((place.offset, value),))
+
+
+def _put(state: dict[str, Stored | Any], name: str, value: Stored | Any) -> None:
+    """Add a value; parts of one tensor come together, a number that all parts have is one."""
+    old = state.get(name)
+    if isinstance(old, Stored) and isinstance(value, Stored) and value.size:
+        value = Stored(size=old.size, pieces=(*old.pieces, *value.pieces))
+    elif old is not None:
+        return
+    state[name] = value
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -1,42 +1,108 @@
 """Which part of the state this rank writes, and a copy of it to write from."""
 
 import copy
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from paceline.runtime.checkpoint._agree import Group, gather
+from paceline.runtime.state import Box, Stored, boxes_of
 
 
-def own_share(state: Mapping[str, Any], rank: int, world: int) -> dict[str, Any]:
-    """What this rank writes: its shard of every sharded tensor, and its share of the others.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank writes, or reads, of one tensor."""
 
-    Tensors that all ranks hold whole are dealt out so that every rank writes about the same number
-    of bytes; the largest first, each to the rank with the least so far. Other values are rank 0's.
-    Every rank comes to the same deal without talking.
+    size: tuple[int, ...]
+    """Of the whole tensor."""
+
+    boxes: tuple[Box, ...]
+
+
+Share = Mapping[str, Part | Any]
+"""Name -> the part of a tensor, or another value."""
+
+_Key = tuple[str, tuple[int, ...] | None]
+"""A name and where a box begins; None for a value that is no tensor."""
+
+
+class Dealer:
+    """Deals the state out, so that every part of it is written once, whoever holds it.
+
+    A box that several ranks hold (replicas, what tensor ranks have whole, a tied parameter on two
+    stages) is written by one of them: the largest first, each by the rank with the least so far.
+    Every rank comes to the same deal from the same table. The table is gathered again only when
+    some rank holds something else than at the last save.
     """
-    share: dict[str, Any] = {}
-    whole: list[tuple[int, str]] = []
-    for name, value in state.items():
-        if isinstance(value, DTensor):
-            share[name] = value
-        elif isinstance(value, Tensor):
-            whole.append((-value.nbytes, name))
-        elif rank == 0:
-            share[name] = value
-    load = [0] * world
-    for negative_bytes, name in sorted(whole):
-        writer = load.index(min(load))
-        load[writer] -= negative_bytes
+
+    def __init__(self) -> None:
+        self._seals: list[str] = []
+        self._mine: set[_Key] = set()
+
+    def own_share(self, state: Mapping[str, Stored | Any], group: Group) -> dict[str, Part | Any]:
+        """What this rank writes of what it holds. Collective."""
+        held = {
+            name: Part(value.size, tuple(boxes_of(value))) if isinstance(value, Stored) else value
+            for name, value in state.items()
+        }
+        listed = dict(_listed(held))
+        seals = gather(hashlib.sha256(repr(listed).encode()).hexdigest(), group)
+        if seals != self._seals:
+            everyone = gather(listed, group)
+            self._mine = _deal(everyone, torch.distributed.get_rank(group))
+            self._seals = seals
+        return dict(_kept(held, self._mine))
+
+
+def _listed(held: Share) -> Iterator[tuple[_Key, int]]:
+    """Every box and its bytes."""
+    for name, value in held.items():
+        if not isinstance(value, Part):
+            yield (name, None), 0
+            continue
+        for box in value.boxes:
+            yield (name, box.offset), box.tensor.nbytes
+
+
+def _deal(everyone: list[dict[_Key, int]], rank: int) -> set[_Key]:
+    holders: dict[_Key, list[int]] = {}
+    for holder, listed in enumerate(everyone):
+        for key in listed:
+            holders.setdefault(key, []).append(holder)
+    load = [0] * len(everyone)
+    mine: set[_Key] = set()
+    # What only one rank can write comes first, so that the rest evens it out.
+    order = sorted(holders, key=lambda key: (len(holders[key]) > 1, -_bytes(everyone, key), key[0]))
+    for key in order:
+        writer = min(holders[key], key=lambda holder: (load[holder], holder))
+        load[writer] += _bytes(everyone, key)
         if writer == rank:
-            share[name] = state[name]
-    return share
+            mine.add(key)
+    return mine
 
 
-def local_bytes(share: Mapping[str, Any]) -> int:
-    """Bytes of the tensors of a share that lie on this rank."""
-    return sum(_local(value).nbytes for value in share.values() if isinstance(value, Tensor))
+def _bytes(everyone: list[dict[_Key, int]], key: _Key) -> int:
+    return next(listed[key] for listed in everyone if key in listed)
+
+
+def _kept(held: Share, mine: set[_Key]) -> Iterator[tuple[str, Part | Any]]:
+    for name, value in held.items():
+        if isinstance(value, Part):
+            boxes = tuple(box for box in value.boxes if (name, box.offset) in mine)
+            if boxes:
+                yield name, Part(value.size, boxes)
+        elif (name, None) in mine:
+            yield name, value
+
+
+def local_bytes(share: Share) -> int:
+    """Bytes of the tensors of a share."""
+    parts = [value for value in share.values() if isinstance(value, Part)]
+    return sum(box.tensor.nbytes for part in parts for box in part.boxes)
 
 
 class Stage:
@@ -46,45 +112,32 @@ class Stage:
     """
 
     def __init__(self) -> None:
-        self._copies: dict[str, tuple[Tensor, Tensor]] = {}  # what is handed out, and its memory
+        self._memory: dict[_Key, Tensor] = {}
 
     @torch.no_grad()
-    def copy(self, share: Mapping[str, Any]) -> dict[str, Any]:
+    def copy(self, share: Share) -> dict[str, Part | Any]:
         """The share's values as they are now. The last copy returned is overwritten."""
-        staged: dict[str, Any] = {}
+        staged: dict[str, Part | Any] = {}
         on_accelerator = False
         for name, value in share.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Part):
                 staged[name] = copy.deepcopy(value)
                 continue
-            source = _local(value)
-            on_accelerator |= source.device.type == "cuda"
-            staged[name], memory = self._room(name, value, source)
-            memory.copy_(source, non_blocking=True)
+            boxes = []
+            for box in value.boxes:
+                on_accelerator |= box.tensor.device.type == "cuda"
+                memory = self._room((name, box.offset), box.tensor)
+                memory.copy_(box.tensor, non_blocking=True)
+                boxes.append(Box(box.offset, memory))
+            staged[name] = Part(value.size, tuple(boxes))
         if on_accelerator:
             torch.cuda.synchronize()
         return staged
 
-    def _room(self, name: str, value: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        kept = self._copies.get(name)
-        if kept is not None and (kept[1].shape, kept[1].dtype) == (source.shape, source.dtype):
-            return kept
-        pinned = source.device.type == "cuda"
-        memory = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
-        handed_out: Tensor = memory
-        if isinstance(value, DTensor):
-            handed_out = DTensor.from_local(
-                memory,
-                value.device_mesh,
-                value.placements,
-                run_check=False,
-                shape=value.shape,
-                stride=value.stride(),
-            )
-        self._copies[name] = handed_out, memory
-        return self._copies[name]
-
-
-@torch.no_grad()
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
+    def _room(self, key: _Key, source: Tensor) -> Tensor:
+        kept = self._memory.get(key)
+        if kept is None or (kept.shape, kept.dtype) != (source.shape, source.dtype):
+            pinned = source.device.type == "cuda"
+            kept = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+            self._memory[key] = kept
+        return kept

@@ -8,7 +8,6 @@ same bytes by the same code.
 
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import nn
 
 from paceline.record import checkpoints
 from paceline.runtime.checkpoint._agree import Group
-from paceline.runtime.checkpoint._share import Stage, own_share
+from paceline.runtime.checkpoint._share import Dealer, Part, Share, Stage
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
 from paceline.runtime.checkpoint.write import (
     Facts,
@@ -46,6 +45,7 @@ class Checkpointer:
         self.folder = folder
         self.policy = policy
         self.group = group
+        self._dealer = Dealer()
         self._stage = Stage()
         self._writing: _Writing | None = None
         self._untold: list[Outcome] = []
@@ -143,17 +143,24 @@ class Checkpointer:
         self._finish_writing()
         return self._untold.pop(0) if self._untold else None
 
-    def restore_newest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Restored:
+    def restore_newest(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        job_digest: str | None = None,
+    ) -> Restored:
         """The newest valid checkpoint, loaded; see `restore.restore_newest`."""
         self._finish_writing()
-        return restore_newest(self.folder, model, optimizer, group=self.group)
+        return restore_newest(
+            self.folder, model, optimizer, group=self.group, job_digest=job_digest
+        )
 
-    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        rank, world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        return own_share(named_state(model, optimizer), rank, world)
+    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Part | Any]:
+        return self._dealer.own_share(named_state(model, optimizer), self.group)
 
     def _write(
-        self, share: Mapping[str, Any], facts: Facts, group: Group, on_phase: OnPhase | None
+        self, share: Share, facts: Facts, group: Group, on_phase: OnPhase | None
     ) -> tuple[Path, int]:
         written = write_checkpoint(self.folder, share, facts, group=group, on_phase=on_phase)
         if dist.get_rank(group) == 0:

@@ -10,11 +10,10 @@ and anything that happens later, not a disk that already lies.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,7 +25,8 @@ from paceline.errors import Problem, RunError
 from paceline.record import checkpoints
 from paceline.record.checkpoints import FileRecord, Manifest
 from paceline.runtime.checkpoint._agree import Group, attempt, gather, plain_reason
-from paceline.runtime.checkpoint._share import local_bytes
+from paceline.runtime.checkpoint._plans import SavePlanner
+from paceline.runtime.checkpoint._share import Share, local_bytes
 from paceline.units import format_bytes
 
 OnPhase = Callable[[str], None]
@@ -87,7 +87,7 @@ class Facts:
 
 
 def write_checkpoint(
-    folder: Path, share: Mapping[str, Any], facts: Facts, *, group: Group, on_phase: OnPhase | None
+    folder: Path, share: Share, facts: Facts, *, group: Group, on_phase: OnPhase | None
 ) -> tuple[Path, int]:
     """The committed folder and the bytes of its data files. Collective over the group.
 
@@ -119,7 +119,7 @@ def write_checkpoint(
     return final, manifest.num_bytes
 
 
-def _make_room(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -> None:
+def _make_room(tmp: Path, share: Share, step: int, group: Group) -> None:
     """An empty folder on a disk with room for all ranks' files."""
 
     def make() -> int:
@@ -139,7 +139,7 @@ def _make_room(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -> 
         raise SaveFailed(step, _no_space(tmp.parent, needed, least_free), tmp.parent, is_space=True)
 
 
-def _disk_bytes(share: Mapping[str, Any]) -> int:
+def _disk_bytes(share: Share) -> int:
     return local_bytes(share) + len(share) * _HEADER_BYTES
 
 
@@ -151,13 +151,13 @@ def free_bytes(folder: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def _write_files(tmp: Path, share: Mapping[str, Any], step: int, group: Group) -> None:
+def _write_files(tmp: Path, share: Share, step: int, group: Group) -> None:
     """The data files of all ranks, synced. A failure on one rank is raised by torch on all."""
     writer = FileSystemWriter(tmp, single_file_per_rank=True, sync_files=True)
     reason: str | None = None
     try:
         with _without_crc32():
-            save(dict(share), storage_writer=writer, process_group=group)
+            save(dict(share), storage_writer=writer, planner=SavePlanner(), process_group=group)
     except CheckpointException as error:
         reason = _first_failure(error)
     except Exception as error:  # noqa: BLE001 - becomes a SaveFailed, by vote
