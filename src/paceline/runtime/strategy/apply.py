@@ -12,7 +12,7 @@ from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.context import split_context
-from paceline.runtime.strategy.expert import split_experts
+from paceline.runtime.strategy.expert import check_expert, split_experts, tensor_ways
 from paceline.runtime.strategy.hooks import Compression
 from paceline.runtime.strategy.initial import send_from_first_rank
 from paceline.runtime.strategy.mesh import Meshes
@@ -74,13 +74,16 @@ def apply(
     ways = ways or ways_of(model)
     if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
         raise PlanError(_nothing_known(model, layout))
+    problems = list(check_expert(model, layout, ways))
+    if problems:
+        raise PlanError(*problems)
     if layout.pipeline > 1 and ways is not None:
         model = split_stages(model, layout, meshes, ways)
     for part in parts_of(model):
         split_context(part, layout, meshes, ways)
         split_experts(part, layout, meshes, ways)
         if ways is not None:
-            split_tensors(part, layout, meshes, ways)
+            split_tensors(part, layout, meshes, tensor_ways(ways, layout))
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)
