@@ -5,9 +5,16 @@ from typing import Protocol
 
 from torch import nn
 
+from paceline.runtime.strategy.stages import Skip
+
 WORTH_SHARDING = 0.1
 """Share of the model's parameters a list of blocks needs to be sharded block by block. A guess:
 below it, the smaller gathered unit cannot matter much for memory."""
+
+
+_LISTS = nn.ModuleList | nn.Sequential
+_UNCALLED = nn.ModuleList | nn.ModuleDict
+"""Containers that are never called: neither FSDP2 nor recompute can put anything around them."""
 
 
 class HasBlocks(Protocol):
@@ -36,7 +43,8 @@ def numbered_blocks(
     """
     for part in parts_of(model):
         if ways is None:
-            yield from enumerate(repeated_blocks(part))
+            found = repeated_blocks(part)
+            yield from ((i, block) for i, block in enumerate(found) if not isinstance(block, Skip))
         else:
             blocks = part.get_submodule(ways.blocks).children()
             yield from ((i, block) for i, block in enumerate(blocks) if _num_parameters(block))
@@ -54,7 +62,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _blocks_below(module: nn.Module, enough: float) -> Iterator[nn.Module]:
-    if isinstance(module, nn.ModuleList | nn.Sequential) and _is_stack(module, enough):
+    if isinstance(module, _LISTS) and _is_stack(module, enough):
         yield from module.children()
         return
     for child in module.children():
@@ -63,7 +71,9 @@ def _blocks_below(module: nn.Module, enough: float) -> Iterator[nn.Module]:
 
 def _is_stack(module: nn.Module, enough: float) -> bool:
     children = list(module.children())
-    same_type = len({type(child) for child in children}) == 1
+    if any(isinstance(child, _UNCALLED) for child in children):
+        return False
+    same_type = len({type(child) for child in children} - {Skip}) == 1
     return len(children) >= 2 and same_type and _num_parameters(module) >= max(enough, 1)
 
 

@@ -1,0 +1,112 @@
+"""The optimizer of a job, and its learning rate at each step.
+
+Leaves out: clipping, which is in `strategy/`; stepping, which is the session's.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.runtime.optimizer.adafactor import Adafactor
+from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
+from paceline.runtime.optimizer.muon import Muon
+from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
+from paceline.spec import TrainSpec
+
+ADAM_BETAS = (0.9, 0.95)
+"""Decay of the two moments. Source: GPT-3, arXiv:2005.14165, appendix B; Llama uses the same."""
+
+SGD_MOMENTUM = 0.9
+"""The usual value; Goyal et al., arXiv:1706.02677, section 5.1."""
+
+
+def make_optimizer(
+    model: nn.Module, train: TrainSpec, ways: HasBlocks | None = None
+) -> torch.optim.Optimizer:
+    """The job's optimizer over the parameters of a model, after `strategy.apply`.
+
+    Only parameters of two or more dims decay: not norms, biases or other vectors. Splitting keeps a
+    parameter's number of dims, so this is the same in every layout. Parameters keep the order of
+    `named_parameters`, and a tied one is there once. Each group holds parameters that are shared by
+    the same ranks, because torch cannot update DTensors of different meshes, or DTensors and plain
+    tensors, in one operation.
+
+    AdamW is asked for its fused step, which reads and writes each tensor once, on CPU too. SGD's
+    cannot run on sharded parameters (torch 2.13: no sharding strategy for `_fused_sgd_`). Muon's
+    hidden matrices are those of the blocks; AdamW moves embeddings, the head and vectors.
+
+    Args:
+        model: As `strategy.apply` returned it.
+        train: The job's `train` section.
+        ways: Where the blocks are, for Muon; found when left out.
+    """
+    hidden = _hidden_matrices(model, ways) if train.optimizer == "muon" else set()
+    groups: dict[tuple[bool, bool, object], dict[str, Any]] = {}
+    for parameter in dict.fromkeys(model.parameters()):
+        if not parameter.requires_grad:
+            continue
+        decays, is_hidden = parameter.dim() >= 2, parameter in hidden
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        decay = train.weight_decay if decays else 0.0
+        group = groups.setdefault((not decays, is_hidden, mesh), {"params": []})
+        group["params"].append(parameter)
+        group["weight_decay"] = decay
+        if train.optimizer == "muon":
+            group["is_hidden"] = is_hidden
+    in_order = [groups[key] for key in sorted(groups, key=lambda key: key[0])]
+    return _made(train, in_order)
+
+
+def _made(train: TrainSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    rate = train.learning_rate
+    match train.optimizer:
+        case "sgd":
+            return torch.optim.SGD(groups, lr=rate, momentum=SGD_MOMENTUM)
+        case "muon":
+            return Muon(groups, lr=rate, betas=ADAM_BETAS)
+        case "adafactor":
+            return Adafactor(groups, lr=rate)
+        case "adamw-8bit":
+            return AdamW8bit(groups, lr=rate, betas=ADAM_BETAS)
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=rate, betas=ADAM_BETAS, fused=True)
+
+
+def _hidden_matrices(model: nn.Module, ways: HasBlocks | None) -> set[nn.Parameter]:
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    tables = {module.weight for module in inner.modules() if isinstance(module, nn.Embedding)}
+    found = {
+        parameter
+        for _, block in numbered_blocks(inner, ways)
+        for parameter in block.parameters()
+        if parameter.dim() >= 2
+    }
+    return found - tables
+
+
+def learning_rate_at(step: int, train: TrainSpec) -> float:
+    """Learning rate of one optimizer step.
+
+    Args:
+        step: The step about to be taken, from 1 to `train.steps`.
+        train: The job's `train` section.
+
+    The warm-up's last step has the peak rate, the run's last step the final one. A warm-up longer
+    than the run is cut off by the run's end.
+
+    >>> train = TrainSpec(global_batch=8, steps=100, learning_rate=1.0, warmup_steps=10)
+    >>> [round(learning_rate_at(step, train), 3) for step in (1, 10, 55, 100)]
+    [0.1, 1.0, 0.55, 0.1]
+    """
+    if step <= train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    if train.schedule == "constant":
+        return train.learning_rate
+    progress = min(1.0, (step - train.warmup_steps) / (train.steps - train.warmup_steps))
+    falling = (1 + math.cos(math.pi * progress)) / 2 if train.schedule == "cosine" else 1 - progress
+    final = train.final_learning_rate
+    return train.learning_rate * (final + (1 - final) * falling)
