@@ -1,0 +1,33 @@
+"""Helper process: prove the layouts of one request.
+
+    python -m paceline.prove < REQUEST.json
+
+Reads a JSON `Request` on standard input and prints one line of JSON: a `Proof`, or the problems
+that kept it from being made. Progress goes to standard error, one line a stage.
+"""
+
+import sys
+import warnings
+
+import msgspec
+
+from paceline.errors import PacelineError
+from paceline.prove.proof import Request
+from paceline.prove.prove import prove
+
+
+def main() -> None:
+    """Entry point of the helper."""
+    warnings.filterwarnings("ignore")  # torch's own, about devices that are not there
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    try:
+        proof = prove(request, lambda line: print(line, file=sys.stderr, flush=True))
+    except PacelineError as error:
+        answer = {"exit_code": error.exit_code, "problems": list(error.problems)}
+        sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer) + b"\n")
+        return
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(proof) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The model of a request on the meta device, whole or with fewer blocks, and its memory given."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from paceline.errors import JobError, Problem
+from paceline.prove.proof import ModelRequest
+from paceline.runtime.decoder import Decoder
+from paceline.runtime.strategy.blocks import repeated_blocks
+from paceline.runtime.strategy.ways_known import ways_of
+
+
+def build(request: ModelRequest, seq_len: int) -> nn.Module:
+    """The whole model on meta: shapes and no memory.
+
+    Raises:
+        JobError: The factory cannot be imported, raises or returns no module; transformers is
+            missing or has no such model.
+    """
+    with torch.device("meta"):
+        if request.decoder is not None:
+            return Decoder(request.decoder, seq_len)
+        if request.config is not None:
+            from paceline.runtime.huggingface import build_hf
+
+            return build_hf(request.config)
+        assert request.factory is not None, "one of the three ways is given"
+        return _from_factory(request.factory, request.folder)
+
+
+def num_blocks(model: nn.Module) -> int:
+    """Blocks in the model's list of blocks; 0 when it has none, or several."""
+    holder = _holder(model)
+    return 0 if holder is None else len(holder)
+
+
+def signatures(model: nn.Module) -> list[object]:
+    """What tells blocks apart: equal ones do the same work on the same shapes."""
+    holder = _holder(model)
+    return [] if holder is None else [_signature(block) for block in holder.children()]
+
+
+def keep_blocks(model: nn.Module, kept: Callable[[int], int]) -> None:
+    """Leave only the first blocks in the list; the others are gone from the model."""
+    holder = _holder(model)
+    assert holder is not None, "only a model with one list of blocks is pruned"
+    for index in range(kept(len(holder)), len(holder)):
+        delattr(holder, str(index))
+
+
+def _holder(model: nn.Module) -> nn.ModuleList | nn.Sequential | None:
+    """The one module that holds all blocks in order."""
+    ways = ways_of(model)
+    if ways is not None:
+        found = model.get_submodule(ways.blocks)
+        return found if isinstance(found, nn.ModuleList | nn.Sequential) else None
+    blocks = repeated_blocks(model)
+    for module in model.modules():
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+        if is_list and blocks and list(module.children()) == blocks:
+            return module  # type: ignore[return-value]
+    return None
+
+
+def _signature(block: nn.Module) -> object:
+    """Types of its modules, shapes of its parameters, and their plain settings."""
+    modules = tuple(
+        (name, type(module), tuple(sorted(_settings(module))))
+        for name, module in block.named_modules()
+    )
+    return modules, tuple((name, p.shape) for name, p in block.named_parameters())
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
+    for name, value in vars(module).items():
+        is_place = name.startswith("_") or name in ("layer_idx", "layer_id", "training")
+        if not is_place and isinstance(value, int | float | str | bool | None):
+            yield name, repr(value)
+
+
+def give_memory(model: nn.Module, device: str = "cpu") -> None:
+    """Storage for every parameter and buffer on meta, once each where one has several names.
+
+    `nn.Module.to_empty` would give a tied parameter two.
+    """
+    given: dict[int, Tensor] = {}
+
+    def of(tensor: Tensor) -> Tensor:
+        new = given.get(id(tensor))
+        if new is None:
+            new = torch.empty_like(tensor, device=device)
+            given[id(tensor)] = new
+        return new
+
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and parameter.is_meta:
+                new = given.get(id(parameter))
+                if new is None:
+                    empty = torch.empty_like(parameter.detach(), device=device)
+                    new = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                    given[id(parameter)] = new
+                module._parameters[name] = new  # type: ignore[assignment]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = of(buffer)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    parameter.reset_sharded_param()
+
+
+def _from_factory(factory: str, folder: str) -> nn.Module:
+    module_name, _, function = factory.partition(":")
+    sys.path.insert(0, folder)
+    try:
+        model = getattr(importlib.import_module(module_name), function)()
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        raise _factory_problem(factory, folder, reason) from error
+    if not isinstance(model, nn.Module):
+        raise _factory_problem(factory, folder, f"it returned a {type(model).__name__}")
+    return model
+
+
+def _factory_problem(factory: str, folder: str, reason: str) -> JobError:
+    return JobError(
+        Problem(
+            code="J009",
+            what=f"the model {factory} could not be built: {reason}",
+            where="model.factory",
+            fix=f"write it as module:function, with the module in {folder}, building an nn.Module "
+            "and touching no device",
+        )
+    )

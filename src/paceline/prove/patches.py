@@ -1,0 +1,118 @@
+"""What torch needs so that its own code runs on fake ranks; each with its reason.
+
+All are undone at the end of `dry_run`. Read at torch 2.13.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import _dispatch, _sharding_prop
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import distributed
+from torch.utils._python_dispatch import _disable_current_modes
+
+from paceline.runtime.strategy import replica, shard
+
+
+@contextmanager
+def dry_run(*, is_cuda: bool) -> Iterator[None]:
+    """Everything that a dry run needs, for as long as it runs."""
+    with ExitStack() as stack:
+        for each in (*_dtensor_patches(), *_replica_patches()):
+            stack.enter_context(each)
+        if is_cuda:
+            stack.enter_context(patch.object(F, "rms_norm", _fused_rms_norm))
+        yield
+
+
+def _dtensor_patches() -> Iterator[Any]:
+    """DTensor works out the shape of a whole result by running the operation on whole tensors.
+
+    That must neither be recorded nor run under our modes, and under a FakeTensorMode DTensor takes
+    itself to be compiled and looks nothing up in its cache.
+    """
+    original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def clean(self: Any, schema: Any) -> Any:
+        with _disable_current_modes():
+            return original(self, schema)
+
+    yield patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", clean)
+    for module in (_sharding_prop, _dispatch):
+        if hasattr(module, "_are_we_tracing"):
+            yield patch.object(module, "_are_we_tracing", lambda: False)
+
+
+def _replica_patches() -> Iterator[Any]:
+    """DDP does in C++ what looks at memory that is not there, or at a collective's future.
+
+    Comparing shapes, sending weights from rank 0 and asking all ranks for unused parameters are
+    done once, not in a step. The all-reduce of a bucket is made by a hook in its place: torch's own
+    asks the fake process group for a future that it does not have.
+    """
+    for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+        yield patch.object(distributed, name, lambda *_, **__: None)
+    yield patch.object(replica.Replica, "_some_rank_has_unused", _has_unused)
+    yield patch.object(shard, "_look_for_unused", lambda *_: True)  # pretended ranks agree
+    original = replica.Replica.__init__
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not self.is_summed_by_hook:
+            self.register_comm_hook(None, _sum_bucket)
+
+    yield patch.object(replica.Replica, "__init__", begin)
+
+
+def _has_unused(self: Any, output: Any) -> bool:
+    used = replica.used_parameters(output)
+    return any(p not in used for p in self.module.parameters() if p.requires_grad)
+
+
+def _sum_bucket(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """What CUDA's kernel keeps: its input, its weight and one float32 number a row.
+
+    On a CPU torch computes the norm in six operations and keeps what is between them. Layer norm's
+    operators have the same shapes, and a DTensor knows how to split them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:
+        out, _, scale = torch.ops.aten.native_layer_norm(hidden, shape, weight, None, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(hidden, weight, scale)
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        hidden, weight, scale = ctx.saved_tensors
+        mask = [True, True, False]
+        back = torch.ops.aten.native_layer_norm_backward
+        of_hidden, of_weight, _ = back(
+            gradient, hidden, ctx.shape, scale, scale, weight, None, mask
+        )
+        return of_hidden, None, of_weight, None
+
+
+def _fused_rms_norm(
+    hidden: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if weight is None:
+        return torch.rms_norm(hidden, normalized_shape, weight, eps)
+    out: Tensor = _FusedRMSNorm.apply(hidden, list(normalized_shape), weight, eps or 1e-6)
+    return out

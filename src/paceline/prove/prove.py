@@ -1,0 +1,335 @@
+"""Prove one layout: trace a rank of every pipeline stage, and say what it held, sent and computed.
+
+    proof = prove(request)
+
+Blocks that are alike are traced a few times and extended to all (`extrapolate`), checked at a third
+depth; where the check fails, with more blocks, and at last with all of them.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from math import lcm
+from typing import Any
+
+import torch
+
+from paceline.errors import JobError, PlanError, Problem
+from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import num_nodes_of, rank_of
+from paceline.parallel.stages import blocks_of_stages, stages_of_rank
+from paceline.prove import model as models
+from paceline.prove.extrapolate import Depth, extend, is_equal, repeat_micro_batches
+from paceline.prove.proof import (
+    PARTS,
+    Collective,
+    MemoryPoint,
+    Moment,
+    Proof,
+    Request,
+    Simulated,
+    StageProof,
+)
+from paceline.prove.rates import collective_seconds, operation_seconds
+from paceline.prove.segments import Issue, Step, cut, find_peak, levels
+from paceline.prove.timeline import RankTime, simulate
+from paceline.prove.world import trace_rank, traced_layout
+from paceline.runtime.strategy.stages import head_in_blocks
+from paceline.runtime.strategy.ways_known import ways_of
+
+_DEPTHS = (3, 6)
+"""Blocks of the shallowest of three traces: first try, second try."""
+
+_PIPELINE_DEPTHS = (1, 2)
+_MOST_POINTS = 400
+_SHOWN_RANKS = 8
+
+
+def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None) -> Proof:
+    """What the runtime's own code does in a layout.
+
+    Raises:
+        JobError: The model cannot be built, or its forward pass looks at values.
+        PlanError: The layout does not go together with the model.
+    """
+    started = time.perf_counter()
+    _check(request)
+    layout = request.layout
+    ranks = [rank_of(layout, pipeline=stage) for stage in range(layout.pipeline)]
+    model = models.build(request.model, request.seq_len)
+    blocks = _blocks_of_ranks(model, layout)
+    period = _period(models.signatures(model), layout)
+    steps, hows = [], []
+    for rank, mine in zip(ranks, blocks, strict=True):
+        on_progress(f"stage {len(steps) + 1} of {len(ranks)}: rank {rank}")
+        step, how = _step_of_rank(request, rank, mine, period)
+        steps.append(step)
+        hows.append(how)
+    times = _simulated(request, steps, ranks)
+    stages = [
+        _stage(request, stage, rank, step, how, time_of, sum(mine))
+        for stage, (rank, step, how, time_of, mine) in enumerate(
+            zip(ranks, steps, hows, times or [None] * len(ranks), blocks, strict=True)
+        )
+    ]
+    return Proof(
+        layout=layout,
+        world_size=layout.num_ranks,
+        stages=tuple(stages),
+        simulated=None if times is None else _slowest(times),
+        seconds=time.perf_counter() - started,
+        notes=tuple(_notes(request)),
+        trace=tuple(event for each in times or () for event in each.events),
+        versions={"torch": torch.__version__},
+    )
+
+
+def _check(request: Request) -> None:
+    if request.layout.offload != "none":
+        raise PlanError(
+            Problem(
+                code="F003",
+                what=f"optimizer state on {request.layout.offload} is not proved: fake ranks have "
+                "one memory, and host and accelerator would be counted together",
+                where="layout.offload",
+                fix="set layout.offload to none, or take the estimate of `paceline plan`",
+            )
+        )
+
+
+def _blocks_of_ranks(model: torch.nn.Module, layout: Layout) -> list[tuple[int, ...]]:
+    """Blocks on each of a rank's stages, for a rank of every pipeline position."""
+    count = models.num_blocks(model)
+    ways = ways_of(model)
+    if layout.pipeline == 1 or ways is None:
+        return [(count,)] * layout.pipeline
+    if count < layout.pipeline:  # `split_stages` says it better
+        return [(0,)] * layout.pipeline
+    stages = blocks_of_stages(layout, count, head_in_blocks(model, ways))
+    return [
+        tuple(len(stages[stage]) for stage in sorted(stages_of_rank(layout, rank)))
+        for rank in range(layout.pipeline)
+    ]
+
+
+def _period(signatures: list[object], layout: Layout) -> int | None:
+    """Blocks after which the same kinds come again; None when they do not."""
+    every = layout.recompute_every if layout.recompute == "full" else 1
+    for period in range(1, 5):
+        if all(a == b for a, b in zip(signatures, signatures[period:], strict=False)):
+            return lcm(period, every)
+    return None
+
+
+def _step_of_rank(
+    request: Request, rank: int, blocks: tuple[int, ...], period: int | None
+) -> tuple[Step, str]:
+    """One rank's step with all its blocks, and how it was found."""
+    if not request.whole and period is not None:
+        depths = _DEPTHS if request.layout.pipeline == 1 else _PIPELINE_DEPTHS
+        for depth in depths:
+            if min(blocks) < (depth + 3) * period:
+                break
+            found = _extended(request, rank, blocks, period, depth * period)
+            if found is not None:
+                first, last = depth * period, (depth + 2) * period
+                return found, (
+                    f"traced with {first} and {first + period} blocks a stage, extended to "
+                    f"{' + '.join(map(str, blocks))}; the same way gives the trace with {last}"
+                )
+    return _traced(request, rank, None), "traced whole"
+
+
+def _extended(
+    request: Request, rank: int, blocks: tuple[int, ...], period: int, depth: int
+) -> Step | None:
+    """The step from two depths, when they foretell a third."""
+
+    def at(least: int) -> Depth:
+        def kept(count: int) -> int:
+            return least + (count - least) % period
+
+        return Depth(tuple(map(kept, blocks)), _traced(request, rank, kept))
+
+    small, larger, check = at(depth), at(depth + period), at(depth + 2 * period)
+    foretold = extend(small, larger, check.blocks, period)
+    if foretold is None or not is_equal(foretold, check.step):
+        return None
+    return extend(larger, check, blocks, period)
+
+
+def _traced(request: Request, rank: int, kept: Callable[[int], int] | None) -> Step:
+    try:
+        trace = trace_rank(request, rank, kept)
+    except (JobError, PlanError):
+        raise
+    except Exception as error:
+        raise _untraceable(request, error) from error
+    step = cut(trace, operation_seconds(request.rates))
+    missing = request.layout.accumulation - traced_layout(request.layout).accumulation
+    repeated = repeat_micro_batches(step, missing)
+    if repeated is None:
+        raise PlanError(
+            Problem(
+                code="F002",
+                what="micro-batches after the first do not leave memory as they found it",
+                where="the model's forward pass",
+                fix="see what the model keeps between two calls; `paceline plan` has an estimate",
+            )
+        )
+    return repeated
+
+
+def _untraceable(request: Request, error: Exception) -> JobError:
+    """What a forward pass did that pretended tensors cannot, and where."""
+    lines = str(error).strip().splitlines()
+    told = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+    kinds = ("DataDependentOutputException", "DynamicOutputShapeException")
+    depends = type(error).__name__ in kinds or any(kind in told for kind in kinds)
+    what = (
+        f"its shapes depend on values, which a dry run does not have: {told}{_frame(error)}"
+        if depends
+        else f"the dry run failed: {told}{_frame(error)}"
+    )
+    return JobError(
+        Problem(
+            code="F001",
+            what=what,
+            where="model",
+            fix="the estimate of `paceline plan` still holds; for experts use an implementation "
+            "with fixed shapes (grouped_mm)"
+            if depends
+            else "run it with `paceline run` on a few ranks to see whether it fails there too",
+        )
+    )
+
+
+def _frame(error: BaseException) -> str:
+    """The innermost line that is neither torch's nor ours."""
+    frame, found = error.__traceback__, ""
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        is_library = any(f"/{name}/" in code.co_filename for name in ("torch", "paceline"))
+        if not is_library and code.co_filename.endswith(".py"):
+            found = f" (in {code.co_qualname}, {code.co_filename} line {frame.tb_lineno})"
+        frame = frame.tb_next
+    return found
+
+
+def _simulated(request: Request, steps: list[Step], ranks: list[int]) -> list[RankTime] | None:
+    if request.rates is None:
+        return None
+    return simulate(
+        steps,
+        ranks,
+        collective_seconds(request.rates),
+        host_s=float(request.rates.host_s),
+        wants_events=request.wants_trace,
+    )
+
+
+def _slowest(times: list[RankTime]) -> Simulated:
+    end = max(each.end_s for each in times)
+    stage = max(range(len(times)), key=lambda index: times[index].compute_s)
+    busiest = times[stage]
+    return Simulated(
+        step_s=end,
+        compute_s=busiest.compute_s,
+        communication_s=busiest.communication_s,
+        exposed_s=busiest.exposed_s,
+        bubble_s=busiest.bubble_s + end - busiest.end_s,
+        stage=stage,
+    )
+
+
+def _stage(
+    request: Request,
+    stage: int,
+    rank: int,
+    step: Step,
+    how: str,
+    time_of: RankTime | None,
+    num_blocks: int,
+) -> StageProof:
+    peak = find_peak(step)
+    place = peak.segment.place
+    by_phase: dict[str, float] = {}
+    by_module: dict[str, float] = {}
+    for segment in step.segments:
+        for module, flops in segment.flops.items():
+            phase = segment.place.phase
+            by_phase[phase] = by_phase.get(phase, 0.0) + flops
+            where = "blocks" if segment.place.block is not None else module or "loss"
+            by_module[where] = by_module.get(where, 0.0) + flops
+    return StageProof(
+        stage=stage,
+        rank=rank,
+        peak_bytes=round(peak.num_bytes),
+        parts={part: round(peak.parts[part]) for part in PARTS if peak.parts.get(part)},
+        moment=Moment(
+            phase=place.phase, micro_batch=place.micro_batch, module=peak.segment.peak_module
+        ),
+        resting_bytes=round(sum(step.resting.values())),
+        timeline=tuple(_timeline(step, time_of)),
+        collectives=tuple(_collectives(request, step)),
+        flops=by_phase,
+        flops_by_module=by_module,
+        num_blocks=num_blocks,
+        how=how,
+    )
+
+
+def _timeline(step: Step, time_of: RankTime | None) -> Iterator[MemoryPoint]:
+    """The fullest instants, thinned to the highest of each of a few hundred stretches."""
+    count = len(step.segments)
+    ends = time_of.ends if time_of is not None and time_of.end_s else None
+    points = [
+        MemoryPoint(
+            at=ends[index] / time_of.end_s if ends and time_of else index / max(1, count - 1),
+            bytes=round(size),
+            phase=segment.place.phase,
+        )
+        for index, (segment, size) in enumerate(levels(step))
+    ]
+    width = -(-count // _MOST_POINTS)
+    for start in range(0, count, width):
+        yield max(points[start : start + width], key=lambda point: point.bytes)
+
+
+def _collectives(request: Request, step: Step) -> Iterator[Collective]:
+    seconds_of = collective_seconds(request.rates)
+    totals: dict[Any, list[float]] = {}
+    for segment in step.segments:
+        place = segment.place
+        where = "blocks" if place.block is not None else place.module or "the whole model"
+        for work in segment.work:
+            if isinstance(work, Issue):
+                key = (work.what.kind, place.phase, where, work.what.ranks)
+                total = totals.setdefault(key, [0, 0, 0.0])
+                total[0] += 1
+                total[1] += work.what.num_bytes
+                total[2] += seconds_of(work.what)
+    for (kind, phase, where, ranks), (count, size, seconds) in totals.items():
+        is_inside = num_nodes_of(ranks, request.ranks_per_node) == 1
+        yield Collective(
+            kind=kind,
+            phase=phase,
+            where=where,
+            ranks=ranks[:_SHOWN_RANKS],
+            group_size=len(ranks),
+            link="inside node" if is_inside else "between nodes",
+            count=int(count),
+            num_bytes=int(size),
+            seconds=seconds if request.rates is not None else None,
+        )
+
+
+def _notes(request: Request) -> Iterator[str]:
+    if request.is_cuda:
+        yield (
+            "allocations are rounded up to 512 bytes as by CUDA's allocator; its fragments, the "
+            "context and the libraries' buffers are not part of a proof"
+        )
+    if request.layout.expert > 1:
+        yield "every expert gets its even share of the tokens"
+    if request.precision == "fp8":
+        yield "fp8 products are traced as bf16 ones"

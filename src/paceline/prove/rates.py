@@ -1,0 +1,53 @@
+"""Seconds of one operation and of one collective, by the planner's own rates and functions.
+
+So planner and proof speak the same rates, and differ only in what is issued and when.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from paceline.estimate.collectives import exchange_s, gather_s, send_s
+from paceline.estimate.compute import matmul_s
+from paceline.estimate.rates import Rates
+from paceline.prove.collectives import Issued
+from paceline.prove.trace import Operation
+
+
+def operation_seconds(rates: Rates | None) -> Callable[[Operation], float]:
+    """How long each operation takes; 0 without rates."""
+    if rates is None:
+        return lambda _: 0.0
+    return lambda operation: _seconds(operation, rates)
+
+
+def _seconds(operation: Operation, rates: Rates) -> float:
+    by_memory = operation.num_bytes / float(rates.memory_bytes_per_s)
+    if operation.is_attention:
+        rate = float(rates.attention_flops_per_s)
+        rate *= float(rates.attention_backward) if operation.is_backward else 1.0
+        return max(operation.flops / rate, by_memory)
+    if operation.matmul is not None:
+        rows, inner, columns, count = operation.matmul
+        one = float(matmul_s(rows, inner, columns, rates.matmul))
+        return one if count == 1 else one * count / float(rates.grouped_share)
+    by_compute = operation.flops / float(rates.matmul.flops_per_s)
+    return max(by_compute, by_memory)
+
+
+def collective_seconds(rates: Rates | None) -> Callable[[Issued], float]:
+    """How long each collective takes once all ranks are there; 0 without rates."""
+    if rates is None:
+        return lambda _: 0.0
+
+    @cache
+    def seconds(issued: Issued) -> float:
+        ranks = sorted(issued.ranks)
+        degree, stride = len(ranks), ranks[1] - ranks[0]
+        if issued.kind in ("send", "receive"):
+            return float(send_s(issued.num_bytes, stride, rates))
+        if issued.kind == "all-to-all":
+            return float(exchange_s(issued.num_bytes, degree, stride, rates))
+        once = float(gather_s(issued.num_bytes, degree, stride, rates))
+        return 2 * once * float(rates.gather_share) if issued.kind == "all-reduce" else once
+
+    return seconds

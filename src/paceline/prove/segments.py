@@ -1,0 +1,200 @@
+"""A step cut into stretches: one for every block in every pass, and one for what is between.
+
+A stretch says how memory moves inside it, relative to its beginning, and what it computes and
+sends. So a stretch of one block stands for that of any other block like it, wherever it comes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.prove.collectives import Issued
+from paceline.prove.places import Place
+from paceline.prove.trace import ALLOC, FREE, ISSUE, OP, PLACE, WAIT, Operation, Trace
+
+Parts = dict[str, float]
+
+
+class Compute(NamedTuple):
+    """Kernels one after another."""
+
+    seconds: float
+    count: float
+    on_copy_stream: bool
+
+
+class Issue(NamedTuple):
+    """A collective is handed to its group's stream."""
+
+    what: Issued
+
+
+class Wait(NamedTuple):
+    """Compute waits for a collective: the one issued so many collectives before."""
+
+    back: int
+    kind: str
+
+
+Work = Compute | Issue | Wait
+
+
+@dataclass(slots=True)
+class Segment:
+    """One stretch of a step."""
+
+    place: Place
+    """Of its first operation."""
+
+    delta: Parts
+    """Part -> bytes more at its end than at its beginning."""
+
+    peak: float
+    """Most bytes in all above the beginning; 0 when it never rises."""
+
+    peak_parts: Parts
+    """Part -> bytes above the beginning at that instant."""
+
+    peak_module: str
+    work: list[Work] = field(default_factory=list)
+    flops: dict[str, float] = field(default_factory=dict)
+    """Module -> FLOPs."""
+
+    @property
+    def key(self) -> tuple[str, int, int, int | None]:
+        """Pass and block."""
+        return (self.place.phase, self.place.micro_batch, self.place.chunk, self.place.block)
+
+
+@dataclass(slots=True)
+class Step:
+    """All of one rank's step."""
+
+    resting: Parts
+    """Part -> bytes before it begins."""
+
+    segments: list[Segment]
+
+
+def cut(trace: Trace, seconds_of: Callable[[Operation], float]) -> Step:
+    """The counted step of a trace, after `parts.classify`."""
+    resting = _resting(trace)
+    seconds = [seconds_of(each) for each in trace.operations]
+    segments = []
+    issued_before: dict[int, int] = {}
+    for start, end, place in _stretches(trace):
+        segments.append(_segment(trace, start, end, place, seconds, issued_before))
+    return Step(resting, segments)
+
+
+def _resting(trace: Trace) -> Parts:
+    total: Counter[str] = Counter()
+    for kind, storage, size in trace.events[: trace.start]:
+        if kind == ALLOC:
+            total[trace.parts[storage]] += size
+        elif kind == FREE:
+            total[trace.parts[storage]] -= size
+    return {part: size for part, size in total.items() if size}
+
+
+def _stretches(trace: Trace) -> Iterator[tuple[int, int, Place]]:
+    """First and last event of each stretch, and its place."""
+    start, place = trace.start, None
+    for index in range(trace.start, len(trace.events)):
+        kind, which, _ = trace.events[index]
+        if kind != PLACE:
+            continue
+        new = trace.places[which]
+        if place is not None and (new[:3], new.block) != (place[:3], place.block):
+            yield start, index, place
+            start = index
+            place = new
+        place = place or new
+    if place is not None:
+        yield start, len(trace.events), place
+
+
+def _segment(
+    trace: Trace,
+    start: int,
+    end: int,
+    place: Place,
+    seconds: Sequence[float],
+    issued_before: dict[int, int],
+) -> Segment:
+    now: Counter[str] = Counter()
+    level = peak = 0.0
+    peak_parts: Parts = {}
+    peak_module = module = place.module
+    flops: Counter[str] = Counter()
+    work: list[Work] = []
+    for kind, which, size in trace.events[start:end]:
+        if kind == ALLOC:
+            now[trace.parts[which]] += size
+            level += size
+            if level > peak:
+                peak, peak_parts, peak_module = level, dict(now), module
+        elif kind == FREE:
+            now[trace.parts[which]] -= size
+            level -= size
+        elif kind == OP:
+            operation = trace.operations[which]
+            flops[module] += operation.flops
+            _add_compute(work, seconds[which], operation.on_copy_stream)
+        elif kind == PLACE:
+            module = trace.places[which].module
+        elif kind == ISSUE:
+            issued_before[which] = len(issued_before)
+            work.append(Issue(trace.collectives[which]))
+        elif kind == WAIT and which in issued_before:
+            back = len(issued_before) - issued_before[which]
+            work.append(Wait(back, trace.collectives[which].kind))
+    return Segment(
+        place=place,
+        delta={part: size for part, size in now.items() if size},
+        peak=peak,
+        peak_parts=peak_parts,
+        peak_module=peak_module,
+        work=work,
+        flops={name: float(count) for name, count in flops.items() if count},
+    )
+
+
+def _add_compute(work: list[Work], seconds: float, on_copy_stream: bool) -> None:
+    last = work[-1] if work else None
+    if isinstance(last, Compute) and last.on_copy_stream == on_copy_stream:
+        work[-1] = Compute(last.seconds + seconds, last.count + 1, on_copy_stream)
+    else:
+        work.append(Compute(seconds, 1, on_copy_stream))
+
+
+class Peak(NamedTuple):
+    """The fullest instant of a step."""
+
+    num_bytes: float
+    parts: Parts
+    segment: Segment
+
+
+def find_peak(step: Step) -> Peak:
+    """Walk the stretches and find the highest instant."""
+    level = Counter(step.resting)
+    total = float(sum(level.values()))
+    best = Peak(-1.0, {}, step.segments[0])
+    for segment in step.segments:
+        if total + segment.peak > best.num_bytes:
+            parts = Counter(level)
+            parts.update(segment.peak_parts)
+            best = Peak(total + segment.peak, dict(parts), segment)
+        level.update(segment.delta)
+        total += sum(segment.delta.values())
+    return best
+
+
+def levels(step: Step) -> Iterator[tuple[Segment, float]]:
+    """Every stretch and its fullest instant in bytes."""
+    total = float(sum(step.resting.values()))
+    for segment in step.segments:
+        yield segment, total + segment.peak
+        total += sum(segment.delta.values())

@@ -1,0 +1,213 @@
+"""The step in time: what every stage computes and sends, on streams, with what waits for what.
+
+Each rank has a host that launches, one stream of kernels, and one stream for each group it talks
+in. A collective begins when it is issued, its stream is free and what it sends is computed; kernels
+wait where the traced code reads its result. Stages wait for each other's sends.
+
+As FSDP2 does on CUDA: gathers do not wait for compute but for the copy out of the gather before,
+what follows a reduction of gradients runs on its stream, and a second reduction waits for the
+first. (Read in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2.13.)
+
+Leaves out: contention between streams, stragglers, the data loader; the planner's rates are medians
+of what was measured, so this is no measurement.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.prove.collectives import Issued
+from paceline.prove.segments import Compute, Issue, Segment, Step, Wait
+
+_REDUCTIONS = ("reduce-scatter", "all-reduce")
+
+
+@dataclass(slots=True)
+class RankTime:
+    """One rank's step in seconds."""
+
+    end_s: float = 0.0
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    exposed_s: float = 0.0
+    bubble_s: float = 0.0
+    ends: list[float] = field(default_factory=list)
+    """When each stretch ends."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """For chrome://tracing."""
+
+
+def simulate(
+    steps: Sequence[Step],
+    ranks: Sequence[int],
+    seconds_of: Callable[[Issued], float],
+    *,
+    host_s: float,
+    wants_events: bool = False,
+) -> list[RankTime] | None:
+    """One time for each rank, in order; None when ranks would wait for each other forever.
+
+    Args:
+        steps: Of one rank of each stage.
+        ranks: Their numbers, by which sends find their receives.
+        seconds_of: How long a collective takes.
+        host_s: How long the host takes to launch one kernel.
+        wants_events: Whether events are kept, which take memory.
+    """
+    post: _Post = {}
+    machines = [
+        _Rank(step, rank, stage, seconds_of, host_s, post, wants_events)
+        for stage, (step, rank) in enumerate(zip(steps, ranks, strict=True))
+    ]
+    running = {machine: machine.run() for machine in machines}
+    while running:
+        has_moved = False
+        for machine, turns in list(running.items()):
+            before = machine.num_done
+            if next(turns, None) is None:
+                del running[machine]
+                has_moved = True
+            has_moved |= machine.num_done > before
+        if not has_moved:
+            return None
+    return [machine.time for machine in machines]
+
+
+_Post = dict[tuple[int, int], list[float]]
+"""Sender and receiver -> when each of its messages has arrived."""
+
+
+class _Rank:
+    """One rank's clocks."""
+
+    def __init__(
+        self,
+        step: Step,
+        rank: int,
+        stage: int,
+        seconds_of: Callable[[Issued], float],
+        host_s: float,
+        post: _Post,
+        wants_events: bool,
+    ) -> None:
+        self.time = RankTime()
+        self.num_done = 0
+        self._step = step
+        self._rank = rank
+        self._stage = stage
+        self._seconds_of = seconds_of
+        self._host_s = host_s
+        self._post = post
+        self._wants_events = wants_events
+        self._kernels = self._host = self._copies = 0.0
+        self._streams: dict[tuple[int, ...], float] = {}
+        self._issued: list[tuple[Issued, float, int]] = []
+        self._received: dict[int, int] = {}
+        self._copied_out: dict[tuple[int, ...], float] = {}
+        self._reduced: dict[tuple[int, ...], float] = {}
+        self._just_copied_in = False
+
+    def run(self) -> Iterator[bool]:
+        """Goes on until it has to wait for another rank; True each time it does."""
+        for segment in self._step.segments:
+            begin = self._kernels
+            if segment.place.phase == "optimizer":
+                self._join()
+            for work in segment.work:
+                if isinstance(work, Compute):
+                    self._compute(work)
+                elif isinstance(work, Issue):
+                    self._issue(work.what)
+                else:
+                    while not self._is_here(work):
+                        yield True
+                    self._wait(work, segment)
+                self.num_done += 1
+            self.time.ends.append(self._kernels)
+            self._note_segment(segment, begin)
+        self._join()
+        self.time.end_s = self._kernels
+
+    def _compute(self, work: Compute) -> None:
+        launched = self._host + self._host_s * work.count
+        if work.on_copy_stream:
+            self._copies = max(self._copies, self._host) + work.seconds
+            self._just_copied_in = True
+        else:
+            self._kernels = max(max(self._kernels, self._host) + work.seconds, launched)
+            self._just_copied_in = False
+        self.time.compute_s += work.seconds
+        self._host = launched
+
+    def _issue(self, what: Issued) -> None:
+        key = what.ranks
+        seconds = self._seconds_of(what)
+        ready = max(self._host, self._kernels)
+        if what.kind == "all-gather" and self._just_copied_in:
+            ready = max(self._host, self._copies, self._copied_out.get(key, 0.0))
+        if what.kind in _REDUCTIONS and what.is_overlapped:
+            self._kernels = max(self._kernels, self._reduced.get(key, 0.0))
+            ready = max(ready, self._kernels)
+        stream = (*key, -1) if what.kind == "receive" else key
+        start = max(self._streams.get(stream, 0.0), ready)
+        end = start if what.kind == "receive" else start + seconds
+        self._streams[stream] = end
+        if what.kind in _REDUCTIONS and what.is_overlapped:
+            self._reduced[key] = end
+        place = 0
+        if what.kind == "send":
+            self._post.setdefault((self._rank, key[1]), []).append(end)
+        elif what.kind == "receive":
+            place = self._received[key[1]] = self._received.get(key[1], -1) + 1
+        self._issued.append((what, end, place))
+        self.time.communication_s += seconds if what.kind != "receive" else 0.0
+        self._just_copied_in = False
+        if self._wants_events and what.kind != "receive":
+            self._note(what.kind, f"{what.kind} {len(key)} ranks", start, seconds)
+
+    def _is_here(self, work: Wait) -> bool:
+        what, _, place = self._issued[len(self._issued) - work.back]
+        if what.kind != "receive":
+            return True
+        return len(self._post.get((what.ranks[1], self._rank), ())) > place
+
+    def _wait(self, work: Wait, segment: Segment) -> None:
+        what, end, place = self._issued[len(self._issued) - work.back]
+        if what.kind == "receive":
+            end = self._post[what.ranks[1], self._rank][place]
+        elif what.kind in _REDUCTIONS and what.is_overlapped and segment.place.phase != "optimizer":
+            return
+        stall = max(0.0, end - max(self._kernels, self._host))
+        if what.kind == "receive":
+            self.time.bubble_s += stall
+        else:
+            self.time.exposed_s += stall
+        self._kernels = max(self._kernels, end)
+        if what.kind == "all-gather":
+            self._copied_out[what.ranks] = self._kernels
+
+    def _join(self) -> None:
+        """Kernels wait for every collective, as the optimizer does."""
+        last = max((end for key, end in self._streams.items() if key[-1] >= 0), default=0.0)
+        self.time.exposed_s += max(0.0, last - self._kernels)
+        self._kernels = max(self._kernels, last)
+
+    def _note_segment(self, segment: Segment, begin: float) -> None:
+        if self._wants_events and self._kernels > begin:
+            place = segment.place
+            what = f"block {place.block}" if place.block is not None else place.module or "model"
+            name = f"{place.phase} {what}"
+            self._note("kernels", name, begin, self._kernels - begin)
+
+    def _note(self, stream: str, name: str, start: float, seconds: float) -> None:
+        self.time.events.append(
+            {
+                "name": name,
+                "ph": "X",
+                "pid": self._stage,
+                "tid": stream,
+                "ts": round(start * 1e6, 3),
+                "dur": round(seconds * 1e6, 3),
+            }
+        )

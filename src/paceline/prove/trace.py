@@ -1,0 +1,341 @@
+"""One step of one rank, recorded: every living byte, operation and collective, in order.
+
+A dispatch mode sees each operation on local tensors, fake or real. DTensors and tensors with a
+pending collective are left to unwrap themselves first, so that only local work is recorded.
+
+Leaves out: what a kernel allocates inside itself and gives back before it returns.
+"""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from paceline.prove import collectives, flops
+from paceline.prove.collectives import Issued
+from paceline.prove.places import Place, Places
+
+ALLOC, FREE, OP, ISSUE, WAIT, PLACE = range(6)
+"""Kinds of event; see `Trace.events`."""
+
+_aten = torch.ops.aten
+_PLAIN = frozenset((FakeTensor, Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_FREE_OPS = frozenset(
+    getattr(_aten, name)
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "detach",
+        "alias",
+        "view",
+        "_unsafe_view",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "expand",
+        "t",
+        "transpose",
+        "permute",
+        "squeeze",
+        "unsqueeze",
+        "as_strided",
+        "set_",
+        "resize_",
+        "view_as_real",
+        "view_as_complex",
+        "chunk",
+        "narrow",
+        "reshape",
+        "lift_fresh",
+        "is_same_size",
+        "unfold",
+        "diagonal",
+    )
+)
+"""Operations that touch no element."""
+
+_PARAMETER_READS = frozenset((_aten.embedding, _aten.embedding_dense_backward))
+"""Operations that read a few rows of their largest input."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One distinct operation: what its time depends on."""
+
+    name: str
+    flops: int
+    num_bytes: int
+    """Read and written."""
+
+    matmul: tuple[int, int, int, int] | None
+    """Rows, inner, columns and how many of them in one kernel."""
+
+    is_attention: bool
+    is_backward: bool
+    """Of attention's two kernels, the second."""
+
+    on_copy_stream: bool
+    """FSDP2's copies around its collectives, which do not wait for compute."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one rank did in one step."""
+
+    events: list[tuple[int, int, int]] = field(default_factory=list)
+    """(ALLOC, storage, bytes), (FREE, storage, bytes), (OP, operation, 0), (ISSUE, collective, 0),
+    (WAIT, collective, 0) and (PLACE, place, 0), each an index into the lists below."""
+
+    operations: list[Operation] = field(default_factory=list)
+    collectives: list[Issued] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    """Part of each storage; "" until `classify` has looked at its life."""
+
+    start: int = 0
+    """Index of the first event of the counted step."""
+
+
+class Tracer(TorchDispatchMode):
+    """Records into `trace`. Enter it before anything is allocated, leave it after the step."""
+
+    def __init__(self, *, round_to: int = 1) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.places = Places()
+        self._round = round_to
+        self._live: dict[int, list[Any]] = {}
+        self._pending: dict[int, int] = {}
+        self._known: dict[Any, int] = {}
+        self._place_ids: dict[Place, int] = {}
+        self._place: Place | None = None
+        self._groups = collectives.Groups()
+        self._resize: Any = None
+        self._records = True
+        self.places.on_logits = lambda out: self.mark(_tensors(out), "logits and loss")
+
+    def __enter__(self) -> "Tracer":
+        # FSDP2 frees and refills its gathered parameters by resizing their storages, which no
+        # dispatcher sees.
+        self._resize = original = torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            original(storage, size)
+            self._grow(storage)
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        self.places.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self._records = False
+        super().__exit__(*args)
+        self.places.__exit__(*args)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def mark(self, tensors: Any, part: str) -> None:
+        """Say what some tensors are for, whatever their lives look like."""
+        for tensor in tensors:
+            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            local = getattr(local, "elem", local)
+            entry = self._entry(local.untyped_storage())
+            self.trace.parts[entry[2]] = part
+
+    def begin_step(self) -> None:
+        """What follows is the counted step; micro-batches count from 1 again."""
+        self.trace.start = len(self.trace.events)
+        self.places.micro_batch = 0
+
+    def live_bytes(self) -> int:
+        """Of all storages that are alive now."""
+        return sum(entry[1] for entry in self._live.values())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        for each in types:
+            if each not in _PLAIN:
+                return NotImplemented
+        if func.namespace in collectives.NAMESPACES:
+            return self._communicate(func, args, kwargs)
+        self._note_place()
+        out = func(*args, **kwargs)
+        self._compute(func, args, kwargs, out)
+        return out
+
+    def _note_place(self) -> None:
+        place = self.places.now()
+        if place == self._place:
+            return
+        self._place = place
+        index = self._place_ids.get(place)
+        if index is None:
+            index = self._place_ids[place] = len(self.trace.places)
+            self.trace.places.append(place)
+        self.trace.events.append((PLACE, index, 0))
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        packet = func._overloadpacket
+        outs = _tensors(out)
+        for each in outs:
+            self._entry(each.untyped_storage())
+        if packet in _FREE_OPS:
+            return
+        ins = _tensors((args, kwargs)) if kwargs else _tensors(args)
+        if self._pending:
+            for each in ins:
+                self._wait(each)
+        key = (func, *((each.shape, each.dtype, each.is_contiguous()) for each in ins))
+        index = self._known.get(key)
+        if index is None:
+            index = self._known[key] = len(self.trace.operations)
+            self.trace.operations.append(_describe(func, packet, args, kwargs, out, ins, outs))
+        self.trace.events.append((OP, index, 0))
+        if func.namespace == "fsdp":
+            self._mark_fsdp(func._opname, outs, ins)
+
+    def _mark_fsdp(self, name: str, outs: list[Tensor], ins: list[Tensor]) -> None:
+        """FSDP2's own copies say what their buffers are for."""
+        if name == "all_gather_copy_in":
+            self.mark(outs, "gathered")
+        elif name == "split_with_sizes_copy":
+            self.mark(ins[1:], "gathered")
+        elif name == "chunk_cat":
+            self.mark(ins[-1:], "reducing")
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self._note_place()
+        out = func(*args, **kwargs)
+        if func._opname == "wait_tensor":
+            self._wait(args[0])
+            return out
+        outs = _tensors(out)
+        for each in outs:
+            self._entry(each.untyped_storage())
+        issued = collectives.issued(func, args, kwargs, out, self._groups)
+        if issued is None or len(issued.ranks) < 2:
+            return out
+        ins = _tensors((args, kwargs))
+        for each in ins:
+            self._wait(each)
+        index = len(self.trace.collectives)
+        self.trace.collectives.append(issued)
+        self.trace.events.append((ISSUE, index, 0))
+        if issued.kind != "send":
+            for each in _tensors(args[0]) if func.namespace == "c10d" else outs:
+                self._pending[each.untyped_storage()._cdata] = index
+        return out
+
+    def _wait(self, tensor: Tensor) -> None:
+        index = self._pending.pop(tensor.untyped_storage()._cdata, None)
+        if index is not None:
+            self.trace.events.append((WAIT, index, 0))
+
+    def _grow(self, storage: Any) -> None:
+        """A storage has another size than before."""
+        entry = self._live.get(storage._cdata)
+        if entry is None:
+            if storage.nbytes():
+                self._note_place()
+                self._entry(storage)
+            return
+        size = self._rounded(storage.nbytes())
+        if size == entry[1]:
+            return
+        if entry[1]:
+            self.trace.events.append((FREE, entry[2], entry[1]))
+        if size:
+            self._note_place()
+            self.trace.events.append((ALLOC, entry[2], size))
+        entry[1] = size
+
+    def _entry(self, storage: Any) -> list[Any]:
+        """[weak reference, bytes, index] of a storage, noted when it is new."""
+        key = storage._cdata
+        entry = self._live.get(key)
+        if entry is not None:
+            return entry
+        size = self._rounded(storage.nbytes())
+        index = len(self.trace.parts)
+        self.trace.parts.append("")
+
+        def free(_: Any) -> None:
+            gone = self._live.pop(key)
+            self._pending.pop(key, None)
+            if gone[1] and self._records:
+                self.trace.events.append((FREE, gone[2], gone[1]))
+
+        entry = self._live[key] = [weakref.ref(storage, free), size, index]
+        if size:
+            self.trace.events.append((ALLOC, index, size))
+        return entry
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self._round) * self._round
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _describe(
+    func: Any, packet: Any, args: Any, kwargs: Any, out: Any, ins: list[Tensor], outs: list[Tensor]
+) -> Operation:
+    name = packet.__name__
+    count = flops.flops_of(packet, args, kwargs, out)
+    read, written = sum(map(_size, ins)), sum(map(_size, outs))
+    if packet in _PARAMETER_READS:
+        largest = max(map(_size, (*ins, *outs)))
+        read, written = read + written - largest, _size(ins[-1])
+    elif not outs:  # in place over lists: what is written has been read
+        written = read * 3 // 4
+    return Operation(
+        name=name,
+        flops=count,
+        num_bytes=read + written,
+        matmul=_product(packet, ins) if count else None,
+        is_attention=packet in flops.ATTENTION,
+        is_backward=name.endswith("backward"),
+        on_copy_stream=func.namespace == "fsdp" and name == "all_gather_copy_in",
+    )
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes that are there: an expanded tensor is read once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _product(packet: Any, ins: list[Tensor]) -> tuple[int, int, int, int] | None:
+    """Rows, inner, columns and count of a matrix product."""
+    if packet in (_aten.addmm, _aten.baddbmm):
+        ins = ins[1:]
+    if len(ins) < 2 or packet in flops.ATTENTION:
+        return None
+    left, right = ins[0], ins[1]
+    if packet is _aten._grouped_mm:
+        groups = right.shape[0] if right.dim() == 3 else ins[2].shape[0]
+        if right.dim() == 3:
+            return left.shape[-2] // groups, left.shape[-1], right.shape[-1], groups
+        return left.shape[-2], left.shape[-1] // groups, right.shape[-1], groups
+    if packet in (_aten.mm, _aten.addmm):
+        return left.shape[0], left.shape[1], right.shape[1], 1
+    if packet in (_aten.bmm, _aten.baddbmm) and left.dim() == 3:
+        return left.shape[1], left.shape[2], right.shape[2], left.shape[0]
+    return None

@@ -1,0 +1,152 @@
+"""One rank of a world that is not there: a fake process group, fake tensors, the real code.
+
+A fake process group answers every collective at once without sending; a fake tensor has a shape, a
+type and no values. On the `cpu` device, because torch's autograd needs a device that is linked in.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.parallel.layout import Layout
+from paceline.prove import model as models
+from paceline.prove.parts import classify
+from paceline.prove.patches import dry_run
+from paceline.prove.proof import Request
+from paceline.prove.step import Rank
+from paceline.prove.trace import Trace, Tracer
+from paceline.runtime import strategy
+from paceline.runtime.strategy import pipeline
+from paceline.runtime.strategy.blocks import numbered_blocks
+from paceline.runtime.strategy.stages import Skip
+from paceline.runtime.strategy.ways_known import ways_of
+
+CUDA_ROUNDING = 512
+"""Bytes that CUDA's caching allocator rounds every allocation up to.
+Source: c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize."""
+
+TRACED_MICRO_BATCHES = 3
+"""The first, the last and one between them, which stands for all that are between."""
+
+Kept = Callable[[int], int]
+"""Blocks of a model, or of a pipeline's stage -> how many of them are traced, from the first."""
+
+
+@contextmanager
+def world(rank: int, size: int) -> Iterator[None]:
+    """A process group of so many ranks, of which this process plays one."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def trace_rank(request: Request, rank: int, kept: Kept | None = None) -> Trace:
+    """One rank's second step, when optimizer state is there.
+
+    Args:
+        request: What is proved.
+        rank: Which rank this process plays.
+        kept: How many blocks are left in; all when None.
+    """
+    was_collecting = gc.isenabled()
+    gc.disable()  # memory of cycles would be given back at moments that mean nothing
+    try:
+        with world(rank, request.layout.num_ranks), dry_run(is_cuda=request.is_cuda):
+            whole = models.build(request.model, request.seq_len)
+            return trace_step(whole, request, kept=kept)
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def trace_step(
+    whole: nn.Module, request: Request, *, kept: Kept | None = None, is_fake: bool = True
+) -> Trace:
+    """The second step of a model on meta, inside a process group.
+
+    With `is_fake=False` the tensors are real, and the process group may be: what tests compare
+    with.
+    """
+    layout = traced_layout(request.layout)
+    precision: Any = request.precision
+    meshes = strategy.make_meshes(layout, "cpu")  # it looks at values, so no fake tensors yet
+    tracer = Tracer(round_to=CUDA_ROUNDING if request.is_cuda else 1)
+    pretended = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext()
+    needs_memory = layout.sharding == "none" and layout.num_ranks == layout.data  # DDP does
+    ways = ways_of(whole)
+    model = whole
+    if not needs_memory:
+        with _pruned(whole, layout, kept):
+            model = strategy.apply(whole, layout, meshes, precision=precision, ways=ways)
+    with pretended, tracer:
+        if needs_memory:
+            with _pruned(whole, layout, kept):
+                models.give_memory(whole)
+                model = strategy.apply(whole, layout, meshes, precision=precision, ways=ways)
+        else:
+            models.give_memory(model)
+        rank = Rank(
+            model,
+            meshes,
+            tracer,
+            precision=precision,
+            optimizer=request.optimizer,
+            seq_len=request.seq_len,
+        )
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        tracer.places.watch(model, numbered_blocks(inner, ways))
+        if layout.sharding == "none":
+            rank.step()  # DDP sorts its buckets anew after its first step
+        else:
+            rank.create_state()
+        rank.mark()
+        tracer.begin_step()
+        rank.step()
+    classify(tracer.trace)
+    return tracer.trace
+
+
+def traced_layout(layout: Layout) -> Layout:
+    """The layout with no more micro-batches than stand for all."""
+    if layout.pipeline > 1:
+        return layout
+    return replace(layout, accumulation=min(layout.accumulation, TRACED_MICRO_BATCHES))
+
+
+@contextmanager
+def _pruned(whole: nn.Module, layout: Layout, kept: Kept | None) -> Iterator[None]:
+    """Leave out blocks: of the model, or of every stage after the pipeline was cut."""
+    if kept is None:
+        yield
+        return
+    if layout.pipeline == 1:
+        models.keep_blocks(whole, kept)
+        yield
+        return
+    with _pruned_stages(kept):
+        yield
+
+
+def _pruned_stages(kept: Kept) -> AbstractContextManager[Any]:
+    original = pipeline.take_stage
+
+    def take(model: nn.Module, ways: Any, blocks: range, **ends: Any) -> nn.Module:
+        stage = original(model, ways, blocks, **ends)
+        holder = stage.get_submodule(ways.blocks)
+        for index in blocks[kept(len(blocks)) :]:
+            holder._modules[str(index)] = Skip()
+        return stage
+
+    return patch.object(pipeline, "take_stage", take)
