@@ -372,8 +372,8 @@ class Own(nn.Module):
 
     def forward(self, tokens_BS):
         hidden = self.tokens(tokens_BS) + self.places(context.positions(tokens_BS.shape[1]))
-        for block in self.blocks:  # as recomputed blocks are
-            hidden = checkpoint(block, hidden, use_reentrant=False)
+        for block in self.blocks:
+            hidden = block(hidden)
         return self.head(hidden)
 
 
@@ -453,7 +453,7 @@ def test_models_over_context_ranks_equal_the_single_device_one():
 
 
 def check_recompute(rank, world):
-    """A decoder whose blocks are recomputed, whole or but for attention's kernel."""
+    """Models whose blocks are recomputed, whole or but for attention's kernel."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
     def policy(ctx, op, *args, **kwargs):
@@ -462,12 +462,10 @@ def check_recompute(rank, world):
 
     selective = {"context_fn": lambda: create_selective_checkpoint_contexts(policy)}
     inputs, targets = whole_batch(2)
-    alone = make("decoder")
-    loss_sum(alone, inputs, targets).backward()
     worst = 0.0
-    for kind, options in product(("ring", "ulysses"), ({}, selective)):
-        layout = layout_of(world, kind)
-        model = make("decoder")
+    for family, kind, options in product(("decoder", "own"), ("ring", "ulysses"), ({}, selective)):
+        alone, model, layout = make(family), make(family), layout_of(world, kind)
+        loss_sum(alone, inputs, targets).backward()
         context.split_context(model, layout, make_meshes(layout, "cpu"))
         for block in model.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)

@@ -12,6 +12,7 @@ them; both are the ordinary thing in a layout without context parallelism.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,8 +189,8 @@ def cannot(what: str, fix: str) -> JobError:
 
 
 _ACTIVE: list[Context] = []
-"""Of the modules being called, innermost last: pushed and popped by hooks, so that another model
-in the same process, or a block that is recomputed in the backward pass, gets its own."""
+"""Of the modules being called, innermost last. Pushed and popped around `forward`, so that another
+model in the same process, or a block that is recomputed in the backward pass, gets its own."""
 
 
 def attention(
@@ -241,32 +242,37 @@ def positions(num_tokens: int, device: torch.device | None = None) -> Tensor:
 
 
 def _answer_calls(model: nn.Module, context: Context, ways: Ways | None) -> None:
-    """Have `attention` and `positions` answered for this context in all modules of the model."""
+    """Have `attention` and `positions` answered for this context in all modules of the model.
 
-    def enter(*_: Any) -> None:
-        _ACTIVE.append(context)
-
-    def leave(*_: Any) -> None:
-        _ACTIVE.pop()
-
-    def watch(*_: Any) -> None:
-        context.was_asked = False
-
-    def check(module: nn.Module, *_: Any) -> None:
-        if not context.was_asked:
-            raise cannot(
-                f"{type(module).__name__}: its forward pass did not call "
-                "paceline.runtime.strategy.attention, so its tokens see only their rank's",
-                "call it where attention is computed, or set layout.context to 1",
-            )
-
-    for module in _watched(model, context, ways):
-        module.register_forward_pre_hook(watch)
-        module.register_forward_hook(check)
+    `forward` is replaced, and not hooked: blocks that are recomputed in the backward pass are run
+    by `forward`, past their hooks.
+    """
+    watched = {id(module) for module in _watched(model, context, ways)}
     for module in model.modules():
-        if not type(module).__module__.startswith("torch."):
-            module.register_forward_pre_hook(enter, prepend=True)
-            module.register_forward_hook(leave, always_call=True)
+        must_ask = id(module) in watched
+        if must_ask or not type(module).__module__.startswith("torch."):
+            name = type(module).__name__ if must_ask else None
+            module.forward = partial(_answered, context, name, module.forward)
+
+
+def _answered(
+    context: Context, must_ask: str | None, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """A module's forward pass, and a refusal if one that must call `attention` has not."""
+    _ACTIVE.append(context)
+    if must_ask:
+        context.was_asked = False
+    try:
+        output = forward(*args, **kwargs)
+    finally:
+        _ACTIVE.pop()
+    if must_ask and not context.was_asked:
+        raise cannot(
+            f"{must_ask}: its forward pass did not call paceline.runtime.strategy.attention, so "
+            "its tokens see only their rank's",
+            "call it where attention is computed, or set layout.context to 1",
+        )
+    return output
 
 
 def _watched(model: nn.Module, context: Context, ways: Ways | None) -> list[nn.Module]:
