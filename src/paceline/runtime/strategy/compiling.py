@@ -17,12 +17,16 @@ from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 
 
 def compile_blocks(
-    model: nn.Module, ways: HasBlocks | None = None, *, device_type: str = "cpu"
+    model: nn.Module,
+    ways: HasBlocks | None = None,
+    *,
+    device_type: str = "cpu",
+    backend: str = "inductor",
 ) -> nn.Module:
     """The same model with its blocks compiled at their first call.
 
     Fused operations round otherwise than single ones: results are close to those without, not equal
-    in every bit.
+    in every bit. `aot_eager` as the backend captures the graphs and compiles nothing, for tests.
 
     Raises:
         PlanError: There is no compiler, or the model has no blocks.
@@ -32,7 +36,7 @@ def compile_blocks(
     if problems:
         raise PlanError(*problems)
     for block in blocks:
-        block.forward = torch.compile(block.forward)
+        block.forward = torch.compile(block.forward, backend=backend)
     return model
 
 

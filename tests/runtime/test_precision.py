@@ -1,0 +1,89 @@
+import pytest
+import torch
+from tests.runtime.test_shard import layout_of
+
+from paceline.runtime.strategy.precision import (
+    LossScaler,
+    autocast,
+    check_precision,
+    narrow_type,
+    set_up_precision,
+)
+
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "is_there"),
+    [
+        ("fp32", None, True),
+        ("bf16", None, True),
+        ("fp16", None, True),
+        ("tf32", None, False),
+        ("tf32", TURING, False),
+        ("tf32", AMPERE, True),
+        ("fp8", None, False),
+        ("fp8", AMPERE, False),
+        ("fp8", HOPPER, True),
+    ],
+)
+def test_a_precision_that_the_hardware_lacks_is_refused_with_what_it_needs(
+    precision, capability, is_there
+):
+    device_type = "cpu" if capability is None else "cuda"
+    problems = list(check_precision(precision, layout_of(2, "full"), device_type, capability))
+    assert not problems if is_there else [each.code for each in problems] == ["R034"]
+    assert all("compute capability" in each.what for each in problems)
+
+
+def test_float8_is_not_split_over_tensor_ranks():
+    (problem,) = check_precision("fp8", layout_of(2, "none", tensor=2), "cuda", HOPPER)
+    assert "tensor ranks" in problem.what
+
+
+def test_tf32_is_what_float32_products_may_round_to():
+    try:
+        set_up_precision("tf32")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        set_up_precision("fp32")
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_whole_parameters_are_autocast_and_sharded_ones_cast_themselves(precision):
+    product = torch.nn.Linear(4, 4)
+    with autocast(precision, "cpu", layout_of(2, "none")):
+        assert product(torch.ones(1, 4)).dtype == (narrow_type(precision) or torch.float32)
+    with autocast(precision, "cpu", layout_of(2, "full")):
+        assert product(torch.ones(1, 4)).dtype == torch.float32
+
+
+def test_the_scale_is_halved_after_an_overflow_and_doubled_after_enough_good_steps():
+    scaler = LossScaler(initial=8.0, patience=2)
+    scales = []
+    for found_inf in (True, False, False, False, True, False, False):
+        scaler.update(found_inf=found_inf)
+        scales.append(scaler.factor)
+    assert scales == [4.0, 4.0, 8.0, 8.0, 4.0, 4.0, 8.0]
+
+
+def test_a_scaled_loss_keeps_gradients_that_fp16_would_lose():
+    weight = torch.ones(1, requires_grad=True)
+    (weight.half() * 2e-8).sum().float().backward()
+    assert float(weight.grad) == 0.0  # below 6e-8 / 2
+    weight.grad = None
+    scaler = LossScaler(initial=2.0**12)
+    scaler.scale((weight.half() * 2e-8).sum().float()).backward()
+    assert float(weight.grad * scaler.unscale_factor) == pytest.approx(2e-8, rel=2**-10)
+
+
+def test_a_scaler_goes_on_as_saved():
+    scaler = LossScaler(patience=3)
+    for found_inf in (True, False, False):
+        scaler.update(found_inf=found_inf)
+    resumed = LossScaler(patience=3)
+    resumed.load_state_dict(scaler.state_dict())
+    for each in (scaler, resumed):
+        each.update(found_inf=False)
+    assert resumed.factor == scaler.factor == 2.0**16
