@@ -2,6 +2,7 @@ import pytest
 import torch
 from tests.runtime.test_shard import layout_of
 
+from paceline.runtime.strategy.fp8 import product, to_float8, use_float8
 from paceline.runtime.strategy.precision import (
     LossScaler,
     autocast,
@@ -87,3 +88,49 @@ def test_a_scaler_goes_on_as_saved():
     for each in (scaler, resumed):
         each.update(found_inf=False)
     assert resumed.factor == scaler.factor == 2.0**16
+
+
+E4M3 = 2**-4
+"""Relative rounding error of a float8 number: 3 bits of mantissa and the implied one."""
+
+
+def test_float8_products_are_as_near_as_their_rounding():
+    left, right = torch.randn(32, 64), torch.randn(48, 64)
+    error = product(left, right) - left @ right.T
+    # Both factors of each term are rounded; errors of different terms are independent.
+    lengths = left.norm(dim=1, keepdim=True) * right.norm(dim=1)
+    assert (error.abs() / lengths).max() < 2 * E4M3
+
+
+def test_rows_of_any_size_and_of_zeros_fit_into_float8():
+    rows = torch.tensor([[1e-20, 2e-20], [0.0, 0.0], [1e20, -3e20]])
+    narrow, scale = to_float8(rows)
+    assert torch.isfinite(narrow.float()).all()
+    torch.testing.assert_close(narrow.float() * scale, rows, rtol=E4M3, atol=0)
+
+
+def test_the_blocks_linears_train_in_float8_and_what_does_not_fit_stays():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
+            self.head = torch.nn.Linear(32, 3)
+
+        def forward(self, inputs):
+            for block in self.blocks:
+                inputs = torch.tanh(block(inputs))
+            return self.head(inputs)
+
+    torch.manual_seed(0)
+    model, inputs = Net(), torch.randn(2, 8, 32)
+    expected = model(inputs)
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    assert use_float8(model) == 2
+    found = model(inputs)
+    found.square().sum().backward()
+    assert not torch.equal(found, expected)
+    assert (found - expected).norm() < 2 * E4M3 * expected.norm()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (parameter.grad - gradient).norm() < 4 * E4M3 * gradient.norm()

@@ -1,0 +1,98 @@
+"""Linears that multiply in float8, with a scale for each row.
+
+Inputs and weights are cast as they are used: parameters, gradients and activations keep their
+types, so FSDP2, recompute and checkpoints see nothing of it. Every row of an input and every row
+(output feature) of a weight is scaled to float8's range (e4m3: 3 bits of mantissa) by its own
+largest value, and so are gradients going backward. The weight's gradient, which sums over tokens
+and not along rows, is multiplied in the type of its inputs: torchao's `rowwise_with_gw_hp`.
+
+Leaves out: tensor parallelism, and dims that are not multiples of 16, which stay as they are: the
+hardware cannot multiply them.
+
+Source: Micikevicius et al., arXiv:2209.05433; scales by row: `torch._scaled_mm` of torch 2.13.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
+
+ALIGNMENT = 16
+"""Both dims of a float8 matrix are multiples of it. Source: cuBLASLt, FP8 matrix multiplication."""
+
+_FLOAT8 = torch.float8_e4m3fn
+
+
+def use_float8(model: nn.Module, ways: HasBlocks | None = None) -> int:
+    """Make the linears of the blocks multiply in float8; how many were. In place, before `shard`.
+
+    Embedding, head and norms stay as they are, as in the source, section 4.
+    """
+    linears = [
+        module
+        for _, block in numbered_blocks(model, ways)
+        for module in block.modules()
+        if type(module) is nn.Linear and _is_aligned(module)
+    ]
+    for linear in linears:
+        module: nn.Module = linear
+        module.forward = _forward_of(linear)
+    return len(linears)
+
+
+def _is_aligned(linear: nn.Linear) -> bool:
+    return linear.in_features % ALIGNMENT == 0 and linear.out_features % ALIGNMENT == 0
+
+
+def _forward_of(linear: nn.Linear) -> Any:
+    def forward(inputs: Tensor) -> Tensor:
+        compute = torch.get_autocast_dtype(inputs.device.type) if _is_autocast(inputs) else None
+        flat = inputs.flatten(0, -2).to(compute or inputs.dtype)
+        outputs: Tensor = _Float8Product.apply(flat, linear.weight.to(flat.dtype))  # type: ignore[no-untyped-call]
+        if linear.bias is not None:
+            outputs = outputs + linear.bias.to(outputs.dtype)
+        return outputs.view(*inputs.shape[:-1], linear.out_features)
+
+    return forward
+
+
+def _is_autocast(inputs: Tensor) -> bool:
+    return torch.is_autocast_enabled(inputs.device.type)
+
+
+class _Float8Product(torch.autograd.Function):
+    """inputs_TI @ weight_OI.T"""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, inputs_TI: Tensor, weight_OI: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs_TI, weight_OI)
+        return product(inputs_TI, weight_OI)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_TO: Tensor) -> tuple[Tensor, Tensor]:
+        inputs_TI, weight_OI = ctx.saved_tensors
+        gradient_TI = product(gradient_TO, weight_OI.T)
+        return gradient_TI, gradient_TO.T @ inputs_TI
+
+
+def product(left_MK: Tensor, right_NK: Tensor) -> Tensor:
+    """left @ right.T, in the type of `left`."""
+    left, left_scale_M1 = to_float8(left_MK)
+    right, right_scale_N1 = to_float8(right_NK)
+    return torch._scaled_mm(
+        left,
+        right.T,
+        scale_a=left_scale_M1,
+        scale_b=right_scale_N1.T,
+        out_dtype=torch.bfloat16,
+    ).to(left_MK.dtype)
+
+
+def to_float8(rows_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row in float8, and the float32 factor that gives it back; 1 for a row of zeros."""
+    largest_M1 = rows_MK.detach().abs().amax(-1, keepdim=True).float()
+    scale_M1 = torch.where(largest_M1 > 0, largest_M1 / torch.finfo(_FLOAT8).max, 1.0)
+    return (rows_MK.float() / scale_M1).to(_FLOAT8).contiguous(), scale_M1
