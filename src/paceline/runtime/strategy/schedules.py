@@ -238,7 +238,9 @@ class Stage(PipelineStage):
         assert output.shape == expected.shape, (
             f"stage {self.stage_index} gave {tuple(output.shape)}, not {tuple(expected.shape)}"
         )
-        return output.to(expected.dtype).contiguous()
+        output = output.to(expected.dtype).contiguous()
+        # Torch detaches it in place when it splits a backward pass, which views do not allow.
+        return output.clone() if output._is_view() else output
 
     # Evaluation: torch keeps every output, hands gradients on inside a v, and reduces none.
 
