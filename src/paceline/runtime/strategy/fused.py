@@ -1,0 +1,93 @@
+"""A linear that computes several at once, taken apart: its parts must be split one by one.
+
+Query, key and value one after another cannot be split as one matrix, as the first rank would get
+queries only. Apart, they are ordinary linears with ordinary names, and the model sees their outputs
+together as before.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.runtime.strategy.split_modules import is_transposed
+from paceline.runtime.strategy.ways import Ways, named_ways, written_out
+
+
+class Apart(nn.Module):
+    """The parts of a linear; together they give what it gave."""
+
+    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, input_BSI: Tensor) -> Tensor:
+        return torch.cat([part(input_BSI) for part in self.children()], dim=-1)
+
+
+def take_apart(model: nn.Module, ways: Ways) -> None:
+    """Replace each linear in `ways.fused` by its parts.
+
+    `self_attn.qkv_proj.weight` becomes `self_attn.qkv_proj.query.weight` and so on: call it before
+    parameters are read by name. The first part is as wide as the input of the `row` in the same
+    module, the others share the rest. What is apart already stays as it is.
+    """
+    named = named_ways(model, ways)
+    for name, parts in written_out(model, ways, ways.fused):
+        module = model.get_submodule(name)
+        if isinstance(module, Apart):
+            continue
+        parent, _, last = name.rpartition(".")
+        rows = [row for row, way in named.items() if way == "row" and row.startswith(f"{parent}.")]
+        assert len(rows) == 1, f"{name}: {parent} has {len(rows)} rows"
+        widths = _widths(module, model.get_submodule(rows[0]), len(parts))
+        setattr(model.get_submodule(parent), last, _apart(module, parts, widths))
+
+
+def out_features(linear: nn.Module) -> int:
+    """Features a linear gives."""
+    return _weight(linear).shape[1 if is_transposed(linear) else 0]
+
+
+def in_features(linear: nn.Module) -> int:
+    """Features a linear takes."""
+    return _weight(linear).shape[0 if is_transposed(linear) else 1]
+
+
+def _weight(linear: nn.Module) -> Tensor:
+    weight = linear._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def _widths(fused: nn.Module, row: nn.Module, num_parts: int) -> list[int]:
+    first = in_features(row)
+    rest, left = divmod(out_features(fused) - first, num_parts - 1)
+    assert left == 0, f"{out_features(fused)} features are not {num_parts} parts, one of {first}"
+    return [first, *[rest] * (num_parts - 1)]
+
+
+def _apart(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Apart:
+    weights = torch.split(_weight(fused), widths, dim=1 if is_transposed(fused) else 0)
+    bias = fused._parameters["bias"]
+    biases = [None] * len(names) if bias is None else torch.split(bias, widths)
+    return Apart(
+        {
+            name: _part(fused, weight, bias)
+            for name, weight, bias in zip(names, weights, biases, strict=True)
+        }
+    )
+
+
+def _part(fused: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    part: Any = copy.copy(fused)
+    part._parameters = {}
+    for name, value in (("weight", weight), ("bias", bias)):
+        needs_grad = value is not None and value.requires_grad
+        own = None if value is None else nn.Parameter(value.detach().clone(), needs_grad)
+        part.register_parameter(name, own)
+    setattr(part, "nf" if is_transposed(fused) else "out_features", out_features(part))
+    return part  # type: ignore[no-any-return]

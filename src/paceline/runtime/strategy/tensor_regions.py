@@ -1,0 +1,192 @@
+"""Where a tensor crosses between regions of a model split over the tensor ranks.
+
+In a region the ranks hold one of three things: the same tensor (whole), their share of its tokens
+(tokens split), or a term of a sum (partial). Each function is one crossing, its backward pass the
+mirrored one. Source: Megatron-LM's f and g (arXiv:1909.08053, section 3) and their forms with
+sequence parallelism (Korthikanti et al., arXiv:2205.05198, section 4.2.2).
+
+Tokens are the last dim but one: `hidden_BSH`, or `hidden_TH` where a model flattens the batch. A
+share is contiguous; the tokens must divide over the ranks.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import PacelineError, Problem
+
+TOKENS = -2
+"""The dim of tokens, from the end."""
+
+_OPS = torch.ops._c10d_functional
+"""Collectives that a tracer and a compiler can follow."""
+
+
+def copy_in(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The same tensor, handed to a computation whose ranks each give a part of its gradient."""
+    return _call(_CopyIn, whole, group)
+
+
+def sum_out(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the ranks, the same on all of them; so is its gradient."""
+    return _call(_SumOut, partial, group)
+
+
+def gather_in(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All tokens, from every rank's share; the ranks each give a part of the gradient."""
+    return _call(_GatherIn, share, group)
+
+
+def scatter_out(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's tokens of the sum over the ranks."""
+    return _call(_ScatterOut, partial, group)
+
+
+def keep_share(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's tokens of a tensor that all ranks hold; its gradient is whole again."""
+    return _call(_KeepShare, whole, group)
+
+
+def join_shares(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All tokens, for a computation that every rank repeats: its gradient is the same on all."""
+    return _call(_JoinShares, share, group)
+
+
+def sum_everywhere(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over the ranks, for ranks that compute different things with it."""
+    return _call(_SumEverywhere, partial, group)
+
+
+class _CopyIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradients[0], ctx.group), None
+
+
+class _SumOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _sum(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _GatherIn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _scatter(gradients[0], ctx.group), None
+
+
+class _ScatterOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _scatter(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradients[0], ctx.group), None
+
+
+class _KeepShare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _share(tensor, group).clone()  # a view would keep all tokens alive
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _gather(gradients[0], ctx.group), None
+
+
+class _JoinShares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gather(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _share(gradients[0], ctx.group).contiguous(), None
+
+
+class _SumEverywhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _sum(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _sum(gradients[0], ctx.group), None
+
+
+def _call(crossing: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    result: Tensor = crossing.apply(tensor, group)
+    return result
+
+
+def _wait(result: Tensor) -> Tensor:
+    waited: Tensor = _OPS.wait_tensor(result)
+    return waited
+
+
+def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return _wait(_OPS.all_reduce(tensor.contiguous(), "sum", group.group_name))
+
+
+def _gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Shares along the tokens; the collective itself lays them along the first dim."""
+    ranks = group.size()
+    shares = _wait(_OPS.all_gather_into_tensor(tensor.contiguous(), ranks, group.group_name))
+    before, after = tensor.shape[:TOKENS], tensor.shape[TOKENS + 1 :]
+    if before.numel() == 1:
+        return shares.view(*before, -1, *after)
+    return torch.cat(shares.chunk(ranks), dim=TOKENS)
+
+
+def _scatter(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    _check_even(tensor, group)
+    ranks = group.size()
+    before, after = tensor.shape[:TOKENS], tensor.shape[TOKENS + 1 :]
+    if before.numel() == 1:
+        shares = tensor.reshape(-1, *after)
+    else:
+        shares = torch.cat(tensor.chunk(ranks, dim=TOKENS))
+    share = _wait(_OPS.reduce_scatter_tensor(shares, "sum", ranks, group.group_name))
+    return share.view(*before, -1, *after)
+
+
+def _share(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    _check_even(tensor, group)
+    length = tensor.shape[TOKENS] // group.size()
+    return tensor.narrow(TOKENS, group.rank() * length, length)
+
+
+def _check_even(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    if tensor.shape[TOKENS] % group.size():
+        raise PacelineError(_uneven_tokens(tensor.shape[TOKENS], group.size()))
+
+
+def _uneven_tokens(tokens: int, ranks: int) -> Problem:
+    return Problem(
+        code="L021",
+        what=f"a sample has {tokens} tokens on its context rank, which {ranks} tensor ranks "
+        "cannot share evenly",
+        where="data.seq_len, with sequence parallelism",
+        fix=f"use a multiple of {ranks}, or set layout.sequence_parallel = false",
+    )

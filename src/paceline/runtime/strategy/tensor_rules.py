@@ -1,0 +1,177 @@
+"""Whether a tensor degree goes with a model, said before anything is built.
+
+Leaves out: whether it is a good choice, and what the planner checks from sizes alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from paceline.errors import Problem
+from paceline.parallel.layout import Layout
+from paceline.runtime.strategy.fused import Apart, in_features, out_features
+from paceline.runtime.strategy.ways import Way, Ways, named_ways, written_out
+
+_LINEARS = ("Linear", "Conv1D", "FalconLinear", "NonDynamicallyQuantizableLinear")
+"""Classes whose forward is a product with the weight and the bias added."""
+
+
+def check_tensor_ways(model: nn.Module, layout: Layout, ways: Ways) -> Iterator[Problem]:
+    """Everything in the model that the tensor degree does not divide, or that cannot be split.
+
+    The model may be on meta, and may be one pipeline stage of it. Of equal blocks only the first
+    is named.
+    """
+    if layout.tensor == 1:
+        return
+    if not ways.tensor:
+        yield _no_ways(model, layout)
+        return
+    named = named_ways(model, ways)
+    told: set[str] = set()
+    for name in named:
+        place = _pattern(name, ways)
+        if place in told:
+            continue
+        for problem in _check_module(model, layout, ways, named, name):
+            told.add(place)
+            yield problem
+    if layout.expert > 1 and "experts" in named.values():
+        yield _experts_twice(layout)
+    for name, attributes in written_out(model, ways, ways.divided):
+        for attribute in attributes:
+            place, count = f"{_pattern(name, ways)}.{attribute}", _number(model, name, attribute)
+            if count % layout.tensor and place not in told:
+                told.add(place)
+                yield _uneven(name, f"{attribute} = {count}", layout)
+
+
+def head_width(attention: nn.Module) -> int | None:
+    """Features of one head, where an attention module says them."""
+    for holder in (attention, getattr(attention, "shape", None)):
+        for name in ("head_dim", "head_size", "attention_head_size"):
+            width = getattr(holder, name, None)
+            if isinstance(width, int) and width > 0:
+                return width
+    return None
+
+
+def _check_module(
+    model: nn.Module, layout: Layout, ways: Ways, named: Mapping[str, Way], name: str
+) -> Iterator[Problem]:
+    module, way, degree = model.get_submodule(name), named[name], layout.tensor
+    if way in ("sequence", "gather", "sum", "join"):
+        return
+    if way == "experts":
+        count = _number(model, name, "num_experts")
+        if count % degree:
+            yield _uneven(name, f"{count} experts", layout)
+        return
+    is_linear = isinstance(module, Apart) or type(module).__name__ in _LINEARS
+    if way in ("column", "row", "head") and not is_linear:
+        yield _not_splittable(name, module, f"`{way}`")
+        return
+    if way == "row" and _is_term(named, name) and module._parameters["bias"] is not None:
+        yield _not_splittable(name, module, "`row` with a bias inside a `sum`")
+    if way == "embedding" and _changes_its_rows(module):
+        yield _not_splittable(name, module, "`embedding` with max_norm or gradients of its own")
+    if way in ("embedding", "head"):
+        rows = module.get_parameter("weight").shape[0]
+        if (degree - 1) * -(-rows // degree) >= rows:
+            yield _uneven(name, f"{rows} rows of the vocabulary", layout, "leaves a rank without")
+        return
+    count, what = _shared(model, ways, named, name)
+    if count % degree:
+        yield _uneven(name, f"{count} {what}", layout)
+
+
+def _changes_its_rows(module: nn.Module) -> bool:
+    """Whether an embedding does more than look up rows."""
+    names = ("max_norm", "scale_grad_by_freq", "sparse")
+    return any(getattr(module, name, None) for name in names)
+
+
+def _shared(model: nn.Module, ways: Ways, named: Mapping[str, Way], name: str) -> tuple[int, str]:
+    """What the ranks share of a column, row or wide norm: how many, and what they are."""
+    module, way = model.get_submodule(name), named[name]
+    parent = name.rpartition(".")[0]
+    rows = [row for row, kind in named.items() if kind == "row" and row.startswith(f"{parent}.")]
+    inputs = in_features(model.get_submodule(rows[0])) if len(rows) == 1 else 0
+    if way == "row":
+        features, what = in_features(module), "input features"
+    elif way == "wide norm":
+        features, what = module.get_parameter("weight").shape[0], "features"
+    else:
+        features, what = _narrowest_part(model, ways, name, inputs), "output features"
+    is_attention = ways.attention is not None and parent.endswith(ways.attention)
+    width = head_width(model.get_submodule(parent)) if is_attention else None
+    if width is None or features % width:
+        return features, what
+    return features // width, "key/value heads" if 0 < features < inputs else "heads"
+
+
+def _narrowest_part(model: nn.Module, ways: Ways, name: str, first: int) -> int:
+    """Features of a linear; of one to be taken apart, those of its narrowest part."""
+    module = model.get_submodule(name)
+    if isinstance(module, Apart):
+        return min(out_features(part) for part in module.children())
+    parts = dict(written_out(model, ways, ways.fused)).get(name)
+    if parts is None:
+        return out_features(module)
+    return min(first, (out_features(module) - first) // (len(parts) - 1))
+
+
+def _pattern(name: str, ways: Ways) -> str:
+    """The name with its block's number left out, which equal blocks share."""
+    inside = name.removeprefix(f"{ways.blocks}.")
+    return f"*.{inside.partition('.')[2]}" if inside != name else name
+
+
+def _number(model: nn.Module, name: str, attribute: str) -> int:
+    value: Any = model.get_submodule(name)
+    for step in attribute.split("."):
+        value = getattr(value, step)
+    return int(value)
+
+
+def _uneven(name: str, has: str, layout: Layout, clash: str = "") -> Problem:
+    return Problem(
+        code="L005",
+        what=f"{name} has {has}, tensor is {layout.tensor}" + (f", which {clash}" if clash else ""),
+        where="layout.tensor",
+        fix="choose a tensor degree that divides it",
+    )
+
+
+def _not_splittable(name: str, module: nn.Module, way: str) -> Problem:
+    return Problem(
+        code="L020",
+        what=f"{name} is a {type(module).__name__}, which cannot be split as {way}",
+        where="layout.tensor",
+        fix="set layout.tensor = 1, or give the model `paceline_ways` that split other modules",
+    )
+
+
+def _is_term(named: Mapping[str, Way], name: str) -> bool:
+    """Whether a row gives a term of a sum around it."""
+    return any(way == "sum" and name.startswith(f"{outer}.") for outer, way in named.items())
+
+
+def _experts_twice(layout: Layout) -> Problem:
+    return Problem(
+        code="L020",
+        what=f"tensor is {layout.tensor} and expert is {layout.expert}: the experts would be split "
+        "twice, which is not done",
+        where="layout.tensor and layout.expert",
+        fix="set one of them to 1",
+    )
+
+
+def _no_ways(model: nn.Module, layout: Layout) -> Problem:
+    return Problem(
+        code="L020",
+        what=f"tensor is {layout.tensor}, and how {type(model).__name__} may be split is not known",
+        where="layout.tensor",
+        fix="set layout.tensor = 1, or give the model `paceline_ways` with its `tensor` table",
+    )
