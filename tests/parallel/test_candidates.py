@@ -20,7 +20,7 @@ from paceline.parallel import (
     grids,
     reasons_ours_cannot,
 )
-from paceline.parallel.abilities import OURS
+from paceline.parallel.abilities import Abilities
 from paceline.parallel.candidates import divides_model, divisors
 from paceline.plan.plan import space_of
 from paceline.plan.search import estimates_of, fastest, price_grid, search
@@ -42,6 +42,16 @@ HERE = Machine(
     memory_bytes=2**34,
     available_bytes=2**34,
     gpus=(),
+)
+
+ONLY_DATA = Abilities(
+    shardings=("none", "full"),
+    schedules=(),
+    context_kinds=(),
+    recomputes=("none",),
+    offloads=("none",),
+    tensor=False,
+    expert=False,
 )
 
 
@@ -69,7 +79,7 @@ def rows(asked: Space) -> list[Layout]:
 def local(num_ranks: int, global_batch: int, fixed: LayoutSpec | None = None) -> list[Layout]:
     asked = space(num_ranks)
     return rows(
-        replace(asked, global_batch=global_batch, fixed=fixed or LayoutSpec(), abilities=OURS)
+        replace(asked, global_batch=global_batch, fixed=fixed or LayoutSpec(), abilities=ONLY_DATA)
     )
 
 
@@ -251,7 +261,7 @@ def test_experts_are_shared_by_data_and_context_ranks():
 
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
     job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"))
-    (problem,) = check_layout_choices(job, replace(space(6), abilities=OURS))
+    (problem,) = check_layout_choices(job, replace(space(6), abilities=ONLY_DATA))
     assert problem.code == "L001"
     assert "64 does not divide over 6 ranks" in problem.what
     assert problem.fix == "set train.global_batch to 60 or 66, or cluster.per_node to 4"
@@ -259,7 +269,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do():
 
 def test_a_batch_smaller_than_the_ranks_names_only_the_larger():
     job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"))
-    (problem,) = check_layout_choices(job, replace(space(100), abilities=OURS))
+    (problem,) = check_layout_choices(job, replace(space(100), abilities=ONLY_DATA))
     assert problem.fix.startswith("set train.global_batch to 100, or cluster.per_node to 64")
 
 
@@ -416,9 +426,28 @@ def test_nothing_left_possible_is_said_with_all_that_was_fixed():
 
 def test_what_our_runtime_lacks_is_named():
     layout = Layout(
-        data=1, sharding="hybrid", micro_batch=1, accumulation=4, pipeline=4, recompute="full"
+        data=4, sharding="hybrid", shard=2, expert=3, micro_batch=1, accumulation=4, offload="nvme"
     )
-    assert list(reasons_ours_cannot(layout)) == ["sharding hybrid", "pipeline 4", "recompute full"]
+    assert list(reasons_ours_cannot(layout)) == [
+        "offload nvme",
+        "2 shards with 3 expert ranks: neither divides",
+    ]
+
+
+def test_our_runtime_has_every_axis():
+    layout = Layout(
+        data=4,
+        sharding="hybrid",
+        shard=2,
+        expert=2,
+        micro_batch=1,
+        accumulation=4,
+        tensor=2,
+        context=2,
+        pipeline=4,
+        recompute="full",
+    )
+    assert not list(reasons_ours_cannot(layout))
 
 
 @pytest.mark.parametrize(

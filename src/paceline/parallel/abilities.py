@@ -6,7 +6,7 @@ them each engine has, but for sharding in a pipeline.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from paceline.parallel.layout import ContextKind, Layout, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.table import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
@@ -38,17 +38,8 @@ _ZERO1: tuple[Sharding, ...] = ("none", "zero1")
 _FSDP: tuple[Sharding, ...] = ("none", "zero2", "full", "hybrid")
 _STAGED: tuple[Schedule, ...] = ("1f1b", "interleaved")
 
-OURS = Abilities(
-    shardings=("none", "full"),
-    pipeline_shardings=("none", "full"),
-    schedules=(),
-    context_kinds=(),
-    recomputes=("none",),
-    offloads=("none",),
-    tensor=False,
-    expert=False,
-)
-"""What `paceline run` itself executes today: `runtime/strategy`."""
+OURS = Abilities(offloads=("none", "cpu"))
+"""What `paceline run` itself executes: `runtime/strategy`."""
 
 OUR_PRECISIONS = ("fp32", "bf16")
 OUR_OPTIMIZERS = ("adamw", "sgd")
@@ -57,7 +48,9 @@ _MEGATRON = Abilities(
     shardings=_ZERO1, pipeline_shardings=_ZERO1, schedules=_STAGED, offloads=("none", "cpu")
 )
 _OLD_MEGATRON = replace(_MEGATRON, context_kinds=(), expert=False, offloads=("none",))
-_ONLY_DATA = replace(OURS, recomputes=RECOMPUTES, offloads=("none", "cpu"))
+_ONLY_DATA = Abilities(
+    schedules=(), context_kinds=(), offloads=("none", "cpu"), tensor=False, expert=False
+)
 
 ABILITIES: Mapping[str, Abilities] = {
     "megatron": _MEGATRON,
@@ -115,15 +108,18 @@ def abilities_of(engine: str) -> Abilities:
 def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
     """What in a layout our own runtime does not have, one phrase each.
 
-    >>> layout = Layout(data=2, sharding="zero1", micro_batch=1, accumulation=1, tensor=4)
+    >>> layout = Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, pipeline=2,
+    ...     schedule="zero-bubble", recompute="selective", offload="nvme")
     >>> list(reasons_ours_cannot(layout))
-    ['sharding zero1', 'tensor 4']
+    ['offload nvme', 'selective recompute in a zero-bubble pipeline']
     """
-    usual = Layout(data=1, sharding="none", micro_batch=1, accumulation=1)
-    if layout.sharding not in OURS.shardings:
-        yield f"sharding {layout.sharding}"
-    for field in fields(Layout):
-        if field.name in ("tensor", "pipeline", "context", "expert", "recompute", "offload"):
-            value = getattr(layout, field.name)
-            if value != getattr(usual, field.name):
-                yield f"{field.name} {value}"
+    if layout.offload not in OURS.offloads:
+        yield f"offload {layout.offload}"
+    elif layout.offload != "none" and layout.shard_degree == 1:
+        yield f"offload {layout.offload} of a state that is not sharded"
+    splits_backward = layout.schedule in ("zero-bubble", "dualpipe-v")
+    if layout.pipeline > 1 and splits_backward and layout.recompute == "selective":
+        yield f"selective recompute in a {layout.schedule} pipeline"
+    small, large = sorted((layout.shard_degree, layout.expert))
+    if large % small:
+        yield f"{layout.shard_degree} shards with {layout.expert} expert ranks: neither divides"

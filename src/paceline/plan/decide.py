@@ -116,13 +116,6 @@ def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[
 
 def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[Decision]:
     fixed, layout = job.spec.layout, choice.layout
-    if cluster.is_local and job.spec.engine == "paceline" and cluster.num_ranks > 1:
-        yield Decision(
-            field="layout",
-            value="data parallel",
-            reason="what `paceline run` does today: every rank whole (none) or all of it shared "
-            "(full)",
-        )
     for name, value, reason in reasons_of(choice):
         if getattr(fixed, name) == "auto":
             reason = _asked_by(fixed, name) or reason

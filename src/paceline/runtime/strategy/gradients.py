@@ -76,8 +76,9 @@ def _num_copies(gradient: Tensor, meshes: Meshes) -> int:
         return stage_ranks
     mesh, placements = gradient.device_mesh, gradient.placements
     assert not any(each.is_partial() for each in placements), "a gradient is not reduced yet"
+    # Not `is_shard`, which is False for the strided shards of FSDP2 over tensor parallelism.
     return stage_ranks // prod(
-        mesh.size(axis) for axis, each in enumerate(placements) if each.is_shard()
+        mesh.size(axis) for axis, each in enumerate(placements) if not each.is_replicate()
     )
 
 

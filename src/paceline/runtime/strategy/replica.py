@@ -60,6 +60,7 @@ class Replica(DistributedDataParallel):
         super().__init__(
             module,
             process_group=group,
+            init_sync=False,  # the weights are equal, and tables of positions are each rank's own
             gradient_as_bucket_view=True,
             static_graph=static_graph,
             find_unused_parameters=looks,
