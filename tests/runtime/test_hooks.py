@@ -136,4 +136,4 @@ def test_fp16_and_powersgd_say_what_they_risk():
 def test_compression_that_is_not_there_is_refused(options, is_plain, kind):
     (problem,) = check_shard(layout_of(2, **options), Compression(kind=kind), is_plain=is_plain)
     assert problem.code == "L024"
-    assert problem.where == "layout.gradient_compression"
+    assert problem.where == "train.gradient_compression"

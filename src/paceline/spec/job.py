@@ -214,6 +214,30 @@ class TrainSpec:
     with a loss scaler where it has that, and fp32 on a CPU. `paceline run` has `fp32` and
     `bf16`."""
 
+    compile: bool = False
+    """Compile each block with `torch.compile`, which takes a minute or so before the first step.
+    Needs a C++ compiler on a CPU, Triton on a GPU."""
+
+    gradient_compression: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """Only with `layout.sharding: none`: how gradients are sent. `bf16` halves the bytes and rounds
+    to 8 bits. `fp16` halves them too, and overflows above 65,504: prefer `bf16`. `powersgd` sends
+    matrices as two thin ones and adds what they miss to the next step; what is carried over is not
+    in checkpoints."""
+
+    powersgd_rank: Positive = 4
+    """Only with `powersgd`: columns of the thin matrices."""
+
+    powersgd_start: Whole = 10
+    """Only with `powersgd`: steps that are sent uncompressed first."""
+
+    bucket: Bytes | Auto = "auto"
+    """Only with `layout.sharding: none`: gradients that are reduced together, such as `25 MiB`,
+    which is `auto`."""
+
+    static_graph: bool = False
+    """Only with DDP: a promise that every step runs the same operations, which lets DDP learn in
+    the first step what it needs."""
+
     seed: Whole = 0
     """Seed of the initial weights, the order of the samples and dropout."""
 

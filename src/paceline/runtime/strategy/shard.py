@@ -140,14 +140,14 @@ def check_shard(
             code="L024",
             what=f"gradients are compressed ({hook.kind}) in an all-reduce, and sharding "
             f"{layout.sharding} reduce-scatters them, in float32",
-            where="layout.gradient_compression",
-            fix="set layout.sharding to none, or leave layout.gradient_compression out",
+            where="train.gradient_compression",
+            fix="set layout.sharding to none, or leave train.gradient_compression out",
         )
     elif hook.kind == "powersgd" and not is_plain:
         yield Problem(
             code="L024",
             what="PowerSGD needs whole matrices, and tensor, expert or pipeline ranks hold parts",
-            where="layout.gradient_compression",
+            where="train.gradient_compression",
             fix="set it to bf16, or split the work over data ranks alone",
         )
 
