@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,6 +66,12 @@ def build(
     return model, make_optimizer(model, train)
 
 
+@cache
+def _meshes(layout: Layout, world: object) -> strategy.Meshes:
+    """A layout's meshes, once in a world of ranks: its groups take longer to make than a step."""
+    return strategy.make_meshes(layout, "cpu")
+
+
 def train_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -76,7 +83,7 @@ def train_steps(
     clip_norm: float = 0.5,
 ) -> tuple[list[float], list[float]]:
     """Losses over the global batch and gradient norms of some steps, numbered from 0."""
-    meshes = strategy.make_meshes(layout, "cpu")
+    meshes = _meshes(layout, dist.group.WORLD)
     losses, norms = [], []
     for step in steps:
         generator = torch.Generator().manual_seed(step)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from paceline.runtime.checkpoint._share import Part
+from paceline.runtime.optimizer.sharded import part_of
 from paceline.runtime.state import (
     MODEL,
     OPTIMIZER,
@@ -72,10 +73,10 @@ def make_target(saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer
     for raw, place in places.items():
         names = [n for owner in dict.fromkeys((place.name, raw)) for n in of_parameter[owner]]
         sources[raw] = {}
+        live = _live(optimizer, parameters[raw])
         for name in _own_names(names, raw, parameters[raw]):
             key = split_optimizer_name(name)[1]
-            live = _live(optimizer, parameters[raw], key)
-            tensor = _room(name, saved[name], place, parameters[raw], live)
+            tensor = _room(name, saved[name], place, parameters[raw], live.get(key))
             sources[raw][key] = _add(state, name, tensor, place, parameters[raw])
     return Target(
         {
@@ -149,11 +150,11 @@ def _own_names(names: list[str], raw: str, parameter: nn.Parameter) -> list[str]
     return own
 
 
-def _live(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, key: str) -> Any:
-    """What the optimizer holds, or would hold."""
-    held = optimizer.state.get(parameter, {}).get(key)
+def _live(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Mapping[str, Any]:
+    """What the optimizer holds, or would hold where it can say so."""
     make: Callable[[Tensor], Mapping[str, Any]] | None = getattr(optimizer, "empty_state", None)
-    return make(parameter).get(key) if held is None and make is not None else held
+    held = optimizer.state.get(parameter)
+    return held or (make(parameter) if make is not None else {})
 
 
 def _room(name: str, facts: Any, place: Place, parameter: nn.Parameter, live: Any) -> Tensor | None:
@@ -161,19 +162,27 @@ def _room(name: str, facts: Any, place: Place, parameter: nn.Parameter, live: An
     if not isinstance(facts, TensorStorageMetadata):
         return None
     size, dtype = tuple(facts.size), facts.properties.dtype
-    _, key, part = split_optimizer_name(name)
+    owner, key, part = split_optimizer_name(name)
     if not size:
         return torch.zeros((), dtype=dtype)
-    if isinstance(live, Tensor) and _fits(live, size, place, parameter):
-        return live.detach() if live.dtype == dtype else torch.zeros_like(live, dtype=dtype)
-    if size == place.size and not part and live is None:
+    is_of_whole = owner == place.name and place.size != tuple(parameter.shape)
+    told = "it is of several matrices that are apart here"
+    if isinstance(live, Tensor):
+        if _fits(live, size, place, parameter):
+            return live.detach() if live.dtype == dtype else torch.zeros_like(live, dtype=dtype)
+        told = f"{list(live.shape)} is needed here"
+    elif size == place.size and not part:
         return torch.zeros_like(parameter.detach(), dtype=dtype)
-    if live is None and (part or not is_split(parameter)):
-        return torch.zeros(size, dtype=dtype, device=local_part(parameter)[1].device)
-    told = "nothing says how" if live is None else f"{list(live.shape)} is needed"
+    elif not is_of_whole:
+        whole = torch.zeros(size, dtype=dtype, device=local_part(parameter)[1].device)
+        if part or not is_split(parameter):
+            return whole
+        if len(size) == parameter.dim():
+            return part_of(whole, parameter)
+        told = "nothing says how"
     raise ValueError(
-        f"{key} of {place.name} was saved as {list(size)} for a parameter of {list(place.size)}, "
-        f"and cannot be laid out here: {told}"
+        f"{key} of {owner} was saved as {list(size)} for a parameter of {list(place.size)}, and "
+        f"cannot be laid out: {told}. Go on in the layout it was saved in"
     )
 
 

@@ -16,7 +16,7 @@ from paceline.record.checkpoints import CheckpointEntry
 from paceline.runtime.checkpoint._agree import Group, attempt, from_first, gather
 from paceline.runtime.checkpoint._plans import LoadPlanner
 from paceline.runtime.checkpoint._target import Saved, Target, make_target, take_over
-from paceline.runtime.state import MODEL, model_state
+from paceline.runtime.state import MODEL, split_optimizer_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def _try_load(
     if reason is None and saved is not None:
         target, reason = attempt(lambda: make_target(saved, model, optimizer), group)
         if reason is None:
-            reason = _check_union(saved, model, group)
+            reason = _check_union(saved, target, group)
         if reason is None and target is not None:
             _, reason = attempt(lambda: _read(entry.path, target, group), group)
             if reason is None:
@@ -148,15 +148,22 @@ def _read(path: Path, target: Target, group: Group) -> None:
     )
 
 
-def _check_union(saved: Saved, model: nn.Module, group: Group) -> str | None:
-    """What the checkpoint has and no rank's part of the model; None when all is there.
+def _check_union(saved: Saved, target: Target | None, group: Group) -> str | None:
+    """What the checkpoint has and no rank takes; None when all is taken.
 
-    The names of the model's ranks together, as a pipeline stage has only its own.
+    The ranks together, as a pipeline stage has only its own names.
     """
-    there = sorted(name for name in saved if name.startswith(MODEL))
-    here = model_state(model)
-    held = gather(bytes(name in here for name in there), group)
-    for name, *is_held in zip(there, *held, strict=True):
-        if not any(is_held):
+    there = sorted(name for name in saved if "@" not in name)
+    here = {} if target is None else target.state
+    taken = gather(bytes(name in here for name in there), group)
+    for name, *is_taken in zip(there, *taken, strict=True):
+        if any(is_taken):
+            continue
+        if name.startswith(MODEL):
             return f"the checkpoint has {name.removeprefix(MODEL)}, the model has not"
+        owner, key, _ = split_optimizer_name(name)
+        return (
+            f"{key} of {owner} was saved for a matrix that is not here by itself; go on in the "
+            "layout it was saved in"
+        )
     return None
