@@ -300,6 +300,7 @@ MOE_WAYS = Ways(
         "*.mlp.shared_expert.down_proj": "row",
     },
     experts="mlp.experts",
+    attention="self_attn",
 )
 
 

@@ -5,6 +5,7 @@ Compared in float64, where another order of summing shows at 1e-15 and a mistake
 
 import copy
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -327,6 +328,20 @@ def test_a_norm_with_weights_of_its_own_for_each_head_is_refused():
         model = tiny("stablelm", qk_layernorm=True)
     (problem,) = problems_of(model, 2)
     assert problem.code == "L020"
+
+
+def test_attention_that_would_see_a_share_of_the_tokens_is_refused():
+    with torch.device("meta"):
+        model = tiny("own")
+    known = ways_of(model)
+    assert known is not None
+    feed_forward = {name: way for name, way in known.tensor.items() if ".attention." not in name}
+    (problem,) = problems_of(model, 2, replace(known, tensor=feed_forward))
+    assert "attention would see only a rank's share of the tokens" in problem.what
+    without = check_tensor_ways(
+        model, layout_of(2, sequence_parallel=False), replace(known, tensor=feed_forward)
+    )
+    assert not list(without)
 
 
 @pytest.mark.ranks

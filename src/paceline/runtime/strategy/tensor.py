@@ -39,7 +39,15 @@ from paceline.runtime.strategy.split_modules import (
 )
 from paceline.runtime.strategy.split_random import SplitRandom
 from paceline.runtime.strategy.tensor_rules import check_tensor_ways
-from paceline.runtime.strategy.ways import Way, Ways, block_modules, named_ways, written_out
+from paceline.runtime.strategy.ways import (
+    Way,
+    Ways,
+    block_modules,
+    containers_of,
+    is_inside,
+    named_ways,
+    written_out,
+)
 
 _KINDS: Mapping[str, type] = {
     "column": ColumnLinear,
@@ -71,7 +79,7 @@ def split_tensors(model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways) 
         raise PlanError(*problems)
     take_apart(model, ways)
     named = _with_parts(model, named_ways(model, ways))
-    containers = _containers(model, ways, named)
+    containers = containers_of(model, ways, named)
     crossings = Crossings(
         mesh=meshes.tensor,
         group=meshes.tensor.get_group(),
@@ -126,19 +134,6 @@ def _with_parts(model: nn.Module, named: Mapping[str, Way]) -> dict[str, Way]:
         else:
             result[name] = way
     return result
-
-
-def _containers(model: nn.Module, ways: Ways, named: Mapping[str, Way]) -> set[str]:
-    """Modules inside blocks that are entered as a whole: named so, or the parents of rows."""
-    blocks = {name for name, _ in block_modules(model, ways)}
-    parents = {name.rpartition(".")[0] for name, way in named.items() if way == "row"}
-    named_so = {name for name, way in named.items() if way in ("gather", "sum")}
-    outer = {name for name in parents - blocks if not _is_inside(name, named_so)}
-    return named_so | outer
-
-
-def _is_inside(name: str, containers: set[str]) -> bool:
-    return any(name.startswith(f"{container}.") for container in containers)
 
 
 def _split_parameters(model: nn.Module, named: Mapping[str, Way], mesh: DeviceMesh) -> None:
@@ -203,8 +198,8 @@ def _change_modules(
         if not any(isinstance(value, DTensor) for value in module._parameters.values()):
             continue
         way = named.get(name)
-        inside = _is_inside(name, containers) and way != "row"
-        in_stretch = name in split_tokens or _is_inside(name, split_tokens)
+        inside = is_inside(name, containers) and way != "row"
+        in_stretch = name in split_tokens or is_inside(name, split_tokens)
         is_summed = inside or (crossings.tokens_split and in_stretch)
         whole = {
             own
@@ -225,10 +220,10 @@ def _crosses(
 ) -> bool:
     """Whether a module itself takes tensors from one region to another."""
     if way == "row":
-        return not _is_inside(name, sums)
+        return not is_inside(name, sums)
     if way == "head":
         return "join" not in named.values()
-    return not _is_inside(name, containers)
+    return not is_inside(name, containers)
 
 
 def _split_tokens(

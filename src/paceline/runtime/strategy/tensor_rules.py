@@ -11,7 +11,14 @@ from torch import nn
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.fused import Apart, in_features, out_features
-from paceline.runtime.strategy.ways import Way, Ways, named_ways, written_out
+from paceline.runtime.strategy.ways import (
+    Way,
+    Ways,
+    containers_of,
+    is_inside,
+    named_ways,
+    written_out,
+)
 
 _LINEARS = ("Linear", "Conv1D", "FalconLinear", "NonDynamicallyQuantizableLinear")
 """Classes whose forward is a product with the weight and the bias added."""
@@ -37,6 +44,8 @@ def check_tensor_ways(model: nn.Module, layout: Layout, ways: Ways) -> Iterator[
         for problem in _check_module(model, layout, ways, named, name):
             told.add(place)
             yield problem
+    if layout.sequence_parallel and not _attention_is_whole(model, ways, named):
+        yield _attention_of_shares(ways)
     if layout.expert > 1 and "experts" in named.values():
         yield _experts_twice(layout)
     for name, attributes in written_out(model, ways, ways.divided):
@@ -156,6 +165,29 @@ def _not_splittable(name: str, module: nn.Module, way: str) -> Problem:
 def _is_term(named: Mapping[str, Way], name: str) -> bool:
     """Whether a row gives a term of a sum around it."""
     return any(way == "sum" and name.startswith(f"{outer}.") for outer, way in named.items())
+
+
+def _attention_is_whole(model: nn.Module, ways: Ways, named: Mapping[str, Way]) -> bool:
+    """Whether attention sees all tokens: it is in a container in every block that has it."""
+    if ways.attention is None:
+        return False
+    containers = containers_of(model, ways, named)
+    return all(
+        name in containers or is_inside(name, containers)
+        for name, _ in written_out(model, ways, {f"*.{ways.attention}": None})
+    )
+
+
+def _attention_of_shares(ways: Ways) -> Problem:
+    said = f"`{ways.attention}` is" if ways.attention else "no module is named as"
+    return Problem(
+        code="L020",
+        what=f"with sequence parallelism attention would see only a rank's share of the tokens: "
+        f"{said} attention, and no `row` or `gather` makes its input whole",
+        where="layout.sequence_parallel",
+        fix="say `attention` in the model's Ways and how its matrices are split, or set "
+        "layout.sequence_parallel = false",
+    )
 
 
 def _experts_twice(layout: Layout) -> Problem:

@@ -14,6 +14,7 @@
             "*.mlp.down": "row",
             "head": "head",
         },
+        attention="attention",
     )
 
 Names are dotted module names from the model; one that starts with `*.` is inside every block. What
@@ -93,7 +94,8 @@ class Ways:
     """Name inside a block of the routed experts' module."""
 
     attention: str | None = None
-    """Name inside a block of the attention module."""
+    """Name inside a block of the attention module. With sequence parallelism it must be known, as
+    all else in a block may see a share of the tokens only."""
 
     def __post_init__(self) -> None:
         unknown = {way for way in self.tensor.values() if way not in WAYS}
@@ -128,6 +130,20 @@ def written_out(model: nn.Module, ways: Ways, table: Mapping[str, T]) -> Iterato
         for place, block in blocks.items():
             if _has(block, inside):
                 yield f"{place}.{inside}", value
+
+
+def containers_of(model: nn.Module, ways: Ways, named: Mapping[str, Way]) -> set[str]:
+    """Modules inside blocks that are entered as a whole: named so, or the parents of rows."""
+    blocks = {name for name, _ in block_modules(model, ways)}
+    parents = {name.rpartition(".")[0] for name, way in named.items() if way == "row"}
+    named_so = {name for name, way in named.items() if way in ("gather", "sum")}
+    outer = {name for name in parents - blocks if not is_inside(name, named_so)}
+    return named_so | outer
+
+
+def is_inside(name: str, containers: set[str]) -> bool:
+    """Whether a module is below one of these."""
+    return any(name.startswith(f"{container}.") for container in containers)
 
 
 def _has(module: nn.Module, name: str) -> bool:

@@ -62,7 +62,9 @@ _WIDE_NORMS: Mapping[str, Way] = {
 
 OLMO2 = replace(LLAMA, tensor={**LLAMA.tensor, **_WIDE_NORMS})
 
-MOE = replace(LLAMA, tensor={**LLAMA.tensor, **_EXPERTS}, experts="mlp.experts")
+MIXTRAL = replace(LLAMA, tensor={**_ENDS, **_ATTENTION, **_EXPERTS}, experts="mlp.experts")
+
+MOE = replace(MIXTRAL, tensor={**MIXTRAL.tensor, **_GATED})
 """Llama with routed experts in some blocks; dense blocks give their sum at the same place."""
 
 QWEN2_MOE = replace(
@@ -75,7 +77,7 @@ QWEN2_MOE = replace(
     },
 )
 
-OLMOE = replace(MOE, tensor={**MOE.tensor, **_WIDE_NORMS})
+OLMOE = replace(MIXTRAL, tensor={**MIXTRAL.tensor, **_WIDE_NORMS})
 
 STABLELM = replace(LLAMA, divided={"*.self_attn": ("num_heads", "num_key_value_heads")})
 
@@ -261,7 +263,7 @@ HUGGING_FACE: Mapping[str, Ways] = {
     "llama": LLAMA,
     "ministral": LLAMA,
     "mistral": LLAMA,
-    "mixtral": MOE,
+    "mixtral": MIXTRAL,
     "nemotron": NO_GATE,
     "olmo": LLAMA,
     "olmo2": OLMO2,
