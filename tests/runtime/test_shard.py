@@ -1,6 +1,7 @@
 """Every sharding gives the gradients and steps of one device, and holds what it says it holds."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from torch.distributed.tensor.parallel import (
 from paceline.parallel.layout import Layout
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.sampling import rank_slots
+from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.mesh import make_meshes
+from paceline.runtime.strategy.precision import LossScaler, autocast
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.replica import Replica
 from paceline.runtime.strategy.shard import (
@@ -352,3 +355,67 @@ def test_offload_that_is_not_there_is_refused(options, said):
     (problem,) = check_shard(layout_of(2, **options))
     assert problem.code == "L024"
     assert said in problem.what
+
+
+def train_compiled(rank, world):
+    """Compiled, recomputed and sharded blocks: each inside the next."""
+    warnings.simplefilter("default")  # torch.compile's own
+    results = {}
+    expected_gradients, expected = alone()
+    for sharding in ("none", "full"):
+        layout = layout_of(world, sharding, recompute="selective")
+        model = recompute_blocks(decoder(), layout)
+        compile_blocks(model, backend="aot_eager")
+        model = shard(model, layout, make_meshes(layout, "cpu"), "fp32")
+        gradients, parameters = train(model, layout, rank)
+        results[sharding] = (
+            deviation(gradients, expected_gradients),
+            deviation(parameters, expected),
+        )
+    return results
+
+
+@pytest.mark.ranks
+def test_compiled_and_recomputed_blocks_train_to_the_same_numbers_in_ddp_and_fsdp2():
+    for results in run_ranks(train_compiled, 2):
+        for gradients, parameters in results.values():
+            assert gradients < 10 * REORDERED
+            assert parameters < AFTER_STEPS
+
+
+def train_in_fp16(rank, world, sharding):
+    """Scales and whether a step was applied, with an overflow on the last rank in the third."""
+    layout = layout_of(world, sharding, accumulation=1)
+    model = decoder().float()
+    model = shard(model, layout, make_meshes(layout, "cpu"), "fp16")
+    scaler = LossScaler(initial=2.0**10, patience=2)
+    found = []
+    for step in range(4):
+        tokens = torch.full((layout.micro_batch, SEQ_LEN + 1), step)
+        set_gradient_sync(model, layout, is_last=True)
+        with autocast("fp16", "cpu", layout):
+            loss = loss_of(model, layout, tokens)
+        if step == 2 and rank == world - 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        finish_gradients(model)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        bad = torch.tensor(float(not torch.isfinite(whole(norm))))
+        torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX)
+        scaler.update(found_inf=bool(bad))
+        found.append((bool(bad), scaler.factor, float(whole(norm)) * scaler.unscale_factor))
+        model.zero_grad()
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["none", "full", "zero1"])
+def test_fp16_refuses_a_step_on_all_ranks_when_one_overflows(sharding):
+    first, second = run_ranks(train_in_fp16, 2, sharding)
+    assert [each[:2] for each in first] == [each[:2] for each in second]
+    assert [each[:2] for each in first] == [
+        (False, 2.0**10),
+        (False, 2.0**11),
+        (True, 2.0**10),
+        (False, 2.0**10),
+    ]
