@@ -93,7 +93,8 @@ class Replica(DistributedDataParallel):
     def _some_rank_has_unused(self, output: Any) -> bool:
         used = used_parameters(output)
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        is_unused = torch.tensor(float(any(p not in used for p in trained)), device=self.device)
+        has_unused = any(p not in used for p in trained)
+        is_unused = torch.tensor(float(has_unused), device=self.device)
         dist.all_reduce(is_unused, dist.ReduceOp.MAX, group=self.process_group)
         return bool(is_unused)
 

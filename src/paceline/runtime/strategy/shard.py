@@ -14,9 +14,9 @@ sharding    held by every rank             parameters are gathered    gradients 
                                                                       all-reduce, once a step
 ==========  =============================  =========================  =============================
 
-In between, a rank that does not exchange keeps: `zero1` and `zero2` the gathered parameters in the
-type they are multiplied in, all through a step; `zero1`, and `full` and `hybrid` that reduce once a
-step, the whole gradients of all but the first micro-batch's start; the others a shard of them.
+Between micro-batches, `zero1` and `zero2` keep the gathered parameters, in the type they are
+multiplied in, beside their shards. Whole gradients are kept by `zero1`, and by `full` and `hybrid`
+that reduce once a step; by the others a shard of them.
 
 Gradients are sums over the sharers and nothing divides, except DDP: see `loss_factor`. The routed
 experts are exchanged among the ranks that hold the same ones, all else among the sharers.
