@@ -18,7 +18,6 @@ from paceline.control.controller import AgentAddress, Controller, Progress
 from paceline.control.state import Setup, State
 from paceline.errors import JobError, Problem
 from paceline.parallel import reasons_ours_cannot
-from paceline.parallel.abilities import OUR_OPTIMIZERS, OUR_PRECISIONS
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
@@ -78,10 +77,6 @@ def check_can_run(job: Job, plan: Plan) -> Iterator[Problem]:
 def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:
     """What was planned and Paceline's own runtime cannot do yet."""
     lacking = list(reasons_ours_cannot(plan.layout))
-    if plan.precision not in OUR_PRECISIONS:
-        lacking.append(f"precision {plan.precision}")
-    if plan.optimizer not in OUR_OPTIMIZERS:
-        lacking.append(f"optimizer {plan.optimizer}")
     if plan.engine != "paceline":
         lacking.append(f"engine {plan.engine}")
     if lacking:
@@ -89,8 +84,7 @@ def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:
             code="R015",
             what=f"`paceline run` cannot do this plan yet: {', '.join(lacking)}",
             where=job.where("layout"),
-            fix="it runs data parallel jobs, sharded none or full, in fp32 or bf16, with adamw or "
-            "sgd: leave the others at auto; `paceline plan` works for all of them",
+            fix="leave what is named at auto, and engine out; `paceline plan` works for all of it",
         )
 
 

@@ -41,8 +41,6 @@ _STAGED: tuple[Schedule, ...] = ("1f1b", "interleaved")
 OURS = Abilities(offloads=("none", "cpu"))
 """What `paceline run` itself executes: `runtime/strategy`."""
 
-OUR_PRECISIONS = ("fp32", "bf16")
-OUR_OPTIMIZERS = ("adamw", "sgd")
 
 _MEGATRON = Abilities(
     shardings=_ZERO1, pipeline_shardings=_ZERO1, schedules=_STAGED, offloads=("none", "cpu")

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.control import messages as say
-from paceline.errors import Problem, RunError
+from paceline.errors import PlanError, Problem, RunError
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
@@ -111,6 +111,13 @@ class Session:
         self.scaler = strategy.LossScaler() if plan.precision == "fp16" else None
         """Keeps the gradients inside fp16's range; None in other precisions."""
 
+        device, is_gpu = place.device, place.device.type == "cuda"
+        capability = torch.cuda.get_device_capability(device) if is_gpu else None
+        problems = list(
+            strategy.check_precision(self.precision, plan.layout, device.type, capability)
+        )
+        if problems:
+            raise PlanError(*problems)
         strategy.set_up_precision(self.precision)
         self._baseline_bytes = memory.held_bytes(place.device)
         self._digest: str | None = None
@@ -145,6 +152,7 @@ class Session:
             self.meshes,
             precision=self.precision,
             ways=ways,
+            options=strategy.options_of(self.job.spec.train),
         )
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -184,8 +184,7 @@ class TrainSpec:
 
     optimizer: Literal["adamw", "adamw-8bit", "muon", "adafactor", "sgd"] = "adamw"
     """`adamw` keeps two float32 moments for each parameter, `adamw-8bit` two of a byte, `muon` and
-    `sgd` one float32 momentum, `adafactor` a row and a column of each matrix. `paceline run` has
-    `adamw` and `sgd`."""
+    `sgd` one float32 momentum, `adafactor` a row and a column of each matrix."""
 
     learning_rate: Annotated[Number, Field(gt=0)] = 3e-4
     """Peak learning rate, reached after the warm-up."""
@@ -211,8 +210,7 @@ class TrainSpec:
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16
-    with a loss scaler where it has that, and fp32 on a CPU. `paceline run` has `fp32` and
-    `bf16`."""
+    with a loss scaler where it has that, and fp32 on a CPU."""
 
     compile: bool = False
     """Compile each block with `torch.compile`, which takes a minute or so before the first step.

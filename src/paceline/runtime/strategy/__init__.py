@@ -3,7 +3,7 @@
 Imports nothing of ours below `parallel/`, so that `prove` may use it.
 """
 
-from paceline.runtime.strategy.apply import Options, apply
+from paceline.runtime.strategy.apply import Options, apply, options_of
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.context import attention, positions
 from paceline.runtime.strategy.gradients import (
@@ -14,7 +14,13 @@ from paceline.runtime.strategy.gradients import (
 )
 from paceline.runtime.strategy.initial import saved_buffers, send_buffers
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
-from paceline.runtime.strategy.precision import LossScaler, Precision, autocast, set_up_precision
+from paceline.runtime.strategy.precision import (
+    LossScaler,
+    Precision,
+    autocast,
+    check_precision,
+    set_up_precision,
+)
 from paceline.runtime.strategy.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.train import (
     IGNORED,
@@ -42,6 +48,7 @@ __all__ = [
     "apply",
     "attention",
     "autocast",
+    "check_precision",
     "clip_factor",
     "clip_gradients",
     "evaluate",
@@ -51,6 +58,7 @@ __all__ = [
     "loss_factor",
     "make_meshes",
     "next_token_loss",
+    "options_of",
     "positions",
     "repeated_blocks",
     "saved_buffers",

@@ -13,6 +13,7 @@ from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.context import split_context
 from paceline.runtime.strategy.expert import check_expert, split_experts, tensor_ways
+from paceline.runtime.strategy.fp8 import use_float8
 from paceline.runtime.strategy.hooks import Compression
 from paceline.runtime.strategy.initial import send_from_first_rank
 from paceline.runtime.strategy.mesh import Meshes
@@ -23,6 +24,7 @@ from paceline.runtime.strategy.shard import shard
 from paceline.runtime.strategy.tensor import split_tensors
 from paceline.runtime.strategy.ways import Ways
 from paceline.runtime.strategy.ways_known import ways_of
+from paceline.spec import TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,19 @@ class Options:
 
     static_graph: bool = False
     """Promise DDP that every step runs the same graph."""
+
+
+def options_of(train: TrainSpec) -> Options:
+    """What a job asks for."""
+    compression = Compression(
+        kind=train.gradient_compression, rank=train.powersgd_rank, start_step=train.powersgd_start
+    )
+    return Options(
+        compile=train.compile,
+        compression=None if compression.kind == "none" else compression,
+        bucket_bytes=None if train.bucket == "auto" else train.bucket,
+        static_graph=train.static_graph,
+    )
 
 
 def apply(
@@ -84,6 +99,8 @@ def apply(
         split_experts(part, layout, meshes, ways)
         if ways is not None:
             split_tensors(part, layout, meshes, tensor_ways(ways, layout))
+    if precision == "fp8":
+        use_float8(model, ways)
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)
