@@ -12,8 +12,10 @@ from paceline.errors import EXIT_CODES, PacelineError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("paceline.cli.plan", "Choose the fastest layout that fits, and say why."),
+    "prove": ("paceline.cli.prove", "Run the sharding code on fake ranks: exact bytes, no GPU."),
     "advise": ("paceline.cli.advise", "Small answers: batch, learning rate, buckets, checkpoints."),
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
+    "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "runs": ("paceline.cli.runs", "List runs."),
     "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),
@@ -61,6 +63,7 @@ Examples:
 \b
   paceline init job.yaml                     a commented job file
   paceline plan job.yaml                     which layout, will it fit, how fast
+  paceline prove job.yaml                    is that really so: exact bytes, on fake ranks
   paceline run job.yaml                      train it on this machine
   paceline run job.yaml --set train.steps=50 with one value changed
   paceline run --resume runs/my-job-...      go on from the newest valid checkpoint

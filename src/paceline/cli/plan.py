@@ -60,6 +60,13 @@ def _read_limits(context: click.Context, option: click.Parameter, value: str | N
     flag_value=50,
     help="List the N fastest layouts that fit (50).",
 )
+@click.option(
+    "--prove",
+    "num_proved",
+    metavar="N",
+    type=click.IntRange(1, 50),
+    help="Prove the N fastest layouts (`paceline prove`) and list them by what was proved.",
+)
 @click.option("--md", "as_markdown", is_flag=True, help="Print Markdown.")
 @json_option
 @click.option("--phases", is_flag=True, help="The plan in sixteen phases with gates between them.")
@@ -84,6 +91,7 @@ def command(
     fail_on: list[str],
     explain: bool,
     num_all: int | None,
+    num_proved: int | None,
     as_markdown: bool,
     as_json: bool,
     phases: bool,
@@ -107,6 +115,7 @@ def command(
       paceline plan job.yaml --deadline 3d --budget 5000 --fail-on budget,deadline
       paceline plan job.yaml --objective ranks --explain
       paceline plan job.yaml --all 20
+      paceline plan job.yaml --prove 5
     """
     from paceline.cli.job_input import read_job
 
@@ -151,6 +160,11 @@ def command(
     from paceline.plan import plan_job
 
     plan = plan_job(job, facts)
+    if num_proved is not None:
+        from paceline.cli.prove import prove_candidates
+
+        prove_candidates(job, facts, plan, num_proved, as_json=as_json)
+        return
     if contract is not None:
         from paceline.plan.contracts import format_contract
 

@@ -121,7 +121,7 @@ def _group_of(func: Any, args: tuple[Any, ...]) -> Any:
     except TypeError:  # coalesced forms, which torch's table leaves out
         for arg in args:
             if isinstance(arg, torch.ScriptObject):
-                return dist.ProcessGroup.unbox(arg)  # type: ignore[attr-defined]
+                return dist.ProcessGroup.unbox(arg)
         raise
 
 

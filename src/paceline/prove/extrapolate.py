@@ -8,6 +8,7 @@ the one traced at a third depth, stretch for stretch.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -77,16 +78,15 @@ def is_equal(made: Step, traced: Step) -> bool:
 
 
 def repeat_micro_batches(step: Step, missing: int) -> Step | None:
-    """The step with more micro-batches like the second of three; None unless it leaves memory as
-    it found it."""
+    """The step with more micro-batches like the second of three.
+
+    None unless that leaves memory as it found it, but for a few numbers such as its loss.
+    """
     if missing == 0:
         return step
     middle = [s for s in step.segments if s.place.micro_batch == 2]
-    change: dict[str, float] = {}
-    for segment in middle:
-        for part, size in segment.delta.items():
-            change[part] = change.get(part, 0.0) + size
-    if sum(change.values()) != 0:
+    change = sum(sum(segment.delta.values()) for segment in middle)
+    if abs(change) > TOLERANCE * find_peak(step).num_bytes:
         return None
     end = max(i for i, s in enumerate(step.segments) if s.place.micro_batch == 2) + 1
     segments = [*step.segments[:end], *(middle * missing), *step.segments[end:]]
@@ -121,16 +121,37 @@ def _passes(step: Step) -> list[tuple[_Key, list[_Run]]]:
 def _repeated(runs: Sequence[_Run], missing: int, period: int) -> list[Segment] | None:
     """A pass with the blocks in its middle repeated."""
     places = [index for index, run in enumerate(runs) if run.block is not None]
-    if missing % period or len(places) < 2 * period:
+    if missing % period or len(places) < period:
         return None
     at = places[len(places) // 2 - (len(places) // 2) % period :][:period]
-    middle = [segment for index in at for segment in runs[index].segments]
+    middle = [runs[index] for index in at] * (missing // period)
+    longer = [*runs[: at[0]], *middle, *runs[at[0] :]]
+    numbers = [run.block for run in runs if run.block is not None]
+    number, by = min(numbers), 1
+    if numbers[0] > numbers[-1]:  # a backward pass
+        number, by = min(numbers) + len(numbers) + missing - 1, -1
     out: list[Segment] = []
-    for index, run in enumerate(runs):
-        if index == at[0]:
-            out += middle * (missing // period)
-        out += run.segments
+    for run in longer:
+        if run.block is None or run.block == number:
+            out += run.segments
+        else:
+            out += [_renumbered(segment, number) for segment in run.segments]
+        number += by * (run.block is not None)
     return out
+
+
+def _renumbered(segment: Segment, number: int) -> Segment:
+    """The same stretch of another block."""
+    old = segment.place.block
+    if old is None:
+        return segment
+
+    def renamed(module: str) -> str:
+        return f"{module}.".replace(f".{old}.", f".{number}.", 1).removesuffix(".")
+
+    module = renamed(segment.place.module)
+    place = segment.place._replace(block=number, module=module)
+    return replace(segment, place=place, peak_module=renamed(segment.peak_module))
 
 
 def _joined(runs: Iterable[_Run]) -> list[Segment]:
@@ -176,12 +197,13 @@ def _grown_work(a: list[Work], b: list[Work], share: float) -> list[Work]:
 
 def _grown_compute(a: Compute, b: Compute, share: float) -> Compute:
     seconds = a.seconds + (b.seconds - a.seconds) * share
-    return Compute(seconds, a.count + (b.count - a.count) * share, a.on_copy_stream)
+    num_kernels = a.num_kernels + (b.num_kernels - a.num_kernels) * share
+    return Compute(seconds, num_kernels, a.on_copy_stream)
 
 
 def _sum_compute(work: Iterable[Work]) -> Compute:
     kernels = [each for each in work if isinstance(each, Compute)]
-    return Compute(sum(k.seconds for k in kernels), sum(k.count for k in kernels), False)
+    return Compute(sum(k.seconds for k in kernels), sum(k.num_kernels for k in kernels), False)
 
 
 def _along(a: Parts, b: Parts, share: float) -> Parts:

@@ -69,4 +69,4 @@ def flops_of(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: An
     theirs = flop_registry.get(packet)
     if theirs is None:
         return 0
-    return int(theirs(*args, **kwargs, out_val=out))  # type: ignore[operator]
+    return int(theirs(*args, **kwargs, out_val=out))

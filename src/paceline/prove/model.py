@@ -112,8 +112,8 @@ def give_memory(model: nn.Module, device: str = "cpu") -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             for group in module._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    parameter.reset_sharded_param()
+                for each in group.fsdp_params:
+                    each.reset_sharded_param()  # type: ignore[no-untyped-call]
 
 
 def _from_factory(factory: str, folder: str) -> nn.Module:

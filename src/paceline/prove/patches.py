@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.tensor import _dispatch, _sharding_prop
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
@@ -75,7 +76,7 @@ def _has_unused(self: Any, output: Any) -> bool:
     return any(p not in used for p in self.module.parameters() if p.requires_grad)
 
 
-def _sum_bucket(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_bucket(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     buffer = bucket.buffer()
     dist.all_reduce(buffer)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -99,7 +100,7 @@ class _FusedRMSNorm(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         hidden, weight, scale = ctx.saved_tensors
         mask = [True, True, False]
         back = torch.ops.aten.native_layer_norm_backward
@@ -114,5 +115,5 @@ def _fused_rms_norm(
 ) -> Tensor:
     if weight is None:
         return torch.rms_norm(hidden, normalized_shape, weight, eps)
-    out: Tensor = _FusedRMSNorm.apply(hidden, list(normalized_shape), weight, eps or 1e-6)
+    out: Tensor = _FusedRMSNorm.apply(hidden, list(normalized_shape), weight, eps or 1e-6)  # type: ignore[no-untyped-call]
     return out

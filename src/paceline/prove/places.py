@@ -88,7 +88,7 @@ class Places:
 
     def now(self) -> Place:
         """The place of the operation that is about to run."""
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if self.fixed_phase is not None:
             self.phase, self._module = self.fixed_phase, ""
         elif node is not None:

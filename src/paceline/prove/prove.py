@@ -36,10 +36,10 @@ from paceline.prove.world import trace_rank, traced_layout
 from paceline.runtime.strategy.stages import head_in_blocks
 from paceline.runtime.strategy.ways_known import ways_of
 
-_DEPTHS = (3, 6)
-"""Blocks of the shallowest of three traces: first try, second try."""
+_DEPTHS, _PIPELINE_DEPTHS = (3, 6), (1, 2)
+"""Blocks of the shallowest of three traces: first try, second try. At least one, or two, of every
+kind of block."""
 
-_PIPELINE_DEPTHS = (1, 2)
 _MOST_POINTS = 400
 _SHOWN_RANKS = 8
 
@@ -58,17 +58,19 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
     model = models.build(request.model, request.seq_len)
     blocks = _blocks_of_ranks(model, layout)
     period = _period(models.signatures(model), layout)
-    steps, hows = [], []
+    steps: list[Step] = []
+    hows: list[str] = []
     for rank, mine in zip(ranks, blocks, strict=True):
         on_progress(f"stage {len(steps) + 1} of {len(ranks)}: rank {rank}")
         step, how = _step_of_rank(request, rank, mine, period)
         steps.append(step)
         hows.append(how)
     times = _simulated(request, steps, ranks)
+    each_time: list[RankTime | None] = [None] * len(ranks) if times is None else [*times]
     stages = [
         _stage(request, stage, rank, step, how, time_of, sum(mine))
         for stage, (rank, step, how, time_of, mine) in enumerate(
-            zip(ranks, steps, hows, times or [None] * len(ranks), blocks, strict=True)
+            zip(ranks, steps, hows, each_time, blocks, strict=True)
         )
     ]
     return Proof(
@@ -79,7 +81,7 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         seconds=time.perf_counter() - started,
         notes=tuple(_notes(request)),
         trace=tuple(event for each in times or () for event in each.events),
-        versions={"torch": torch.__version__},
+        versions={"torch": str(torch.__version__)},
     )
 
 
@@ -126,35 +128,39 @@ def _step_of_rank(
     """One rank's step with all its blocks, and how it was found."""
     if not request.whole and period is not None:
         depths = _DEPTHS if request.layout.pipeline == 1 else _PIPELINE_DEPTHS
-        for depth in depths:
-            if min(blocks) < (depth + 3) * period:
+        for number, depth in enumerate(depths, start=1):
+            least = max(depth, number * period)
+            if min(blocks) < least + 3 * period:
                 break
-            found = _extended(request, rank, blocks, period, depth * period)
+            found = _extended(request, rank, blocks, period, least)
             if found is not None:
-                first, last = depth * period, (depth + 2) * period
-                return found, (
-                    f"traced with {first} and {first + period} blocks a stage, extended to "
-                    f"{' + '.join(map(str, blocks))}; the same way gives the trace with {last}"
-                )
+                return found
     return _traced(request, rank, None), "traced whole"
 
 
 def _extended(
-    request: Request, rank: int, blocks: tuple[int, ...], period: int, depth: int
-) -> Step | None:
+    request: Request, rank: int, blocks: tuple[int, ...], period: int, least: int
+) -> tuple[Step, str] | None:
     """The step from two depths, when they foretell a third."""
 
-    def at(least: int) -> Depth:
+    def at(depth: int) -> Depth:
         def kept(count: int) -> int:
-            return least + (count - least) % period
+            return depth + (count - depth) % period
 
         return Depth(tuple(map(kept, blocks)), _traced(request, rank, kept))
 
-    small, larger, check = at(depth), at(depth + period), at(depth + 2 * period)
+    small, larger, check = at(least), at(least + period), at(least + 2 * period)
     foretold = extend(small, larger, check.blocks, period)
     if foretold is None or not is_equal(foretold, check.step):
         return None
-    return extend(larger, check, blocks, period)
+    step = extend(larger, check, blocks, period)
+    if step is None:
+        return None
+    shown = [" + ".join(map(str, each)) for each in (small.blocks, larger.blocks, check.blocks)]
+    return step, (
+        f"traced with {shown[0]}, {shown[1]} and {shown[2]} blocks; the first two foretell the "
+        f"third, all are extended to {' + '.join(map(str, blocks))}"
+    )
 
 
 def _traced(request: Request, rank: int, kept: Callable[[int], int] | None) -> Step:

@@ -20,7 +20,7 @@ class Compute(NamedTuple):
     """Kernels one after another."""
 
     seconds: float
-    count: float
+    num_kernels: float
     on_copy_stream: bool
 
 
@@ -164,7 +164,7 @@ def _segment(
 def _add_compute(work: list[Work], seconds: float, on_copy_stream: bool) -> None:
     last = work[-1] if work else None
     if isinstance(last, Compute) and last.on_copy_stream == on_copy_stream:
-        work[-1] = Compute(last.seconds + seconds, last.count + 1, on_copy_stream)
+        work[-1] = Compute(last.seconds + seconds, last.num_kernels + 1, on_copy_stream)
     else:
         work.append(Compute(seconds, 1, on_copy_stream))
 

@@ -130,7 +130,7 @@ class _Rank:
         self.time.end_s = self._kernels
 
     def _compute(self, work: Compute) -> None:
-        launched = self._host + self._host_s * work.count
+        launched = self._host + self._host_s * work.num_kernels
         if work.on_copy_stream:
             self._copies = max(self._copies, self._host) + work.seconds
             self._just_copied_in = True

@@ -107,11 +107,11 @@ class Trace:
     """Index of the first event of the counted step."""
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `trace`. Enter it before anything is allocated, leave it after the step."""
 
     def __init__(self, *, round_to: int = 1) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.places = Places()
         self._round = round_to
@@ -136,12 +136,12 @@ class Tracer(TorchDispatchMode):
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         self.places.__enter__()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *args: Any) -> None:
         self._records = False
-        super().__exit__(*args)
+        super().__exit__(*args)  # type: ignore[no-untyped-call]
         self.places.__exit__(*args)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 

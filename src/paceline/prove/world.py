@@ -26,7 +26,7 @@ from paceline.prove.trace import Trace, Tracer
 from paceline.runtime import strategy
 from paceline.runtime.strategy import pipeline
 from paceline.runtime.strategy.blocks import numbered_blocks
-from paceline.runtime.strategy.stages import Skip
+from paceline.runtime.strategy.stages import Skip, take_stage
 from paceline.runtime.strategy.ways_known import ways_of
 
 CUDA_ROUNDING = 512
@@ -72,12 +72,17 @@ def trace_rank(request: Request, rank: int, kept: Kept | None = None) -> Trace:
 
 
 def trace_step(
-    whole: nn.Module, request: Request, *, kept: Kept | None = None, is_fake: bool = True
+    whole: nn.Module,
+    request: Request,
+    *,
+    kept: Kept | None = None,
+    is_fake: bool = True,
+    before_step: Callable[[], None] = lambda: None,
 ) -> Trace:
     """The second step of a model on meta, inside a process group.
 
     With `is_fake=False` the tensors are real, and the process group may be: what tests compare
-    with.
+    with. `before_step` is called before the counted step.
     """
     layout = traced_layout(request.layout)
     precision: Any = request.precision
@@ -112,6 +117,7 @@ def trace_step(
         else:
             rank.create_state()
         rank.mark()
+        before_step()
         tracer.begin_step()
         rank.step()
     classify(tracer.trace)
@@ -140,7 +146,7 @@ def _pruned(whole: nn.Module, layout: Layout, kept: Kept | None) -> Iterator[Non
 
 
 def _pruned_stages(kept: Kept) -> AbstractContextManager[Any]:
-    original = pipeline.take_stage
+    original = take_stage
 
     def take(model: nn.Module, ways: Any, blocks: range, **ends: Any) -> nn.Module:
         stage = original(model, ways, blocks, **ends)

@@ -1,0 +1,65 @@
+"""From a plan to the request that proves it. Imports no torch."""
+
+from paceline.catalog import find_catalog_file, load_catalog
+from paceline.catalog.efficiencies import load_efficiencies, with_measured
+from paceline.catalog.engines import find_engine
+from paceline.estimate import Case, case_of
+from paceline.parallel import Layout
+from paceline.plan import Plan
+from paceline.profile import resolve_config
+from paceline.prove.proof import ModelRequest, Request
+from paceline.spec import Job
+
+
+def request_of(
+    job: Job,
+    plan: Plan,
+    *,
+    layout: Layout | None = None,
+    whole: bool = False,
+    wants_trace: bool = False,
+) -> Request:
+    """What a helper process needs to prove a plan's layout, or another one of the same job.
+
+    Args:
+        job: As read.
+        plan: Of the job.
+        layout: The plan's when left out.
+        whole: Trace every block.
+        wants_trace: Return the simulated step's events as well.
+    """
+    return Request(
+        model=_model(job, plan),
+        layout=layout or plan.layout,
+        seq_len=job.spec.data.seq_len,
+        precision=plan.precision,
+        optimizer=job.spec.train.optimizer,
+        ranks_per_node=plan.cluster.ranks_per_node,
+        is_cuda=plan.cluster.backend != "gloo",
+        rates=case_of_plan(job, plan).rates,
+        whole=whole,
+        wants_trace=wants_trace,
+    )
+
+
+def case_of_plan(job: Job, plan: Plan) -> Case:
+    """What the plan was priced with."""
+    catalog = load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog))
+    return case_of(
+        plan.profile,
+        plan.cluster,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        engine=find_engine(job.spec.engine, where=job.where("engine")),
+        efficiencies=with_measured(load_efficiencies(), catalog.efficiencies),
+    )
+
+
+def _model(job: Job, plan: Plan) -> ModelRequest:
+    if plan.decoder is not None:
+        return ModelRequest(decoder=plan.decoder)
+    if job.spec.model.factory is not None:
+        return ModelRequest(factory=job.spec.model.factory, folder=str(job.folder))
+    asked = resolve_config(job)
+    assert asked is not None, "a model without a decoder's shape or a factory has a config"
+    return ModelRequest(config=dict(asked.config))

@@ -1,0 +1,141 @@
+"""A proof as one readable screen of plain text."""
+
+from collections.abc import Iterator, Sequence
+
+from paceline.prove.compare import Compared
+from paceline.prove.proof import Collective, Proof, StageProof
+from paceline.units import format_bytes, format_seconds
+
+_WIDTH = 12
+_NUM_COLLECTIVES = 14
+_MOST_STAGES = 16
+
+
+def format_proof(proof: Proof, compared: Compared) -> str:
+    """Memory by part beside the estimate, its moment, collectives, the simulated step."""
+    return "\n".join(
+        (
+            *_headline(proof),
+            *_memory(proof, compared),
+            *_stages(proof),
+            *_collectives(proof.fullest),
+            *_time(proof, compared),
+            *_notes(proof),
+        )
+    )
+
+
+def _row(label: str, text: str) -> str:
+    return f"{label:<{_WIDTH}}{text}"
+
+
+def _headline(proof: Proof) -> Iterator[str]:
+    ranks = [stage.rank for stage in proof.stages]
+    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    plural = "s" if len(ranks) > 1 else ""
+    torch = proof.versions.get("torch", "?")
+    yield _row("layout", proof.layout.name)
+    yield _row(
+        "proved",
+        f"rank{plural} {shown} of {proof.world_size}, {format_seconds(proof.seconds)}, "
+        f"torch {torch}",
+    )
+    yield _row("how", proof.fullest.how)
+
+
+def _memory(proof: Proof, compared: Compared) -> Iterator[str]:
+    stage = proof.fullest
+    yield ""
+    yield _row(
+        "memory",
+        f"{format_bytes(compared.proved_bytes)} in tensors at the fullest instant, proved "
+        f"(estimate {format_bytes(compared.estimated_bytes)}, "
+        f"{_change(compared.estimated_bytes, compared.proved_bytes)})",
+    )
+    moment = stage.moment
+    batch = f" of micro-batch {moment.micro_batch}" if moment.micro_batch else ""
+    yield _row("", f"in the {moment.phase}{batch}, {moment.module or 'the whole model'}")
+    yield f"  {'':<16}{'proved':>12}{'estimated':>12}"
+    for part in compared.parts:
+        estimated = "?" if part.estimated_bytes is None else format_bytes(part.estimated_bytes)
+        if part.proved_bytes or part.estimated_bytes:
+            yield f"  {part.part:<16}{format_bytes(part.proved_bytes):>12}{estimated:>12}"
+    yield f"  {'reserve':<16}{'':>12}{format_bytes(compared.reserve_bytes):>12}"
+    needed = compared.proved_bytes + compared.reserve_bytes
+    verdict = "fits in" if compared.fits else "DOES NOT FIT in"
+    yield (
+        f"  {'with reserve':<16}{format_bytes(needed):>12}  {verdict} the "
+        f"{format_bytes(compared.limit_bytes)} that a rank may use"
+    )
+
+
+def _stages(proof: Proof) -> Iterator[str]:
+    if len(proof.stages) == 1:
+        return
+    yield ""
+    yield _row("stages", f"{'rank':>6}{'blocks':>8}{'peak':>12}  fullest in")
+    for stage in proof.stages[:_MOST_STAGES]:
+        yield _row(
+            f"  {stage.stage}",
+            f"{stage.rank:>6}{stage.num_blocks:>8}{format_bytes(stage.peak_bytes):>12}  "
+            f"{stage.moment.phase}, micro-batch {stage.moment.micro_batch}",
+        )
+    if len(proof.stages) > _MOST_STAGES:
+        yield f"  and {len(proof.stages) - _MOST_STAGES} more: --json"
+
+
+def _collectives(stage: StageProof) -> Iterator[str]:
+    if not stage.collectives:
+        return
+    where = f", rank {stage.rank}" if stage.rank else ""
+    yield ""
+    yield _row("collectives", f"one step{where}")
+    ordered: Sequence[Collective] = sorted(
+        stage.collectives, key=lambda each: (-(each.seconds or 0.0), -each.num_bytes)
+    )
+    for each in ordered[:_NUM_COLLECTIVES]:
+        seconds = "" if each.seconds is None else f"{format_seconds(each.seconds):>10}"
+        yield (
+            f"  {each.kind:<15}{each.phase:<10}{each.count:>6} x"
+            f"{format_bytes(each.num_bytes / each.count):>11}{seconds}  "
+            f"{each.group_size} ranks {each.link}, {each.where}"
+        )
+    if len(ordered) > _NUM_COLLECTIVES:
+        yield f"  and {len(ordered) - _NUM_COLLECTIVES} kinds more: --json"
+
+
+def _time(proof: Proof, compared: Compared) -> Iterator[str]:
+    yield ""
+    simulated = proof.simulated
+    if simulated is None:
+        yield _row("time", "unknown: the cluster's rates are not known")
+    else:
+        estimate = compared.estimated_step_s
+        beside = (
+            ""
+            if estimate is None
+            else f" (estimate {format_seconds(estimate)}, {_change(estimate, simulated.step_s)})"
+        )
+        yield _row("time", f"{format_seconds(simulated.step_s)} a step, simulated{beside}")
+        hidden = max(0.0, simulated.communication_s - simulated.exposed_s)
+        yield _row(
+            "",
+            f"compute {format_seconds(simulated.compute_s)}, communication exposed "
+            f"{format_seconds(simulated.exposed_s)} and hidden {format_seconds(hidden)}"
+            + (f", bubble {format_seconds(simulated.bubble_s)}" if len(proof.stages) > 1 else ""),
+        )
+    stage = proof.fullest
+    total = sum(stage.flops.values())
+    phases = ", ".join(f"{name} {count / 1e12:.1f}" for name, count in stage.flops.items())
+    yield _row("TFLOP", f"{total / 1e12:,.1f} on rank {stage.rank}: {phases}")
+
+
+def _notes(proof: Proof) -> Iterator[str]:
+    if proof.notes:
+        yield ""
+    for note in proof.notes:
+        yield f"note: {note}"
+
+
+def _change(before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}" if before else "new"

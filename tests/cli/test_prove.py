@@ -1,0 +1,66 @@
+"""`paceline prove` from outside: a process that prints what fake ranks held."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+JOB = """
+model: {decoder: {layers: 2, hidden: 32, heads: 2, vocab: 64}}
+data: {corpus: python-stdlib, seq_len: 32}
+cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
+train: {global_batch: 32, steps: 10}
+layout: {sharding: full, tensor: 1, pipeline: 1, context: 1}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def paceline(*arguments):
+    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_prove_prints_memory_by_part_beside_the_estimate(job, tmp_path):
+    trace = tmp_path / "step.json"
+    done = paceline("prove", job, "--layout", "recompute=none", "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 16" in done.stdout
+    assert "in tensors at the fullest instant, proved (estimate" in done.stdout
+    assert "16 ranks between nodes" in done.stdout
+    assert "a step, simulated" in done.stdout
+    assert "stage 1 of 1" in done.stderr
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_prove_gives_the_same_as_json(job):
+    done = paceline("prove", job, "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    (stage,) = data["proof"]["stages"]
+    assert sum(stage["parts"].values()) == stage["peak_bytes"]
+    assert data["fits"] is True
+    assert data["proof"]["known"] == "proved"
+
+
+def test_prove_says_what_is_wrong_with_the_job_before_anything_is_proved(job):
+    done = paceline("prove", job, "--layout", "tensor=3")
+    assert done.returncode == 3
+    assert done.stderr.startswith("L00")
+    assert "Traceback" not in done.stderr
+
+
+def test_plan_proves_its_first_layouts_and_lists_them_anew(job):
+    done = paceline("plan", job, "--prove", "2")
+    assert done.returncode == 0, done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == [
+        "layout", "batch", "recompute", "simulated", "estimated", "proved", "estimate", "fits",
+    ]  # fmt: skip
+    assert len(rows) == 2

@@ -1,0 +1,80 @@
+"""A proof beside real ranks: the same code on tensors with values, over gloo."""
+
+import warnings
+
+import pytest
+import torch
+from tests.prove.cases import ON_FOUR, ON_TWO, SEQ_LEN, request
+from tests.ranks import run_ranks
+
+from paceline.prove import model as models
+from paceline.prove.patches import dry_run
+from paceline.prove.prove import prove
+from paceline.prove.segments import cut, find_peak
+from paceline.prove.world import trace_rank, trace_step, world
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CLOSE = 1e-3
+"""0.1 % of what tensors hold at the fullest instant."""
+
+
+def real_peaks(rank, world, cases):
+    """Most bytes in tensors in the second step of each layout, on this rank."""
+    warnings.simplefilter("ignore")
+    peaks = {}
+    for name, layout in cases.items():
+        asked = request(layout)
+        whole = models.build(asked.model, SEQ_LEN)
+        trace = trace_step(whole, asked, is_fake=False)
+        peaks[name] = find_peak(cut(trace, lambda _: 0.0)).num_bytes
+    return peaks
+
+
+@pytest.fixture(scope="module")
+def on_two():
+    return run_ranks(real_peaks, 2, ON_TWO, limit_s=240)
+
+
+@pytest.fixture(scope="module")
+def on_four():
+    return run_ranks(real_peaks, 4, ON_FOUR, limit_s=240)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ON_TWO)
+def test_two_ranks_hold_at_their_fullest_what_was_proved(name, on_two):
+    for stage in prove(request(ON_TWO[name], whole=True)).stages:
+        assert stage.peak_bytes == pytest.approx(on_two[stage.rank][name], rel=CLOSE)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_four_ranks_hold_at_their_fullest_what_was_proved(name, on_four):
+    for stage in prove(request(ON_FOUR[name], whole=True)).stages:
+        assert stage.peak_bytes == pytest.approx(on_four[stage.rank][name], rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["FSDP2", "FSDP2, recompute", "tensor", "DDP"])
+def test_the_count_of_bytes_is_that_of_torchs_own_allocator(name):
+    """Real tensors in a pretended world: the profiler hears of every allocation."""
+    asked = request(ON_TWO[name])
+    proved = cut(trace_rank(asked, 0), lambda _: 0.0)
+    rise = find_peak(proved).num_bytes - sum(proved.resting.values())
+    assert allocator_rise(asked) == pytest.approx(rise, rel=CLOSE)
+
+
+def allocator_rise(asked):
+    """Most bytes above the beginning of the step, by allocator events."""
+    profile = torch.profiler.profile(profile_memory=True)
+
+    with world(0, asked.layout.num_ranks), dry_run(is_cuda=False):
+        whole = models.build(asked.model, SEQ_LEN)
+        trace_step(whole, asked, is_fake=False, before_step=profile.start)
+        profile.stop()
+    level = highest = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            highest = max(highest, level)
+    return highest

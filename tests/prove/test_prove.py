@@ -1,0 +1,219 @@
+"""Proofs by themselves: extension over blocks, large worlds, time, and what cannot be proved."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from tests.prove.cases import ON_TWO, SHAPE, layout, request
+
+from paceline.errors import JobError, PlanError
+from paceline.estimate.rates import MatmulRate, Rates
+from paceline.prove.proof import ModelRequest
+from paceline.prove.prove import prove
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DEEP = ModelRequest(decoder=replace(SHAPE, layers=16))
+EXTENDED = {
+    "FSDP2": layout(data=64),
+    "FSDP2 accumulating": layout(data=64, accumulation=5),
+    "FSDP2, recompute": layout(data=64, recompute="full"),
+    "FSDP2, recompute every 2": layout(data=64, recompute="full", recompute_every=2),
+    "FSDP2 x tensor": layout(data=8, tensor=2),
+    "HSDP": layout(data=16, sharding="hybrid", shard=4),
+}
+RATES = Rates(
+    matmul=MatmulRate(
+        flops_per_s=5e14,
+        short_k=100.0,
+        wave=0.5,
+        launch_s=1e-6,
+        bytes_per_s=2e12,
+        num_multiprocessors=132,
+        operand_bytes=2.0,
+    ),
+    attention_flops_per_s=3e14,
+    attention_half_len=1000.0,
+    attention_backward=0.7,
+    is_flash=1.0,
+    memory_bytes_per_s=2e12,
+    hidden_passes=10.0,
+    ffn_passes=2.0,
+    host_s=5e-6,
+    routed_ops=10.0,
+    grouped_share=0.8,
+    link_bytes_per_s=3e11,
+    gather_share=1.0,
+    ramp_bytes=4e6,
+    link_latency_s=5e-6,
+    domain=8,
+    network_bytes_per_s=4e10,
+    network_latency_s=1e-5,
+    gradient_overlap=0.9,
+    gather_overlap=0.9,
+    tensor_overlap=0.0,
+    expert_overlap=0.0,
+    pipeline_overlap=0.0,
+    selective_cheap=1.0,
+    selective_products=0.0,
+    contention=0.0,
+    straggler=0.0,
+    step_s=0.0,
+)
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_a_few_blocks_extended_to_all_equal_the_trace_of_all(name):
+    asked = request(EXTENDED[name], model=DEEP)
+    (few,), (all_of_them,) = prove(asked).stages, prove(replace(asked, whole=True)).stages
+    assert few.how.startswith("traced with")
+    assert all_of_them.how == "traced whole"
+    assert few.peak_bytes == pytest.approx(all_of_them.peak_bytes, rel=1e-3)
+    assert few.moment == all_of_them.moment
+    assert few.resting_bytes == all_of_them.resting_bytes
+    assert sum(few.flops.values()) == pytest.approx(sum(all_of_them.flops.values()))
+    assert totals(few) == totals(all_of_them)
+
+
+def totals(stage):
+    found = Counter()
+    for each in stage.collectives:
+        found[each.kind, each.group_size, "count"] += each.count
+        found[each.kind, each.group_size, "bytes"] += each.num_bytes
+    return found
+
+
+def test_a_world_of_1024_ranks_is_proved_and_its_links_are_told_apart():
+    asked = request(layout(data=128, tensor=8), model=model_for_tensor_8())
+    (stage,) = prove(asked).stages
+    links = {(each.group_size, each.link) for each in stage.collectives if each.group_size < 1024}
+    assert links == {(8, "inside node"), (128, "between nodes")}
+    assert sum(stage.parts.values()) == stage.peak_bytes
+
+
+def model_for_tensor_8():
+    return ModelRequest(decoder=replace(SHAPE, heads=8, kv_heads=8, head_dim=8))
+
+
+def test_parts_of_a_shard_are_the_shard():
+    (stage,) = prove(request(layout(data=4), "fp32")).stages
+    num_parameters = 2 * 256 * 64 + 64 + 8 * (2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    assert stage.parts["parameters"] == num_parameters * 4 // 4
+    assert stage.parts["optimizer"] == pytest.approx(2 * num_parameters * 4 // 4, rel=1e-3)
+
+
+def test_every_block_is_gathered_forward_and_backward_and_reduced_once():
+    (stage,) = prove(request(layout(data=4, recompute="full"))).stages
+    counts = {(c.kind, c.phase): c.count for c in stage.collectives if c.where == "blocks"}
+    assert counts["all-gather", "forward"] == 8
+    assert counts["reduce-scatter", "backward"] == 8
+
+
+def test_one_rank_is_proved_without_any_collective():
+    (stage,) = prove(request(layout(data=1, sharding="none"))).stages
+    assert stage.collectives == ()
+    assert stage.peak_bytes > stage.resting_bytes
+
+
+def test_time_is_simulated_with_communication_hidden_and_exposed():
+    proof = prove(request(layout(data=16, tensor=2), rates=RATES, wants_trace=True))
+    time = proof.simulated
+    assert 0 < time.compute_s <= time.step_s
+    assert 0 < time.exposed_s <= time.communication_s
+    assert time.bubble_s == 0
+    assert {event["tid"] for event in proof.trace} >= {"kernels", "all-gather 16 ranks"}
+    json.dumps(proof.trace)
+
+
+def test_a_pipelines_first_stage_waits_in_its_bubble():
+    four = layout(data=1, pipeline=4, sharding="none", accumulation=8)
+    proof = prove(request(four, rates=RATES))
+    assert [stage.rank for stage in proof.stages] == [0, 1, 2, 3]
+    assert proof.simulated.bubble_s > 0.2 * proof.simulated.step_s
+    kinds = {each.kind for stage in proof.stages for each in stage.collectives}
+    assert {"send", "receive"} <= kinds
+
+
+def test_an_unhidden_gather_makes_the_step_longer():
+    slow = replace(RATES, network_bytes_per_s=1e9)
+    asked = request(layout(data=16), rates=RATES)
+    fast_s = prove(asked).simulated.step_s
+    assert prove(replace(asked, rates=slow)).simulated.step_s > 1.5 * fast_s
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Linear(16, 16)
+
+    def forward(self, hidden):
+        return self.matrix(hidden)
+
+class Picky(Block):
+    def forward(self, hidden):
+        return self.matrix(hidden[hidden.sum(-1) > 0]).sum() + hidden
+
+class Net(nn.Module):
+    def __init__(self, kind=Block):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(kind() for _ in range(10))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+def good():
+    return Net()
+
+def picky():
+    return Net(Picky)
+
+def raises():
+    raise RuntimeError("no weights today")
+
+def nothing():
+    return 3
+"""
+
+
+def own(tmp_path, name):
+    (tmp_path / "own_models.py").write_text(FACTORIES)
+    return ModelRequest(factory=f"own_models:{name}", folder=str(tmp_path))
+
+
+def test_a_model_of_ones_own_is_proved_over_data_ranks(tmp_path):
+    (stage,) = prove(request(layout(data=8), model=own(tmp_path, "good"))).stages
+    assert stage.num_blocks == 10
+    assert stage.how.startswith("traced with")
+
+
+def test_shapes_that_depend_on_values_are_named_with_their_place(tmp_path):
+    with pytest.raises(JobError, match=r"F001: its shapes depend on values.*Picky.forward"):
+        prove(request(layout(), model=own(tmp_path, "picky")))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("raises", "no weights today"), ("nothing", "returned a int")]
+)
+def test_a_factory_that_builds_no_model_is_said(tmp_path, name, told):
+    with pytest.raises(JobError, match=rf"J009: .*{told}"):
+        prove(request(layout(), model=own(tmp_path, name)))
+
+
+def test_a_model_without_ways_is_not_split_over_tensor_ranks(tmp_path):
+    with pytest.raises(PlanError, match="L020"):
+        prove(request(layout(tensor=2), model=own(tmp_path, "good")))
+
+
+def test_offloaded_state_is_left_to_the_estimate():
+    with pytest.raises(PlanError, match="F003: optimizer state on cpu is not proved"):
+        prove(request(replace(ON_TWO["FSDP2"], offload="cpu")))
