@@ -6,6 +6,7 @@ Compared in float64, where another order of summing shows at 1e-15 and a mistake
 import copy
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
@@ -161,6 +163,67 @@ def test_each_kind_of_split_holds_on_four_ranks():
 def test_tensors_split_and_then_sharded_by_fsdp2_have_one_ranks_loss_and_gradients():
     pytest.importorskip("transformers")
     assert_equal((*OWN, "gpt2", "mixtral", "phi3"), 4, data=2)
+
+
+@pytest.mark.ranks
+def test_a_stage_takes_and_gives_whole_hidden_states():
+    for output, gradients in run_ranks(middle_stage, 2):
+        assert output < FLOAT64_BOUND
+        assert gradients < FLOAT64_BOUND
+
+
+def middle_stage(rank: int, world: int) -> tuple[float, float]:
+    """Differences of what the blocks alone give, and of their gradients and their input's."""
+    compute_in_float64()
+    expected, model = built("own", torch.float64), built("own", torch.float64)
+    layout = layout_of(world)
+    ways = ways_of(model)
+    assert ways is not None
+    for whole_model in (expected, model):
+        for name in ("embedding", "norm", "output"):
+            setattr(whole_model, name, nn.Identity())
+    split_tensors(model, layout, make_meshes(layout, "cpu"), ways)
+    hidden_BSH = torch.randn(SAMPLES, SEQ_LEN, 32, dtype=torch.float64)
+    inputs = [hidden_BSH.clone().requires_grad_() for _ in range(2)]
+    outputs = [whole_model(own) for whole_model, own in zip((expected, model), inputs, strict=True)]
+    weights_BSH = torch.randn_like(hidden_BSH)
+    for output in outputs:
+        (output * weights_BSH).sum().backward()
+    gradients = [own.grad for own in inputs]
+    assert gradients[0] is not None
+    assert gradients[1] is not None
+    to_input = float((gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max())
+    outputs = [output.detach() for output in outputs]
+    difference = float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max())
+    return difference, max(to_input, deviations(model, expected))
+
+
+@pytest.mark.ranks
+def test_dropout_computed_again_in_the_backward_pass_is_the_same_dropout():
+    """The gradients with each block recomputed, less those without: none, with the same masks."""
+    pytest.importorskip("transformers")
+    for difference in run_ranks(recompute_dropout, 2):
+        assert difference == 0
+
+
+def recompute_dropout(rank: int, world: int) -> float:
+    worst = 0.0
+    for sequence_parallel in (True, False):
+        layout = layout_of(world, sequence_parallel=sequence_parallel)
+        meshes = make_meshes(layout, "cpu")
+        gradients = []
+        for recompute in (False, True):
+            torch.manual_seed(0)
+            model = tiny("gpt2", attn_pdrop=0.5, resid_pdrop=0.5, embd_pdrop=0.5).train()
+            split_tensors(model, layout, meshes, GPT2)
+            for block in model.get_submodule("transformer.h").children() if recompute else ():
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            torch.manual_seed(7)
+            backward(model, layout, slice(0, SAMPLES))
+            gradients.append([whole(parameter.grad) for parameter in model.parameters()])
+        for without, with_recompute in zip(*gradients, strict=True):
+            worst = max(worst, float((without - with_recompute).abs().max()))
+    return worst
 
 
 @pytest.mark.ranks
