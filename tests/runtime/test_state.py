@@ -18,6 +18,7 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.digest import state_digest
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.state import boxes_of, model_state, named_parameters, named_state
 from paceline.spec import TrainSpec
 
@@ -216,31 +217,46 @@ def unusual_states(rank, world, folder):
         refusal(folder / "codes" / "step-00000001", model, Coded(model.parameters(), lr=1.0))
         for model in (other, plain)
     ]
+    columns, whole = (nn.Linear(600, 16, bias=False) for _ in range(2))
+    values = columns.weight.detach().clone()
+    columns.weight = nn.Parameter(distribute_tensor(values, mesh, [Shard(1)]))
+    optimizers = [
+        AdamW8bit(each.parameters(), lr=1.0, betas=(0.9, 0.9)) for each in (columns, whole)
+    ]
+    step(columns, optimizers[0])
+    save(folder / "blocks", columns, optimizers[0])
+    blocks = refusal(folder / "blocks" / "step-00000001", whole, optimizers[1])
     rows = Factored(split.parameters(), lr=1.0)
     rows.state[split.weight] = {"row": split.weight.detach().sum(dim=-1)}
     save(folder / "rows", split, rows)
     into = Factored(plain.parameters(), lr=1.0)
     load(folder / "rows" / "step-00000001", plain, into)
-    return same, refused, into.state[plain.weight]["row"].tolist()
+    return same, refused, blocks, into.state[plain.weight]["row"].tolist()
 
 
 @pytest.mark.ranks
 def test_state_of_another_shape_goes_where_the_optimizer_has_it_or_is_refused(tmp_path):
     results = run_ranks(unusual_states, 2, tmp_path)
-    for same, refused, rows in results:
+    for same, refused, blocks, rows in results:
         assert same
         assert len(refused) == 2
         for reason in refused:
             assert "C009" in reason
             assert "codes of weight was saved for parts of the parameter as they lay" in reason
+        # Two ranks' 300 columns are two blocks of 256 each, and 600 are three.
+        assert "scale of weight was saved as [16, 4] for a parameter of [16, 600]" in blocks
+        assert "[16, 3] is needed here" in blocks
         assert rows == [sum(range(4 * row, 4 * row + 4)) for row in range(6)]
 
 
 WIDE = replace(SHAPE, hidden=64, head_dim=16, ffn=128)
 """Its matrices are large enough for eight bits."""
 
-GO_ON = ["fsdp", "tp-fsdp", "pp-fsdp"]
-OPTIMIZERS = ["adafactor", "adamw-8bit", "muon"]
+GO_ON = {
+    "adafactor": ["fsdp", "tp-fsdp", "pp-fsdp"],
+    "adamw-8bit": ["fsdp", "pp-fsdp"],  # its blocks are cut otherwise where columns are split
+    "muon": ["fsdp", "tp-fsdp", "pp-fsdp"],
+}
 
 
 def with_optimizer(make, chosen, optimizer):
@@ -269,12 +285,12 @@ def refusal(path, model, optimizer):
 def our_optimizers(rank, world, folder):
     """Whether state went from each layout to the next unchanged; why GPT-2's did not."""
     same, refused = {}, []
-    for optimizer in OPTIMIZERS:
-        for place, name in enumerate(GO_ON):
+    for optimizer, layouts in GO_ON.items():
+        for place, name in enumerate(layouts):
             model, trained_by = with_optimizer(lambda: Decoder(WIDE, 8), ON_FOUR[name], optimizer)
             step(model, trained_by)
             save(folder / optimizer / name, model, trained_by)
-            other = GO_ON[(place + 1) % len(GO_ON)]
+            other = layouts[(place + 1) % len(layouts)]
             again, fresh = with_optimizer(lambda: Decoder(WIDE, 8), ON_FOUR[other], optimizer)
             load(folder / optimizer / name / "step-00000001", again, fresh)
             digests = state_digest(model, trained_by), state_digest(again, fresh)

@@ -52,6 +52,12 @@ class AdamW8bit(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     _move(parameter, self.state[parameter], group)
 
+    def empty_state(self, parameter: Tensor) -> dict[str, Any]:
+        """What a parameter begins with: a checkpoint whose blocks were cut otherwise is refused."""
+        state: dict[str, Any] = {}
+        _begin(parameter, state)
+        return state
+
 
 def _move(parameter: Tensor, state: dict[str, Any], options: dict[str, Any]) -> None:
     if "step" not in state:
