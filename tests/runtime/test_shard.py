@@ -419,3 +419,23 @@ def test_fp16_refuses_a_step_on_all_ranks_when_one_overflows(sharding):
         (True, 2.0**10),
         (False, 2.0**10),
     ]
+
+
+def train_with_a_static_graph(rank, world):
+    layout = layout_of(world, "none", accumulation=1)
+    model = shard(decoder(), layout, make_meshes(layout, "cpu"), "fp32", static_graph=True)
+    gradients, parameters = train(model, layout, rank)
+    expected_gradients, expected = alone()
+    return deviation(gradients, expected_gradients), deviation(parameters, expected)
+
+
+@pytest.mark.ranks
+def test_ddp_with_a_static_graph_trains_to_the_same_numbers():
+    for gradients, parameters in run_ranks(train_with_a_static_graph, 2):
+        assert gradients < 10 * REORDERED
+        assert parameters < AFTER_STEPS
+
+
+def test_a_static_graph_with_accumulation_is_refused():
+    (problem,) = check_shard(layout_of(2, "none", accumulation=2), static_graph=True)
+    assert problem.where == "train.static_graph"

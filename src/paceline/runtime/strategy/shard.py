@@ -90,14 +90,15 @@ def shard(
     Raises:
         PlanError: What `check_shard` says.
     """
-    problems = list(check_shard(layout, hook, is_plain=_is_plain(model, layout)))
+    is_plain = _is_plain(model, layout)
+    problems = list(check_shard(layout, hook, is_plain=is_plain, static_graph=static_graph))
     if problems:
         raise PlanError(*problems)
     if layout.shard_degree > 1:
         for part in parts_of(model):
             _shard_part(part, layout, meshes, precision, ways)
         return model
-    if meshes.sharers.size() > 1 and _is_plain(model, layout):
+    if meshes.sharers.size() > 1 and is_plain:
         replica = Replica(
             model, meshes.holders, bucket_bytes=bucket_bytes, static_graph=static_graph
         )
@@ -113,9 +114,22 @@ def shard(
 
 
 def check_shard(
-    layout: Layout, hook: Compression | None = None, *, is_plain: bool = True
+    layout: Layout,
+    hook: Compression | None = None,
+    *,
+    is_plain: bool = True,
+    static_graph: bool = False,
 ) -> Iterator[Problem]:
     """What `shard` cannot do, whatever the model."""
+    if static_graph and layout.accumulation > 1:
+        yield Problem(
+            code="L024",
+            what=f"a static graph is learnt by DDP in its first backward pass, which must reduce, "
+            f"and with {layout.accumulation} micro-batches in a step only the last one reduces "
+            "(torch 2.13: `expect_autograd_hooks_` INTERNAL ASSERT)",
+            where="train.static_graph",
+            fix="leave train.static_graph out, or make accumulation 1 with a larger micro-batch",
+        )
     if layout.offload == "nvme":
         yield Problem(
             code="L024",
