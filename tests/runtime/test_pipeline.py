@@ -391,13 +391,11 @@ def run_pretended(layout: Layout, rank: int) -> None:
     dist.init_process_group("fake", rank=rank, world_size=32, store=FakeStore())
     try:
         meshes = make_meshes(layout, "cpu")
-        with torch.device("meta"):
-            model = Decoder(replace(SHAPE, layers=9, tied_embeddings=True), SEQ_LEN)
-        ways = ways_of(model)
-        assert ways is not None
-        pipeline = split(model, layout, meshes, ways)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            pipeline.to_empty(device="cpu")
+            model = Decoder(replace(SHAPE, layers=9, tied_embeddings=True), SEQ_LEN)
+            ways = ways_of(model)
+            assert ways is not None
+            pipeline = split(model, layout, meshes, ways)
             empty = torch.zeros(SAMPLES, SEQ_LEN, dtype=torch.long)
             with loss_context(layout):
                 forward_backward(pipeline, [(empty, empty)] * layout.accumulation, loss_of)
