@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import PlanError
@@ -37,6 +37,7 @@ from paceline.runtime.strategy.schedules import (
     check_micro_batches,
     check_pipeline,
     make_schedule,
+    stream_type,
 )
 from paceline.runtime.strategy.shard import finish_gradients, set_gradient_sync
 from paceline.runtime.strategy.stages import (
@@ -272,7 +273,7 @@ def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) 
     """The schedule for so many micro-batches of this shape, made when it is first needed."""
     layout = pipeline.meshes.layout
     tokens_BS = micro_batches[0][0]
-    stream = _stream_type(pipeline.parts[0])
+    stream = stream_type(pipeline.parts[0])
     key = (len(micro_batches), tokens_BS.shape, tokens_BS.dtype, stream, trains)
     if key not in pipeline._schedules:
         problems = list(check_micro_batches(layout, len(micro_batches))) if trains else []
@@ -294,12 +295,3 @@ def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) 
         made = make_schedule(layout, stages, len(micro_batches), pipeline._loss, trains=trains)
         pipeline._schedules[key] = made
     return pipeline._schedules[key]
-
-
-def _stream_type(part: nn.Module) -> torch.dtype:
-    """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own."""
-    if isinstance(part, FSDPModule):
-        narrow = fully_shard.state(part)._mp_policy.param_dtype  # type: ignore[attr-defined]
-        if isinstance(narrow, torch.dtype):
-            return narrow
-    return next(part.parameters()).dtype

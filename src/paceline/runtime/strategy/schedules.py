@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -129,6 +129,15 @@ def make_schedule(
     takes_one = kind in (ScheduleGPipe, Schedule1F1B)
     given: Any = stages[0] if takes_one else stages
     return kind(given, num_micro_batches, loss_fn=loss, scale_grads=False)
+
+
+def stream_type(part: nn.Module) -> torch.dtype:
+    """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own."""
+    if isinstance(part, FSDPModule):
+        narrow = fully_shard.state(part)._mp_policy.param_dtype  # type: ignore[attr-defined]
+        if isinstance(narrow, torch.dtype):
+            return narrow
+    return next(part.parameters()).dtype
 
 
 class _Agreed:
