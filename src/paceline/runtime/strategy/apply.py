@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from paceline.errors import PlanError, Problem
+from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.compiling import compile_blocks
@@ -23,6 +23,7 @@ from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.shard import shard
 from paceline.runtime.strategy.tensor import split_tensors
 from paceline.runtime.strategy.ways import Ways
+from paceline.runtime.strategy.ways_generic import generic_ways
 from paceline.runtime.strategy.ways_known import ways_of
 from paceline.spec import TrainSpec
 
@@ -74,8 +75,8 @@ def apply(
         layout: How the work is split.
         meshes: From `make_meshes`.
         precision: Narrow types are set up here for FSDP2 only; elsewhere `autocast` does it.
-        ways: Where the blocks are and how matrices split; found for known models when left out.
-            A layout that splits over data ranks alone needs none.
+        ways: Where the blocks are and how matrices split. Left out, it is found: for known models
+            by their kind, for others from their structure, and only where the layout needs it.
         options: What is left to choose.
 
     Returns:
@@ -88,7 +89,7 @@ def apply(
     send_from_first_rank(model)
     ways = ways or ways_of(model)
     if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
-        raise PlanError(_nothing_known(model, layout))
+        ways = generic_ways(model)
     problems = list(check_expert(model, layout, ways))
     if problems:
         raise PlanError(*problems)
@@ -113,16 +114,4 @@ def apply(
         hook=options.compression,
         bucket_bytes=options.bucket_bytes,
         static_graph=options.static_graph,
-    )
-
-
-def _nothing_known(model: nn.Module, layout: Layout) -> Problem:
-    name = type(model).__name__
-    axis = "tensor" if layout.tensor > 1 else "pipeline"
-    return Problem(
-        code="L020",
-        what=f"how to split {name} over {axis} ranks is not known",
-        where=f"layout.{axis}",
-        fix=f"give {name} an attribute `paceline_ways`, or session.build(..., ways=Ways(...)); "
-        "docs/guides/own-code.md has an example. Layouts over data ranks alone need none",
     )

@@ -23,6 +23,9 @@ UPS = ("up_proj", "up", "w3", "fc1", "c_fc", "fc_in", "dense_h_to_4h", "w1", "ga
 DOWNS = ("down_proj", "down", "w2", "fc2", "c_proj", "fc_out", "dense_4h_to_h")
 """What linears are called in the decoders of transformers, Meta's Llama, nanoGPT and diffusers."""
 
+POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity)
+"""What may stand between two matrices whose features are split."""
+
 
 def generic_ways(model: nn.Module) -> Ways:
     """Ways of a decoder, from its structure.
@@ -40,7 +43,7 @@ def generic_ways(model: nn.Module) -> Ways:
         }
         if not linears:
             continue
-        found = _attention(linears) or _feed_forward(linears)
+        found = _attention(linears) or _feed_forward(linears) or _sequence(container, linears)
         if found is None:
             raise PlanError(_unplaced(blocks_name, name, list(linears)))
         if len(found) == 4 and "row" in found.values() and _attention(linears):
@@ -97,6 +100,16 @@ def _feed_forward(linears: dict[str, nn.Linear]) -> dict[str, Way] | None:
     if any(out_features(linears[own]) != in_features(linears[down]) for own in ups):
         return None
     return {own: "row" if own == down else "column" for own in linears}
+
+
+def _sequence(container: nn.Module, linears: dict[str, nn.Linear]) -> dict[str, Way] | None:
+    """An `nn.Sequential` of linear, what works on one feature at a time, linear."""
+    if not isinstance(container, nn.Sequential) or len(linears) != 2:
+        return None
+    if not all(isinstance(child, (nn.Linear, *POINTWISE)) for child in container):
+        return None
+    (up, first), (down, second) = linears.items()
+    return {up: "column", down: "row"} if out_features(first) == in_features(second) else None
 
 
 def _one_of(linears: dict[str, nn.Linear], names: tuple[str, ...]) -> str | None:
