@@ -1,0 +1,1 @@
+"""Judge it: facts in, findings out. Probes nothing itself."""

@@ -1,0 +1,80 @@
+"""Which runs show that a layout equals a single device."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline.parallel.layout import Layout, Recompute
+from paceline.record.verification import Run
+
+WIDE, JOB, AGAIN, RESUMED = "float64", "job", "again", "resumed"
+WHOLE_BATCH, RECOMPUTE, DROPOUT = "whole batch", "recompute", "dropout"
+ELSEWHERE, SCHEDULE, COMPRESSED = "elsewhere", "schedule", "compressed"
+"""Names of runs. The last three are followed by what is different: `compressed bf16`."""
+
+
+def runs_of(layout: Layout, precision: str, steps: int) -> tuple[Run, ...]:
+    """Every run of a case, in an order in which checkpoints are there before they are loaded.
+
+    Args:
+        layout: To prove, small already.
+        precision: The job's.
+        steps: Of the long runs, two at least: a checkpoint is written in their middle.
+    """
+    middle = steps // 2
+    other_recompute: Recompute = "full" if layout.recompute == "none" else "none"
+    job = Run(name=JOB, layout=layout, precision=precision, steps=steps, compared=True)
+    return (
+        Run(name=WIDE, layout=layout, precision="fp64", steps=steps, watched=True),
+        replace(job, save_after=middle),
+        replace(job, name=AGAIN, compared=False),
+        replace(job, name=RESUMED, compared=False, load=JOB),
+        *_others(layout, steps),
+        *(
+            replace(job, name=f"{ELSEWHERE} {other.name}", layout=other, steps=middle, load=JOB)
+            for other in _other_layouts(layout)
+        ),
+        replace(
+            job,
+            name=RECOMPUTE,
+            compared=False,
+            layout=replace(layout, recompute=other_recompute, recompute_every=1),
+        ),
+        *(
+            replace(job, name=f"{COMPRESSED} {kind}", compression=kind)  # type: ignore[arg-type]
+            for kind in _compressions(layout)
+        ),
+        Run(name=DROPOUT, layout=layout, precision="fp32", steps=1, dropout=True),
+    )
+
+
+def _others(layout: Layout, steps: int) -> Iterator[Run]:
+    """The same numbers in another order, in float64."""
+    if layout.pipeline == 1 and layout.accumulation > 1:
+        whole = replace(
+            layout, micro_batch=layout.micro_batch * layout.accumulation, accumulation=1
+        )
+        yield Run(name=WHOLE_BATCH, layout=whole, precision="fp64", steps=1, compared=True)
+    if layout.pipeline > 1 and layout.chunks == 1 and layout.schedule != "dualpipe-v":
+        other = "1f1b" if layout.schedule == "gpipe" else "gpipe"
+        scheduled = replace(layout, schedule=other)  # type: ignore[arg-type]
+        name = f"{SCHEDULE} {other}"
+        yield Run(name=name, layout=scheduled, precision="fp64", steps=steps, compared=True)
+
+
+def _other_layouts(layout: Layout) -> Iterator[Layout]:
+    """Of as many ranks, to load the same checkpoint into: all sharded, or none."""
+    ranks, batch = layout.num_ranks, layout.global_batch
+    if batch % ranks:
+        return
+    plain = Layout(data=ranks, sharding="none", micro_batch=batch // ranks, accumulation=1)
+    for sharding in ("none", "full"):
+        if (layout.data, layout.sharding) != (ranks, sharding):
+            yield replace(plain, sharding=sharding)
+
+
+def _compressions(layout: Layout) -> tuple[str, ...]:
+    """What gradients can be squeezed into on the wire: only DDP has a hook for it."""
+    is_plain = layout.tensor * layout.pipeline * layout.expert == 1
+    if layout.sharding != "none" or layout.data * layout.context == 1 or not is_plain:
+        return ()
+    return ("bf16", "powersgd")

@@ -1,0 +1,137 @@
+"""`paceline verify`: does the layout compute what one device computes?"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.job_input import read_job
+from paceline.cli.options import json_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.check.verify.judge import Verdict
+    from paceline.plan import Plan
+    from paceline.record.verification import Case
+    from paceline.spec import Job
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Processes to start, at most. Left out: 4, or what --layout needs.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2, max=100),
+    default=4,
+    show_default=True,
+    help="Optimizer steps of each run.",
+)
+@click.option(
+    "--layout",
+    "layout",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change the layout that is run: --layout tensor=2. May be given again.",
+)
+@click.option(
+    "--facts",
+    "facts_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also write everything the ranks saw into this JSON file.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    help="Seconds after which the ranks are ended.",
+)
+@set_option
+@json_option
+def command(
+    job_file: Path,
+    ranks: int | None,
+    steps: int,
+    layout: tuple[str, ...],
+    facts_file: Path | None,
+    timeout_s: float,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Run JOB's layout on a few real ranks and compare it with a single device.
+
+    The model and the layout are made small, the code is the same as in training. Everything is run
+    in float64, where only rounding may differ, and in the job's precision. A fault is named by its
+    first step and module. Ranks are processes on this machine: over gloo, or NCCL where there are
+    GPUs.
+
+    \b
+    Examples:
+      paceline verify job.yaml
+      paceline verify job.yaml --ranks 8
+      paceline verify job.yaml --layout tensor=2 --layout data=2 --layout sharding=full
+      paceline verify job.yaml --json --facts facts.json
+
+    \b
+    Exit codes: 0 it is right; 1 something is wrong; 2 and 3 the job or the layout cannot be run;
+    4 a rank failed.
+    """
+    from paceline.check.verify.judge import judge
+    from paceline.check.verify.small import small_case
+    from paceline.launch.verify import verify_on_ranks
+    from paceline.record.verification import write_facts
+    from paceline.report.verify_text import verdict_lines
+
+    job = read_job(job_file, overrides)
+    plan = _plan(job)
+    device, threads = _device(plan)
+    case = small_case(
+        job, plan, ranks=ranks, steps=steps, overrides=layout, device=device, threads=threads
+    )
+    facts = verify_on_ranks(
+        case, limit_s=timeout_s, on_progress=lambda line: click.echo(line, err=True)
+    )
+    if facts_file is not None:
+        write_facts(facts_file, facts)
+    verdict = judge(facts)
+    if as_json:
+        click.echo(json.dumps(_data(verdict, case), indent=2))
+    else:
+        for line in verdict_lines(verdict, facts):
+            click.echo(line)
+    return 0 if verdict.is_right else 1
+
+
+def _plan(job: "Job") -> "Plan":
+    from paceline.launch.factory import measure_factory
+    from paceline.plan import plan_job
+
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    return plan_job(job, facts)
+
+
+def _device(plan: "Plan") -> tuple[str, int]:
+    """Where the ranks compute: this machine's GPUs, else its cores, shared among them."""
+    from paceline.topology.machine import find_local_machine
+
+    if find_local_machine().gpus:
+        return "cuda", 1
+    return "cpu", max(1, (os.cpu_count() or 1) // max(2, min(4, plan.layout.num_ranks)))
+
+
+def _data(verdict: "Verdict", case: "Case") -> dict[str, Any]:
+    return {
+        "right": verdict.is_right,
+        "layout": asdict(case.layout),
+        "precision": case.precision,
+        "steps": case.steps,
+        "notes": list(verdict.notes),
+        "lines": [asdict(line) for line in verdict.lines],
+    }

@@ -1,0 +1,254 @@
+"""One run of a case on this rank: a few steps in a layout, with everything that is judged noted."""
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import PlanError
+from paceline.parallel.rank_map import rank_of
+from paceline.record.verification import Case, Deviation, Run, RunFacts, StepFacts
+from paceline.runtime import strategy
+from paceline.runtime.checkpoint import Checkpointer, load
+from paceline.runtime.digest import state_digest
+from paceline.runtime.optimizer import learning_rate_at, make_optimizer
+from paceline.runtime.sampling import Ids, rank_slots, sample_ids
+from paceline.runtime.state import named_parameters
+from paceline.runtime.strategy import Meshes, make_meshes
+from paceline.runtime.strategy.hooks import Compression
+from paceline.runtime.verify.compare import (
+    deviation,
+    digests_of,
+    held_bytes,
+    pieces_of,
+)
+from paceline.runtime.verify.faults import Faults
+from paceline.runtime.verify.masks import Masks
+from paceline.runtime.verify.model import build_model, job_of, micro_batches, train_spec
+from paceline.runtime.verify.reductions import watch_reductions
+from paceline.runtime.verify.watch import Watch
+from paceline.spec import CheckpointSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every run of a case has in common."""
+
+    case: Case
+    device: torch.device
+    truth: Mapping[str, Tensor]
+    """The single device's tensors."""
+
+    folder: Path
+    """Where checkpoints go; all ranks see it."""
+
+    faults: Faults
+    meshes: dict[strategy.Meshes | object, Meshes]
+    """By layout: process groups are made once."""
+
+
+def train(run: Run, bench: Bench) -> RunFacts:
+    """Build the model in the run's layout, train it, and say what was seen. Collective.
+
+    Raises:
+        PlanError: The case's own layout is not possible; that of a run beside it is only noted.
+    """
+    try:
+        return _Training(run, bench).facts()
+    except PlanError as refused:  # the same on every rank: what a layout cannot do is arithmetic
+        if run.layout == bench.case.layout and run.compression == "none":
+            raise
+        return RunFacts(name=run.name, refused="; ".join(each.what for each in refused.problems))
+
+
+class _Training:
+    """The state of one run."""
+
+    def __init__(self, run: Run, bench: Bench) -> None:
+        self.run, self.case, self.faults = run, bench.case, bench.faults
+        self.bench = bench
+        self.start = time.perf_counter()
+        if run.layout not in bench.meshes:
+            bench.meshes[run.layout] = make_meshes(run.layout, bench.device.type)
+        self.meshes = bench.meshes[run.layout]
+        self.is_wide = run.precision == "fp64"
+        self.precision: strategy.Precision = "fp32" if self.is_wide else run.precision  # type: ignore[assignment]
+        self.train = train_spec(self.case)
+        self.seed = job_of(self.case).spec.train.seed
+        self.scaler = strategy.LossScaler() if self.precision == "fp16" else None
+        model = build_model(self.case, is_wide=self.is_wide, dropout=run.dropout)
+        self.model = strategy.apply(
+            model.to(bench.device),
+            run.layout,
+            self.meshes,
+            precision=self.precision,
+            options=strategy.Options(compression=_compression(run)),
+        )
+        self.optimizer = make_optimizer(self.model, self.train)
+        self.watch, self.masks = Watch(), Masks()
+
+    def facts(self) -> RunFacts:
+        """Every step, and what is left at the end."""
+        run, first = self.run, 1
+        loaded: str | None = None
+        saved: str | None = None
+        checkpoints = Checkpointer(self.bench.folder / run.name, CheckpointSpec())
+        if run.load is not None:
+            path = next(iter(sorted((self.bench.folder / run.load).glob("step-*"))))
+            load(path, self.model, self.optimizer)
+            first = int(path.name.removeprefix("step-")) + 1
+            loaded = state_digest(self.model, self.optimizer)
+        self.faults.built(run, self.model, self.optimizer, self.meshes)
+        steps, held = [], None
+        reductions = None
+        for number in range(first, run.steps + 1):
+            with watch_reductions(number == first + 1 and run.name == "job") as seen:
+                facts = self.step(number)
+            steps.append(facts)
+            if number == first + 1:
+                reductions = seen.facts()
+            if run.save_after == number:
+                checkpoints.save(number, self.model, self.optimizer, layout=run.layout.name)
+                saved = state_digest(self.model, self.optimizer)
+        held = held_bytes(self.model, self.optimizer) if steps else None
+        self.optimizer.zero_grad()
+        return RunFacts(
+            name=run.name,
+            steps=tuple(steps),
+            pieces=pieces_of(self.model),
+            held=held,
+            loaded=loaded,
+            saved=saved,
+            ended=state_digest(self.model, self.optimizer),
+            reductions=reductions or (),
+            seconds=time.perf_counter() - self.start,
+        )
+
+    def step(self, number: int) -> StepFacts:
+        """One optimizer step; its gradients are left for what comes after."""
+        run, model, meshes = self.run, self.model, self.meshes
+        self.optimizer.zero_grad()
+        self._begin(number)
+        ids = self.faults.ids(run, number, self._ids(number), meshes)
+        with ExitStack() as stack:
+            if run.watched:
+                stack.enter_context(self.watch.over(model))
+            if run.dropout:
+                stack.enter_context(self.masks.over(model))
+            stack.enter_context(self.faults.around_backward(run, number, model, meshes))
+            losses = strategy.forward_backward(
+                model,
+                meshes,
+                micro_batches(self.case, ids, meshes, self.bench.device),
+                precision=self.precision,
+                loss_scale=1.0 if self.scaler is None else self.scaler.factor,
+            )
+        if self.scaler is not None:
+            strategy.scale_gradients(model, self.scaler.unscale_factor)
+        self.faults.before_update(run, number, model, meshes)
+        norm = float(strategy.gradient_norm(model, meshes))
+        gradients, missing = self._gradients(number)
+        strategy.scale_gradients(model, strategy.clip_factor(norm, self.train.clip_norm))
+        self.optimizer.step()
+        strategy.send_buffers(strategy.saved_buffers(model), meshes)
+        self.faults.after_update(run, number, model, self.optimizer, meshes)
+        return StepFacts(
+            step=number,
+            loss_sum=float(losses.loss_sum),
+            num_targets=int(losses.num_targets),
+            grad_norm=norm,
+            ids=tuple(ids.tolist()),
+            modules=self.watch.modules,
+            inputs=self.watch.inputs,
+            gradients=gradients,
+            missing=missing,
+            parameters=self._parameters(number),
+            digests=digests_of(model),
+            masks=self.masks.digests,
+            mask_counts=self.masks.counts,
+        )
+
+    def _begin(self, number: int) -> None:
+        """Random numbers and the learning rate of a step, as the session sets them."""
+        place = self.meshes.place
+        rank = rank_of(
+            self.run.layout, context=place.context, data=place.data, pipeline=place.pipeline
+        )
+        drawn = np.random.SeedSequence([self.seed, number, rank]).generate_state(1, np.uint32)
+        torch.manual_seed(self.faults.seed(self.run, number, int(drawn[0]), self.meshes))
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(number, self.train)
+        self.watch.clear()
+        self.masks.clear()
+
+    def _ids(self, number: int) -> Ids:
+        layout = self.run.layout
+        slots = rank_slots(
+            self.meshes.place.data, layout.data, layout.global_batch, layout.micro_batch
+        )
+        whole = range(slots[0].start, slots[-1].stop)
+        return sample_ids(
+            number - 1,
+            whole,
+            seed=self.seed,
+            global_batch=layout.global_batch,
+            num_samples=self.case.num_samples,
+        )
+
+    def _gradients(self, number: int) -> tuple[dict[str, Deviation], tuple[str, ...]]:
+        if not (self.run.watched or self.run.compared):
+            return {}, ()
+        found: dict[str, Deviation] = {}
+        missing = []
+        for name, parameter in named_parameters(self.model).items():
+            truth = self.bench.truth.get(f"gradient/{number}/{name}")
+            if truth is None:
+                continue
+            if parameter.grad is None:
+                missing.append(name)
+                continue
+            shares = {
+                rank: share
+                for rank in range(self.case.layout.data)
+                if (share := self.bench.truth.get(f"share/{number}/{rank}/{name}")) is not None
+            }
+            found[name] = deviation(parameter.grad, truth, shares)
+        return found, tuple(missing)
+
+    def _parameters(self, number: int) -> dict[str, Deviation]:
+        if not (self.run.watched or self.run.compared):
+            return {}
+        return {
+            name: deviation(parameter, self.bench.truth[f"parameter/{number}/{name}"])
+            for name, parameter in named_parameters(self.model).items()
+            if f"parameter/{number}/{name}" in self.bench.truth
+        }
+
+
+def _compression(run: Run) -> Compression | None:
+    if run.compression == "none":
+        return None
+    # From the second step on, as the first ones alone are few here.
+    return Compression(kind=run.compression, start_step=1)
+
+
+def read_epochs(case: Case, meshes: Meshes, num_epochs: int = 2) -> tuple[tuple[int, ...], ...]:
+    """The samples that this rank reads in each epoch; a batch that runs over an epoch's end is
+    split where the epoch ends."""
+    layout, size = meshes.layout, case.num_samples
+    seed = job_of(case).spec.train.seed
+    batch = layout.global_batch
+    read: list[list[int]] = [[] for _ in range(num_epochs)]
+    for step in range(-(-size * num_epochs // batch)):
+        for slots in rank_slots(meshes.place.data, layout.data, batch, layout.micro_batch):
+            ids = sample_ids(step, slots, seed=seed, global_batch=batch, num_samples=size)
+            for slot, sample in zip(slots, ids.tolist(), strict=True):
+                epoch = (step * batch + slot) // size
+                if epoch < num_epochs:
+                    read[epoch].append(sample)
+    return tuple(tuple(epoch) for epoch in read)
