@@ -82,10 +82,18 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "recompute": {"recompute": "full"},
+    "recompute, micro-batch 1": {"recompute": "full", "micro_batch": 1},
     "selective": {"recompute": "selective"},
-    "micro-batch 1": {"micro_batch": 1},
 }
+
+
+def layouts_of(variant: str) -> list[str]:
+    """Selective recompute is refused where a schedule goes backward through a block twice."""
+    twice = ("zero-bubble", "dualpipe-v")
+    has_it = variant == "selective"
+    return [
+        name for name, each in LAYOUTS.items() if not (has_it and each.get("schedule") in twice)
+    ]
 
 
 def layout_of(fields: dict[str, Any], variant: dict[str, Any]) -> Layout:
@@ -154,6 +162,7 @@ def deviation(seen: list[dict[str, Any]], alone: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_layout_trains_as_one_device_does(variant: str, alone: dict[str, Any]):
-    ranks = run_ranks(train_all, 4, list(LAYOUTS), variant, limit_s=240)
-    found = {name: deviation([rank[name] for rank in ranks], alone) for name in LAYOUTS}
+    names = layouts_of(variant)
+    ranks = run_ranks(train_all, 4, names, variant, limit_s=240)
+    found = {name: deviation([rank[name] for rank in ranks], alone) for name in names}
     assert not {name: each for name, each in found.items() if each > ROUNDING}
