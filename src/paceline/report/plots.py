@@ -175,6 +175,22 @@ def draw_throughput(
     return _both(paint, name, label, height=0.72)
 
 
+def draw_scaling(ranks: Sequence[int], rate: Sequence[float], *, name: str, label: str) -> Curve:
+    """Rate by number of ranks from zero; dashed, the fewest ranks' rate for each rank."""
+
+    def paint(axes: Any, buckets: int) -> None:
+        ideal = [rate[0] * count / ranks[0] for count in ranks]
+        style = {"color": _COLORS["base"], "linewidth": 1.3, "dashes": (5, 4)}
+        axes.plot(ranks, ideal, zorder=1, **style)
+        axes.plot(ranks, rate, color=_COLORS["train"], linewidth=1.9, marker="o", markersize=6)
+        axes.set_ylim(0, max(*ideal, *rate) * 1.08)
+        axes.set_xticks(list(ranks), [f"{count:,}" for count in ranks])
+        axes.set_xlabel("ranks")
+        axes.yaxis.set_major_formatter(lambda value, _: format_count(value) if value else "0")
+
+    return _both(paint, name, label, height=0.8)
+
+
 def smoothed(values: Sequence[float], window: int) -> list[float]:
     """Mean of about `window` values around each, of fewer near the ends: it does not lag.
 

@@ -1,0 +1,398 @@
+"""What a bench says: each number of ranks in one row, and what limits the largest, in order.
+
+Only arithmetic on what was measured; what a change would bring is priced by the planner's estimate,
+taken relative to its own estimate of what was measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Literal
+
+from paceline.errors import PacelineError
+from paceline.estimate import case_of, price_one
+from paceline.parallel import Layout
+from paceline.plan import Plan
+from paceline.record.bench import PHASES, Measured, Scaling
+from paceline.units import format_bytes, format_seconds
+
+Limit = Literal["cores", "communication", "data", "memory", "optimizer", "overhead", "compute"]
+"""What keeps more ranks, or a step, from being faster."""
+
+_SHOWN = 0.05
+"""Share of a step below which nothing is advised about a part of it. A guess."""
+
+_WIDE = 1.5
+"""95th over 5th percentile of a step's time above which it is called noisy. A guess: on a quiet
+machine it is about 1.1."""
+
+_FULL, _ROOMY = 0.9, 0.5
+"""Shares of a rank's memory: little room left, and enough to keep what was computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One number of ranks. Seconds of a step: the slowest rank's, then the median over steps."""
+
+    num_ranks: int
+    layout: str
+    device: str
+    global_batch: int
+    step_s: float
+    step_low_s: float
+    """5th percentile over steps."""
+
+    step_high_s: float
+    """95th percentile."""
+
+    num_steps: int
+    samples_per_s: float
+    tokens_per_s: float | None
+    speedup: float
+    """Samples a second, over those of the fewest ranks."""
+
+    efficiency: float
+    """Speed-up, over how many times as many ranks these are."""
+
+    phases_s: dict[str, float]
+    """Phase -> seconds of a step, mean over ranks, then the median over steps."""
+
+    communication_s: float | None
+    """Collectives in flight, mean over ranks; None where it was not looked at."""
+
+    exposed_s: float | None
+    """Of that, the rank computes nothing meanwhile: an upper bound."""
+
+    hidden_s: float | None
+    """The rest, behind computation: a lower bound."""
+
+    profiler_stretch: float | None
+    """A profiled step over a timed one, less 1: how far communication may be off."""
+
+    peak_bytes: int
+    """Of the fullest rank."""
+
+    predicted_bytes: int | None
+    predicted_step_s: float | None
+    limit_bytes: int
+    """What one rank may use."""
+
+    cores_per_rank: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One change, and what it would bring."""
+
+    limit: Limit
+    what: str
+    """What was seen, in numbers."""
+
+    change: str
+    gain: float | None
+    """Share of the samples a second that it would add; None is unknown."""
+
+    how: Literal["measured", "estimated", "bound", "unknown"]
+    """How the gain is known. `bound`: no more than that, if the part took no time at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The rows, and what they mean."""
+
+    scaling: Scaling
+    rows: tuple[Row, ...]
+    best_ranks: int
+    """With which the most samples a second were seen."""
+
+    limits: Limit
+    """What limits the most ranks first."""
+
+    sentence: str
+    caution: str | None
+    """Why the numbers are not to be trusted much."""
+
+    advice: tuple[Advice, ...]
+    """The largest gain first; what is unknown last."""
+
+
+def judge_bench(measured: Sequence[Measured], scaling: Scaling) -> Verdict:
+    """The verdict on some numbers of ranks, fewest first."""
+    rows: list[Row] = []
+    for each in measured:
+        rows.append(_row(each, rows[0] if rows else None))
+    best = max(rows, key=lambda row: row.samples_per_s)
+    advice = sorted(_advice(rows, measured[-1]), key=_order)
+    limits = advice[0].limit if advice else "compute"
+    return Verdict(
+        scaling=scaling,
+        rows=tuple(rows),
+        best_ranks=best.num_ranks,
+        limits=limits,
+        sentence=_sentence(rows, best, limits),
+        caution=_caution(rows),
+        advice=tuple(advice),
+    )
+
+
+def _row(measured: Measured, first: Row | None) -> Row:
+    plan, ranks = measured.plan, measured.ranks
+    steps = [max(times) for times in zip(*(rank.step_s for rank in ranks), strict=True)]
+    step_s = median(steps)
+    samples_per_s = plan.layout.global_batch / step_s
+    speedup = samples_per_s / first.samples_per_s if first else 1.0
+    more = measured.num_ranks / first.num_ranks if first else 1.0
+    seen = [rank.communication for rank in ranks if rank.communication is not None]
+    flight = fmean(each.in_flight_s for each in seen) if seen else None
+    exposed = fmean(each.exposed_s for each in seen) if seen else None
+    per_sample = measured.tokens_per_sample
+    return Row(
+        num_ranks=measured.num_ranks,
+        layout=plan.layout.name,
+        device=plan.cluster.accelerator,
+        global_batch=plan.layout.global_batch,
+        step_s=step_s,
+        step_low_s=_at(steps, 0.05),
+        step_high_s=_at(steps, 0.95),
+        num_steps=len(steps),
+        samples_per_s=samples_per_s,
+        tokens_per_s=samples_per_s * per_sample if per_sample else None,
+        speedup=speedup,
+        efficiency=speedup / more,
+        phases_s={
+            phase: median(
+                fmean(times) for times in zip(*(rank.phases[phase] for rank in ranks), strict=True)
+            )
+            for phase in PHASES
+            if all(rank.phases.get(phase) for rank in ranks)
+        },
+        communication_s=flight,
+        exposed_s=exposed,
+        hidden_s=None if flight is None or exposed is None else flight - exposed,
+        profiler_stretch=max(each.step_s for each in seen) / step_s - 1 if seen else None,
+        peak_bytes=max(rank.peak_bytes for rank in ranks),
+        predicted_bytes=plan.estimate.memory.total_bytes,
+        predicted_step_s=plan.estimate.step_s,
+        limit_bytes=plan.cluster.usable_bytes,
+        cores_per_rank=plan.cluster.cores_per_rank,
+        notes=measured.notes,
+    )
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[round(share * (len(ordered) - 1))]
+
+
+def _order(advice: Advice) -> tuple[bool, float]:
+    """Too many ranks for the cores spoils all other numbers, so it comes first."""
+    gain = -1.0 if advice.gain is None else advice.gain
+    return (advice.limit != "cores", -gain)
+
+
+def _advice(rows: Sequence[Row], last: Measured) -> Iterator[Advice]:
+    row, best = rows[-1], max(rows, key=lambda each: each.samples_per_s)
+    yield from _cores(row, best)
+    yield from _communication(row, last)
+    yield from _part(row, "data", ("data",), "read the data in another process, or from memory")
+    yield from _memory(row, last.plan)
+    yield from _optimizer(row, last.plan)
+    yield from _part(
+        row,
+        "overhead",
+        ("agree", "bookkeeping"),
+        "steps are short beside what is done once a step: a larger train.global_batch",
+    )
+    yield from _compute(row, last.plan)
+
+
+def _cores(row: Row, best: Row) -> Iterator[Advice]:
+    """Ranks that share a core take turns: they cannot scale, whatever the layout."""
+    if row.device != "cpu" or row.cores_per_rank is None or row.cores_per_rank >= 1:
+        return
+    cores = round(row.cores_per_rank * row.num_ranks)
+    yield Advice(
+        limit="cores",
+        what=f"{row.num_ranks} ranks share {cores} core{'s' if cores > 1 else ''}: they take "
+        "turns, so this number says nothing about as many machines",
+        change=f"no more than {cores} rank{'s' if cores > 1 else ''} on this machine",
+        gain=best.samples_per_s / row.samples_per_s - 1 if best is not row else None,
+        how="measured" if best is not row else "unknown",
+    )
+
+
+def _communication(row: Row, last: Measured) -> Iterator[Advice]:
+    if not row.exposed_s or row.exposed_s < _SHOWN * row.step_s:
+        return
+    layout = last.plan.layout
+    bubble = ", waiting for other stages included" if layout.pipeline > 1 else ""
+    what = (
+        f"collectives hold a rank up for {format_seconds(row.exposed_s)} of a step, "
+        f"{min(1.0, row.exposed_s / row.step_s):.0%}{bubble}"
+    )
+    bound = row.exposed_s / max(row.step_s - row.exposed_s, 0.1 * row.step_s)
+    yield Advice(
+        limit="communication",
+        what=what,
+        change="hide all of it: what remains when nothing waits",
+        gain=bound,
+        how="bound",
+    )
+    twice = replace(layout, accumulation=2 * layout.accumulation)
+    yield from _priced(
+        last.plan,
+        "communication",
+        what,
+        [
+            (twice, f"train.global_batch={twice.global_batch}: as much is sent for twice the work"),
+            *(
+                (other.layout, f"the layout {other.layout.name}{_batches(other.layout)}")
+                for other in last.plan.rejected
+                if other.layout.name != layout.name and _fits(other.layout, last.plan)
+            ),
+        ],
+    )
+
+
+def _part(row: Row, limit: Limit, phases: Sequence[str], change: str) -> Iterator[Advice]:
+    seconds = sum(row.phases_s.get(phase, 0.0) for phase in phases)
+    if seconds < _SHOWN * row.step_s:
+        return
+    share = min(seconds / row.step_s, 0.99)
+    yield Advice(
+        limit=limit,
+        what=f"{' and '.join(phases)} take {format_seconds(seconds)} of a step, {share:.0%}",
+        change=change,
+        gain=share / (1 - share),
+        how="bound",
+    )
+
+
+def _memory(row: Row, plan: Plan) -> Iterator[Advice]:
+    share, layout = row.peak_bytes / max(row.limit_bytes, 1), plan.layout
+    used = (
+        f"the fullest rank held {format_bytes(row.peak_bytes)} of {format_bytes(row.limit_bytes)}"
+    )
+    if share > _FULL:
+        leaner = "layout.recompute=full" if layout.recompute != "full" else "a smaller micro_batch"
+        yield Advice(limit="memory", what=used, change=leaner, gain=None, how="unknown")
+    elif share < _ROOMY and layout.recompute != "none":
+        plain = replace(layout, recompute="none", recompute_every=1)
+        change = "layout.recompute=none: there is room to keep what is computed again"
+        yield from _priced(plan, "memory", used, [(plain, change)])
+
+
+def _optimizer(row: Row, plan: Plan) -> Iterator[Advice]:
+    seconds, layout = row.phases_s.get("optimizer", 0.0), plan.layout
+    if seconds < 2 * _SHOWN * row.step_s:
+        return
+    what = f"the update takes {format_seconds(seconds)} of a step, {seconds / row.step_s:.0%}"
+    options = []
+    if layout.sharding == "none" and layout.data > 1:
+        sharded = replace(layout, sharding="zero1")
+        options.append((sharded, "layout.sharding=zero1: each rank updates its share"))
+    twice = replace(layout, accumulation=2 * layout.accumulation)
+    options.append((twice, f"train.global_batch={twice.global_batch}: half as many updates"))
+    yield from _priced(plan, "optimizer", what, options)
+
+
+def _compute(row: Row, plan: Plan) -> Iterator[Advice]:
+    """What is left when nothing else takes much: the device's own speed."""
+    busy = row.phases_s.get("forward", 0.0) + row.phases_s.get("backward", 0.0)
+    busy -= min(row.exposed_s or 0.0, busy)
+    if busy < 0.5 * row.step_s:
+        return
+    what = f"forward and backward passes compute for {busy / row.step_s:.0%} of a step"
+    faster = "bf16" in plan.cluster.peak_flops_per_s and plan.precision == "fp32"
+    if faster and plan.cluster.accelerator != "cpu":
+        change = "train.precision=bf16"
+    elif plan.layout.recompute == "full":
+        change = "layout.recompute=selective, where there is memory for it"
+    else:
+        change = "more devices, or faster ones: that is the work itself"
+    yield Advice(limit="compute", what=what, change=change, gain=None, how="unknown")
+
+
+def _priced(
+    plan: Plan, limit: Limit, what: str, options: Sequence[tuple[Layout, str]]
+) -> Iterator[Advice]:
+    """The best of some layouts, by the planner's estimate of it over its estimate of this one."""
+    found = []
+    for layout, change in options:
+        gain = estimated_gain(plan, layout)
+        if gain is not None and gain > 0.01:
+            found.append(Advice(limit=limit, what=what, change=change, gain=gain, how="estimated"))
+    yield from sorted(found, key=_order)[:2]
+
+
+def estimated_gain(plan: Plan, layout: Layout) -> float | None:
+    """By how much the planner expects more samples a second of another layout; None is unknown."""
+    try:
+        case = case_of(
+            plan.profile, plan.cluster, precision=plan.precision, optimizer=plan.optimizer
+        )
+        now, then = price_one(plan.layout, case).step_s, price_one(layout, case).step_s
+    except (PacelineError, KeyError):
+        return None
+    if not now or not then:
+        return None
+    return (layout.global_batch / then) / (plan.layout.global_batch / now) - 1
+
+
+def _fits(layout: Layout, plan: Plan) -> bool:
+    total = next(
+        each.estimate.memory.total_bytes for each in plan.rejected if each.layout == layout
+    )
+    return total is not None and total <= plan.limit_bytes
+
+
+def _batches(layout: Layout) -> str:
+    return f", {layout.accumulation} x {layout.micro_batch} samples a rank"
+
+
+_WORDS: dict[Limit, str] = {
+    "cores": "more ranks than cores",
+    "communication": "waiting for communication",
+    "data": "reading data",
+    "memory": "memory",
+    "optimizer": "the optimizer's update",
+    "overhead": "what is done once a step",
+    "compute": "computing",
+}
+
+
+def _caution(rows: Sequence[Row]) -> str | None:
+    noisy = [row for row in rows if row.step_high_s > _WIDE * row.step_low_s]
+    if not noisy:
+        return None
+    ranks = ", ".join(str(row.num_ranks) for row in noisy)
+    worst = max(row.step_high_s / row.step_low_s for row in noisy)
+    return (
+        f"steps on {ranks} ranks vary up to {worst:.1f} times (p5 to p95): something else uses "
+        "this machine, or these are too few steps: measure again when it is quiet, with more"
+    )
+
+
+def _sentence(rows: Sequence[Row], best: Row, limits: Limit) -> str:
+    """The answer for somebody who reads one line."""
+    row, first = rows[-1], rows[0]
+    what = _WORDS[limits]
+    if row is first:
+        return f"{row.num_ranks} rank{'s' if row.num_ranks > 1 else ''}: limited by {what}"
+    how = (
+        "scales well"
+        if row.efficiency >= 0.9
+        else "scales"
+        if row.efficiency >= 0.7
+        else "scales badly"
+        if row.speedup > 1.05
+        else "does not scale"
+    )
+    text = (
+        f"{how}: {row.num_ranks} ranks are {row.speedup:.2f} times as fast as {first.num_ranks} "
+        f"({row.efficiency:.0%}), limited by {what}"
+    )
+    if best is not row:
+        text += f"; {best.num_ranks} rank{'s are' if best.num_ranks > 1 else ' is'} the fastest"
+    return text

@@ -1,0 +1,185 @@
+"""`paceline bench`: how does the job scale, and where does the time go?"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.check.bench import Verdict
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option(
+    "--ranks",
+    "ranks_text",
+    metavar="N,N,...",
+    default="1,2",
+    show_default=True,
+    help="Numbers of ranks to measure, on this machine.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=3, max=100_000),
+    default=20,
+    show_default=True,
+    help="Timed steps on each number of ranks.",
+)
+@click.option(
+    "--warm-up",
+    type=click.IntRange(min=1, max=10_000),
+    default=5,
+    show_default=True,
+    help="Steps before those, left out.",
+)
+@click.option(
+    "--weak/--strong",
+    "is_weak",
+    default=False,
+    show_default="strong",
+    help="Weak: the global batch grows with the ranks, the job's is for the fewest. Strong: it "
+    "stays the same.",
+)
+@click.option(
+    "--layout",
+    "layout",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Fix one field of the layout: --layout tensor=2. May be given again.",
+)
+@click.option(
+    "--out",
+    "out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for bench.html, the page with plots, and bench.json.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=900.0,
+    show_default=True,
+    help="Seconds after which the ranks of one measurement are ended.",
+)
+@set_option
+@json_option
+def command(
+    job_file: Path,
+    ranks_text: str,
+    steps: int,
+    warm_up: int,
+    is_weak: bool,
+    layout: tuple[str, ...],
+    out: Path | None,
+    timeout_s: float,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Measure how the job in JOB scales over ranks of this machine.
+
+    For each number of ranks the job is planned and trained for a few steps by the same code as
+    `paceline run`: throughput, scaling efficiency, time by phase, communication that holds a rank
+    up and that is hidden behind computing, memory, and what would help in which order. A layout
+    that the job fixes is kept where it is possible on so many ranks; what is changed is said.
+    Nothing is evaluated or saved. Gains are measured, bounds, or the planner's estimate, as said.
+
+    \b
+    Examples:
+      paceline bench job.yaml --ranks 1,2,4
+      paceline bench job.yaml --ranks 1,2 --weak --steps 50
+      paceline bench job.yaml --ranks 2,4 --layout sharding=full --layout tensor=2
+      paceline bench job.yaml --ranks 1,2 --out bench --json
+    """
+    from paceline.check.bench import judge_bench
+    from paceline.cli.job_input import read_job
+    from paceline.launch.bench import bench_cases, measure, read_ranks
+    from paceline.record.bench import Scaling, Stretch
+    from paceline.report.bench_text import bench_lines
+
+    counts = read_ranks(ranks_text)
+    scaling: Scaling = "weak" if is_weak else "strong"
+    _check_out(out)
+    job = read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
+    cases = bench_cases(job, counts, scaling)
+    stretch = Stretch(warm_up=warm_up, timed=steps, profiled=min(5, steps))
+    measured = []
+    for count, case in zip(counts, cases, strict=True):
+        ranks = f"{count} rank{'s' if count > 1 else ''}"
+        click.echo(f"{ranks}: {case.plan.layout.name}", err=True)
+        measured.append(
+            measure(
+                case,
+                stretch,
+                limit_s=timeout_s,
+                on_progress=lambda line, ranks=ranks: click.echo(f"{ranks}: {line}", err=True),  # type: ignore[misc]
+            )
+        )
+    verdict = judge_bench(measured, scaling)
+    text = json.dumps(_data(verdict), indent=2)
+    click.echo(text if as_json else "\n".join(bench_lines(verdict)))
+    if out is not None:
+        _write(out, job.spec.name, verdict, text)
+
+
+def _data(verdict: "Verdict") -> dict[str, Any]:
+    from paceline.report.bench_text import METHODS
+
+    return {**asdict(verdict), "methods": list(METHODS), "machine": _machine()}
+
+
+def _machine() -> str:
+    """One line about where it was measured."""
+    import importlib.metadata
+    import platform
+
+    from paceline.topology.machine import find_local_machine
+    from paceline.units import format_bytes
+
+    machine = find_local_machine()
+    gpus = f", {len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else ""
+    return (
+        f"{machine.num_cores:g} cores, {format_bytes(machine.memory_bytes)}{gpus}, "
+        f"{platform.system()} {platform.release()}; Python {platform.python_version()}, "
+        f"torch {importlib.metadata.version('torch')}, "
+        f"paceline {importlib.metadata.version('paceline')}"
+    )
+
+
+def _check_out(out: Path | None) -> None:
+    """Before anything is measured: can it be written there?"""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _write(out: Path, name: str, verdict: "Verdict", text: str) -> None:
+    """The page and the numbers; a missing plot library costs only the page."""
+    from paceline.record.gather import write_page
+
+    try:
+        write_page(out / "bench.json", text + "\n")
+        click.echo(f"wrote {out / 'bench.json'}", err=True)
+        from paceline.report.bench_page import render_bench_page
+
+        page = render_bench_page(name, verdict, machine=_machine())
+        click.echo(f"wrote {write_page(out / 'bench.html', page)}", err=True)
+    except ImportError as error:
+        click.echo(f"no page: {error.name} is missing: pip install matplotlib Jinja2", err=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> Exception:
+    from paceline.errors import JobError, Problem
+
+    what = f"{out} cannot be written: {error.strerror}"
+    fix = "give a folder you may write to, on a disk with room"
+    return JobError(Problem(code="R002", what=what, where="--out", fix=fix))

@@ -1,0 +1,297 @@
+"""Measure how a job scales on this machine: plan it for each number of ranks, run, read times."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+from paceline.launch.factory import measure_factory
+from paceline.launch.local import check_can_run
+from paceline.plan import Plan, plan_job
+from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
+from paceline.record.run import RunFolder, create_run
+from paceline.spec import Job
+
+OnProgress = Callable[[str], None]
+
+_PATIENCE_S = 3.0
+"""For the other ranks to say what they know, once one has failed."""
+
+_POLL_S = 0.1
+_FOREVER = 10**9
+"""Steps: a bench ends its ranks long before, and saves and evaluates nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCase:
+    """One number of ranks, planned."""
+
+    job: Job
+    plan: Plan
+    notes: tuple[str, ...]
+    """What was changed to run the job on so many ranks."""
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """Numbers of ranks, fewest first.
+
+    >>> read_ranks("1,4,2")
+    (1, 2, 4)
+
+    Raises:
+        JobError: `R040`, it is not a list of whole numbers above 0.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        what = f"`{text}` is not a list of numbers of ranks, each above 0"
+        fix = "write it like --ranks 1,2,4"
+        raise JobError(Problem(code="R040", what=what, where="--ranks", fix=fix))
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def bench_cases(job: Job, counts: Sequence[int], scaling: Scaling) -> list[BenchCase]:
+    """The job, planned for each number of ranks on this machine.
+
+    A layout that the job fixes is kept where it can be. Weak scaling takes the job's batch for the
+    fewest ranks and makes it larger with them.
+
+    Raises:
+        JobError, PlanError: The job cannot be planned or run on one of them; it says on which.
+    """
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    cases = []
+    for count in counts:
+        here, notes = _on_this_machine(job, count)
+        if scaling == "weak":
+            batch = job.spec.train.global_batch * count // counts[0]
+            here = _with_train(here, global_batch=batch)
+        try:
+            case = _planned(here, count, facts, notes)
+        except PacelineError as error:
+            raise _on_count(error, count) from None
+        problems = list(check_can_run(case.job, case.plan))
+        if problems:
+            raise _on_count(JobError(*problems), count)
+        cases.append(case)
+    return cases
+
+
+def measure(
+    case: BenchCase,
+    stretch: Stretch,
+    *,
+    limit_s: float,
+    on_progress: OnProgress = lambda line: None,
+) -> Measured:
+    """Run a case on ranks of this machine.
+
+    Raises:
+        JobError, PlanError: What the ranks say a person can mend.
+        RunError: `R041`, a rank failed otherwise, or they took too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
+        run = create_run(case.job, case.plan, folder=Path(name) / "run", runs=Path(name))
+        count = case.plan.layout.num_ranks
+        ranks = [_Rank(rank, count, run, case.plan, stretch) for rank in range(count)]
+        try:
+            _wait(ranks, limit_s, on_progress)
+            times = tuple(read_times(rank.times_file, RankTimes) for rank in ranks)
+        finally:
+            for rank in ranks:
+                rank.end()
+    spec = case.job.spec
+    return Measured(
+        plan=case.plan,
+        tokens_per_sample=spec.data.seq_len if spec.program is None else None,
+        notes=case.notes,
+        ranks=times,
+    )
+
+
+def _on_this_machine(job: Job, count: int) -> tuple[Job, list[str]]:
+    """The job on one node of `count` ranks, in steps that never evaluate, save or drill."""
+    from paceline.topology import find_cluster
+
+    spec, notes = job.spec, []
+    cluster = replace(spec.cluster, nodes=1, per_node=count, rendezvous_port="auto")
+    if cluster.accelerator not in ("auto", "cpu"):
+        asked = find_cluster(spec.cluster, job)
+        if not asked.is_local:
+            cluster = replace(cluster, accelerator="auto", memory="auto", network="auto")
+            notes.append(f"measured on this machine; the job asks for {asked.name}")
+    elif spec.cluster.nodes > 1:
+        notes.append(f"one node; the job asks for {spec.cluster.nodes}, simulated on this machine")
+    quiet = replace(
+        spec,
+        cluster=cluster,
+        checkpoint=replace(spec.checkpoint, every=_FOREVER),
+        evaluate=replace(spec.evaluate, every=_FOREVER, samples=1),
+        metrics=replace(spec.metrics, tensorboard=False),
+        drill=replace(spec.drill, kill=[]),
+        plan=replace(spec.plan, objective="time", budget=None, deadline=None),
+    )
+    return replace(job, spec=quiet), notes
+
+
+def _with_train(job: Job, **values: Any) -> Job:
+    return replace(job, spec=replace(job.spec, train=replace(job.spec.train, **values)))
+
+
+def _planned(job: Job, count: int, facts: Any, notes: list[str]) -> BenchCase:
+    """As it is asked for; where no such layout exists on so many ranks, with the nearest one."""
+    try:
+        plan = plan_job(job, facts)
+    except PlanError:
+        layout, changes = adapted(job.spec.layout, count)
+        if not changes:
+            raise
+        job, notes = replace(job, spec=replace(job.spec, layout=layout)), [*notes, *changes]
+        plan = plan_job(job, facts)
+    # Ranks make as many steps as they are told; the learning rate's schedule does not matter.
+    return BenchCase(job=_with_train(job, steps=_FOREVER), plan=plan, notes=tuple(notes))
+
+
+def adapted(layout: Any, count: int) -> tuple[Any, list[str]]:
+    """A job's fixed layout, made possible on `count` ranks, and what became of it.
+
+    Every fixed degree becomes the largest divisor of itself that is left room for, tensor first;
+    the data ranks are what remains.
+    """
+    changed: dict[str, Any] = {}
+    left = count
+    for axis in ("tensor", "pipeline", "context"):
+        asked = getattr(layout, axis)
+        if asked == "auto":
+            continue
+        changed[axis] = gcd(asked, left)
+        left //= changed[axis]
+    if layout.data != "auto" and layout.data != left:
+        changed["data"] = "auto"
+    sharers = left * (changed.get("context") or 1)
+    if layout.expert != "auto":
+        changed["expert"] = gcd(layout.expert, sharers)
+    if layout.sharding not in ("auto", "none") and sharers == 1:
+        changed |= {"sharding": "auto", "shard": "auto"}
+    elif layout.sharding == "hybrid" and layout.shard != "auto" and sharers % layout.shard:
+        changed |= {"shard": "auto"}
+    if changed.get("pipeline") == 1:
+        changed |= {"schedule": "auto", "chunks": "auto"}
+    if layout.offload != "auto" and sharers == 1:
+        changed |= {"offload": "auto"}
+    notes = [
+        f"layout.{name} {value}, not {getattr(layout, name)}"
+        for name, value in changed.items()
+        if getattr(layout, name) != value
+    ]
+    return replace(layout, **changed), notes
+
+
+def _on_count(error: PacelineError, count: int) -> PacelineError:
+    ranks = f"{count} rank{'s' if count > 1 else ''}"
+    return type(error)(
+        *(
+            replace(problem, where=f"--ranks {ranks.split()[0]}: {problem.where}")
+            for problem in error.problems
+        )
+    )
+
+
+class _Rank:
+    """One rank's process."""
+
+    def __init__(self, rank: int, world: int, run: RunFolder, plan: Plan, stretch: Stretch) -> None:
+        self.rank = rank
+        self.times_file = run.path / f"times-{rank}.json"
+        self._log = run.rank_log(rank)
+        self._told = 0
+        command = [sys.executable, "-m", "paceline.runtime.bench", "--run", str(run.path)]
+        command += ["--rank", str(rank), "--world", str(world), "--parent", str(os.getpid())]
+        command += ["--warm-up", str(stretch.warm_up), "--timed", str(stretch.timed)]
+        command += ["--profiled", str(stretch.profiled)]
+        environment = dict(os.environ)
+        if plan.cluster.backend == "gloo":
+            threads = max(1, int(plan.cluster.cores_per_rank or 1))  # as a run's agent does
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+    def progress(self) -> Iterator[str]:
+        """New lines about how far it is."""
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[: text.count("\n")]
+        new, self._told = lines[self._told :], len(lines)
+        return (line.removeprefix("bench: ") for line in new if line.startswith("bench: "))
+
+    def problems(self) -> Sequence[Problem]:
+        """What it wrote about its end."""
+        if not self.times_file.exists():
+            return ()
+        return read_times(self.times_file, RankTimes).problems
+
+    def last_line(self) -> str:
+        """Of what it printed."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = [line for line in lines if not line.startswith(("bench: ", "[rank", "USDT:"))]
+        return said[-1] if said else f"it ended with {self.process.poll()}"
+
+    def end(self) -> None:
+        """Gone, however it is."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def _wait(ranks: Sequence[_Rank], limit_s: float, on_progress: OnProgress) -> None:
+    end = time.monotonic() + limit_s
+    while True:
+        codes = [rank.process.poll() for rank in ranks]
+        for line in ranks[0].progress():
+            on_progress(line)
+        if any(codes):
+            raise _failure(ranks)
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > end:
+            what = f"{len(ranks)} rank(s) took longer than {limit_s:.0f} s"
+            fix = "give them longer with --timeout, or fewer --steps or --ranks"
+            raise RunError(Problem(code="R041", what=what, where="paceline bench", fix=fix))
+        time.sleep(_POLL_S)
+
+
+def _failure(ranks: Sequence[_Rank]) -> PacelineError:
+    """What a person can mend first, then the first that failed by itself and not because another
+    one was gone."""
+    first_end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < first_end and any(rank.process.poll() is None for rank in ranks):
+        time.sleep(_POLL_S)
+    told = [problem for rank in ranks for problem in rank.problems()]
+    if mendable := [problem for problem in told if problem.code != "R041"]:
+        is_plan = mendable[0].code.startswith("L")
+        return (PlanError if is_plan else JobError)(mendable[0])
+    lost = ("Connection closed by peer", "Connection reset", "Broken pipe", "closed the connection")
+    own = [problem for problem in told if not any(text in problem.what for text in lost)]
+    if own or told:
+        return RunError((own or told)[0])
+    worst = next(rank for rank in ranks if rank.process.poll())
+    return RunError(
+        Problem(
+            code="R041",
+            what=f"rank {worst.rank} died: {worst.last_line()[:400]}",
+            where="paceline bench",
+            fix="fewer ranks, or a smaller model: a signal without words is often memory",
+        )
+    )

@@ -1,0 +1,107 @@
+"""What `paceline bench` asks of the ranks, and the facts they write down.
+
+`launch/bench.py` starts the ranks, `runtime/bench/` times them, `check/bench.py` judges.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from paceline.errors import Problem
+from paceline.plan import Plan
+
+PHASES = ("data", "forward", "backward", "agree", "optimizer", "bookkeeping")
+"""Of a step, in the order people read them. `agree` is the gradient norm and the vote of all ranks;
+`bookkeeping` is what the loop does between two steps."""
+
+Scaling = Literal["strong", "weak"]
+"""`strong`: the same global batch on every number of ranks. `weak`: the same batch a rank."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """How many steps a rank makes."""
+
+    warm_up: int
+    """Left out: first-time allocations, DDP's and FSDP2's first step, caches."""
+
+    timed: int
+    """Counted."""
+
+    profiled: int
+    """After those, under PyTorch's profiler, which slows them: only for communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """One rank's collectives in the profiled steps, in seconds a step."""
+
+    in_flight_s: float
+    """At least one collective is under way: sent and not finished, waiting for slower ranks and for
+    earlier collectives included."""
+
+    exposed_s: float
+    """Of that, the rank computes nothing meanwhile."""
+
+    num_collectives: float
+    step_s: float
+    """A profiled step's whole time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """What one rank saw. Seconds by `time.perf_counter`."""
+
+    rank: int
+    step_s: tuple[float, ...] = ()
+    """Of every timed step: the end of one step to the end of the next."""
+
+    phases: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Phase -> its seconds in every timed step. Their sum is the step."""
+
+    communication: Communication | None = None
+    peak_bytes: int = 0
+    """Highest in all steps: resident on a CPU, allocated on an accelerator."""
+
+    baseline_bytes: int = 0
+    """The same before the model was built."""
+
+    backend: str = ""
+    problems: tuple[Problem, ...] = ()
+    """What a person can mend, when that is why the rank ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One number of ranks: its plan and what every rank saw."""
+
+    plan: Plan
+    tokens_per_sample: int | None
+    """None where samples are not rows of tokens that the job knows of."""
+
+    notes: tuple[str, ...]
+    """What was changed to run it on so many ranks."""
+
+    ranks: tuple[RankTimes, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that shared the work."""
+        return self.plan.layout.num_ranks
+
+
+def write_times(path: Path, value: object) -> None:
+    """One JSON file, whole or not there."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(value))
+    draft.rename(path)
+
+
+def read_times(path: Path, kind: type[_T]) -> _T:
+    """A value of this kind, as `write_times` wrote it."""
+    return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,0 +1,77 @@
+"""A bench's page: one HTML file in the style of a run's, plots inside."""
+
+from dataclasses import asdict
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from paceline.check.bench import Row, Verdict
+from paceline.record.bench import PHASES
+from paceline.report.bench_text import METHODS, rate_of, share_text, spread_text
+from paceline.report.plots import draw_scaling
+from paceline.units import format_bytes, format_count, format_seconds
+
+
+def render_bench_page(name: str, verdict: Verdict, *, machine: str) -> str:
+    """The whole page as text.
+
+    Args:
+        name: The job's.
+        verdict: From `check.bench`.
+        machine: One line about where it was measured.
+    """
+    rows = verdict.rows
+    unit = rate_of(rows[0])[1]
+    curve = draw_scaling(
+        [row.num_ranks for row in rows],
+        [rate_of(row)[0] for row in rows],
+        name="scaling",
+        label=f"{unit} a second by number of ranks",
+    )
+    environment = Environment(
+        loader=PackageLoader("paceline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("bench.html.j2").render(
+        name=name,
+        scaling=verdict.scaling,
+        sentence=verdict.sentence,
+        caution=verdict.caution,
+        unit=unit,
+        curve=Markup(curve.wide + curve.narrow),
+        phases=PHASES,
+        rows=[_row(row) for row in rows],
+        notes=[f"{row.num_ranks} ranks: {note}" for row in rows for note in row.notes],
+        methods=METHODS,
+        advice=[
+            asdict(each) | {"gain": "" if each.gain is None else f"{each.gain:+.0%}"}
+            for each in verdict.advice
+        ],
+        machine=machine,
+    )
+
+
+def _row(row: Row) -> dict[str, Any]:
+    total = sum(row.phases_s.values()) or 1.0
+    return {
+        "num_ranks": row.num_ranks,
+        "layout": row.layout,
+        "batch": row.global_batch,
+        "step": format_seconds(row.step_s),
+        "spread": spread_text(row),
+        "rate": format_count(rate_of(row)[0]),
+        "speedup": f"{row.speedup:.2f}",
+        "efficiency": f"{row.efficiency:.0%}",
+        "memory": format_bytes(row.peak_bytes),
+        "phases": {phase: share_text(row.phases_s.get(phase), row) for phase in PHASES},
+        "pieces": [
+            {"key": key, "percent": 100 * seconds / total, "value": format_seconds(seconds)}
+            for key, seconds in row.phases_s.items()
+        ],
+        "exposed": share_text(row.exposed_s, row),
+        "hidden": share_text(row.hidden_s, row),
+    }

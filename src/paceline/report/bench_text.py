@@ -1,0 +1,128 @@
+"""A bench for people: one row a number of ranks, where the time goes, the verdict, what helps."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from paceline.check.bench import Advice, Row, Verdict
+from paceline.record.bench import PHASES
+from paceline.units import format_bytes, format_count, format_seconds
+
+_WIDTH = 100
+
+_PHASES_METHOD = (
+    "A step is the slowest rank's; phases are means over ranks, then medians over steps, from "
+    "clocks where the session goes from one to the next. On an accelerator they are of steps of "
+    "their own that wait for the device at each phase."
+)
+_COMMUNICATION_METHOD = (
+    "Communication is of steps under PyTorch's profiler: collectives in flight, waiting for slower "
+    "ranks included; exposed while the rank runs no operation meanwhile, hidden the rest. Python's "
+    "time between operations counts as exposed: an upper bound. It is inside the phases."
+)
+METHODS = (_PHASES_METHOD, _COMMUNICATION_METHOD)
+"""How the numbers are measured, and what they are off by."""
+
+
+def bench_lines(verdict: Verdict) -> Iterator[str]:
+    """The whole answer, top to bottom."""
+    yield f"bench       {verdict.scaling} scaling, {verdict.rows[0].device}, measured"
+    yield ""
+    yield from _table(_throughput(verdict.rows))
+    for row in verdict.rows:
+        for note in row.notes:
+            yield from _wrapped(f"  {row.num_ranks} ranks: ", note)
+    yield ""
+    yield "a step's time"
+    yield from _table(_times(verdict.rows))
+    stretches = [row.profiler_stretch for row in verdict.rows if row.profiler_stretch is not None]
+    if stretches:
+        yield (
+            "  communication is from profiled steps, whose time differs from the timed ones' by "
+            f"{min(stretches):+.0%} to {max(stretches):+.0%}"
+        )
+    yield ""
+    yield from _wrapped("verdict     ", verdict.sentence)
+    if verdict.caution is not None:
+        yield from _wrapped("caution     ", verdict.caution)
+    for number, advice in enumerate(verdict.advice, start=1):
+        yield from _wrapped(f"{number}.".rjust(10) + "  ", f"{advice.what}.")
+        yield from _wrapped(" " * 12, f"-> {advice.change}{gain_text(advice)}", " " * 15)
+
+
+def gain_text(advice: Advice) -> str:
+    """What it would add, and how that is known."""
+    if advice.gain is None:
+        return ""
+    words = {"bound": "at most, if it took no time at all", "unknown": ""}
+    return f" ({advice.gain:+.0%}, {words.get(advice.how, advice.how)})"
+
+
+def rate_of(row: Row) -> tuple[float, str]:
+    """Tokens a second, else samples a second, and which."""
+    if row.tokens_per_s is not None:
+        return row.tokens_per_s, "tokens"
+    return row.samples_per_s, "samples"
+
+
+def _throughput(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    yield (
+        *("ranks", "layout", "batch", "step", "p5-p95", "n"),
+        *(f"{rate_of(rows[0])[1]}/s", "samples/s", "speed-up", "efficiency", "memory", "planned"),
+    )
+    for row in rows:
+        planned = "?" if row.predicted_bytes is None else format_bytes(row.predicted_bytes)
+        yield (
+            str(row.num_ranks),
+            row.layout,
+            str(row.global_batch),
+            format_seconds(row.step_s),
+            spread_text(row),
+            str(row.num_steps),
+            format_count(rate_of(row)[0]),
+            f"{row.samples_per_s:.3g}",
+            f"{row.speedup:.2f}",
+            f"{row.efficiency:.0%}",
+            format_bytes(row.peak_bytes),
+            planned,
+        )
+
+
+def spread_text(row: Row) -> str:
+    """5th to 95th percentile of a step."""
+    return f"{format_seconds(row.step_low_s)}-{format_seconds(row.step_high_s)}"
+
+
+def _times(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    yield ("ranks", *PHASES, "| communication exposed", "hidden")
+    for row in rows:
+        yield (
+            str(row.num_ranks),
+            *(share_text(row.phases_s.get(phase), row) for phase in PHASES),
+            f"| {share_text(row.exposed_s, row)}",
+            share_text(row.hidden_s, row),
+        )
+
+
+def share_text(seconds: float | None, row: Row) -> str:
+    """Seconds and their share of a step.
+
+    `?` where it was not looked at.
+    """
+    if seconds is None:
+        return "?"
+    return f"{format_seconds(seconds)} {seconds / row.step_s:.0%}"
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    cells = list(rows)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for row in cells:
+        yield (
+            "  "
+            + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def _wrapped(head: str, text: str, indent: str | None = None) -> Iterator[str]:
+    later = " " * len(head) if indent is None else indent
+    yield from wrap(head + text, _WIDTH, subsequent_indent=later, break_long_words=False)
