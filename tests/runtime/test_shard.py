@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.ranks import run_ranks
-from tests.runtime.tiny import GLOBAL_BATCH, SEQ_LEN, SHAPE
+from tests.runtime.tiny import GLOBAL_BATCH, SEQ_LEN, SHAPE, fake_rank
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 from paceline.parallel.layout import Layout
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.sampling import rank_slots
+from paceline.runtime.strategy.apply import apply
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.mesh import make_meshes
 from paceline.runtime.strategy.precision import LossScaler, autocast
@@ -31,6 +33,7 @@ from paceline.runtime.strategy.shard import (
     set_gradient_sync,
     shard,
 )
+from paceline.runtime.strategy.train import forward_backward
 
 NUM_STEPS = 3
 NUM_TOKENS = GLOBAL_BATCH * SEQ_LEN
@@ -439,3 +442,42 @@ def test_ddp_with_a_static_graph_trains_to_the_same_numbers():
 def test_a_static_graph_with_accumulation_is_refused():
     (problem,) = check_shard(layout_of(2, "none", accumulation=2), static_graph=True)
     assert problem.where == "train.static_graph"
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_pretended_ranks_of_a_pipeline_shard_and_split_tensors_without_a_warning(
+    rank: int, micro_batch: int
+):
+    """FSDP2 warns of a block that gives a view; in pretended values no number can be read."""
+    layout = Layout(
+        data=2,
+        sharding="full",
+        tensor=2,
+        pipeline=2,
+        micro_batch=micro_batch,
+        accumulation=2,
+    )
+    with fake_rank(layout, rank):
+        meshes = make_meshes(layout, "cpu")
+        with torch.device("meta"):
+            whole = Decoder(SHAPE, SEQ_LEN)
+        model = apply(whole, layout, meshes, precision="bf16")
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model.to_empty(device="cpu")
+            empty = torch.zeros(micro_batch, SEQ_LEN, dtype=torch.long)
+            forward_backward(model, meshes, [(empty, empty)] * 2, precision="bf16")
+        missing = [name for name, each in model.named_parameters() if each.grad is None]
+        assert missing == []
+
+
+def test_pretended_ranks_of_ddp_are_taken_to_use_what_this_rank_uses():
+    layout = Layout(data=4, sharding="none", micro_batch=1, accumulation=1)
+    with fake_rank(layout, 0):
+        meshes = make_meshes(layout, "cpu")
+        replica = Replica(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), meshes.holders)
+        one = replica.module[0](torch.ones(1, 2))
+        both = one + replica.module[1](torch.ones(1, 2))
+        with FakeTensorMode():  # no number can be read
+            assert replica._some_rank_has_unused(one)
+            assert not replica._some_rank_has_unused(both)

@@ -61,9 +61,19 @@ class Meshes:
     """Ranks that share the tokens of one sample."""
 
     @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's losses count; the other tensor ranks only repeat the first one's."""
+        return self.place.tensor == 0
+
+    @property
     def holders(self) -> dist.ProcessGroup:
         """Ranks that begin with the same parameters: the sharers."""
         return self.sharers.get_group()
+
+
+def is_pretended(group: dist.ProcessGroup) -> bool:
+    """Whether the other ranks of a group are pretended: nothing is sent, and nobody answers."""
+    return bool(dist.get_backend(group) == "fake")
 
 
 def make_meshes(layout: Layout, device_type: str) -> Meshes:

@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from paceline.runtime.strategy.mesh import is_pretended
+
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are reduced in one collective. Source: DDP's default, Li et al., PVLDB 13(12),
 2020, section 4.2."""
@@ -94,6 +96,8 @@ class Replica(DistributedDataParallel):
         used = used_parameters(output)
         trained = [p for p in self.module.parameters() if p.requires_grad]
         has_unused = any(p not in used for p in trained)
+        if is_pretended(self.process_group):
+            return has_unused
         is_unused = torch.tensor(float(has_unused), device=self.device)
         dist.all_reduce(is_unused, dist.ReduceOp.MAX, group=self.process_group)
         return bool(is_unused)

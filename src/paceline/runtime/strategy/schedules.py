@@ -36,6 +36,7 @@ from torch.distributed.pipelining import (
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
+from paceline.runtime.strategy.mesh import is_pretended
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -189,7 +190,7 @@ class Stage(PipelineStage):
         )
         self.hidden_BSH = hidden_BSH
         self.forward_context = forward_context
-        self._is_pretended = dist.get_backend(group) == "fake"
+        self._is_pretended = is_pretended(group)
 
     # A vote on whether all stages know their shapes: they do. It also opens the connections, so it
     # is held, but where the ranks are pretended nobody answers.

@@ -48,7 +48,7 @@ from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
 from paceline.runtime.strategy.expert import expert_modules, expert_parameters, expert_placement
 from paceline.runtime.strategy.hooks import Compression, compress_replica, wire_type
-from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.mesh import Meshes, is_pretended
 from paceline.runtime.strategy.precision import Precision, narrow_type
 from paceline.runtime.strategy.replica import GradientSums, Replica, used_parameters
 
@@ -335,10 +335,12 @@ def _look_for_unused(part: nn.Module, output: object, sharers: DeviceMesh) -> bo
     Then FSDP2 has to reduce zeros for what a rank does not use, or its collectives would not fit
     together; a parameter that no rank uses gets zeros as well then. Where all ranks use the same,
     one without a gradient has none in FSDP2 as on one device. That every rank runs every *block* is
-    taken for granted: blocks are gathered by all of them.
+    taken for granted: blocks are gathered by all of them. Pretended ranks use what this one uses.
     """
     if not (torch.is_grad_enabled() and part.training):
         return False
+    if is_pretended(sharers.get_group()):
+        return True
     used = used_parameters(output)
     units = [module for module in part.modules() if isinstance(module, FSDPModule)]
     gathered = [

@@ -155,7 +155,9 @@ def _gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     shares = _wait(_OPS.all_gather_into_tensor(tensor.contiguous(), ranks, group.group_name))
     before, after = tensor.shape[:TOKENS], tensor.shape[TOKENS + 1 :]
     if before.numel() == 1:
-        return shares.view(*before, -1, *after)
+        # Not `view`: what a block gives must not be one, or FSDP2's hooks on it are in danger.
+        whole: Tensor = torch.ops.aten._unsafe_view(shares, (*before, -1, *after))
+        return whole
     return torch.cat(shares.chunk(ranks), dim=TOKENS)
 
 
