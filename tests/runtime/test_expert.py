@@ -32,11 +32,11 @@ from paceline.runtime.strategy.expert import (
     expert_modules,
     expert_parameters,
     expert_placement,
-    reduce_expert_gradients,
     split_experts,
     tensor_ways,
 )
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
+from paceline.runtime.strategy.shard import finish_gradients, set_gradient_sync, shard
 from paceline.runtime.strategy.tensor import split_tensors
 from paceline.runtime.strategy.token_exchange import run_spread_experts
 from paceline.runtime.strategy.ways import Ways
@@ -225,14 +225,13 @@ def shared_and_whole(
     meshes = make_meshes(layout, "cpu")
     model = split_experts(build(), layout, meshes, ways)
     check_shares(model, reference, expert)
-    mine = samples().chunk(world)[rank].chunk(accumulation)
-    loss = torch.tensor(sum(add_gradients(model, part) for part in mine), dtype=torch.float64)
+    model = shard(model, layout, meshes, "fp32")
+    loss = torch.zeros((), dtype=torch.float64)
+    for turn, part in enumerate(samples().chunk(world)[rank].chunk(accumulation)):
+        set_gradient_sync(model, layout, is_last=turn == accumulation - 1)
+        loss += add_gradients(model, part)
+    finish_gradients(model)
     dist.all_reduce(loss)
-    shared = expert_parameters(model)
-    for name, parameter in model.named_parameters():
-        if name not in shared:
-            dist.all_reduce(parameter.grad)
-    reduce_expert_gradients(model, meshes)
     return deviation(model, reference, float(loss), right)
 
 
@@ -313,14 +312,12 @@ def with_tensor_ranks(name: str, *, sequence_parallel: bool) -> float:
     meshes = make_meshes(layout, "cpu")
     model = split_experts(family(name), layout, meshes, MOE_WAYS)
     model = split_tensors(model, layout, meshes, tensor_ways(MOE_WAYS, layout))
+    model = shard(model, layout, meshes, "fp32")
+    set_gradient_sync(model, layout, is_last=True)
     mine = samples().chunk(2)[meshes.place.data]
     loss = torch.tensor(add_gradients(model, mine), dtype=torch.float64)
+    finish_gradients(model)
     dist.all_reduce(loss, group=meshes.sharers.get_group())
-    shared = expert_parameters(model)
-    for name, parameter in model.named_parameters():
-        if name not in shared:
-            dist.all_reduce(parameter.grad.to_local(), group=meshes.sharers.get_group())
-    reduce_expert_gradients(model, meshes)
     return deviation(model, reference, float(loss), right)
 
 

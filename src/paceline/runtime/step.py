@@ -140,7 +140,7 @@ class Step:
         factor = strategy.loss_factor(layout, self._model) * self._session.loss_scale
         scaled = loss_sum * (factor / self._expected_targets)
         scaled.backward()  # type: ignore[no-untyped-call]
-        if self._session.meshes.place.tensor == 0:
+        if self._session.meshes.counts_loss:
             self._loss_sum += loss_sum.detach()
             self._num_targets += num_targets
         self._num_backward += 1

@@ -15,8 +15,7 @@ gradients already hold what those ranks' losses say, and only ranks with the sam
 - FSDP2: `fully_shard(module, mesh=meshes.expert_fsdp, shard_placement_fn=expert_placement(meshes))`
   for each of `expert_modules(model)`, before the block it is in, with gradient divide factor 1 and
   without casting inputs (`cast_forward_inputs=False`: the weights of the router stay float32).
-- Otherwise keep `expert_parameters(model)` out of the reduction over all sharers (DDP ignores them
-  by name), and call `reduce_expert_gradients` once after a step's last backward pass.
+- Otherwise `replica.GradientSums`, told so for `expert_parameters(model)`.
 
 **Tensor ranks** each hold the same experts, whole: `layout.tensor` does not divide them. With
 sequence parallelism each tensor rank sends its own tokens, and the gradients are summed over the
@@ -161,19 +160,6 @@ def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if hasattr(module, _IS_SPLIT)
         for name, parameter in module.named_parameters()
     }
-
-
-def reduce_expert_gradients(model: nn.Module, meshes: Meshes) -> None:
-    """Sum the experts' gradients, in place, over the ranks that hold the same ones.
-
-    For layouts without FSDP2. Collective; once after the last backward pass of a step.
-    """
-    if meshes.expert_fsdp.size() == 1:
-        return
-    group = meshes.expert_fsdp.get_group()
-    for parameter in expert_parameters(model).values():
-        if parameter.grad is not None:
-            dist.all_reduce(_local(parameter.grad), group=group)
 
 
 def expert_placement(meshes: Meshes) -> Callable[[nn.Parameter], Shard]:

@@ -220,10 +220,5 @@ class PowerSGD:
             tensor.copy_(total.view_as(tensor))
 
 
-def _future(device: torch.device) -> Future[Tensor]:
-    """One that makes an accelerator's streams wait for what it is set to."""
-    return Future() if device.type == "cpu" else Future(devices=[device])
-
-
 def _as_matrix(gradient: Tensor) -> Tensor:
     return gradient.view(gradient.shape[0], -1)

@@ -174,10 +174,9 @@ class _Total:
     """Adds up the losses of the micro-batches."""
 
     def __init__(self, meshes: Meshes) -> None:
-        layout, place = meshes.layout, meshes.place
-        self._layout = layout
+        self._layout = meshes.layout
         self._device = torch.device(meshes.device_type)
-        self._is_counted = place.tensor == 0
+        self._is_counted = meshes.counts_loss
         self._sums: list[Tensor] = []
         self._counts: list[Tensor | int] = []
         self.expected = 0.0
