@@ -6,6 +6,7 @@ import torch
 from tests.runtime.tiny import SEQ_LEN, SHAPE
 
 from paceline.runtime.decoder import Decoder, Rotary
+from paceline.runtime.strategy.stages import Skip
 
 
 def make(**changes):
@@ -77,6 +78,16 @@ def test_a_decoder_built_on_meta_can_be_filled_later():
     other.reset_parameters()
     assert torch.equal(model(tokens()), other(tokens()))
     assert model.output.weight is model.embedding.weight
+
+
+@pytest.mark.parametrize("end", ["embedding", "output", None])
+def test_a_tied_decoder_with_one_end_or_none_is_reset_as_a_pipeline_stage(end):
+    decoder = make(tied_embeddings=True)
+    for other in {"embedding", "output"} - {end}:
+        setattr(decoder, other, Skip())
+    decoder.reset_parameters()
+    assert hasattr(decoder.embedding, "weight") == (end == "embedding")
+    assert hasattr(decoder.output, "weight") == (end == "output")
 
 
 def test_rotary_tables_stay_float32_when_activations_are_bf16():

@@ -59,8 +59,9 @@ class Decoder(nn.Module):
         of the number of writes, 2 per block, so that its variance does not grow with depth.
         Source: GPT-2, section 2.3.
         """
-        if self.shape.tied_embeddings:  # here, because `to_empty` unties
-            self.output.weight = self.embedding.weight
+        ends = isinstance(self.embedding, nn.Embedding), isinstance(self.output, nn.Linear)
+        if self.shape.tied_embeddings and all(ends):  # a pipeline stage may have one end, or none
+            self.output.weight = self.embedding.weight  # here, because `to_empty` unties
         self.rotary.reset_parameters()
         residual_std = INIT_STD / math.sqrt(2 * self.shape.layers)
         for name, parameter in self.named_parameters():
