@@ -194,6 +194,12 @@ class StepFacts:
     mask_counts: dict[str, int] = field(default_factory=dict)
     """Dropout module -> numbers that went through it here."""
 
+    loss_scale: float = 1.0
+    """Of fp16, that the step was applied with."""
+
+    num_overflows: int = 0
+    """Times the step was refused before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:

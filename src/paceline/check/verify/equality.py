@@ -104,8 +104,7 @@ def check_job_precision(facts: Facts) -> Iterator[Line]:
     yield _narrow_all(facts, runs, tolerance, "parameters")
     yield _finite(runs)
     yield _reduced_wide(facts, runs)
-    if precision != "fp16":
-        yield skipped("loss scale", f"{precision} needs none")
+    yield _scale(facts, runs)
 
 
 def check_compression(facts: Facts) -> Iterator[Line]:
@@ -333,6 +332,41 @@ def _finite(runs: Sequence[RunFacts]) -> Line:
         why="an overflow, or a division by zero",
         fix="use bf16 or fp32, or lower train.learning_rate",
     )
+
+
+def _scale(facts: Facts, runs: Sequence[RunFacts]) -> Line:
+    """fp16's loss scale settles where nothing overflows, and is the same on all ranks."""
+    name, steps = "loss scale", runs[0].steps
+    if facts.case.precision != "fp16":
+        return skipped(name, f"{facts.case.precision} needs none")
+    scales = [step.loss_scale for step in steps]
+    all_scales = zip(*([step.loss_scale for step in run.steps] for run in runs), strict=True)
+    overflows = sum(step.num_overflows for step in steps)
+    what = f"{scales[0]:g} to {scales[-1]:g} in {len(steps)} steps, {overflows} overflows"
+    index = next((i for i, each in enumerate(all_scales) if len(set(each)) > 1), None)
+    if index is not None:
+        return Line(
+            name=name,
+            status="fail",
+            what="ranks have different scales",
+            where=f"step {steps[index].step}",
+            why="they do not vote on overflows",
+            fix="tell every rank's scaler what any rank found",
+        )
+    if scales[-1] <= _LEAST_SCALE:
+        return Line(
+            name=name,
+            status="fail",
+            what=what,
+            where=f"step {steps[-1].step}",
+            why="gradients overflow whatever the scale: the forward pass does",
+            fix="set train.precision to bf16",
+        )
+    return Line(name=name, status="pass", what=what)
+
+
+_LEAST_SCALE = 2.0**-14
+"""Below it the loss scaler does not go."""
 
 
 def _reduced_wide(facts: Facts, runs: Sequence[RunFacts]) -> Line:

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,9 @@ class Bench:
     meshes: dict[strategy.Meshes | object, Meshes]
     """By layout: process groups are made once."""
 
+    scales: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Run -> its loss scaler's state when its checkpoint was written; only in fp16."""
+
 
 def train(run: Run, bench: Bench) -> RunFacts:
     """Build the model in the run's layout, train it, and say what was seen. Collective.
@@ -64,6 +68,10 @@ def train(run: Run, bench: Bench) -> RunFacts:
         if run.layout == bench.case.layout and run.compression == "none":
             raise
         return RunFacts(name=run.name, refused="; ".join(each.what for each in refused.problems))
+
+
+_MOST_OVERFLOWS = 30
+"""Halvings of the loss scale: from 2^16 to its least, 2^-14."""
 
 
 class _Training:
@@ -103,6 +111,8 @@ class _Training:
             load(path, self.model, self.optimizer)
             first = int(path.name.removeprefix("step-")) + 1
             loaded = state_digest(self.model, self.optimizer)
+            if self.scaler is not None:
+                self.scaler.load_state_dict(self.bench.scales[run.load])
         self.faults.built(run, self.model, self.optimizer, self.meshes)
         steps, held = [], None
         reductions = None
@@ -115,6 +125,8 @@ class _Training:
             if run.save_after == number:
                 checkpoints.save(number, self.model, self.optimizer, layout=run.layout.name)
                 saved = state_digest(self.model, self.optimizer)
+                if self.scaler is not None:
+                    self.bench.scales[run.name] = self.scaler.state_dict()
         held = held_bytes(self.model, self.optimizer) if steps else None
         self.optimizer.zero_grad()
         return RunFacts(
@@ -132,26 +144,20 @@ class _Training:
     def step(self, number: int) -> StepFacts:
         """One optimizer step; its gradients are left for what comes after."""
         run, model, meshes = self.run, self.model, self.meshes
-        self.optimizer.zero_grad()
-        self._begin(number)
         ids = self.faults.ids(run, number, self._ids(number), meshes)
-        with ExitStack() as stack:
-            if run.watched:
-                stack.enter_context(self.watch.over(model))
-            if run.dropout:
-                stack.enter_context(self.masks.over(model))
-            stack.enter_context(self.faults.around_backward(run, number, model, meshes))
-            losses = strategy.forward_backward(
-                model,
-                meshes,
-                micro_batches(self.case, ids, meshes, self.bench.device),
-                precision=self.precision,
-                loss_scale=1.0 if self.scaler is None else self.scaler.factor,
-            )
+        losses = self._backward(number, ids)
+        num_overflows = 0
+        while self.scaler is not None and not isfinite(self._norm()):
+            if num_overflows == _MOST_OVERFLOWS:
+                break
+            # A refused step changes nothing: the next one has the same parameters, lower scaled.
+            num_overflows += 1
+            self.scaler.update(found_inf=True)
+            losses = self._backward(number, ids)
         if self.scaler is not None:
             strategy.scale_gradients(model, self.scaler.unscale_factor)
         self.faults.before_update(run, number, model, meshes)
-        norm = float(strategy.gradient_norm(model, meshes))
+        norm = self._norm()
         gradients, missing = self._gradients(number)
         strategy.scale_gradients(model, strategy.clip_factor(norm, self.train.clip_norm))
         self.optimizer.step()
@@ -171,7 +177,31 @@ class _Training:
             digests=digests_of(model),
             masks=self.masks.digests,
             mask_counts=self.masks.counts,
+            loss_scale=1.0 if self.scaler is None else self.scaler.factor,
+            num_overflows=num_overflows,
         )
+
+    def _norm(self) -> float:
+        return float(strategy.gradient_norm(self.model, self.meshes))
+
+    def _backward(self, number: int, ids: Ids) -> strategy.Losses:
+        """Gradients of a step, from nothing."""
+        run, model, meshes = self.run, self.model, self.meshes
+        self.optimizer.zero_grad()
+        self._begin(number)
+        with ExitStack() as stack:
+            if run.watched:
+                stack.enter_context(self.watch.over(model))
+            if run.dropout:
+                stack.enter_context(self.masks.over(model))
+            stack.enter_context(self.faults.around_backward(run, number, model, meshes))
+            return strategy.forward_backward(
+                model,
+                meshes,
+                micro_batches(self.case, ids, meshes, self.bench.device),
+                precision=self.precision,
+                loss_scale=1.0 if self.scaler is None else self.scaler.factor,
+            )
 
     def _begin(self, number: int) -> None:
         """Random numbers and the learning rate of a step, as the session sets them."""
