@@ -38,6 +38,8 @@ ON_TWO = {
     "FSDP2, recompute": layout(recompute="full"),
     "FSDP2, recompute every 2": layout(recompute="full", recompute_every=2),
     "FSDP2, selective recompute": layout(recompute="selective"),
+}
+IN_PRETENDED_WORLD = {
     "tensor": layout(data=1, tensor=2, sharding="none"),
     "tensor, recompute": layout(data=1, tensor=2, sharding="none", recompute="full"),
     "ring": layout(data=1, context=2),
@@ -47,8 +49,8 @@ ON_TWO = {
         data=1, pipeline=2, sharding="none", accumulation=4, schedule="interleaved", chunks=2
     ),
 }
-ON_FOUR = {
-    "HSDP": layout(data=4, sharding="hybrid", shard=2),
+ON_FOUR = {"HSDP": layout(data=4, sharding="hybrid", shard=2)}
+IN_PRETENDED_WORLD |= {
     "FSDP2 x tensor": layout(tensor=2),
     "FSDP2 x pipeline": layout(pipeline=2, accumulation=4),
     "zero-bubble": layout(

@@ -128,7 +128,7 @@ def test_time_is_simulated_with_communication_hidden_and_exposed():
 
 def test_a_pipelines_first_stage_waits_in_its_bubble():
     four = layout(data=1, pipeline=4, sharding="none", accumulation=8)
-    proof = prove(request(four, rates=RATES))
+    proof = prove(request(four, rates=replace(RATES, host_s=0.0)))
     assert [stage.rank for stage in proof.stages] == [0, 1, 2, 3]
     assert proof.simulated.bubble_s > 0.2 * proof.simulated.step_s
     kinds = {each.kind for stage in proof.stages for each in stage.collectives}
@@ -137,7 +137,7 @@ def test_a_pipelines_first_stage_waits_in_its_bubble():
 
 def test_an_unhidden_gather_makes_the_step_longer():
     slow = replace(RATES, network_bytes_per_s=1e9)
-    asked = request(layout(data=16), rates=RATES)
+    asked = request(layout(data=16), rates=replace(RATES, host_s=0.0))
     fast_s = prove(asked).simulated.step_s
     assert prove(replace(asked, rates=slow)).simulated.step_s > 1.5 * fast_s
 

@@ -67,8 +67,23 @@ def _replica_patches() -> Iterator[Any]:
         original(self, *args, **kwargs)
         if not self.is_summed_by_hook:
             self.register_comm_hook(None, _sum_bucket)
+        self.reducer = _Buckets(self.reducer)
 
     yield patch.object(replica.Replica, "__init__", begin)
+
+
+class _Buckets:
+    """DDP's reducer that keeps its first buckets: sorting them anew after the first step sends
+    numbers in C++. They hold the same gradients, in the order of registration backwards."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
 
 
 def _has_unused(self: Any, output: Any) -> bool:

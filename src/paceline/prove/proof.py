@@ -164,6 +164,9 @@ class Simulated:
     bubble_s: float
     """Of the same: waiting for other stages."""
 
+    launch_s: float
+    """Of the same: waiting for the host to launch kernels."""
+
     stage: int
     """The one these numbers are of."""
 

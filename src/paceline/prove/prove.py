@@ -36,10 +36,11 @@ from paceline.prove.world import trace_rank, traced_layout
 from paceline.runtime.strategy.stages import head_in_blocks
 from paceline.runtime.strategy.ways_known import ways_of
 
-_DEPTHS, _PIPELINE_DEPTHS = (3, 6), (1, 2)
+_DEPTHS, _PIPELINE_DEPTHS = (3, 6), (2, 3)
 """Blocks of the shallowest of three traces: first try, second try. At least one, or two, of every
 kind of block."""
 
+WHOLE = "traced whole"
 _MOST_POINTS = 400
 _SHOWN_RANKS = 8
 
@@ -62,7 +63,9 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
     hows: list[str] = []
     for rank, mine in zip(ranks, blocks, strict=True):
         on_progress(f"stage {len(steps) + 1} of {len(ranks)}: rank {rank}")
-        step, how = _step_of_rank(request, rank, mine, period)
+        step, how = _step_of_rank(
+            request, rank, mine, period, is_checked=any(each != WHOLE for each in hows)
+        )
         steps.append(step)
         hows.append(how)
     times = _simulated(request, steps, ranks)
@@ -123,23 +126,32 @@ def _period(signatures: list[object], layout: Layout) -> int | None:
 
 
 def _step_of_rank(
-    request: Request, rank: int, blocks: tuple[int, ...], period: int | None
+    request: Request, rank: int, blocks: tuple[int, ...], period: int | None, *, is_checked: bool
 ) -> tuple[Step, str]:
-    """One rank's step with all its blocks, and how it was found."""
+    """One rank's step with all its blocks, and how it was found.
+
+    With `is_checked` another stage of the same model has shown that it can be extended.
+    """
     if not request.whole and period is not None:
         depths = _DEPTHS if request.layout.pipeline == 1 else _PIPELINE_DEPTHS
         for number, depth in enumerate(depths, start=1):
             least = max(depth, number * period)
-            if min(blocks) < least + 3 * period:
+            if min(blocks) <= 3 * (least + period):  # as many as would be traced
                 break
-            found = _extended(request, rank, blocks, period, least)
+            found = _extended(request, rank, blocks, period, least, is_checked=is_checked)
             if found is not None:
                 return found
-    return _traced(request, rank, None), "traced whole"
+    return _traced(request, rank, None), WHOLE
 
 
 def _extended(
-    request: Request, rank: int, blocks: tuple[int, ...], period: int, least: int
+    request: Request,
+    rank: int,
+    blocks: tuple[int, ...],
+    period: int,
+    least: int,
+    *,
+    is_checked: bool,
 ) -> tuple[Step, str] | None:
     """The step from two depths, when they foretell a third."""
 
@@ -149,17 +161,25 @@ def _extended(
 
         return Depth(tuple(map(kept, blocks)), _traced(request, rank, kept))
 
-    small, larger, check = at(least), at(least + period), at(least + 2 * period)
+    def shown(depth: Depth) -> str:
+        return " + ".join(map(str, depth.blocks))
+
+    whole = " + ".join(map(str, blocks))
+    small, larger = at(least), at(least + period)
+    if is_checked:
+        step = extend(small, larger, blocks, period)
+        how = f"traced with {shown(small)} and {shown(larger)} blocks, extended to {whole}"
+        return None if step is None else (step, how)
+    check = at(least + 2 * period)
     foretold = extend(small, larger, check.blocks, period)
     if foretold is None or not is_equal(foretold, check.step):
         return None
     step = extend(larger, check, blocks, period)
     if step is None:
         return None
-    shown = [" + ".join(map(str, each)) for each in (small.blocks, larger.blocks, check.blocks)]
     return step, (
-        f"traced with {shown[0]}, {shown[1]} and {shown[2]} blocks; the first two foretell the "
-        f"third, all are extended to {' + '.join(map(str, blocks))}"
+        f"traced with {shown(small)}, {shown(larger)} and {shown(check)} blocks; the first two "
+        f"foretell the third, all are extended to {whole}"
     )
 
 
@@ -243,6 +263,7 @@ def _slowest(times: list[RankTime]) -> Simulated:
         communication_s=busiest.communication_s,
         exposed_s=busiest.exposed_s,
         bubble_s=busiest.bubble_s + end - busiest.end_s,
+        launch_s=busiest.launch_s,
         stage=stage,
     )
 

@@ -31,6 +31,7 @@ class RankTime:
     communication_s: float = 0.0
     exposed_s: float = 0.0
     bubble_s: float = 0.0
+    launch_s: float = 0.0
     ends: list[float] = field(default_factory=list)
     """When each stretch ends."""
 
@@ -135,7 +136,9 @@ class _Rank:
             self._copies = max(self._copies, self._host) + work.seconds
             self._just_copied_in = True
         else:
-            self._kernels = max(max(self._kernels, self._host) + work.seconds, launched)
+            end = max(max(self._kernels, self._host) + work.seconds, launched)
+            self.time.launch_s += end - self._kernels - work.seconds
+            self._kernels = end
             self._just_copied_in = False
         self.time.compute_s += work.seconds
         self._host = launched
@@ -164,7 +167,7 @@ class _Rank:
         self.time.communication_s += seconds if what.kind != "receive" else 0.0
         self._just_copied_in = False
         if self._wants_events and what.kind != "receive":
-            self._note(what.kind, f"{what.kind} {len(key)} ranks", start, seconds)
+            self._note(f"{what.kind} {len(key)} ranks", what.kind, start, seconds)
 
     def _is_here(self, work: Wait) -> bool:
         what, _, place = self._issued[len(self._issued) - work.back]

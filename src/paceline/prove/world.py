@@ -113,7 +113,7 @@ def trace_step(
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         tracer.places.watch(model, numbered_blocks(inner, ways))
         if layout.sharding == "none":
-            rank.step()  # DDP sorts its buckets anew after its first step
+            rank.step()  # DDP gives its gradients to their buckets in its first step
         else:
             rank.create_state()
         rank.mark()

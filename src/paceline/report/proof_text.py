@@ -118,11 +118,14 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
         )
         yield _row("time", f"{format_seconds(simulated.step_s)} a step, simulated{beside}")
         hidden = max(0.0, simulated.communication_s - simulated.exposed_s)
+        bubble = f", bubble {format_seconds(simulated.bubble_s)}" if len(proof.stages) > 1 else ""
+        is_slow = simulated.launch_s > 0.01 * simulated.step_s
+        host = f", waiting for the host {format_seconds(simulated.launch_s)}" if is_slow else ""
         yield _row(
             "",
             f"compute {format_seconds(simulated.compute_s)}, communication exposed "
             f"{format_seconds(simulated.exposed_s)} and hidden {format_seconds(hidden)}"
-            + (f", bubble {format_seconds(simulated.bubble_s)}" if len(proof.stages) > 1 else ""),
+            f"{bubble}{host}",
         )
     stage = proof.fullest
     total = sum(stage.flops.values())
