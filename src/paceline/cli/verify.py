@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,10 +91,7 @@ def command(
 
     job = read_job(job_file, overrides)
     plan = _plan(job)
-    device, threads = _device(plan)
-    case = small_case(
-        job, plan, ranks=ranks, steps=steps, overrides=layout, device=device, threads=threads
-    )
+    case = _on_device(small_case(job, plan, ranks=ranks, steps=steps, overrides=layout))
     facts = verify_on_ranks(
         case, limit_s=timeout_s, on_progress=lambda line: click.echo(line, err=True)
     )
@@ -117,13 +114,18 @@ def _plan(job: "Job") -> "Plan":
     return plan_job(job, facts)
 
 
-def _device(plan: "Plan") -> tuple[str, int]:
-    """Where the ranks compute: this machine's GPUs, else its cores, shared among them."""
+def _on_device(case: "Case") -> "Case":
+    """On this machine's GPUs, where there is one for each rank; else on its cores, shared."""
     from paceline.topology.machine import find_local_machine
 
-    if find_local_machine().gpus:
-        return "cuda", 1
-    return "cpu", max(1, (os.cpu_count() or 1) // max(2, min(4, plan.layout.num_ranks)))
+    ranks, num_gpus = case.layout.num_ranks, len(find_local_machine().gpus)
+    if num_gpus >= ranks:
+        return replace(case, device="cuda")
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    notes = case.notes
+    if num_gpus:
+        notes = (*notes, f"on the CPU: NCCL needs a GPU for each of {ranks} ranks, not {num_gpus}")
+    return replace(case, device="cpu", threads=threads, notes=notes)
 
 
 def _data(verdict: "Verdict", case: "Case") -> dict[str, Any]:

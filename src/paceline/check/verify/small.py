@@ -44,10 +44,8 @@ def small_case(
     ranks: int | None = None,
     steps: int = 4,
     overrides: Sequence[str] = (),
-    device: str = "cpu",
-    threads: int = 1,
 ) -> Case:
-    """What to run for a job and its plan.
+    """What to run for a job and its plan, on the CPU.
 
     Args:
         job: As it was read.
@@ -55,8 +53,6 @@ def small_case(
         ranks: At most so many; left out, four, or as many as `overrides` need.
         steps: Of the long runs.
         overrides: `field=value` of the small layout.
-        device: `cpu` or `cuda`.
-        threads: Of each rank on a CPU.
 
     Raises:
         JobError: An override is not one, or the layout has one rank.
@@ -100,8 +96,8 @@ def small_case(
         vocab=vocab,
         seq_len=seq_len,
         steps=steps,
-        device="cuda" if device == "cuda" else "cpu",
-        threads=threads,
+        device="cpu",
+        threads=1,
         # Not a multiple of the batch, so that one runs over an epoch's end.
         num_samples=layout.global_batch * steps + max(1, layout.global_batch // 2) + 1,
         runs=runs_of(layout, plan.precision, steps),
