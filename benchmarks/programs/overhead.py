@@ -1,60 +1,73 @@
-"""Inside the ranks of `step_time.py`: Paceline's step and a hand-written one, in turn."""
+"""Inside the ranks of `step_time.py`: Paceline's step and its rivals', in turn."""
 
 import json
 import time
+from collections.abc import Callable
 
-import torch
+import rivals
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime import Session
 from paceline.runtime.data import load_text
 from paceline.runtime.decoder import Decoder
-from paceline.runtime.optimizer import learning_rate_at, make_optimizer
+from paceline.runtime.optimizer import make_optimizer
 
 
 def train(session: Session) -> None:
-    """Same model, same data, same optimizer; what differs is who drives the step."""
+    """Same model, same data, same optimizer; what differs is who drives the step.
+
+    Writes `turns.json`: seconds of every step by name, and why a rival is not there.
+    """
     spec, shape, layout = session.job.spec, session.plan.decoder, session.plan.layout
     assert shape is not None
     text, _ = load_text(session.job)
-    ours = session.build(lambda: Decoder(shape, spec.data.seq_len))
-    our_optimizer = make_optimizer(ours, spec.train)
-    torch.manual_seed(spec.train.seed)
-    plain = DistributedDataParallel(Decoder(shape, spec.data.seq_len), gradient_as_bucket_view=True)
-    plain_optimizer = make_optimizer(plain, spec.train)
+    model = session.build(lambda: Decoder(shape, spec.data.seq_len))
+    optimizer = make_optimizer(model, spec.train)
+    scene = rivals.Scene(
+        layout,
+        lambda: Decoder(shape, spec.data.seq_len),
+        spec.train,
+        lambda ids: text.samples([each % text.num_samples for each in ids]),
+    )
+    steps = session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len)
 
-    def plain_step(number: int) -> float:
-        """What a careful person writes by hand, with the loss logged every step."""
-        start = torch.randint(0, text.num_samples - layout.micro_batch, (1,)).item()
-        for group in plain_optimizer.param_groups:
-            group["lr"] = learning_rate_at(number, spec.train)
-        inputs, targets = text.samples(range(start, start + layout.micro_batch))
-        loss = F.cross_entropy(plain(inputs).flatten(0, 1), targets.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), spec.train.clip_norm)
-        plain_optimizer.step()
-        plain_optimizer.zero_grad()
-        logged = loss.detach().clone()
-        dist.all_reduce(logged)
-        return float(logged)
-
-    pairs = []
-    steps = session.steps(ours, our_optimizer, tokens_per_sample=spec.data.seq_len)
-    for number in range(1, spec.train.steps + 1):
-        dist.barrier()
-        start = time.perf_counter()
+    def our_step(number: int) -> None:
         step = next(steps)
-        for ids in step.micro_batches(text.num_samples):
-            inputs, targets = text.samples(ids)
-            step.backward(F.cross_entropy(ours(inputs).flatten(0, 1), targets.flatten()))
+        step.train(text.samples, text.num_samples)
         step.apply()
-        ours_s = time.perf_counter() - start
-        dist.barrier()
-        start = time.perf_counter()
-        plain_step(number)
-        pairs.append((ours_s, time.perf_counter() - start))
+
+    runners: dict[str, Callable[[int], float | None]] = {"Paceline": our_step}
+    missing = {}
+    for name, make in rivals.RIVALS.items():
+        try:
+            runners[name] = make(scene)
+        except (ImportError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            missing[name] = f"{type(error).__name__}: {error}"
+    turns = []
+    names = list(runners)
+    for number in range(1, spec.train.steps + 1):
+        seconds, losses = {}, {}
+        shift = number % len(names)  # nobody is always after the same one
+        for name in names[shift:] + names[:shift]:
+            dist.barrier()
+            start = time.perf_counter()
+            losses[name] = runners[name](number)
+            seconds[name] = time.perf_counter() - start
+        _check_equal([loss for name, loss in losses.items() if loss is not None])
+        turns.append(seconds)
     next(steps, None)
     if session.is_first:
-        (session.run.path / "pairs.json").write_text(json.dumps(pairs))
+        found = {"turns": turns, "missing": missing}
+        (session.run.path / "turns.json").write_text(json.dumps(found))
+
+
+def _check_equal(losses: list[float]) -> None:
+    """Rivals read the same samples from the same weights on."""
+    apart = max(losses) - min(losses)
+    if apart > _ROUNDING * max(losses):
+        raise RuntimeError(f"the rivals' losses differ by {apart}: {losses}")
+
+
+_ROUNDING = 1e-2
+"""Relative difference of float32 losses that hundreds of AdamW steps make of rounding, at the most:
+a guess. A library that computes something else is off by more in a few steps."""
