@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -168,6 +169,18 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(scene, clean)
     assert "step-00000008 refused" in resumed.output
     undisturbed = scene.run("undamaged", "--set", "train.schedule=constant")
     assert resumed.digest == undisturbed.digest
+
+
+def test_a_checkpoint_of_another_job_in_a_runs_folder_is_refused_by_its_digest(scene):
+    scene.run("mine", "--set", "train.steps=4", "--set", "train.schedule=constant")
+    scene.run("theirs", "--set", "train.steps=8", "--set", "train.seed=7")
+    name = "checkpoints/step-00000008"
+    shutil.copytree(scene.folder / "theirs" / name, scene.folder / "mine" / name)
+    allowed = ("--set", "train.steps=12", "--set", "cluster.per_node=1")
+    resumed = scene.resume("mine", *allowed)
+    (refused,) = resumed.of(log.CheckpointRefused)
+    assert "step-00000008 is of another job: its digest is" in refused.reason
+    assert resumed.of(log.TrainingStarted)[-1].first_step == 5
 
 
 def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_in_silence(scene):

@@ -12,6 +12,7 @@ from paceline.parallel.layout import Layout
 from paceline.record.checkpoints import verify_checkpoint
 from paceline.runtime.checkpoint import Checkpointer, SaveFailed, write
 from paceline.runtime.digest import state_digest
+from paceline.runtime.strategy import LossScaler
 from paceline.spec import CheckpointSpec
 
 pytestmark = pytest.mark.ranks
@@ -192,6 +193,27 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_digests(tmp_path):
     assert reason.startswith(
         "C010: step-00000002 is of another job: its digest is theirs, this job's is ours"
     )
+
+
+def saved_in_fp16(rank, world, folder):
+    model, optimizer = build(layout_of(world, "none"))
+    keeper, scaler = Checkpointer(folder, CheckpointSpec()), LossScaler(patience=3)
+    scaler.update(found_inf=True)
+    scaler.update(found_inf=False)
+    keeper.save(1, model, optimizer, loss_scaler=scaler.state_dict())
+    again = LossScaler(patience=3)
+    again.load_state_dict(keeper.restore_newest(model, optimizer).loss_scaler)
+    before = again.factor
+    for each in (scaler, again):
+        each.update(found_inf=False)
+        each.update(found_inf=False)
+    keeper.save(2, model, optimizer)
+    return before, scaler.factor, again.factor, keeper.restore_newest(model, optimizer).loss_scaler
+
+
+def test_the_loss_scale_and_its_patience_go_on_from_a_checkpoint(tmp_path):
+    results = run_ranks(saved_in_fp16, 2, tmp_path)
+    assert results == [(2.0**15, 2.0**16, 2.0**16, None)] * 2
 
 
 def save_where_a_file_is(rank, world, folder):

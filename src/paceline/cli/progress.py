@@ -191,6 +191,8 @@ def _describe(event: log.AnyEvent) -> str | None:
             return f"held-out loss after step {event.step}: {_loss(event.loss)}"
         case log.BaselineEvaluated():
             return f"held-out loss of a {event.name}: {event.loss:.4f}"
+        case log.Noted():
+            return f"note: {event.text}"
         case log.StepRefused():
             return f"step {event.step} refused by all ranks: {event.reason}"
         case log.FaultInjected():

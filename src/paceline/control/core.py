@@ -193,6 +193,8 @@ def _said(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> Stat
             )
         case say.BaselineDone(name=name, loss=loss):
             turn.record(log.BaselineEvaluated(at=at, generation=generation, name=name, loss=loss))
+        case say.NoteMade(text=text):
+            turn.record(log.Noted(at=at, generation=generation, text=text))
         case say.SaveDone():
             turn.record(
                 log.CheckpointSaved(

@@ -67,6 +67,12 @@ class BaselineDone(Message, frozen=True, kw_only=True, tag=True):
     loss: float
 
 
+class NoteMade(Message, frozen=True, kw_only=True, tag=True):
+    """Rank 0 has something to say about how the run is carried out."""
+
+    text: str
+
+
 class SaveDone(Message, frozen=True, kw_only=True, tag=True):
     """A checkpoint is committed."""
 
@@ -137,6 +143,7 @@ FromWorker = (
     | StepDone
     | EvaluationDone
     | BaselineDone
+    | NoteMade
     | SaveDone
     | SaveError
     | StepVotedDown

@@ -75,6 +75,9 @@ class Manifest:
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state, where the caller gave it."""
 
+    loss_scaler: Mapping[str, float] | None = None
+    """State of fp16's loss scaler after that step; None in other precisions."""
+
     created: str = ""
     """When, UTC, ISO 8601."""
 
@@ -101,6 +104,9 @@ class CheckpointEntry:
     """Whether it was committed: COMMIT is there and is the manifest's hash."""
 
     held_out_loss: float | None = None
+    """From the manifest; None where there is none."""
+
+    loss_scaler: Mapping[str, float] | None = None
     """From the manifest; None where there is none."""
 
 
@@ -303,8 +309,13 @@ def _entry(path: Path, step: int) -> CheckpointEntry:
     manifest = read_manifest(path)
     if isinstance(manifest, Problem):
         return CheckpointEntry(step=step, path=path, is_complete=False)
-    loss = manifest.held_out_loss
-    return CheckpointEntry(step=step, path=path, is_complete=True, held_out_loss=loss)
+    return CheckpointEntry(
+        step=step,
+        path=path,
+        is_complete=True,
+        held_out_loss=manifest.held_out_loss,
+        loss_scaler=manifest.loss_scaler,
+    )
 
 
 def _check_file(path: Path, name: str, expected: FileRecord) -> Problem | None:

@@ -105,6 +105,12 @@ class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
     """Mean over the held-out samples, in nats per token."""
 
 
+class Noted(Event, frozen=True, kw_only=True, tag=True):
+    """Something to know about how the run is carried out, such as the risk of what was asked."""
+
+    text: str
+
+
 class StepRefused(Event, frozen=True, kw_only=True, tag=True):
     """All ranks refused to apply a step, because something was not finite."""
 
@@ -213,6 +219,7 @@ AnyEvent = (
     | CheckpointFailed
     | Evaluated
     | BaselineEvaluated
+    | Noted
     | StepRefused
     | FaultInjected
     | WorkerLost

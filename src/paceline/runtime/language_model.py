@@ -28,7 +28,7 @@ def train(session: Session) -> None:
     check_same_data(session.run, find_corpus(session.job))
     text, held_out = load_text(session.job)
     model = session.build(make_model(session.job, session.plan.decoder))
-    optimizer = make_optimizer(model, spec.train)
+    optimizer = make_optimizer(model, spec.train, session.ways)
     evaluate = None if held_out is None else _evaluation(session, model, text, held_out)
     for step in session.steps(
         model, optimizer, evaluate=evaluate, tokens_per_sample=spec.data.seq_len

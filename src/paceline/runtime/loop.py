@@ -17,6 +17,7 @@ from paceline.errors import Problem, RunError
 from paceline.parallel.rank_map import rank_of
 from paceline.record.checkpoints import set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
+from paceline.record.run import training_digest
 from paceline.runtime import memory
 from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
 from paceline.runtime.step import Step
@@ -51,6 +52,7 @@ class Loop:
         self._unit = "tokens" if tokens_per_sample else "samples"
         self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
+        self._job_digest = training_digest(session.job)
         self._started_save = 0
         self._refused_in_a_row = 0
         self._evaluated_step: int | None = None
@@ -90,12 +92,16 @@ class Loop:
     def _restore(self) -> int:
         """Bring back the newest valid state of the run; returns the first step to do."""
         session = self._session
-        restored = self._checkpointer.restore_newest(self._model, self._optimizer)
+        restored = self._checkpointer.restore_newest(
+            self._model, self._optimizer, job_digest=self._job_digest
+        )
         if restored.path is not None:
             if session.is_first:
                 set_aside([path for path, _ in restored.refused])
             session.last_step = session.saved_step = self._started_save = restored.step
             session.held_out_loss = restored.held_out_loss
+            if session.scaler is not None and restored.loss_scaler is not None:
+                session.scaler.load_state_dict(restored.loss_scaler)
         self._channel.send(
             say.Restored(
                 first_step=session.last_step + 1,
@@ -195,6 +201,8 @@ class Loop:
             # Only of this very step: keep-best is for weights that were measured.
             held_out_loss=session.held_out_loss if self._evaluated_step == number else None,
             layout=session.plan.layout.name,
+            job_digest=self._job_digest,
+            loss_scaler=session.scaler.state_dict() if session.scaler is not None else None,
             on_phase=lambda phase: session.faults.pass_by("save", number),
         )
         self._started_save = number

@@ -108,6 +108,9 @@ class Session:
         self.meshes = strategy.make_meshes(plan.layout, place.device.type)
         """Where this rank stands in the layout, and with whom it talks."""
 
+        self.ways: strategy.Ways | None = None
+        """How the model that was built may be split, where that is known."""
+
         self.scaler = strategy.LossScaler() if plan.precision == "fp16" else None
         """Keeps the gradients inside fp16's range; None in other precisions."""
 
@@ -146,12 +149,14 @@ class Session:
         self._baseline_bytes = memory.held_bytes(self.place.device)
         torch.manual_seed(self.job.spec.train.seed % 2**63)
         model = make_model().to(self.place.device)
+        self.ways = ways or strategy.ways_of(model)
+        self._say_risks()
         return strategy.apply(
             model,
             self.plan.layout,
             self.meshes,
             precision=self.precision,
-            ways=ways,
+            ways=self.ways,
             options=strategy.options_of(self.job.spec.train),
         )
 
@@ -239,6 +244,13 @@ class Session:
             baseline_bytes=self._baseline_bytes,
             peak_bytes=memory.peak_bytes(self.place.device),
         )
+
+    def _say_risks(self) -> None:
+        """What comes with the compression that the job asks for; once, not after each restart."""
+        asked = self.job.spec.train.gradient_compression
+        if asked in strategy.RISKS and self.is_first and self.place.generation == 1:
+            text = f"train.gradient_compression {asked}: {strategy.RISKS[asked]}"
+            self.channel.send(say.NoteMade(text=text))
 
     def vote(self, *values: float) -> list[float]:
         """Sums over all ranks; every rank gets the same numbers."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from paceline.control import messages as say
 from paceline.control.agent import die_with_parent
 from paceline.errors import JobError, PacelineError, Problem, RunError
+from paceline.parallel.layout import Layout
 from paceline.record.run import open_run
 from paceline.runtime.channel import Channel
 
@@ -87,7 +88,8 @@ def _work(options: _Options, channel: Channel) -> None:
     job, plan = run.job(), run.plan()
     device = _device(plan.cluster.backend, options.local_rank)
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
-    _meet(options, channel, plan.layout.num_ranks, plan.cluster.backend, job)
+    backend = transports(plan.cluster.backend, plan.layout)
+    _meet(options, channel, plan.layout.num_ranks, backend, device, job)
     place = Place(
         rank=options.rank,
         world_size=dist.get_world_size(),
@@ -138,7 +140,23 @@ def _device(backend: str, local_rank: int) -> torch.device:  # type: ignore[name
     return torch.device("cuda", local_rank)
 
 
-def _meet(options: _Options, channel: Channel, num_ranks: int, backend: str, job: Job) -> None:
+def transports(backend: str, layout: Layout) -> str:
+    """What ranks talk over: NCCL cannot send what an offloaded state keeps in host memory.
+
+    >>> transports("nccl", Layout(data=2, offload="cpu", micro_batch=1, accumulation=1))
+    'cpu:gloo,cuda:nccl'
+    """
+    return "cpu:gloo,cuda:nccl" if backend == "nccl" and layout.offload == "cpu" else backend
+
+
+def _meet(
+    options: _Options,
+    channel: Channel,
+    num_ranks: int,
+    backend: str,
+    device: torch.device,  # type: ignore[name-defined] # noqa: F821
+    job: Job,
+) -> None:
     """Form the process group: rank 0 serves the store, the controller says where."""
     import torch
     import torch.distributed as dist
@@ -156,7 +174,7 @@ def _meet(options: _Options, channel: Channel, num_ranks: int, backend: str, job
     if store is None:
         store = TCPStore(where.host, where.port, num_ranks, False)
     dist.init_process_group(backend, store=store, rank=options.rank, world_size=num_ranks)
-    here = torch.ones(1, device=_device(backend, options.local_rank))
+    here = torch.ones(1, device=device)
     dist.all_reduce(here)  # the world that answers, not the one that was asked for
     channel.send(say.Met(world_size=int(here.item()), backend=dist.get_backend()))
 

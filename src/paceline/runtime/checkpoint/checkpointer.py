@@ -8,6 +8,7 @@ same bytes by the same code.
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Checkpointer:
         layout: str = "",
         job_digest: str | None = None,
         state_digest: str | None = None,
+        loss_scaler: Mapping[str, float] | None = None,
         on_phase: OnPhase | None = None,
     ) -> Saved:
         """Write the state after `step` steps, and return once it is committed.
@@ -80,6 +82,7 @@ class Checkpointer:
             job_digest=job_digest,
             held_out_loss=held_out_loss,
             state_digest=state_digest,
+            loss_scaler=loss_scaler,
         )
         path, num_bytes = self._write(self._share(model, optimizer), facts, self.group, on_phase)
         seconds = time.perf_counter() - start
@@ -95,6 +98,7 @@ class Checkpointer:
         layout: str = "",
         job_digest: str | None = None,
         state_digest: str | None = None,
+        loss_scaler: Mapping[str, float] | None = None,
         on_phase: OnPhase | None = None,
     ) -> float:
         """Copy the state after `step` steps and write it while training goes on.
@@ -115,6 +119,7 @@ class Checkpointer:
             job_digest=job_digest,
             held_out_loss=held_out_loss,
             state_digest=state_digest,
+            loss_scaler=loss_scaler,
         )
         share = self._stage.copy(self._share(model, optimizer))
         writing = _Writing(

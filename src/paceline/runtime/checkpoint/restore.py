@@ -1,5 +1,6 @@
 """Bring back a state: the newest checkpoint that is whole, the same one on every rank."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,9 @@ class Restored:
 
     held_out_loss: float | None = None
     """From its manifest."""
+
+    loss_scaler: Mapping[str, float] | None = None
+    """State of fp16's loss scaler, from its manifest; None for other precisions."""
 
     refused: list[tuple[Path, Problem]] = field(default_factory=list)
     """Newer checkpoints that were not whole, and why."""
@@ -73,6 +77,7 @@ def restore_newest(
                 step=entry.step,
                 path=entry.path,
                 held_out_loss=entry.held_out_loss,
+                loss_scaler=entry.loss_scaler,
                 refused=refused,
             )
         refused.append((entry.path, problem))

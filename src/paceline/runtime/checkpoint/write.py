@@ -10,7 +10,7 @@ and anything that happens later, not a disk that already lies.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,7 @@ class Facts:
     job_digest: str | None = None
     held_out_loss: float | None = None
     state_digest: str | None = None
+    loss_scaler: Mapping[str, float] | None = None
 
 
 def write_checkpoint(
@@ -108,6 +109,7 @@ def write_checkpoint(
             job_digest=facts.job_digest,
             held_out_loss=facts.held_out_loss,
             state_digest=facts.state_digest,
+            loss_scaler=facts.loss_scaler,
             created=checkpoints.utc_now(),
         )
         _commit(tmp, final, manifest, group)

@@ -12,6 +12,7 @@ from paceline.runtime.strategy.gradients import (
     gradient_norm,
     scale_gradients,
 )
+from paceline.runtime.strategy.hooks import RISKS
 from paceline.runtime.strategy.initial import saved_buffers, send_buffers
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
 from paceline.runtime.strategy.precision import (
@@ -33,9 +34,11 @@ from paceline.runtime.strategy.train import (
     next_token_loss,
 )
 from paceline.runtime.strategy.ways import Ways
+from paceline.runtime.strategy.ways_known import ways_of
 
 __all__ = [
     "IGNORED",
+    "RISKS",
     "Batch",
     "LossOf",
     "LossScaler",
@@ -66,4 +69,5 @@ __all__ = [
     "send_buffers",
     "set_gradient_sync",
     "set_up_precision",
+    "ways_of",
 ]

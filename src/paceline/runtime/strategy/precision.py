@@ -10,7 +10,7 @@ gradients are reduced in float32.
 ========  ==================================================================================
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -149,6 +149,6 @@ class LossScaler:
         """For a checkpoint: the same on every rank."""
         return {"scale": self._scale, "num_good": self._num_good}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Go on as saved."""
         self._scale, self._num_good = state["scale"], int(state["num_good"])
