@@ -162,7 +162,7 @@ class Net(nn.Module):
     def __init__(self, kind=Block):
         super().__init__()
         self.embedding = nn.Embedding(32, 16)
-        self.blocks = nn.ModuleList(kind() for _ in range(10))
+        self.blocks = nn.ModuleList(kind() for _ in range(14))
         self.head = nn.Linear(16, 32)
 
     def forward(self, tokens):
@@ -192,7 +192,7 @@ def own(tmp_path, name):
 
 def test_a_model_of_ones_own_is_proved_over_data_ranks(tmp_path):
     (stage,) = prove(request(layout(data=8), model=own(tmp_path, "good"))).stages
-    assert stage.num_blocks == 10
+    assert stage.num_blocks == 14
     assert stage.how.startswith("traced with")
 
 
