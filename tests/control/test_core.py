@@ -492,6 +492,15 @@ def test_an_agent_that_does_not_end_its_workers_is_ended_by_force():
     assert state.KillAgent(0) in scene.killed_agents
 
 
+def test_what_a_worker_notes_is_in_the_record():
+    scene = Scene()
+    scene.bring_up()
+    scene.says(0, say.NoteMade(text="bf16 sends as few bytes"))
+    (note,) = scene.of(log.Noted)
+    assert isinstance(note, log.Noted)
+    assert (note.text, note.generation) == ("bf16 sends as few bytes", 1)
+
+
 def test_a_resumed_run_counts_its_generations_on():
     scene = Scene(replace(SETUP, first_generation=4))
     scene.bring_up()

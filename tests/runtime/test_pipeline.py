@@ -19,6 +19,9 @@ from paceline.parallel.stages import is_v_shaped
 from paceline.profile import DecoderShape
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
+from paceline.runtime.state import named_parameters
+from paceline.runtime.strategy import train
+from paceline.runtime.strategy.apply import apply
 from paceline.runtime.strategy.expert import split_experts
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
 from paceline.runtime.strategy.pipeline import (
@@ -374,6 +377,33 @@ def test_a_parameter_without_a_stage_is_refused_by_name():
 def test_what_a_schedule_cannot_run_is_refused_in_numbers(layout, num_blocks, says):
     (problem,) = check_pipeline(layout, num_blocks)
     assert says in problem.what
+
+
+def gradients_in_bf16(rank: int, world: int, sharding: str, pipeline: int) -> dict[str, Any]:
+    """The loss and the gradients, whole, of what this rank has."""
+    layout = layout_of(pipeline, "1f1b", 4, data=2, sharding=sharding)
+    meshes = make_meshes(layout, "cpu")
+    model = apply(decoder(4, False).float(), layout, meshes, precision="bf16")
+    batches = micro_batches(4, meshes.place.data)
+    seen = train.forward_backward(model, meshes, batches, precision="bf16")
+    found: dict[str, Any] = {"loss": float(seen.loss_sum)} if float(seen.num_targets) else {}
+    for name, parameter in named_parameters(model).items():
+        gradient = parameter.grad
+        assert gradient is not None, name
+        found[name] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return {name: torch.as_tensor(value).numpy() for name, value in found.items()}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_a_pipeline_in_bf16_gives_the_same_bits_as_without_stages(sharding: str):
+    """What goes from stage to stage is in the type that it has inside the model."""
+    first_stage, _, last_stage, _ = run_ranks(gradients_in_bf16, 4, sharding, 2)
+    alone = run_ranks(gradients_in_bf16, 2, sharding, 1)[0]
+    assert not first_stage.keys() & last_stage.keys()
+    staged = {**first_stage, **last_stage}
+    assert staged.keys() == alone.keys()
+    assert [name for name in alone if not (staged[name] == alone[name]).all()] == []
 
 
 def test_every_schedule_runs_on_pretended_ranks_of_a_world_of_32():
