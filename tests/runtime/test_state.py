@@ -33,15 +33,20 @@ SHAPE = DecoderShape(
     tied_embeddings=True,
 )
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32}
-MIXTRAL = {
-    "model_type": "mixtral",
+SIZES = {
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "num_local_experts": 4,
     "max_position_embeddings": 32,
+}
+CONFIGS = {
+    "gpt2": GPT2,
+    "mixtral": {**SIZES, "model_type": "mixtral", "num_local_experts": 4},
+    # Tensor ranks take their fused matrices apart: query, key and value; gate and up.
+    "phi3": {**SIZES, "model_type": "phi3", "pad_token_id": 0},
+    "glm": {**SIZES, "model_type": "glm", "head_dim": 4, "pad_token_id": 0},
 }
 
 
@@ -62,6 +67,8 @@ MODELS = {
     "decoder": (["ddp", "fsdp", "hsdp", "tp-fsdp", "tp-pp", "pp-fsdp"], ["fsdp", "tp", "pp"]),
     "gpt2": (["fsdp", "tp-fsdp", "tp-pp"], ["tp", "pp"]),
     "mixtral": (["fsdp", "ep-fsdp"], ["tp"]),
+    "phi3": (["fsdp", "tp-fsdp"], ["fsdp", "tp"]),
+    "glm": (["fsdp", "tp-fsdp"], ["fsdp", "tp"]),
 }
 """Kind of model -> layouts on four ranks, and on two."""
 
@@ -76,7 +83,7 @@ def whole_model(kind, seed=0):
     torch.manual_seed(seed)
     if kind == "decoder":
         return Decoder(SHAPE, 8)
-    return build_hf({"vocab_size": 62, **(GPT2 if kind == "gpt2" else MIXTRAL)})
+    return build_hf({"vocab_size": 62, **CONFIGS[kind]})
 
 
 def built(kind, chosen, *, seed=0):
