@@ -6,8 +6,9 @@
 
 Each cell trains a small model for 3 steps of SGD with momentum and clipping, a third of the targets
 missing, in float64 and again in float32, over gloo. Its first number is the largest relative
-difference of any loss, gradient norm or parameter in float64, its second that of the losses in
-float32. `refused` cells were tried too: the text is what the strategy said.
+difference of any loss, gradient norm or parameter in float64 (norms and routers that transformers
+computes in float32 included), its second that of the losses in float32. `refused` cells were tried
+too: the text is what the strategy said.
 
 plain        as many samples at once as the layout takes
 accumulation one sample at a time

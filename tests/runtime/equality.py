@@ -6,6 +6,8 @@ rounding alone, and a wrong one (a factor, a missing sum, a stale shard) by many
 more.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as F
+from tests.runtime.tensor_models import compute_in_float64
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.parallel.layout import Layout
@@ -143,6 +147,21 @@ def alone_layout() -> Layout:
     return Layout(data=1, sharding="none", micro_batch=GLOBAL_BATCH, accumulation=1)
 
 
+@contextmanager
+def all_in(dtype: torch.dtype) -> Iterator[None]:
+    """In float64, also what transformers' models compute in float32 whatever their type: norms and
+    routers. Their rounding, 6e-8, would hide everything smaller."""
+    if dtype is not torch.float64:
+        yield
+        return
+    before = Tensor.to, Tensor.float, F.softmax
+    compute_in_float64()
+    try:
+        yield
+    finally:
+        Tensor.to, Tensor.float, F.softmax = before  # type: ignore[method-assign, assignment]
+
+
 class Trainer:
     """A model in a layout, trained by SGD with momentum, which keeps differences as they are; AdamW
     would blow up those of gradients near zero."""
@@ -204,6 +223,13 @@ def train(
         resume_in: A folder that all ranks see: save there after step 2, and make step 3 with a
             fresh model and optimizer that were loaded from it.
     """
+    with all_in(dtype):
+        return _train(layout, model, dtype, resume_in)
+
+
+def _train(
+    layout: Layout, model: str, dtype: torch.dtype, resume_in: Path | None
+) -> dict[str, Any]:
     trainer = Trainer(layout, model, dtype)
     for number in range(STEPS):
         if resume_in is not None and number == STEPS - 1:
