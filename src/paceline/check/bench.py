@@ -245,7 +245,10 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
         "communication",
         what,
         [
-            (twice, f"train.global_batch={twice.global_batch}: as much is sent for twice the work"),
+            (
+                twice,
+                f"train.global_batch={twice.global_batch}: gradients are reduced half as often",
+            ),
             *(
                 (other.layout, f"the layout {other.layout.name}{_batches(other.layout)}")
                 for other in last.plan.rejected
@@ -370,7 +373,7 @@ def _caution(rows: Sequence[Row]) -> str | None:
     worst = max(row.step_high_s / row.step_low_s for row in noisy)
     return (
         f"steps on {ranks} ranks vary up to {worst:.1f} times (p5 to p95): something else uses "
-        "this machine, or these are too few steps: measure again when it is quiet, with more"
+        "this machine, or they are too few: measure when it is quiet, with a higher --steps"
     )
 
 

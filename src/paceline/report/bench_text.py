@@ -44,9 +44,12 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
     yield from _wrapped("verdict     ", verdict.sentence)
     if verdict.caution is not None:
         yield from _wrapped("caution     ", verdict.caution)
-    for number, advice in enumerate(verdict.advice, start=1):
-        yield from _wrapped(f"{number}.".rjust(10) + "  ", f"{advice.what}.")
-        yield from _wrapped(" " * 12, f"-> {advice.change}{gain_text(advice)}", " " * 15)
+    seen = list(dict.fromkeys(advice.what for advice in verdict.advice))
+    for number, what in enumerate(seen, start=1):
+        yield from _wrapped(f"{number}.".rjust(10) + "  ", f"{what}.")
+        for advice in verdict.advice:
+            if advice.what == what:
+                yield from _wrapped(" " * 12, f"-> {advice.change}{gain_text(advice)}", " " * 15)
 
 
 def gain_text(advice: Advice) -> str:
