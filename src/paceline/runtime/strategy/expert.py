@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.tensor_regions import copy_in
 from paceline.runtime.strategy.token_exchange import run_spread_experts
@@ -171,7 +172,7 @@ def expert_placement(meshes: Meshes) -> Callable[[nn.Parameter], Shard]:
     num_shards = meshes.expert_fsdp.size(meshes.expert_fsdp.ndim - 1)
 
     def placement(parameter: nn.Parameter) -> Shard:
-        shape = _local(parameter).shape
+        shape = local_of(parameter).shape
         even = [dim for dim, size in enumerate(shape) if size % num_shards == 0]
         return Shard(even[0] if even else 0)
 
@@ -277,14 +278,10 @@ class _LocalParameters:
         for owner in self.module.modules():
             for name, parameter in owner.named_parameters(recurse=False):
                 self.shared.append((owner._parameters, name, parameter))
-                mine = _local(parameter)
+                mine = local_of(parameter)
                 part = mine if self.group is None else copy_in(mine, self.group)
                 owner._parameters[name] = part  # type: ignore[assignment]
 
     def __exit__(self, *_: object) -> None:
         for parameters, name, parameter in self.shared:
             parameters[name] = parameter
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

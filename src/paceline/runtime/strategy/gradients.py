@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import Pipeline
 
@@ -27,7 +28,7 @@ def gradient_norm(model: nn.Module, meshes: Meshes) -> Tensor:
     counted = (parameter for parameter in model.parameters() if parameter not in elsewhere)
     held: dict[int, list[Tensor]] = {}
     for gradient in _gradients(counted):
-        held.setdefault(_num_copies(gradient, meshes), []).append(_local(gradient))
+        held.setdefault(_num_copies(gradient, meshes), []).append(local_of(gradient))
     total = torch.zeros((), dtype=torch.float64, device=meshes.device_type)
     if not _is_split(model, meshes):
         for gradients in held.values():
@@ -42,7 +43,7 @@ def gradient_norm(model: nn.Module, meshes: Meshes) -> Tensor:
 def scale_gradients(model: nn.Module, factor: float) -> None:
     """Multiply all gradients in place."""
     if factor != 1.0:
-        held = [_local(gradient) for gradient in _gradients(model.parameters())]
+        held = [local_of(gradient) for gradient in _gradients(model.parameters())]
         if held:
             torch._foreach_mul_(held, factor)
 
@@ -90,7 +91,3 @@ def _sum_of_squares(gradients: Sequence[Tensor]) -> Tensor:
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

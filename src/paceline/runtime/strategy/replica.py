@@ -8,7 +8,7 @@ run many backward passes in one step.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from paceline.runtime.strategy.local import lay_out_gradient, local_of
 from paceline.runtime.strategy.mesh import is_pretended
 
 BUCKET_BYTES = 25 * 2**20
@@ -206,14 +207,15 @@ class GradientSums:
         bucket = self._buckets[self._num_sent]
         self._num_sent += 1
         bucket.num_ready = 0
-        _settle_partial(bucket.parameters)
+        for parameter in bucket.parameters:
+            lay_out_gradient(parameter)
         if bucket.group.size() == 1:
             return
-        first = _local(bucket.parameters[0])
+        first = local_of(bucket.parameters[0])
         has_one = [float(parameter.grad is not None) for parameter in bucket.parameters]
         flags = torch.tensor(has_one, dtype=first.dtype, device=first.device)
         pieces = [
-            (torch.zeros_like(_local(p)) if p.grad is None else _local(p.grad)).reshape(-1)
+            (torch.zeros_like(local_of(p)) if p.grad is None else local_of(p.grad)).reshape(-1)
             for p in bucket.parameters
         ]
         bucket.flat = torch.cat([*pieces, flags]).to(self._wire_type or first.dtype)
@@ -224,12 +226,12 @@ def _receive(bucket: _Bucket) -> None:
     if bucket.work is None or bucket.flat is None:
         return
     bucket.work.wait()
-    sizes = [_local(parameter).numel() for parameter in bucket.parameters]
+    sizes = [local_of(parameter).numel() for parameter in bucket.parameters]
     *sums, flags = torch.split(bucket.flat, [*sizes, len(sizes)])
     for index, (parameter, total) in enumerate(zip(bucket.parameters, sums, strict=True)):
-        local = _local(parameter)
+        local = local_of(parameter)
         if parameter.grad is not None:
-            _local(parameter.grad).copy_(total.view_as(local))
+            local_of(parameter.grad).copy_(total.view_as(local))
         elif float(flags[index]) > 0:
             gradient = total.to(local.dtype, copy=True).view_as(local)
             parameter.grad = _like(parameter, gradient)
@@ -245,24 +247,10 @@ def _buckets(
         key = (group, parameter.dtype, parameter.device)
         bucket = filling.setdefault(key, _Bucket(group))
         bucket.parameters.append(parameter)
-        bucket.num_bytes += _local(parameter).nbytes
+        bucket.num_bytes += local_of(parameter).nbytes
         if bucket.num_bytes >= most_bytes:
             yield filling.pop(key)
     yield from filling.values()
-
-
-def _settle_partial(parameters: Iterable[nn.Parameter]) -> None:
-    """A gradient that is still a sum over the tensor ranks to come is laid out as its parameter."""
-    for parameter in parameters:
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor) and isinstance(parameter.data, DTensor):
-            placements = parameter.data.placements
-            if gradient.placements != placements:
-                parameter.grad = gradient.redistribute(placements=placements)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(parameter: nn.Parameter, local: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from paceline.runtime.strategy.local import lay_out_gradient, local_of
 
 Ends = tuple[nn.Parameter | None, nn.Parameter | None]
 """Both places of a tied parameter, None for one that is on another rank."""
@@ -21,7 +22,7 @@ def follow(tied: Iterable[Ends]) -> None:
     """Where both places are on this rank and no longer one object, the second takes over."""
     for first, second in tied:
         if first is not None and second is not None and first is not second:
-            _local(second).copy_(_local(first))
+            local_of(second).copy_(local_of(first))
 
 
 @torch.no_grad()
@@ -64,12 +65,5 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     """This rank's part of a gradient, which is made if there is none, laid out as the parameter."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    gradient, data = parameter.grad, parameter.data
-    if isinstance(gradient, DTensor) and isinstance(data, DTensor):  # noqa: SIM102
-        if gradient.placements != data.placements:
-            parameter.grad = gradient.redistribute(placements=data.placements)
-    return _local(parameter.grad)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    lay_out_gradient(parameter)
+    return local_of(parameter.grad)
