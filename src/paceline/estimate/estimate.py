@@ -14,7 +14,7 @@ from paceline.catalog.engines import Engine, load_engines
 from paceline.estimate.holdings import MOMENT_BYTES, holdings_of, traffic_of
 from paceline.estimate.memory import PARTS, Holdings, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
-from paceline.estimate.step import TERMS, Model, fast_end, slow_end, step_terms
+from paceline.estimate.step import TERMS, Model, Traffic, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster
@@ -102,6 +102,21 @@ class Case:
     optimizer: str
     model: Model
     rates: Rates | None
+    replica_share: float = 1.0
+    """What compression leaves of the bytes that replicas all-reduce."""
+
+    error_bytes: float = 0.0
+    """Of each gradient of replicas, what compression carries to the next step."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of a parameter on the wire and through the optimizer."""
+        return traffic_of(
+            self.engine,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            replica_share=self.replica_share,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +156,8 @@ def case_of(
     optimizer: str = "adamw",
     engine: Engine | None = None,
     efficiencies: Efficiencies | None = None,
+    replica_share: float = 1.0,
+    error_bytes: float = 0.0,
 ) -> Case:
     """A model, a cluster and an engine, ready to price layouts.
 
@@ -151,6 +168,8 @@ def case_of(
         optimizer: One of `MOMENT_BYTES`.
         engine: That runs the step; left out, our own runtime.
         efficiencies: Left out, those that are shipped.
+        replica_share: What compression leaves of all-reduced gradients: `compressed_share`.
+        error_bytes: Of each such gradient, what is carried to the next step: 4 with PowerSGD.
     """
     engine = engine or load_engines()["paceline"]
     constants = efficiencies or load_efficiencies()
@@ -163,6 +182,8 @@ def case_of(
         optimizer=optimizer,
         model=_model(profile, engine),
         rates=rates_of(cluster, engine, precision, constants) if has_flops else None,
+        replica_share=replica_share,
+        error_bytes=error_bytes,
     )
 
 
@@ -171,8 +192,7 @@ def price(layouts: Layouts, case: Case) -> Prices:
     holdings = case_holdings(layouts, case)
     terms: Mapping[str, Column] = {}
     if case.rates is not None:
-        traffic = traffic_of(case.engine, precision=case.precision, optimizer=case.optimizer)
-        terms = step_terms(case.model, layouts, case.rates, traffic)
+        terms = step_terms(case.model, layouts, case.rates, case.traffic)
     return Prices(
         case=case, layouts=layouts, parts=fullest(case.model, layouts, holdings), terms=terms
     )
@@ -180,7 +200,7 @@ def price(layouts: Layouts, case: Case) -> Prices:
 
 def case_holdings(layouts: Layouts, case: Case) -> Holdings:
     """What the case's engine holds for these layouts."""
-    return holdings_of(
+    holdings = holdings_of(
         case.engine,
         case.cluster,
         layouts,
@@ -188,6 +208,10 @@ def case_holdings(layouts: Layouts, case: Case) -> Holdings:
         optimizer=case.optimizer,
         profile=case.profile,
     )
+    if not case.error_bytes:
+        return holdings
+    errors = np.where(layouts.sharding == 0, case.error_bytes, 0.0)
+    return replace(holdings, passing_bytes=holdings.passing_bytes + errors)
 
 
 def price_one(layout: Layout, case: Case) -> Estimate:

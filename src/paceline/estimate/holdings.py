@@ -1,6 +1,8 @@
 """What an engine holds for each parameter and keeps of each token, for a table of layouts."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -9,7 +11,7 @@ from paceline.estimate.memory import Holdings
 from paceline.estimate.step import Traffic
 from paceline.parallel.table import Layouts
 from paceline.profile import Kernels, ModelProfile, runtime_kernels
-from paceline.profile.block import Value
+from paceline.profile.block import Value, matrices
 from paceline.topology import Cluster
 
 MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02, "sgd": 4.0}
@@ -17,6 +19,12 @@ MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02
 scale for each block of 256, arXiv:2110.02861. Muon: one momentum for its matrices; embeddings and
 norms, which AdamW updates, left out (Jordan et al., 2024). Adafactor: one row and one column for
 each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
+
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
+"""`train.gradient_compression`: what replicas' gradients are sent as."""
+
+OWN_RUNTIME = "paceline"
+"""The engine that is `paceline run` itself."""
 
 _HOST_BYTES_PER_S, _DISK_BYTES_PER_S = 25e9, 3e9
 """To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. Source:
@@ -63,12 +71,22 @@ def holdings_of(
         else engine.reserved_share,
         selective_cheap=float(engine.selective_cheap),
         gathered_inputs=float(engine.gathered_inputs),
+        own_runtime=float(engine.name == OWN_RUNTIME),
         saving_share=float(cluster.backend == "gloo"),
     )
 
 
-def traffic_of(engine: Engine, *, precision: str, optimizer: str) -> Traffic:
-    """Bytes of a parameter on the wire and through the optimizer."""
+def traffic_of(
+    engine: Engine, *, precision: str, optimizer: str, replica_share: float = 1.0
+) -> Traffic:
+    """Bytes of a parameter on the wire and through the optimizer.
+
+    Args:
+        engine: That runs the step.
+        precision: Of the matrix multiplications.
+        optimizer: One of `MOMENT_BYTES`.
+        replica_share: What compression leaves of all-reduced gradients: `compressed_share`.
+    """
     wide = precision in ("fp32", "tf32")
     weights = 4.0 if wide else engine.weight_bytes
     master = 0.0 if wide else engine.master_bytes
@@ -81,18 +99,59 @@ def traffic_of(engine: Engine, *, precision: str, optimizer: str) -> Traffic:
         optimizer_bytes=gradient + updated + 2 * moments,
         host_bytes_per_s=_HOST_BYTES_PER_S,
         disk_bytes_per_s=_DISK_BYTES_PER_S,
+        replica_share=replica_share,
+        own_runtime=float(engine.name == OWN_RUNTIME),
     )
+
+
+def compressed_share(profile: ModelProfile, kind: Compression, rank: int = 4) -> float:
+    """Of float32 gradients, the share of their bytes that is sent.
+
+    PowerSGD sends a matrix of N x M as rank x (N + M) numbers where those are at most half as many,
+    and everything else as it is; matrices that the profile holds together (key and value; up and
+    gate) are two. Source: Vogels et al., arXiv:1905.13727; `runtime/strategy/hooks.py`.
+
+    >>> from paceline.profile import DecoderShape, profile_decoder
+    >>> shape = DecoderShape(layers=2, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1024,
+    ...     vocab=512, tied_embeddings=True)
+    >>> compressed_share(profile_decoder(shape, 64), "bf16")
+    0.5
+    >>> round(compressed_share(profile_decoder(shape, 64), "powersgd"), 4)
+    0.0148
+    """
+    if kind != "powersgd":
+        return 1.0 if kind == "none" else 0.5
+    total = sent = 0.0
+    for rows, columns, count in _gradient_matrices(profile):
+        thin = rank * (rows + columns)
+        total += count * rows * columns
+        sent += count * (thin if 2 * thin <= rows * columns else rows * columns)
+    others = profile.num_parameters - total
+    return (sent + others) / max(profile.num_parameters, 1)
+
+
+def _gradient_matrices(profile: ModelProfile) -> Iterator[tuple[int, int, int]]:
+    """Rows, columns and how many of every matrix of the model that gets a gradient of its own."""
+    for block in profile.blocks:
+        for each in matrices(block):
+            is_gated = each.name in ("up", "shared_up", "expert_up") and block.gated
+            parts = 2 if is_gated or each.name in ("key_value", "cross_key_value") else 1
+            if each.outputs:
+                yield each.inputs, each.outputs // parts, block.count * each.copies * parts
+    ends = 1 if profile.tied else 2
+    if profile.head_inputs and profile.head_outputs:
+        yield profile.head_inputs, profile.head_outputs, ends
 
 
 def _kernels(engine: Engine, cluster: Cluster, layouts: Layouts, *, wide: bool) -> Kernels:
     """Our own runtime keeps other tensors under autocast (not sharded) than with FSDP2."""
-    if engine.name == "paceline":
+    if engine.name == OWN_RUNTIME:
         fused = cluster.backend != "gloo"
         if wide:
             return runtime_kernels("fp32", fused_norm=fused)
         cast = runtime_kernels("bf16-autocast", fused_norm=fused)
         sharded = runtime_kernels("bf16-sharded", fused_norm=fused)
-        is_sharded = (layouts.shard > 1) & (layouts.sharding > 1)
+        is_sharded = (layouts.shard > 1) & (layouts.sharding > 0)
         names = ("stream_bytes", "norm_bytes", "attention_casts", "ffn_casts")
         columns = {
             name: np.where(is_sharded, getattr(sharded, name), getattr(cast, name))

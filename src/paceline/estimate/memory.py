@@ -21,15 +21,17 @@ read at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.estimate.schedule import held_micro_batches
+from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
+from paceline.estimate.sharing import Shared, expert_ranks, shared_of
 from paceline.estimate.step import Model, stage_blocks
+from paceline.parallel.stages import rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
-from paceline.profile.saved import Kernels, outside_bytes, saved_bytes
+from paceline.profile.saved import Kernels, deferred_bytes, outside_bytes, saved_bytes
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -47,9 +49,7 @@ PARTS = (
     "overhead",
 )
 
-_ZERO1, _ZERO2, _FULL, _HYBRID = (
-    code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
-)
+_ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
 _SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
 
 
@@ -115,6 +115,9 @@ class Holdings:
     gathered_inputs: Value = 0.0
     """1 where tensor parallelism keeps its linears' inputs gathered until the backward pass."""
 
+    own_runtime: Value = 0.0
+    """1 where Paceline's own runtime runs the step: `sharing.py` says what it holds."""
+
 
 def memory_parts(
     model: Model, layouts: Layouts, holdings: Holdings, stage: Value
@@ -125,13 +128,14 @@ def memory_parts(
         model: Its sizes.
         layouts: Rows to price.
         holdings: Of the software that runs it.
-        stage: 0 is the first; one number, or one for each row.
+        stage: Rank of the pipeline, 0 is the first; one number, or one for each row.
     """
     t, h = layouts, holdings
-    dense, routed = _stage_parameters(model, t, stage)
-    states = _states(dense, routed, model, t, h)
+    here = _here(model, t, h, stage)
+    dense, routed = here.dense, here.routed
+    states = _states(model, t, h, here)
     stepping = _stepping_bytes(dense, routed, model, t, h)
-    activations, gathered = _fullest_moment(model, t, h, stage, stepping)
+    activations, gathered = _fullest_moment(model, t, h, here, stepping)
     parts = states | {"activations": activations, "gathered": gathered}
     parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
     saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline
@@ -168,47 +172,58 @@ def reserved_bytes(parts: dict[str, Column]) -> Column:
     return allocated_bytes(parts) + parts["slack"]
 
 
-def _stage_parameters(model: Model, t: Layouts, stage: Value) -> tuple[Column, Column]:
-    """Parameters of one rank before sharding: dense ones, routed ones. Stages round up."""
-    first = np.asarray(stage) == 0
-    last = np.asarray(stage) == t.pipeline - 1
-    dense = routed = np.asarray(0.0)
-    for block in model.blocks:
-        mine = _stage_blocks(block, model, t, stage)
-        dense = dense + mine * dense_parameters(block)
-        routed = routed + mine * expert_parameters(block)
-    tied = (t.pipeline > 1) * model.num_tied_parameters
-    head = model.num_head_parameters + tied
-    outside = first * model.num_embedding_parameters + last * head
-    return (dense + outside) / t.tensor, routed / t.expert
+class _Here(NamedTuple):
+    """What of the model is on one rank of the pipeline, and what the layouts share."""
+
+    stage: Value
+    has_head: Column
+    block_share: Column
+    """Blocks on it as a share of all; kinds are taken to be mixed evenly."""
+
+    root: Column
+    """Parameters outside the blocks, before sharding."""
+
+    dense: Column
+    """All parameters before sharding but routed ones. Stages round up."""
+
+    routed: Column
+    shared: Shared
 
 
-def _stage_blocks(block: Block, model: Model, t: Layouts, stage: Value) -> Column:
-    """Blocks of one kind on a stage; kinds are taken to be mixed evenly."""
-    total = sum(np.asarray(each.count, float) for each in model.blocks)
+def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
+    """In a v both ends are on the first rank, and a tied matrix is there once."""
+    head_rank = rank_of_head(t.pipeline, t.schedule, t.chunks)
+    is_first, has_head = np.asarray(stage) == 0, np.asarray(stage) == head_rank
+    head = model.num_head_parameters + (head_rank > 0) * model.num_tied_parameters
+    root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
     slow, last = stage_blocks(model, t)
-    on_stage = np.where(np.asarray(stage) == t.pipeline - 1, last, slow)
-    return on_stage * block.count / np.maximum(total, 1)
+    total = sum(np.asarray(each.count, float) for each in model.blocks)
+    share = np.where(has_head, last, slow) / np.maximum(total, 1)
+    dense = sum(block.count * dense_parameters(block) for block in model.blocks)
+    routed = sum(block.count * expert_parameters(block) for block in model.blocks)
+    return _Here(
+        stage=stage,
+        has_head=has_head,
+        block_share=share,
+        root=root,
+        dense=share * dense / t.tensor + root,
+        routed=share * routed / expert_ranks(t, h.own_runtime),
+        shared=shared_of(t, h.own_runtime, h.master_bytes),
+    )
 
 
-def _states(
-    dense: Column, routed: Column, model: Model, t: Layouts, h: Holdings
-) -> dict[str, Column]:
-    s = t.sharding
+def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Column]:
+    s, dense, routed, shared = t.sharding, here.dense, here.routed, here.shared
     is_full = (s == _FULL) | (s == _HYBRID)
     shard = np.maximum(t.shard, 1)
     routed_shard = np.maximum(t.shard // t.expert, 1)
     whole, split = dense + routed, dense / shard + routed / routed_shard
-    keeps_master = np.asarray(h.master_bytes) > 0
-    # FSDP's ZeRO-2 keeps its shard besides the gathered parameters, which `gathered` counts.
-    shards_weights = is_full | ((s == _ZERO2) & ~keeps_master)
+    # What is gathered beside a shard is counted by `_gathered`.
     frozen = np.asarray(h.is_frozen) > 0
     trained = np.where(frozen, model.trained_share, 1.0)
-    weights = np.where(shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
+    weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
     frozen_weights = h.frozen_bytes * np.where(is_full, split, whole) + weights * trained
-    keeps_whole = is_full & (t.accumulation > 1) & np.logical_not(t.reduce_every_micro_batch)
-    shards_gradients = (is_full | (s == _ZERO2)) & ~keeps_whole
-    gradients = np.where(shards_gradients, split, whole) * h.gradient_bytes
+    gradients = np.where(shared.whole_gradients, whole, split) * h.gradient_bytes
     passing = np.where(is_full, 0.0, h.passing_bytes * whole)
     held = np.where(s == 0, whole, split)
     on_device = t.offload == 0
@@ -229,14 +244,15 @@ def _stepping_bytes(dense: Column, routed: Column, model: Model, t: Layouts, h: 
 
 
 def _fullest_moment(
-    model: Model, t: Layouts, h: Holdings, stage: Value, stepping: Column
+    model: Model, t: Layouts, h: Holdings, here: _Here, stepping: Column
 ) -> tuple[Column, Column]:
     """Activations and gathered parameters at the fullest of the four moments."""
     tokens = t.micro_batch * model.seq_len / t.context
     stream = np.where(t.sequence_parallel, t.tensor, 1)
-    kept = working = peak = np.asarray(0.0)
+    kept = working = peak = later = np.asarray(0.0)
+    is_staged = bool(np.any(t.pipeline > 1))
     for block in model.blocks:
-        mine = _stage_blocks(block, model, t, stage)
+        mine = here.block_share * block.count
         whole = _on_rank(block, model, t, h, stream, "none")
         lean = _selective_on_rank(block, model, t, h, stream)
         inputs = _on_rank(block, model, t, h, stream, "full")
@@ -248,17 +264,30 @@ def _fullest_moment(
             np.where(t.recompute == _SELECTIVE, lean, whole),
         )
         kept = kept + mine * each
+        if is_staged:
+            later = later + mine * _deferred_on_rank(block, t, h, stream)
         working = np.maximum(working, again * (mine > 0))
         saved = saved_bytes(block, h.kernels, model.seq_len / t.context)
         peak = np.maximum(peak, saved.peak / t.tensor * (mine > 0))
-    held = held_micro_batches(stage, t.pipeline, t.chunks, t.accumulation, t.schedule)
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
-    is_last = np.asarray(stage) == t.pipeline - 1
-    blocks = tokens * held * kept
-    head = is_last * tokens * (outside.kept / stream + outside.logits / t.tensor)
-    at_loss = blocks + head + is_last * tokens * outside.loss_peak / t.tensor
+    held = held_head = np.asarray(1.0)
+    blocks = tokens * kept
+    if is_staged:
+        order = (here.stage, t.pipeline, t.chunks, t.accumulation, t.schedule)
+        held, put_off = held_micro_batches(*order), deferred_micro_batches(*order)
+        blocks = tokens * (held * kept + put_off * later)
+        # A looped zero-bubble's last rank puts off the head's second half as well.
+        held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
+    # Of our own runtime: the head's input is gathered; a pipeline's stage holds what it gave until
+    # its backward pass; and a loss over split logits makes its gradient in one more copy.
+    narrow = h.own_runtime * h.kernels.compute_bytes
+    kept_outside = outside.kept / stream + narrow * model.head_inputs * (1 - 1 / stream)
+    logits = outside.logits + narrow * model.head_outputs * (t.pipeline > 1)
+    loss_peak = outside.loss_peak + h.own_runtime * 4 * model.head_outputs * (t.tensor > 1)
+    head = tokens * held_head * (kept_outside + logits / t.tensor)
+    at_loss = blocks + here.has_head * (head + tokens * loss_peak / t.tensor)
     at_block = blocks + tokens * (working + peak)
-    gathered_loss, gathered_block, gathered_root = _gathered(model, t, h)
+    gathered_loss, gathered_block, gathered_root = _gathered(model, t, h, here)
     moments = np.stack(
         np.broadcast_arrays(
             at_loss + gathered_loss,
@@ -286,9 +315,22 @@ def _selective_on_rank(
     Source: Korthikanti et al., arXiv:2205.05198, section 4.3, for the scores alone.
     """
     cheap = _on_rank(block, model, t, h, stream, "selective")
+    # What a row-parallel matrix gives is kept before it is summed: whole on every tensor rank.
+    sums = (block.heads > 0) * 1 + (block.cross_heads > 0) + (block.ffn + block.shared_ffn > 0)
+    terms = h.own_runtime * h.kernels.compute_bytes * sums * block.hidden
+    cheap = cheap + terms * (1 - 1 / stream)
     no_scores = replace(h, kernels=replace(h.kernels, score_bytes=0.0))
     scores = _on_rank(block, model, t, no_scores, stream, "none")
     return np.where(np.asarray(h.selective_cheap) > 0, cheap, scores)
+
+
+def _deferred_on_rank(block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
+    """Kept by one block for one token until the second half of a split backward pass."""
+    if block.measured is not None:
+        return np.asarray(0.0)
+    later = deferred_bytes(block, h.kernels)
+    copies = block.experts_per_token * h.expert_imbalance / stream
+    return later.tensor / t.tensor + later.sequence / stream + later.routed * copies
 
 
 def _on_rank(
@@ -300,43 +342,52 @@ def _on_rank(
     saved = saved_bytes(block, h.kernels, model.seq_len / t.context, recompute=recompute)
     copies = block.experts_per_token * h.expert_imbalance / stream
     inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
-    whole = h.gathered_inputs * (recompute != "full") * inputs * (1 - 1 / stream)
+    # Our own selective recompute gathers them again.
+    is_kept = recompute == "none" or (recompute == "selective" and not np.any(h.own_runtime))
+    whole = h.gathered_inputs * is_kept * inputs * (1 - 1 / stream)
     gathered = whole * h.kernels.compute_bytes * block.hidden
     return saved.tensor / t.tensor + saved.sequence / stream + saved.routed * copies + gathered
 
 
-def _gathered(model: Model, t: Layouts, h: Holdings) -> tuple[Column, Column, Column]:
+def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Column, Column, Column]:
     """Copies of parameters in the type they are multiplied in, at the three moments.
 
-    Full sharding: the root stays gathered; of the blocks, the current and the prefetched one are.
+    Full sharding: the root stays gathered; of the blocks, the current and the prefetched one are,
+    which with our own runtime begins after the loss.
     A unit's gradients exist whole in the type of the multiplication, and once more as the input of
-    the reduce-scatter. Otherwise: what autocast keeps.
+    the reduce-scatter. Otherwise: what autocast keeps, or what is gathered for the whole step.
     """
-    s = t.sharding
-    is_full = (s == _FULL) | (s == _HYBRID)
+    shared = here.shared
+    own = np.asarray(h.own_runtime) > 0
     block = np.asarray(0.0)
     count = np.asarray(0.0)
     whole = np.asarray(0.0)
     for each in model.blocks:
-        size = dense_parameters(each) / t.tensor + expert_parameters(each) / t.expert
+        routed = expert_parameters(each) / expert_ranks(t, h.own_runtime)
+        size = dense_parameters(each) / t.tensor + routed
         block = np.maximum(block, size * (np.asarray(each.count) > 0))
         count = count + each.count
         whole = whole + each.count * size
-    root = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
+    both_ends = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
+    root = np.where(own, here.root, both_ends)
     narrow = h.gathered_bytes
     trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
     reduced = (narrow + h.reduce_bytes) * trained
-    at_loss = narrow * (root + block * (count > 0))
+    at_loss = narrow * (root + np.where(own, 0.0, block * (count > 0)))
     at_block = narrow * root + narrow * np.minimum(2, count) * block + reduced * block
     at_root = (narrow + reduced) * root
-    keeps_master = np.asarray(h.master_bytes) > 0
-    zero2 = np.where((s == _ZERO2) & ~keeps_master, narrow * (whole / t.pipeline + root), 0.0)
-    cast = np.where((s == 0) | (s == _ZERO1), h.cast_bytes * (whole / t.pipeline + root), 0.0)
-    replica = zero2 + cast
+    mine = np.where(own, here.dense + here.routed, whole / t.pipeline + root)
+    once = np.where(shared.keeps_gathered, narrow * mine, 0.0)
+    casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
+    cast = np.where(casts, h.cast_bytes * mine, 0.0)
+    replica = once + cast
+    # Our own runtime reduces a unit while all others are still gathered; in a pipeline, at the end.
+    passing = np.where(own & shared.keeps_gathered, reduced, 0.0)
+    at_once = np.where(shared.reduces_late, 0.0, passing)
     return (
-        np.where(is_full, at_loss, replica),
-        np.where(is_full, at_block, replica),
-        np.where(is_full, at_root, zero2),
+        np.where(shared.gathers_blocks, at_loss, replica),
+        np.where(shared.gathers_blocks, at_block, replica + at_once * block),
+        np.where(shared.gathers_blocks, at_root, once + passing * root),
     )
 
 

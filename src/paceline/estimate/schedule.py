@@ -1,18 +1,21 @@
 """How a pipeline's schedule fills its stages: idle time, and micro-batches held at once.
 
-    schedule      idle, in micro-batches' time              held by stage r of p
-    gpipe         p - 1                                     m
-    1f1b          p - 1                                     min(m, p - r)
-    interleaved   (p - 1) / v                               min(m, p - r - 1 + (p - r - 1 ...)) / v
-    zero-bubble   (p - 1) (F + B - 2 W) / (F + B + W)       min(m, p - r)
-    dualpipe-v    (p - 1) / 2 of the same                   p + 1/2, two chunks a stage
+    schedule      idle, in micro-batches' time             held by rank r of p
+    gpipe         p - 1                                    m
+    1f1b          p - 1                                    min(m, p - r)
+    interleaved   (p - 1) / v                              min(m, (2 (p-r-1) + (v-1) p + 1) / v)
+    zero-bubble   (p - 1) / v x late                       min(m, p)
+    dualpipe-v    (p - 1) / 2 x late                       min(m, p + 1/2)
 
-F, B and W are the seconds of the forward pass, of the gradients of the inputs, and of the gradients
-of the matrices.
+m micro-batches, v chunks of each rank; zero-bubble of two chunks is ZB-V. F, B and W are the
+seconds of the forward pass, of the gradients of the inputs, and of the gradients of the matrices;
+`late` is max(F, B, F + B - W) / (F + B + W). What is held is held until W.
 
 Source: GPipe arXiv:1811.06965; 1F1B arXiv:2006.09503; interleaved arXiv:2104.04473, section 2.2;
-held: Korthikanti et al., arXiv:2205.05198, appendix C; zero-bubble arXiv:2401.10241, table 1
-(ZB-H1); DualPipeV: github.com/deepseek-ai/DualPipe.
+held: Korthikanti et al., arXiv:2205.05198, appendix C; zero-bubble (ZB-H1) arXiv:2401.10241, table
+2. All but GPipe and 1F1B were counted in torch 2.13's own orders (`pipeline_order`) of 2 to 8 ranks
+and 4 to 32 micro-batches: with F = B = W exactly as here, ZB-V and DualPipe-V up to a tenth of a
+micro-batch and rank from it where B is 1.3 times F.
 """
 
 from typing import Any
@@ -45,11 +48,12 @@ def idle_share(pipeline: Value, chunks: Value, schedule: Value, weight_share: Va
     """
     p, v = np.asarray(pipeline, float), np.maximum(chunks, 1)
     s = np.asarray(schedule)
-    idle = (p - 1) / np.where(s == _INTERLEAVED, v, 1.0)
-    # F + B + W is 1, so F + B - 2 W is 1 - 3 W; the three are seldom quite equal.
-    late = np.maximum(1 - 3 * np.asarray(weight_share), 0.0)
-    idle = np.where(s == _ZERO_BUBBLE, (p - 1) * late, idle)
-    return np.where(s == _DUALPIPE, (p - 1) / 2 * late, idle)
+    w = np.asarray(weight_share)
+    # F + B + W is 1, so F + B - W is 1 - 2 W; F and B are taken to be equal, half of 1 - W.
+    late = np.maximum(1 - 2 * w, (1 - w) / 2)
+    in_chunks = (s == _INTERLEAVED) | (s == _ZERO_BUBBLE)
+    parts = np.where(s == _DUALPIPE, 2.0, np.where(in_chunks, v, 1.0))
+    return (p - 1) / parts * np.where((s == _ZERO_BUBBLE) | (s == _DUALPIPE), late, 1.0)
 
 
 def held_micro_batches(
@@ -69,4 +73,25 @@ def held_micro_batches(
     started = (2 * (p - r - 1) + (v - 1) * p + 1) / v
     held = np.where(s == _INTERLEAVED, np.minimum(m, started), waiting)
     held = np.where(s == _GPIPE, m, held)
+    held = np.where(s == _ZERO_BUBBLE, np.minimum(m, p), held)
     return np.where(s == _DUALPIPE, np.minimum(m, p + 0.5), held)
+
+
+def deferred_micro_batches(
+    stage: Value, pipeline: Value, chunks: Value, accumulation: Value, schedule: Value
+) -> Column:
+    """Micro-batches between the two halves of a split backward pass, at most, as a share of all
+    blocks of a rank: the gradients of its matrices' outputs wait for the second half.
+
+    Counted in the same orders: of rank r (r + 1) / v in a loop, r + 1/2 in ZB-V, (r + 1) / 2 in
+    DualPipe-V; 0 where the backward pass is not split.
+
+    >>> float(deferred_micro_batches(3, 4, 1, 16, code_of("schedule", "zero-bubble")))
+    4.0
+    """
+    r, m = np.asarray(stage, float), np.asarray(accumulation, float)
+    s, v = np.asarray(schedule), np.maximum(chunks, 1)
+    in_v = np.asarray(v) == 2
+    most = np.where(s == _ZERO_BUBBLE, np.where(in_v, r + 0.5, (r + 1) / v), 0.0)
+    most = np.where(s == _DUALPIPE, (r + 1) / 2, most)
+    return np.where(np.asarray(pipeline) > 1, np.minimum(m, most), 0.0)

@@ -26,7 +26,8 @@ from paceline.estimate.collectives import dispatch_s, exchange_s, gather_s, send
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
 from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import idle_share
-from paceline.parallel.stages import blocks_of_slowest
+from paceline.estimate.sharing import expert_ranks, shared_of
+from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
 
@@ -114,13 +115,19 @@ class Traffic:
     disk_bytes_per_s: Value
     """Between host and its disk, for state offloaded there."""
 
+    replica_share: Value = 1.0
+    """What compression leaves of the gradients that replicas all-reduce."""
+
+    own_runtime: Value = 0.0
+    """1 where Paceline's own runtime runs the step: `sharing.py` says what it exchanges when."""
+
 
 def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
     """Seconds by term, in the order of `TERMS`."""
     t = layouts
-    work = _work(model, t)
+    work = _work(model, t, traffic)
     parts = [_block_seconds(block, model, work, t, rates, traffic) for block in model.blocks]
-    head = _head_s(model, t, rates)
+    head = _head_s(model, t, rates, traffic)
     num_blocks = sum(np.asarray(block.count, float) for block in model.blocks)
     mean = {
         name: sum(block.count * part[name] for block, part in zip(model.blocks, parts, strict=True))
@@ -149,7 +156,8 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     stride = t.tensor * t.context * t.data
     leaves = stride * t.pipeline > rates.domain
     hop = send_s(sent, np.where(leaves, rates.domain, stride), rates) * (t.pipeline > 1)
-    hops = 2 * m * t.chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
+    chunks = np.where(t.schedule == _DUALPIPE, 2, t.chunks)
+    hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
     terms["pipeline"] = idle + hops
     terms["data"] = _data_s(model, mean, t, rates, traffic, on_stage)
     terms["optimizer"] = _optimizer_s(model, t, rates, traffic)
@@ -170,7 +178,7 @@ def fast_end(terms: Mapping[str, Column]) -> Column:
     return sum(seconds / (1 + SPREAD[name]) for name, seconds in terms.items())
 
 
-def _work(model: Model, t: Layouts) -> Work:
+def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
     return Work(
         tokens=t.micro_batch * model.seq_len / t.context,
         samples=t.micro_batch,
@@ -178,17 +186,18 @@ def _work(model: Model, t: Layouts) -> Work:
         tensor=t.tensor,
         stream=np.where(t.sequence_parallel, t.tensor, 1),
         context=t.context,
-        expert=t.expert,
+        expert=expert_ranks(t, traffic.own_runtime),
         weight_gradients=model.trained_share,
     )
 
 
-def _head_s(model: Model, t: Layouts, rates: Rates) -> Column:
+def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     """Output matrix and loss, forward and backward, of one micro-batch."""
     if np.ndim(model.seq_len) > 0:
-        return sum(head_times(model.head_inputs, model.head_outputs, _work(model, t), rates))
+        work = _work(model, t, traffic)
+        return sum(head_times(model.head_inputs, model.head_outputs, work, rates))
     rows, places = distinct(t, _COMPUTE_COLUMNS)
-    work = _work(model, t.take(rows))
+    work = _work(model, t.take(rows), traffic)
     each = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
     return np.broadcast_to(each, len(rows))[places]
 
@@ -197,12 +206,12 @@ _COMPUTE_COLUMNS = ("micro_batch", "context", "tensor", "sequence_parallel", "ex
 """What a block's compute depends on: a million layouts share a few hundred combinations."""
 
 
-def _times(block: Block, model: Model, t: Layouts, rates: Rates) -> BlockTimes:
+def _times(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> BlockTimes:
     """Times of one block, worked out once for each combination that occurs."""
     if np.ndim(model.seq_len) > 0:
-        return block_times(block, _work(model, t), rates)
+        return block_times(block, _work(model, t, traffic), rates)
     rows, places = distinct(t, _COMPUTE_COLUMNS)
-    times = block_times(block, _work(model, t.take(rows)), rates)
+    times = block_times(block, _work(model, t.take(rows), traffic), rates)
     return BlockTimes(*(np.broadcast_to(each, len(rows))[places] for each in times))
 
 
@@ -210,11 +219,12 @@ def _block_seconds(
     block: Block, model: Model, work: Work, t: Layouts, rates: Rates, traffic: Traffic
 ) -> dict[str, Column]:
     """Seconds by term of one block and one micro-batch, forward and backward."""
-    times = _times(block, model, t, rates)
+    times = _times(block, model, t, rates, traffic)
     again = _recompute_s(times, t, rates)
     tensor_forward = _tensor_s(block, work, t, rates)
     tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
     exchange = _expert_s(block, work, t, rates)
+    summed = _expert_sums_s(block, t, rates, traffic)
     exchange_again = np.where(t.recompute == _WHOLE, exchange / 2 / t.recompute_every, 0.0)
     context = _context_s(block, work, t, rates, times)
     compute = times.forward + times.backward
@@ -224,7 +234,7 @@ def _block_seconds(
         "recompute": again,
         "tensor": (2 * tensor_forward + tensor_again) * (1 - rates.tensor_overlap),
         "context": context,
-        "expert": 2 * exchange + exchange_again,
+        "expert": 2 * exchange + exchange_again + summed,
         "gathered": exposed,
         "weight_gradient": times.weight_gradient,
         "forward": times.forward,
@@ -274,13 +284,25 @@ def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
     return np.where((t.expert > 1) & (np.asarray(block.experts) > 0), seconds, 0.0)
 
 
+def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
+    """Our own runtime's tensor ranks hold the same experts and send them other tokens: gradients
+    are summed over them in every backward pass (`runtime/strategy/expert.py`)."""
+    is_summed = np.logical_and(t.expert > 1, t.sequence_parallel) & (t.tensor > 1)
+    if not np.any(traffic.own_runtime) or not np.any(is_summed):
+        return np.asarray(0.0)
+    routed = expert_parameters(block) / t.expert
+    seconds = 2 * gather_s(traffic.weight_bytes * routed, t.tensor, 1, rates)
+    return np.where(is_summed, traffic.own_runtime * seconds, 0.0)
+
+
 def _gathered_s(
     block: Block, forward: Column, backward: Column, t: Layouts, rates: Rates, traffic: Traffic
 ) -> tuple[Column, Column]:
     """Full sharding, one block and micro-batch: seconds that nothing hides, and hidden ones."""
-    is_full = (t.sharding == _FULL) | (t.sharding == _HYBRID)
+    gathers = shared_of(t, traffic.own_runtime, 0.0).gathers_blocks
+    holders = expert_ranks(t, traffic.own_runtime)
     dense = dense_parameters(block) / t.tensor
-    routed = expert_parameters(block) / t.expert
+    routed = expert_parameters(block) / holders
     routed_shard = np.maximum(t.shard // t.expert, 1)
 
     def over(num_bytes: Value) -> Column:
@@ -296,7 +318,7 @@ def _gathered_s(
     for needed, window in ((gather, forward), (back, backward)):
         behind = np.minimum(needed, window) * rates.gather_overlap
         exposed, hidden = exposed + needed - behind, hidden + behind
-    return np.where(is_full, exposed, 0.0), np.where(is_full, hidden, 0.0)
+    return np.where(gathers, exposed, 0.0), np.where(gathers, hidden, 0.0)
 
 
 def _data_s(
@@ -308,24 +330,27 @@ def _data_s(
     on_stage: Column,
 ) -> Column:
     """Gradients and parameters between data ranks that nothing hides."""
-    dense, routed = stage_parameters(model, t)
+    dense, routed = stage_parameters(model, t, traffic.own_runtime)
+    shared = shared_of(t, traffic.own_runtime, 0.0)
     trained = model.trained_share
     group = t.data * t.context
-    routed_group = np.maximum(group // t.expert, 1)
+    in_group = np.where(t.sharding == _HYBRID, t.shard, group)
+    routed_group = np.maximum(in_group // t.expert, 1)
 
     def over(num_bytes: Value, n: Value, routed_n: Value, stride: Value) -> Column:
         return gather_s(num_bytes * dense, n, stride, rates) + gather_s(
             num_bytes * routed, routed_n, stride * t.expert, rates
         )
 
-    reduce = over(traffic.reduce_bytes * trained, group, routed_group, t.tensor)
-    gather = over(traffic.weight_bytes * trained, group, routed_group, t.tensor)
-    back_window = on_stage * mean["backward"] * rates.gradient_overlap
+    reduce = over(traffic.reduce_bytes * trained, in_group, routed_group, t.tensor)
+    gather = over(traffic.weight_bytes * trained, in_group, routed_group, t.tensor)
+    overlap = np.where(shared.reduces_late, 0.0, rates.gradient_overlap)
+    back_window = on_stage * mean["backward"] * overlap
     forward_window = on_stage * mean["forward"] * rates.gradient_overlap
-    tail = 1 - rates.gradient_overlap
+    tail = 1 - overlap
     scattered = np.maximum(reduce - back_window, tail * reduce)
-    gathered = np.maximum(gather - forward_window, tail * gather)
-    all_reduce = 2 * reduce * rates.gather_share
+    gathered = np.maximum(gather - forward_window, (1 - rates.gradient_overlap) * gather)
+    all_reduce = 2 * reduce * rates.gather_share * traffic.replica_share
     replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
     # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
     # groups of a hybrid, the shards are reduced once more.
@@ -346,8 +371,10 @@ def _data_s(
     full = t.accumulation * on_stage * mean["gathered"] + ends + between
     s = t.sharding
     sharded = np.where(s == _ZERO2, _zero2_s(reduce, gather, t, mean, on_stage, rates), full)
-    shared = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
-    return np.where(group > 1, shared, 0.0)
+    # A pipeline of our own runtime gathers and reduces once, whatever the sharding.
+    sharded = np.where(shared.reduces_late, scattered + gathered + between, sharded)
+    seconds = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
+    return np.where(group > 1, seconds, 0.0)
 
 
 def _zero2_s(
@@ -374,7 +401,13 @@ def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
     )
     mean = np.maximum(in_blocks / np.maximum(count, 1), 1)
     head = model.head_inputs * model.head_outputs / mean
-    return blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced)
+    slow, last = blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced)
+    # Of several stages on a rank only the one with the head may be bare (`parallel.stages`).
+    chunks = np.where(t.schedule == _DUALPIPE, 2, t.chunks)
+    least = np.where(np.asarray(model.is_balanced), chunks - 1, 0)
+    others = np.ceil((count - least) / np.maximum(t.pipeline - 1, 1))
+    is_short = (last < least) & (t.pipeline > 1)
+    return np.where(is_short, others, slow), np.where(is_short, least, last)
 
 
 def _used_parameters(block: Block) -> Value:
@@ -383,7 +416,7 @@ def _used_parameters(block: Block) -> Value:
     return expert_parameters(block) * share
 
 
-def stage_parameters(model: Model, t: Layouts) -> tuple[Column, Column]:
+def stage_parameters(model: Model, t: Layouts, own_runtime: Value) -> tuple[Column, Column]:
     """Parameters of a typical stage on one rank, before sharding: dense ones and routed ones."""
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
@@ -391,12 +424,14 @@ def stage_parameters(model: Model, t: Layouts) -> tuple[Column, Column]:
     # A pipeline keeps embedding and head on different stages; the larger one sets the pace.
     last = model.num_head_parameters + model.num_tied_parameters
     ends = np.maximum(model.num_embedding_parameters, last)
-    outside = np.where(t.pipeline > 1, ends, root)
-    return (dense / t.pipeline + outside) / t.tensor, routed / t.pipeline / t.expert
+    is_apart = rank_of_head(t.pipeline, t.schedule, t.chunks) > 0
+    outside = np.where(is_apart, ends, root)
+    routed = routed / t.pipeline / expert_ranks(t, own_runtime)
+    return (dense / t.pipeline + outside) / t.tensor, routed
 
 
 def _optimizer_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
-    dense, routed = stage_parameters(model, t)
+    dense, routed = stage_parameters(model, t, traffic.own_runtime)
     routed_shard = np.where(t.sharding == 0, 1, np.maximum(t.shard // t.expert, 1))
     shard = np.where(t.sharding == 0, 1, t.shard)
     mine = (dense / shard + routed / routed_shard) * model.trained_share

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.parallel.layout import Layout
+from paceline.parallel.table import code_of
 
 Column = Any
 """A number or an array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -36,6 +37,13 @@ def is_v_shaped(layout: Layout) -> bool:
     """
     zero_bubble = layout.schedule == "zero-bubble" and layout.chunks == 2
     return layout.pipeline > 1 and (zero_bubble or layout.schedule == "dualpipe-v")
+
+
+def rank_of_head(pipeline: Column, schedule: Column, chunks: Column) -> Column:
+    """The pipeline's rank with the last stage, for columns of layouts: the first one in a v."""
+    zero_bubble = (schedule == code_of("schedule", "zero-bubble")) & (chunks == 2)
+    is_v = zero_bubble | (schedule == code_of("schedule", "dualpipe-v"))
+    return np.where(is_v, 0, np.asarray(pipeline) - 1)
 
 
 def stages_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from paceline.estimate import Case, Estimate, Prices, price
 from paceline.estimate.estimate import case_holdings
-from paceline.estimate.holdings import traffic_of
 from paceline.estimate.memory import memory_parts
 from paceline.estimate.step import slow_end, step_terms
 from paceline.parallel import Layout, Layouts
@@ -160,9 +159,8 @@ def price_grid(layouts: Layouts, case: Case) -> tuple[Column, Column]:
     """
     step: Any = 0.0
     if case.rates is not None:
-        traffic = traffic_of(case.engine, precision=case.precision, optimizer=case.optimizer)
         # Small terms first: each sum then has no more dims than it needs.
-        terms = step_terms(case.model, layouts, case.rates, traffic)
+        terms = step_terms(case.model, layouts, case.rates, case.traffic)
         step = slow_end(dict(sorted(terms.items(), key=lambda term: np.size(term[1]))))
     return grid_bytes(layouts, case), np.broadcast_to(step, layouts.shape)
 

@@ -30,7 +30,7 @@ of the tests); torch 2.13 read off with `torch.autograd.graph.saved_tensors_hook
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from paceline.profile.block import Block, Value
+from paceline.profile.block import Block, Value, matrices
 
 Recompute = Literal["none", "selective", "full"]
 """What is computed again in the backward pass: nothing; everything that is cheap (norms,
@@ -194,6 +194,26 @@ def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
     Source: checkpointing, Chen et al., arXiv:1604.06174.
     """
     return SavedBytes(tensor=0.0, sequence=kept, routed=0.0, peak=whole.peak)
+
+
+def deferred_bytes(block: Block, kernels: Kernels) -> SavedBytes:
+    """Bytes one token leaves for the gradients of a block's matrices, where they are computed after
+    those of its input: the gradient of each matrix's output, and of each norm's.
+
+    Source: Qi et al., arXiv:2401.10241, section 2.3 (M_W); torch 2.13 `stage_backward_input`.
+    """
+    c = kernels.compute_bytes
+    column = sum(
+        each.outputs for each in matrices(block) if each.split == "column" and not each.is_routed
+    )
+    whole = sum(
+        each.outputs for each in matrices(block) if each.split != "column" and not each.is_routed
+    )
+    routed = sum(each.outputs for each in matrices(block) if each.is_routed)
+    has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
+    norms = (block.heads > 0) * 1 + (block.cross_heads > 0) + has_ffn
+    normed = kernels.stream_bytes * norms * block.hidden
+    return SavedBytes(tensor=c * column, sequence=c * whole + normed, routed=c * routed, peak=0.0)
 
 
 class OutsideBytes(NamedTuple):

@@ -1,0 +1,133 @@
+"""What our own runtime holds and exchanges, where it is not what other engines do."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.estimate import Case, case_of, price_one, stage_memory
+from paceline.estimate.schedule import (
+    deferred_micro_batches,
+    held_micro_batches,
+    idle_share,
+)
+from paceline.parallel import Layout
+from paceline.parallel.table import code_of
+from paceline.profile import resolve_profile
+from paceline.spec import parse_job
+from paceline.topology import find_cluster
+
+JOB = """\
+model: {preset: llama-3-8b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 4, per_node: 8}
+train: {global_batch: 64, steps: 100}
+"""
+DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=8)
+STAGED = replace(DATA, data=4, pipeline=2, accumulation=16)
+
+
+def case(preset: str = "llama-3-8b") -> Case:
+    overrides = (f"model.preset={preset}",)
+    job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+    cluster = find_cluster(job.spec.cluster, job)
+    return case_of(resolve_profile(job), cluster, precision="bf16")
+
+
+LLAMA, MIXTRAL = case(), case("mixtral-8x7b")
+N = LLAMA.profile.num_parameters
+
+
+def test_zero1_holds_shards_gathered_parameters_and_whole_gradients():
+    parts = price_one(replace(DATA, sharding="zero1"), LLAMA).memory.parts
+    assert parts["parameters"] == pytest.approx(4 * N / 8)
+    assert parts["optimizer"] == pytest.approx(8 * N / 8)
+    assert parts["gradients"] == pytest.approx(4 * N)
+    assert parts["gathered"] >= 2 * N
+
+
+def test_zero1_with_one_micro_batch_holds_gradients_in_shards():
+    layout = replace(DATA, sharding="zero1", accumulation=1)
+    assert price_one(layout, LLAMA).memory.parts["gradients"] == pytest.approx(4 * N / 8)
+
+
+def test_zero2_holds_shards_of_gradients_beside_gathered_parameters():
+    parts = price_one(replace(DATA, sharding="zero2"), LLAMA).memory.parts
+    assert parts["gradients"] == pytest.approx(4 * N / 8)
+    assert parts["gathered"] >= 2 * N
+
+
+@pytest.mark.parametrize("change", [{"sharding": "zero2"}, {"reduce_every_micro_batch": True}, {}])
+def test_in_a_pipeline_every_sharding_costs_what_zero1_costs(change: dict[str, object]):
+    zero1 = price_one(replace(STAGED, sharding="zero1"), LLAMA)
+    other = price_one(replace(STAGED, **change), LLAMA)  # type: ignore[arg-type]
+    assert other.memory == zero1.memory
+    assert other.step_s == pytest.approx(zero1.step_s)
+
+
+def test_in_a_v_the_first_rank_has_embedding_and_head():
+    layout = Layout(data=8, sharding="none", micro_batch=1, accumulation=8, pipeline=4)
+    loop = stage_memory(layout, LLAMA)
+    v = stage_memory(replace(layout, schedule="dualpipe-v"), LLAMA)
+    in_loop, in_v = ([each.parts["parameters"] or 0 for each in s] for s in (loop, v))
+    assert sum(in_v) == pytest.approx(sum(in_loop), rel=0.1)
+    root = 4 * LLAMA.profile.num_root_parameters
+    assert in_v[0] > root
+    assert in_v[-1] == in_v[1]
+
+
+def test_experts_are_split_over_tensor_ranks_unless_expert_ranks_share_them():
+    def held(tensor: int, expert: int) -> int:
+        layout = Layout(
+            data=32 // tensor,
+            sharding="none",
+            micro_batch=1,
+            accumulation=1,
+            tensor=tensor,
+            expert=expert,
+        )
+        return price_one(layout, MIXTRAL).memory.parts["parameters"] or 0
+
+    whole, by_tensor, by_expert, both = held(1, 1), held(2, 1), held(1, 2), held(2, 2)
+    assert by_tensor == pytest.approx(whole / 2, rel=0.01)
+    dense = 2 * by_expert - whole
+    assert both == pytest.approx(by_expert - dense / 2, rel=0.01)
+
+
+def test_selective_recompute_keeps_what_row_parallel_matrices_give_whole():
+    layout = Layout(
+        data=4, sharding="none", micro_batch=1, accumulation=8, tensor=8, recompute="selective"
+    )
+    split = price_one(layout, LLAMA).memory.parts["activations"] or 0
+    blocks, tokens, hidden = 32, 4096, 4096
+    assert split > blocks * tokens * 2 * (2 * hidden)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "p", "held", "deferred", "idle"),
+    [
+        ("zero-bubble", 1, 4, [4, 4, 4, 4], [1, 2, 3, 4], 3.0),
+        ("zero-bubble", 3, 4, [4, 4, 4, 4], [1 / 3, 2 / 3, 1, 4 / 3], 1.0),
+        ("zero-bubble", 2, 4, [4, 4, 4, 4], [0.5, 1.5, 2.5, 3.5], 1.5),
+        ("dualpipe-v", 1, 4, [4.5, 4.5, 4.5, 4.5], [0.5, 1, 1.5, 2], 1.5),
+        ("interleaved", 2, 4, [5.5, 4.5, 3.5, 2.5], [0, 0, 0, 0], 4.5),
+    ],
+)
+def test_schedules_are_what_torchs_orders_count_to(schedule, chunks, p, held, deferred, idle):
+    """16 micro-batches, counted in torch 2.13's `pipeline_order`; forward pass, gradients of inputs
+    and gradients of matrices take one unit each."""
+    code = code_of("schedule", schedule)
+    ranks = range(p)
+    assert [held_micro_batches(r, p, chunks, 16, code) for r in ranks] == pytest.approx(held)
+    found = [deferred_micro_batches(r, p, chunks, 16, code) for r in ranks]
+    assert found == pytest.approx(deferred)
+    assert 3 * idle_share(p, chunks, code, 1 / 3) == pytest.approx(idle)
+
+
+def test_compressed_gradients_take_less_of_the_wire():
+    plain = Layout(data=32, sharding="none", micro_batch=1, accumulation=2)
+    whole = price_one(plain, LLAMA).terms["data"]
+    half = price_one(plain, replace(LLAMA, replica_share=0.5)).terms["data"]
+    assert half < 0.6 * whole
+    sharded = replace(plain, sharding="zero1")
+    assert price_one(sharded, LLAMA) == price_one(sharded, replace(LLAMA, replica_share=0.5))
