@@ -116,8 +116,9 @@ def brute_force(asked: Space) -> set[Layout]:
     seq_len = asked.profile.seq_len or 1
     small = divisors(ranks)
     found = set()
-    orders = [("1f1b", 1), ("zero-bubble", 1), ("dualpipe-v", 1)]
+    orders = [("1f1b", 1), ("zero-bubble", 1), ("zero-bubble", 2), ("dualpipe-v", 1)]
     orders += [("interleaved", chunks) for chunks in range(2, blocks + 1)]
+    orders += [("zero-bubble", chunks) for chunks in range(3, blocks + 1)]
     again = [("none", 1), ("selective", 1), ("full", 1), ("full", 2), ("full", 4)]
     for tensor, pipeline, context, kind in product(small, small, small, ("ring", "ulysses")):
         data, rest = divmod(ranks, tensor * pipeline * context)
@@ -148,7 +149,19 @@ def brute_force(asked: Space) -> set[Layout]:
                 continue
             if pipeline > 1 and steps < pipeline * (2 if order == "dualpipe-v" else 1):
                 continue
-            if order == "interleaved" and (steps % pipeline or -(-blocks // pipeline) % chunks):
+            is_looped = order in ("interleaved", "zero-bubble") and (order, chunks) != (
+                "zero-bubble",
+                2,
+            )
+            if is_looped and pipeline > 1 and steps % max(1, steps // pipeline):
+                continue
+            if (order, chunks) != ("zero-bubble", 2) and -(-blocks // pipeline) % chunks:
+                continue
+            if pipeline > 1 and pipeline * (2 if order == "dualpipe-v" else chunks) > blocks:
+                continue
+            if pipeline > 1 and (share[0] == "zero2" or share[2]):
+                continue
+            if order in ("zero-bubble", "dualpipe-v") and recompute[0] == "selective":
                 continue
             if share[2] and steps == 1:
                 continue
@@ -245,6 +258,7 @@ def test_degrees_need_not_be_powers_of_two():
         "model.decoder.kv_heads=12",
         "model.decoder.ffn=96",
         "train.global_batch=24",
+        "data.seq_len=96",
     )
     asked = replace(asked, domain=24)
     layouts = _few(asked)

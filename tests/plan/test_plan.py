@@ -229,7 +229,7 @@ def test_run_does_every_layout_that_is_planned_for_this_machine():
 def test_run_refuses_what_it_cannot_do():
     problem = refused_of(TINY, "layout.offload=nvme", "layout.sharding=full")
     assert problem.code == "L012"
-    assert "`paceline run` cannot do yet" in problem.what
+    assert "`paceline run` cannot do here" in problem.what
 
 
 @pytest.mark.parametrize(

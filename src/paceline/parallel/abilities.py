@@ -1,8 +1,9 @@
 """Which ways to split an engine has, so that nothing is planned that it cannot run.
 
-Written from what is known of each engine's documentation in 2026, neither tried nor checked against
-its source: what is not listed here is taken to do everything. Leaves out: which combinations of
-them each engine has, but for sharding in a pipeline.
+Those of our own runtime are what `runtime/strategy` does, tested. The others are written from what
+is known of each engine's documentation in 2026, neither tried nor checked against its source: what
+is not listed is taken to do everything, and of which combinations they have only sharding in a
+pipeline is told.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,14 +34,50 @@ class Abilities:
     reduces_each: bool | None = None
     """Whether full sharding reduces after each micro-batch: always, never, or (None) as wanted."""
 
+    reduces_each_in_pipeline: bool = True
+    """Whether it can do so in a pipeline."""
+
+    chunked_zero_bubble: bool = False
+    """Whether zero-bubble has several stages a rank: two in a v (ZB-V), or three and more."""
+
+    equal_rounds: bool = False
+    """How many micro-batches interleaved and looped zero-bubble pipelines take: any number that
+    divides into rounds of at least one a rank, or (False) multiples of the ranks, interleaved
+    only."""
+
+    selective_split_backward: bool = True
+    """Whether selective recompute goes with a backward pass in two, as zero-bubble has it."""
+
+    offloads_whole: bool = True
+    """Whether optimizer state that is not sharded can be offloaded."""
+
+    copies_kv_head: bool = True
+    """Whether the only key and value head of a model is held by every tensor rank."""
+
+    experts_by_tensor: bool = False
+    """Whether routed experts that no expert ranks share are divided among the tensor ranks."""
+
+
+SPLIT_BACKWARD: tuple[Schedule, ...] = ("zero-bubble", "dualpipe-v")
+"""Schedules that compute gradients of inputs and of matrices apart."""
 
 _ZERO1: tuple[Sharding, ...] = ("none", "zero1")
 _FSDP: tuple[Sharding, ...] = ("none", "zero2", "full", "hybrid")
 _STAGED: tuple[Schedule, ...] = ("1f1b", "interleaved")
 
-OURS = Abilities(offloads=("none", "cpu"))
-"""What `paceline run` itself executes: `runtime/strategy`."""
-
+OURS = Abilities(
+    pipeline_shardings=("none", "zero1", "full", "hybrid"),
+    offloads=("none", "cpu"),
+    reduces_each_in_pipeline=False,
+    chunked_zero_bubble=True,
+    equal_rounds=True,
+    selective_split_backward=False,
+    offloads_whole=False,
+    copies_kv_head=False,
+    experts_by_tensor=True,
+)
+"""What `paceline run` itself executes: `runtime/strategy`. In a pipeline torch's schedules gather a
+stage's parameters and reduce its gradients once a step: ZeRO-2 would hold what ZeRO-1 holds."""
 
 _MEGATRON = Abilities(
     shardings=_ZERO1, pipeline_shardings=_ZERO1, schedules=_STAGED, offloads=("none", "cpu")
@@ -51,6 +88,7 @@ _ONLY_DATA = Abilities(
 )
 
 ABILITIES: Mapping[str, Abilities] = {
+    "paceline": OURS,
     "megatron": _MEGATRON,
     "megatron-bridge": _MEGATRON,
     "megatron-2021": _OLD_MEGATRON,
@@ -99,7 +137,7 @@ and `ParallelismConfig`; nanotron README; InternEvo docs; MaxText `configs/base.
 
 
 def abilities_of(engine: str) -> Abilities:
-    """What an engine can run; our own on another machine is planned as if it had everything."""
+    """What an engine can run; one that is not known, everything."""
     return ABILITIES.get(engine, Abilities())
 
 
@@ -115,7 +153,7 @@ def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
         yield f"offload {layout.offload}"
     elif layout.offload != "none" and layout.shard_degree == 1:
         yield f"offload {layout.offload} of a state that is not sharded"
-    splits_backward = layout.schedule in ("zero-bubble", "dualpipe-v")
+    splits_backward = layout.schedule in SPLIT_BACKWARD
     if layout.pipeline > 1 and splits_backward and layout.recompute == "selective":
         yield f"selective recompute in a {layout.schedule} pipeline"
     small, large = sorted((layout.shard_degree, layout.expert))

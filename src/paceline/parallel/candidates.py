@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.parallel.abilities import Abilities
+from paceline.parallel.abilities import SPLIT_BACKWARD, Abilities
 from paceline.parallel.layout import Offload, Recompute, Schedule
 from paceline.parallel.table import Column, Layouts, code_of, join
 from paceline.profile import ModelProfile
@@ -159,15 +159,23 @@ def tensors(space: Space, pipeline: int = 1) -> list[int]:
     return [
         each
         for each in divisors(space.num_ranks // pipeline)[::-1]
-        if each == 1 or (each <= most and most % each == 0 and divides_model(space.profile, each))
+        if each == 1
+        or (
+            each <= most
+            and most % each == 0
+            and divides_model(space.profile, each, copies_kv_head=space.abilities.copies_kv_head)
+        )
     ]
 
 
-def divides_model(profile: ModelProfile, tensor: int) -> bool:
-    """Whether every rank gets as many heads, keys and values, and columns as every other."""
+def divides_model(profile: ModelProfile, tensor: int, *, copies_kv_head: bool = True) -> bool:
+    """Whether every rank gets as many heads, keys and values, and columns as every other.
+
+    `copies_kv_head`: the only key and value head of a model may be held by all of them.
+    """
     return all(
         block.heads % tensor == 0
-        and (block.kv_heads % tensor == 0 or block.kv_heads == 1)
+        and (block.kv_heads % tensor == 0 or (copies_kv_head and block.kv_heads == 1))
         and block.cross_heads % tensor == 0
         and block.ffn % tensor == 0
         and block.shared_ffn % tensor == 0
@@ -214,11 +222,13 @@ def _splits(space: Space, tensor: int, pipeline: int, group: int) -> list[np.nda
 def _contexts(space: Space, tensor: int, group: int) -> list[tuple[int, int]]:
     """Context degrees with their kind: ring halves each rank's tokens, Ulysses divides heads."""
     fixed, seq_len = space.fixed, space.profile.seq_len
+    shares = tensor if fixed.sequence_parallel != False else 1  # noqa: E712  # "auto" is yes
     kinds = {kind: code_of("context_kind", kind) for kind in space.abilities.context_kinds}
     if fixed.context_kind != "auto":
         kinds = {fixed.context_kind: code_of("context_kind", fixed.context_kind)}
     degrees = [n for n in divisors(group)[::-1] if fixed.context in ("auto", n)]
-    found = [(1, next(iter(kinds.values()), 0))] if 1 in degrees else []
+    is_shared = seq_len is None or seq_len % shares == 0
+    found = [(1, next(iter(kinds.values()), 0))] if 1 in degrees and is_shared else []
     if seq_len is None or not (fixed.context != "auto" or _is_open(space)):
         return found
     for degree in degrees:
@@ -230,7 +240,7 @@ def _contexts(space: Space, tensor: int, group: int) -> list[tuple[int, int]]:
                 divides = seq_len % degree == 0 and all(
                     block.heads % (tensor * degree) == 0 for block in space.profile.blocks
                 )
-            if divides:
+            if divides and seq_len // degree % shares == 0:
                 found.append((degree, code))
     return found
 
@@ -254,17 +264,28 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
         kinds = (fixed.schedule,)
     elif "1f1b" in kinds:
         kinds = [kind for kind in kinds if kind != "gpipe"]
-    on_stage = -(-space.profile.num_blocks // pipeline)
     found: list[tuple[int, int]] = []
     for kind in kinds:
-        if kind == "interleaved":
-            several = [n for n in divisors(on_stage)[::-1] if n > 1]
-            if fixed.chunks != "auto":
-                several = [fixed.chunks]
-            found += [(code_of("schedule", kind), chunks) for chunks in several]
-        else:
-            found.append((code_of("schedule", kind), 1))
+        # Each stage has a block: DualPipe-V has two stages a rank, though its chunks are 1.
+        stages = 2 if kind == "dualpipe-v" else 1
+        found += [
+            (code_of("schedule", kind), chunks)
+            for chunks in _chunks(space, pipeline, kind)
+            if pipeline * chunks * stages <= max(space.profile.num_blocks, pipeline)
+        ]
     return found
+
+
+def _chunks(space: Space, pipeline: int, kind: Schedule) -> list[int]:
+    """Stages of each rank that make sense in a schedule, fewest first."""
+    zero_bubble = kind == "zero-bubble" and space.abilities.chunked_zero_bubble
+    if kind != "interleaved" and not zero_bubble:
+        return [1]
+    if space.fixed.chunks != "auto":
+        return [space.fixed.chunks]
+    on_stage = -(-space.profile.num_blocks // pipeline)
+    several = {n for n in divisors(on_stage) if n > 1}
+    return sorted(several | {1, 2}) if zero_bubble else sorted(several)
 
 
 def _recomputes(space: Space) -> list[tuple[int, int]]:
@@ -296,12 +317,12 @@ class _Share:
 def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
     fixed, able = space.fixed, space.abilities
     allowed = able.shardings
-    if pipeline > 1:
-        allowed = tuple(each for each in allowed if each in able.pipeline_shardings)
     if group == 1:
         allowed = ("none",)
     if fixed.sharding != "auto":
         allowed = (fixed.sharding,)
+    if pipeline > 1:
+        allowed = tuple(each for each in allowed if each in able.pipeline_shardings)
     offloads = space.offloads if fixed.offload == "auto" else (fixed.offload,)
     offloads = tuple(each for each in offloads if each in able.offloads or fixed.offload == each)
     found: list[_Share] = []
@@ -312,11 +333,13 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
             if fixed.shard != "auto":
                 shards = [n for n in shards if n == fixed.shard]
         is_full = kind in ("full", "hybrid") and group > 1
+        is_choice = is_full and (pipeline == 1 or able.reduces_each_in_pipeline)
         found += [
             _Share(code_of("sharding", kind), shard, each, code_of("offload", offload))
             for shard in shards
-            for each in ((False, True) if is_full else (False,))
+            for each in ((False, True) if is_choice else (False,))
             for offload in offloads
+            if shard > 1 or offload == "none" or able.offloads_whole
         ]
     return found
 
@@ -356,9 +379,15 @@ def _grid(
         recompute_every=every,
         offload=_along(3, [share.offload for share in shares]),
     )
-    possible = _is_in_order(schedule, pipeline, accumulation) & _reduces(
+    possible = _is_in_order(space, schedule, chunks, pipeline, accumulation) & _reduces(
         space, sharding, each, accumulation
     )
+    if not space.abilities.selective_split_backward:
+        codes = [code_of("schedule", kind) for kind in SPLIT_BACKWARD]
+        is_selective = recompute == code_of("recompute", "selective")
+        possible = possible & ~(np.isin(schedule, codes) & is_selective)
+    if space.abilities.experts_by_tensor and num_experts(space.profile) % tensor:
+        possible = possible & ((expert > 1) | (num_experts(space.profile) == 1))
     is_full = sharding >= code_of("sharding", "full")
     # A rank's experts are whole: their group and the shards' divide each other.
     possible = possible & (np.where(is_full, shard % expert, 0) * (expert % shard) == 0)
@@ -372,13 +401,20 @@ def _along(dim: int, values: Any) -> np.ndarray:
     return np.asarray(values).reshape(shape)
 
 
-def _is_in_order(schedule: Column, pipeline: int, accumulation: Column) -> Column:
+def _is_in_order(
+    space: Space, schedule: Column, chunks: Column, pipeline: int, accumulation: Column
+) -> Column:
     """Whether a schedule has the micro-batches it needs."""
     if pipeline == 1:
         return np.ones((1, 1, 1, 1), dtype=bool)
-    turns = (schedule != code_of("schedule", "interleaved")) | (accumulation % pipeline == 0)
-    both = (schedule != code_of("schedule", "dualpipe-v")) | (accumulation >= 2 * pipeline)
-    return np.asarray(turns & both)
+    in_turns, rounds = schedule == code_of("schedule", "interleaved"), accumulation // pipeline
+    takes = accumulation % pipeline == 0
+    if space.abilities.equal_rounds:
+        looped = (schedule == code_of("schedule", "zero-bubble")) & (chunks != 2)
+        in_turns = in_turns | looped
+        takes = accumulation % np.maximum(rounds, 1) == 0
+    both = (schedule != code_of("schedule", "dualpipe-v")) | (rounds >= 2)
+    return np.asarray((~in_turns | takes) & both)
 
 
 def _reduces(space: Space, sharding: Column, each: Column, accumulation: Column) -> Column:

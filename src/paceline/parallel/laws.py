@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import gcd
 
 from paceline.errors import Problem
-from paceline.parallel.abilities import ABILITIES, Abilities
+from paceline.parallel.abilities import ABILITIES, SPLIT_BACKWARD, Abilities
 from paceline.parallel.candidates import (
     Space,
     asks_for_pipeline,
@@ -37,6 +37,7 @@ def check_layout_choices(job: Job, space: Space) -> Iterator[Problem]:
         *check_expert(job, space),
         *check_shard(job, space),
         *check_recompute(job, space),
+        *check_offload(job, space),
     ]
     if not found:
         found = [*check_global_batch(job, space), *check_micro_batch(job, space)]
@@ -76,10 +77,34 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     if not able.schedules and asks_for_pipeline(fixed):
         field = "chunks" if asked.schedule == "auto" else "schedule"
         yield _not_of_engine(job, "schedule", fixed.schedule, engine, "it has no pipeline", field)
+    in_pipeline = fixed.pipeline not in ("auto", 1) or asks_for_pipeline(fixed)
+    only_without = set(able.shardings) - set(able.pipeline_shardings)
+    if in_pipeline and able.schedules and fixed.sharding in only_without:
+        yield _not_in_pipeline(job, fixed.sharding, able)
     for name, is_there in has.items():
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
             yield _not_of_engine(job, name, degree, engine, f"it has no {name} parallelism")
+
+
+def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
+    """A sharding that the engine has, and not together with a pipeline."""
+    engine = job.spec.engine
+    ours = engine == "paceline"
+    others = [name for name, each in ABILITIES.items() if sharding in each.pipeline_shardings]
+    return Problem(
+        code="L012",
+        what=f"layout.sharding is {sharding}, which "
+        + (
+            "`paceline run` does not do in a pipeline: torch's schedules reduce gradients once a "
+            "step, and hold them whole until then"
+            if ours
+            else f"{engine} cannot do in a pipeline"
+        ),
+        where=job.where("layout.sharding"),
+        fix=f"set layout.sharding to {' or '.join(able.pipeline_shardings)}, or layout.pipeline to "
+        f"1, or name an engine that has it: {', '.join(others) or 'none is known'}",
+    )
 
 
 _IMPLIED_BY = {"sharding": "shard", "recompute": "recompute_every", "schedule": "chunks"}
@@ -92,15 +117,14 @@ def _not_of_engine(
     field = field or name
     written = getattr(job.spec.layout, field)
     ours = engine == "paceline"
-    others = [each for each, able in ABILITIES.items() if _has(able, name, value)]
+    others = [n for n, able in ABILITIES.items() if n != engine and _has(able, name, value)]
     return Problem(
         code="L012",
         what=f"layout.{field} is {written}, which "
-        + (f"`paceline run` cannot do yet: {has}" if ours else f"{engine} cannot do: {has}"),
+        + (f"`paceline run` cannot do here: {has}" if ours else f"{engine} cannot do: {has}"),
         where=job.where(f"layout.{field}"),
         fix=f"leave layout.{field} out, or name an engine that has it: "
-        f"{', '.join(others) or 'none is known'}"
-        + ("; a declared cluster is planned with every way to split" if ours else ""),
+        f"{', '.join(others) or 'none is known'}",
     )
 
 
@@ -150,18 +174,26 @@ def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
 
 def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
     """Every rank of a tensor group has as many heads and columns as every other."""
-    tensor = job.spec.layout.tensor
-    if tensor == "auto" or tensor == 1 or divides_model(space.profile, tensor):
+    fixed, profile = job.spec.layout, space.profile
+    tensor, copies = fixed.tensor, space.abilities.copies_kv_head
+    if tensor == "auto" or tensor == 1:
+        return
+    if divides_model(profile, tensor, copies_kv_head=copies):
+        yield from _check_shares(job, space, tensor)
         return
     clashes: list[str] = []
     for block in space.profile.blocks:
         sizes = {
             "heads": block.heads,
-            "key and value heads": block.kv_heads if block.kv_heads != 1 else 0,
+            "key and value heads": 0 if copies and block.kv_heads == 1 else block.kv_heads,
             "feed-forward columns": block.ffn,
         }
         clashes += [f"{size} {name}" for name, size in sizes.items() if size % tensor]
-    good = [n for n in divisors(space.num_ranks)[::-1] if divides_model(space.profile, n)]
+    good = [
+        n
+        for n in divisors(space.num_ranks)[::-1]
+        if divides_model(profile, n, copies_kv_head=copies)
+    ]
     yield Problem(
         code="L005",
         what=f"layout.tensor {tensor} does not divide {' and '.join(dict.fromkeys(clashes))}",
@@ -169,6 +201,36 @@ def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
         fix=f"set layout.tensor to {_nearest(tensor, good)}; of the divisors of "
         f"{space.num_ranks} ranks {_listed(good)} divide all of them",
     )
+
+
+def _check_shares(job: Job, space: Space, tensor: int) -> Iterator[Problem]:
+    """With sequence parallelism the tensor ranks have equal shares of a context rank's tokens; and
+    routed experts that no expert ranks share are divided among them."""
+    fixed, seq_len = job.spec.layout, space.profile.seq_len
+    context = 1 if fixed.context == "auto" else fixed.context
+    shares = fixed.sequence_parallel is not False
+    if shares and seq_len is not None and seq_len % (tensor * context):
+        ranks = f"layout.tensor {tensor}" + (f" x context {context}" if context > 1 else "")
+        step = tensor * context
+        yield Problem(
+            code="L021",
+            what=f"{ranks} does not divide the {seq_len} tokens of a sample, which the tensor "
+            "ranks share",
+            where=job.where("layout.tensor"),
+            fix=f"set data.seq_len to {-(-seq_len // step) * step}, or layout.sequence_parallel to "
+            "false",
+        )
+    experts = num_experts(space.profile)
+    by_tensor = space.abilities.experts_by_tensor and fixed.expert == 1
+    if by_tensor and experts > 1 and experts % tensor:
+        yield Problem(
+            code="L005",
+            what=f"layout.tensor {tensor} does not divide {experts} experts, which the tensor "
+            "ranks share where no expert ranks do",
+            where=job.where("layout.tensor"),
+            fix=f"set layout.tensor to {_nearest(tensor, divisors(experts))}, or leave "
+            "layout.expert out",
+        )
 
 
 def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
@@ -237,22 +299,27 @@ def _pipeline_that_works(job: Job, space: Space, degrees: Sequence[int]) -> str:
 
 
 def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
-    """Chunks are whole blocks, and only the interleaved schedule has more than one."""
+    """Chunks are whole blocks, and only some schedules have more than one."""
     fixed = job.spec.layout
     chunks, pipeline = fixed.chunks, fixed.pipeline
     if chunks == "auto" or chunks == 1:
         return
-    if fixed.schedule not in ("auto", "interleaved"):
+    chunked = space.abilities.chunked_zero_bubble
+    known = ("interleaved", "zero-bubble") if chunked else ("interleaved",)
+    if fixed.schedule not in ("auto", *known):
         yield Problem(
             code="L008",
-            what=f"layout.chunks is {chunks}, and schedule {fixed.schedule} has one",
+            what=f"layout.chunks is {chunks}, and schedule {fixed.schedule} has "
+            + ("two, always" if fixed.schedule == "dualpipe-v" else "one"),
             where=job.where("layout.chunks"),
-            fix="leave layout.chunks out, or set layout.schedule to interleaved",
+            fix=f"leave layout.chunks out, or set layout.schedule to {' or '.join(known)}",
         )
     if pipeline == "auto":
         return
     on_stage = -(-space.profile.num_blocks // pipeline)
-    if on_stage % chunks:
+    if pipeline * chunks > space.profile.num_blocks or (
+        on_stage % chunks and fixed.schedule != "zero-bubble"
+    ):
         good = [n for n in divisors(on_stage) if n > 1]
         yield Problem(
             code="L008",
@@ -271,23 +338,26 @@ def check_context(job: Job, space: Space) -> Iterator[Problem]:
     context = fixed.context
     if context == "auto" or context == 1:
         return
-    if seq_len is None or seq_len % (2 * context):
+    is_ring = fixed.context_kind != "ulysses"
+    parts = 2 if is_ring else 1
+    if seq_len is None or seq_len % (parts * context):
         length = "unknown" if seq_len is None else str(seq_len)
-        step = 2 * context
+        step = parts * context
         fix = "leave layout.context out"
         if seq_len is not None:
-            good = [n for n in divisors(space.num_ranks) if seq_len % (2 * n) == 0]
+            good = [n for n in divisors(space.num_ranks) if seq_len % (parts * n) == 0]
             fix = f"set data.seq_len to {-(-seq_len // step) * step}, or layout.context to " + str(
                 _nearest(context, good or [1])
             )
         yield Problem(
             code="L009",
-            what=f"layout.context {context} x 2 does not divide data.seq_len {length}: each rank "
-            "takes a part from the front and one from the back",
+            what=f"layout.context {context}{' x 2' if is_ring else ''} does not divide "
+            f"data.seq_len {length}: each rank takes "
+            + ("a part from the front and one from the back" if is_ring else "an equal part"),
             where=job.where("layout.context"),
             fix=fix,
         )
-    if fixed.context_kind != "ulysses":
+    if is_ring:
         return
     tensor = 1 if fixed.tensor == "auto" else fixed.tensor
     heads = gcd(*(block.heads for block in space.profile.blocks))
@@ -372,6 +442,15 @@ def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
             where=job.where("layout.recompute_every"),
             fix=f"set layout.recompute_every to {max(blocks, 1)} or less",
         )
+    splits = fixed.schedule in SPLIT_BACKWARD and fixed.recompute == "selective"
+    if splits and not space.abilities.selective_split_backward:
+        yield Problem(
+            code="L022",
+            what=f"schedule {fixed.schedule} goes backward through each block twice, for inputs "
+            "and for weights, and torch's selective recompute allows it once",
+            where=job.where("layout.recompute"),
+            fix="set layout.recompute to full or none, or layout.schedule to 1f1b or interleaved",
+        )
     if fixed.recompute_every in ("auto", 1) or fixed.recompute in ("auto", "full"):
         return
     yield Problem(
@@ -380,6 +459,24 @@ def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
         f"{fixed.recompute}",
         where=job.where("layout.recompute_every"),
         fix="leave it out, or set layout.recompute to full",
+    )
+
+
+def check_offload(job: Job, space: Space) -> Iterator[Problem]:
+    """Some engines offload only the optimizer state that is sharded."""
+    fixed = job.spec.layout
+    if fixed.offload in ("auto", "none") or space.abilities.offloads_whole:
+        return
+    is_whole = fixed.sharding == "none" or space.num_ranks == 1
+    if not is_whole or fixed.offload not in space.abilities.offloads:
+        return
+    yield Problem(
+        code="L024",
+        what=f"layout.offload is {fixed.offload}, which `paceline run` does only with what is "
+        "sharded, and " + ("there is one rank" if space.num_ranks == 1 else "sharding is none"),
+        where=job.where("layout.offload"),
+        fix="leave layout.offload out"
+        + ("" if space.num_ranks == 1 else ", or set layout.sharding to full, zero1 or zero2"),
     )
 
 

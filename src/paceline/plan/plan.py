@@ -14,8 +14,9 @@ from paceline.catalog.engines import find_engine
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
 from paceline.estimate.cost import RunCost
+from paceline.estimate.holdings import compressed_share
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
-from paceline.parallel.abilities import OURS
+from paceline.parallel.abilities import OURS, Abilities
 from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
@@ -27,8 +28,10 @@ from paceline.profile import (
     DecoderShape,
     ModelProfile,
     ModuleFacts,
+    resolve_config,
     resolve_decoder,
     resolve_profile,
+    splits_of,
 )
 from paceline.spec import Job
 from paceline.topology import Cluster, find_cluster
@@ -162,12 +165,29 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         profile=profile,
         domain=max(cluster.scale_up_size, cluster.ranks_per_node),
         fixed=job.spec.layout,
-        abilities=OURS if runs_here else abilities_of(engine),
+        abilities=_abilities_here(job) if runs_here else abilities_of(engine),
+    )
+
+
+def _abilities_here(job: Job) -> Abilities:
+    """What `paceline run` can do with the job's model. A module of the person's own is split over
+    data ranks alone, as nothing is known of its inside, unless the job says otherwise."""
+    asked = resolve_config(job)
+    if asked is None:
+        return OURS
+    splits = splits_of(asked.config, job.spec.data.seq_len)
+    return replace(
+        OURS,
+        tensor=splits.tensor,
+        schedules=OURS.schedules if splits.pipeline else (),
+        context_kinds=splits.context_kinds,
+        expert=splits.expert,
     )
 
 
 def _case_of(asked: _Asked) -> Case:
     spec = asked.job.spec
+    kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
     return case_of(
         asked.profile,
         asked.cluster,
@@ -175,6 +195,8 @@ def _case_of(asked: _Asked) -> Case:
         optimizer=spec.train.optimizer,
         engine=find_engine(spec.engine, where=asked.job.where("engine")),
         efficiencies=with_measured(load_efficiencies(), asked.catalog.efficiencies),
+        replica_share=compressed_share(asked.profile, kind, rank),
+        error_bytes=4.0 if kind == "powersgd" else 0.0,
     )
 
 

@@ -26,6 +26,7 @@ from paceline.profile.resolve import (
     resolve_decoder,
     resolve_profile,
 )
+from paceline.profile.runnable import Splits, splits_of
 from paceline.profile.saved import (
     Kernels,
     OutsideBytes,
@@ -53,6 +54,7 @@ __all__ = [
     "Recompute",
     "SavedBytes",
     "Split",
+    "Splits",
     "attention_flops",
     "block_flops",
     "block_parameters",
@@ -71,4 +73,5 @@ __all__ = [
     "resolve_profile",
     "runtime_kernels",
     "saved_bytes",
+    "splits_of",
 ]

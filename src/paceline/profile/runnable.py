@@ -6,7 +6,8 @@ for other engines, and refused by `paceline run` only.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from paceline.profile.families import FAMILIES
 from paceline.profile.shape import DecoderShape
@@ -16,6 +17,47 @@ BUILT_IN = ("llama", "mistral", "qwen2")
 
 _CAUSAL = ("CausalLM", "GPT2LMHeadModel")
 """Classes of transformers that predict the next token: `AutoModelForCausalLM` builds these."""
+
+_SPLIT = frozenset(
+    (
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "starcoder2",
+    )
+)
+"""`model_type`s whose matrices and stages our runtime knows how to split. Source:
+`runtime.strategy.ways_known.HUGGING_FACE` and `stages.PROVEN`, held together by
+tests/profile/test_splits.py."""
+
+_ONE_ATTENTION = frozenset(("falcon", "gpt_neo", "gptj"))
+"""Of these, those with one fixed attention in transformers, so that samples cannot be split."""
+
+_EXPERTS = frozenset(("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"))
+"""`model_type`s whose routed experts can be shared among ranks: `expert.PROVEN`."""
+
+_DROPOUTS = {"gpt2": ("attn_pdrop", 0.1), "gptj": ("attn_pdrop", 0.0)}
+"""Where a family says dropout of attention's weights otherwise than as `attention_dropout`, 0, and
+transformers' default. A ring has no form for it."""
+
+_CAPPED = ("gemma2",)
+"""Families whose scores are capped, which a ring has no form for either."""
 
 _POSITIONS = {
     "gpt2": (("n_positions", "n_ctx", "max_position_embeddings"), 1024),
@@ -35,6 +77,41 @@ _NORM_EPS = 1e-6
 
 _ROPE_THETA = 10_000.0
 """Used when `rope_theta` is left out. Source: LlamaConfig in transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    """Which ways of splitting our own runtime has for one model, besides data ranks."""
+
+    tensor: bool = True
+    pipeline: bool = True
+    expert: bool = True
+    context_kinds: tuple[Literal["ring", "ulysses"], ...] = ("ring", "ulysses")
+
+
+def splits_of(config: Mapping[str, Any], seq_len: int) -> Splits:
+    """How our own runtime can split a model of a config.json.
+
+    >>> splits_of({"model_type": "bloom"}, 512)
+    Splits(tensor=False, pipeline=False, expert=False, context_kinds=())
+    """
+    kind = _kind(config)
+    if kind in BUILT_IN and is_built_in(config):
+        return Splits(expert=False)
+    name, default = _DROPOUTS.get(kind, ("attention_dropout", 0.0))
+    dropout = config.get(name)
+    window = config.get("sliding_window")
+    has_window = isinstance(window, int) and 0 < window < seq_len
+    is_plain = not (default if dropout is None else dropout) and not has_window
+    contexts: tuple[Literal["ring", "ulysses"], ...] = ()
+    if kind in _SPLIT - _ONE_ATTENTION:
+        contexts = ("ring", "ulysses") if is_plain and kind not in _CAPPED else ("ulysses",)
+    return Splits(
+        tensor=kind in _SPLIT and not (kind == "falcon" and config.get("alibi")),
+        pipeline=kind in _SPLIT,
+        expert=kind in _EXPERTS,
+        context_kinds=contexts,
+    )
 
 
 def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator[str]:
