@@ -93,7 +93,8 @@ def train_steps(
             for part in rank_slots(meshes.place.data, layout.data, GLOBAL_BATCH, layout.micro_batch)
         ]
         seen = strategy.forward_backward(model, meshes, batches, precision=precision)
-        norms.append(float(strategy.clip_gradients(model, meshes, clip_norm)))
+        norms.append(float(strategy.gradient_norm(model, meshes)))
+        strategy.scale_gradients(model, strategy.clip_factor(norms[-1], clip_norm))
         optimizer.step()
         optimizer.zero_grad()
         total = torch.stack([seen.loss_sum, seen.num_targets])

@@ -8,7 +8,6 @@ from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.context import attention, positions
 from paceline.runtime.strategy.gradients import (
     clip_factor,
-    clip_gradients,
     gradient_norm,
     scale_gradients,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "autocast",
     "check_precision",
     "clip_factor",
-    "clip_gradients",
     "evaluate",
     "finish_gradients",
     "forward_backward",

@@ -57,13 +57,6 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
     return 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
 
 
-def clip_gradients(model: nn.Module, meshes: Meshes, max_norm: float) -> Tensor:
-    """Norm before clipping: norm and scaling in one call, without the vote."""
-    norm = gradient_norm(model, meshes)
-    scale_gradients(model, clip_factor(float(norm), max_norm))
-    return norm
-
-
 def _is_split(model: nn.Module, meshes: Meshes) -> bool:
     """Whether some rank lacks a part of some gradient; every rank comes to the same answer."""
     layout = meshes.layout
