@@ -25,6 +25,7 @@ ALLOC, FREE, OP, ISSUE, WAIT, PLACE = range(6)
 """Kinds of event; see `Trace.events`."""
 
 _aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _PLAIN = frozenset((FakeTensor, Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _FREE_OPS = frozenset(
     getattr(_aten, name)
@@ -106,6 +107,12 @@ class Trace:
     start: int = 0
     """Index of the first event of the counted step."""
 
+    plays: list[Any] = field(default_factory=list)
+    """Stretches that come again without being run; see `replay.Play`."""
+
+    played: set[int] = field(default_factory=set)
+    """Storages that appear inside of those."""
+
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `trace`. Enter it before anything is allocated, leave it after the step."""
@@ -166,8 +173,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
+        if func is _DEVICE:
+            return args[0].fake_device if type(args[0]) is FakeTensor else func(*args, **kwargs)
         for each in types:
             if each not in _PLAIN:
                 return NotImplemented
@@ -193,7 +200,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         outs = _tensors(out)
         for each in outs:
-            self._entry(each.untyped_storage())
+            if _has_memory(each):
+                self._entry(each.untyped_storage())
         if packet in _FREE_OPS:
             return
         ins = _tensors((args, kwargs)) if kwargs else _tensors(args)
@@ -287,6 +295,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _rounded(self, size: int) -> int:
         return -(-size // self._round) * self._round
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Not so on meta, where a pipeline keeps the shapes of what it will receive."""
+    device = tensor.fake_device if type(tensor) is FakeTensor else tensor.device
+    return device.type != "meta"
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -64,42 +64,42 @@ def trace_rank(request: Request, rank: int, kept: Kept | None = None) -> Trace:
     gc.disable()  # memory of cycles would be given back at moments that mean nothing
     try:
         with world(rank, request.layout.num_ranks), dry_run(is_cuda=request.is_cuda):
-            whole = models.build(request.model, request.seq_len)
-            return trace_step(whole, request, kept=kept)
+            return trace_step(request, kept=kept)
     finally:
         if was_collecting:
             gc.enable()
 
 
 def trace_step(
-    whole: nn.Module,
     request: Request,
     *,
     kept: Kept | None = None,
     is_fake: bool = True,
     before_step: Callable[[], None] = lambda: None,
 ) -> Trace:
-    """The second step of a model on meta, inside a process group.
+    """The second step of a model in its layout, inside a process group.
 
     With `is_fake=False` the tensors are real, and the process group may be: what tests compare
-    with. `before_step` is called before the counted step.
+    with. A real first step is made then; a dry run makes only the optimizer's state, where that
+    is all that a first step leaves. `before_step` is called before the counted step.
     """
     layout = traced_layout(request.layout)
     precision: Any = request.precision
     meshes = strategy.make_meshes(layout, "cpu")  # it looks at values, so no fake tensors yet
     tracer = Tracer(round_to=CUDA_ROUNDING if request.is_cuda else 1)
     pretended = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else nullcontext()
-    needs_memory = layout.sharding == "none" and layout.num_ranks == layout.data  # DDP does
-    ways = ways_of(whole)
-    model = whole
+    # Hooks on the parameters themselves sum gradients that are not sharded: those must be there.
+    needs_memory = layout.shard_degree == 1
+    model = models.build(request.model, request.seq_len)  # never under two names: stages free it
+    ways = ways_of(model)
     if not needs_memory:
-        with _pruned(whole, layout, kept):
-            model = strategy.apply(whole, layout, meshes, precision=precision, ways=ways)
+        with _pruned(model, layout, kept):
+            model = strategy.apply(model, layout, meshes, precision=precision, ways=ways)
     with pretended, tracer:
         if needs_memory:
-            with _pruned(whole, layout, kept):
-                models.give_memory(whole)
-                model = strategy.apply(whole, layout, meshes, precision=precision, ways=ways)
+            with _pruned(model, layout, kept):
+                models.give_memory(model)
+                model = strategy.apply(model, layout, meshes, precision=precision, ways=ways)
         else:
             models.give_memory(model)
         rank = Rank(
@@ -112,7 +112,7 @@ def trace_step(
         )
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         tracer.places.watch(model, numbered_blocks(inner, ways))
-        if layout.sharding == "none":
+        if inner is not model or not is_fake:
             rank.step()  # DDP gives its gradients to their buckets in its first step
         else:
             rank.create_state()
