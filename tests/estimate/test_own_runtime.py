@@ -65,6 +65,24 @@ def test_in_a_pipeline_every_sharding_costs_what_zero1_costs(change: dict[str, o
     assert other.step_s == pytest.approx(zero1.step_s)
 
 
+def test_replicas_hold_gradients_beside_ddps_buckets_while_micro_batches_add_up():
+    one = Layout(data=8, sharding="none", micro_batch=1, accumulation=1)
+    several = replace(one, accumulation=2)
+    assert price_one(one, LLAMA).memory.parts["gradients"] == pytest.approx(4 * N)
+    assert price_one(several, LLAMA).memory.parts["gradients"] == pytest.approx(8 * N)
+    split = replace(several, data=4, tensor=2)
+    assert price_one(split, LLAMA).memory.parts["gradients"] == pytest.approx(4 * N / 2, rel=0.01)
+
+
+def test_what_is_recomputed_is_not_kept_as_autocasts_copy():
+    layout = Layout(data=8, sharding="none", micro_batch=1, accumulation=8)
+    kept = price_one(layout, LLAMA).memory.parts["gathered"] or 0
+    head = 2 * LLAMA.profile.num_head_parameters
+    assert kept == pytest.approx(2 * (N - LLAMA.profile.num_embedding_parameters))
+    again = price_one(replace(layout, recompute="selective"), LLAMA).memory.parts["gathered"]
+    assert again == pytest.approx(head)
+
+
 def test_in_a_v_the_first_rank_has_embedding_and_head():
     layout = Layout(data=8, sharding="none", micro_batch=1, accumulation=8, pipeline=4)
     loop = stage_memory(layout, LLAMA)

@@ -27,8 +27,8 @@ import numpy as np
 
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
 from paceline.estimate.sharing import Shared, expert_ranks, shared_of
-from paceline.estimate.step import Model, stage_blocks
-from paceline.parallel.stages import rank_of_head
+from paceline.estimate.step import Model, head_in_blocks, stage_blocks
+from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
 from paceline.profile.saved import Kernels, deferred_bytes, outside_bytes, saved_bytes
@@ -177,6 +177,9 @@ class _Here(NamedTuple):
 
     stage: Value
     has_head: Column
+    is_v: Column
+    """Whether the first rank has the last stage too."""
+
     block_share: Column
     """Blocks on it as a share of all; kinds are taken to be mixed evenly."""
 
@@ -204,6 +207,7 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     return _Here(
         stage=stage,
         has_head=has_head,
+        is_v=(head_rank == 0) & (t.pipeline > 1),
         block_share=share,
         root=root,
         dense=share * dense / t.tensor + root,
@@ -224,6 +228,7 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
     frozen_weights = h.frozen_bytes * np.where(is_full, split, whole) + weights * trained
     gradients = np.where(shared.whole_gradients, whole, split) * h.gradient_bytes
+    gradients = gradients * np.where(shared.has_buckets, 2, 1)
     passing = np.where(is_full, 0.0, h.passing_bytes * whole)
     held = np.where(s == 0, whole, split)
     on_device = t.offload == 0
@@ -270,11 +275,15 @@ def _fullest_moment(
         saved = saved_bytes(block, h.kernels, model.seq_len / t.context)
         peak = np.maximum(peak, saved.peak / t.tensor * (mine > 0))
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
-    held = held_head = np.asarray(1.0)
+    held_head: Column = np.asarray(1.0)
     blocks = tokens * kept
     if is_staged:
         order = (here.stage, t.pipeline, t.chunks, t.accumulation, t.schedule)
-        held, put_off = held_micro_batches(*order), deferred_micro_batches(*order)
+        held: Column = held_micro_batches(*order)
+        put_off: Column = deferred_micro_batches(*order)
+        in_v = here.has_head & here.is_v
+        if np.any(in_v):
+            held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
         blocks = tokens * (held * kept + put_off * later)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
@@ -307,6 +316,21 @@ def _fullest_moment(
     return activations, gathered
 
 
+def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
+    """Micro-batches held by the first rank of a v, as a share of its blocks: many of its first
+    stage, and one of its last, which has fewer blocks for its head.
+
+    Counted in torch 2.13's orders while its loss goes backward: 2 p - 1 of the first stage in ZB-V,
+    2 p in DualPipe-V.
+    """
+    total = sum(np.asarray(each.count, float) for each in model.blocks)
+    mine = here.block_share * total
+    head = head_in_blocks(model)
+    front, back = blocks_of_slowest(mine, 2, head, is_balanced=model.is_balanced)
+    early = 2 * t.pipeline - (t.chunks == 2)
+    return (np.minimum(t.accumulation, early) * front + back) / np.maximum(mine, 1)
+
+
 def _selective_on_rank(
     block: Block, model: Model, t: Layouts, h: Holdings, stream: Column
 ) -> Column:
@@ -319,6 +343,8 @@ def _selective_on_rank(
     sums = (block.heads > 0) * 1 + (block.cross_heads > 0) + (block.ffn + block.shared_ffn > 0)
     terms = h.own_runtime * h.kernels.compute_bytes * sums * block.hidden
     cheap = cheap + terms * (1 - 1 / stream)
+    if np.all(np.asarray(h.selective_cheap) > 0):
+        return cheap
     no_scores = replace(h, kernels=replace(h.kernels, score_bytes=0.0))
     scores = _on_rank(block, model, t, no_scores, stream, "none")
     return np.where(np.asarray(h.selective_cheap) > 0, cheap, scores)
@@ -379,7 +405,8 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
     mine = np.where(own, here.dense + here.routed, whole / t.pipeline + root)
     once = np.where(shared.keeps_gathered, narrow * mine, 0.0)
     casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
-    cast = np.where(casts, h.cast_bytes * mine, 0.0)
+    blocks, head = _cast_parameters(model, t, here)
+    cast = np.where(casts, h.cast_bytes * np.where(own, blocks + head, mine), 0.0)
     replica = once + cast
     # Our own runtime reduces a unit while all others are still gathered; in a pipeline, at the end.
     passing = np.where(own & shared.keeps_gathered, reduced, 0.0)
@@ -389,6 +416,17 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
         np.where(shared.gathers_blocks, at_block, replica + at_once * block),
         np.where(shared.gathers_blocks, at_root, once + passing * root),
     )
+
+
+def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Column]:
+    """Parameters of blocks and head that autocast keeps copies of until the backward pass, with our
+    own runtime: not those that are recomputed, nor the embedding, which is looked up as it is."""
+    is_tied = np.asarray(model.num_tied_parameters) > 0
+    embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
+    head = here.root - np.where(is_tied, 0.0, embedding)
+    share = np.where(t.recompute == _WHOLE, 1 - 1 / t.recompute_every, 1.0)
+    share = np.where(t.recompute == _SELECTIVE, 0.0, share)
+    return share * (here.dense + here.routed - here.root), head
 
 
 def _dummy_bytes(model: Model, t: Layouts) -> Column:

@@ -1,7 +1,7 @@
 """What the ranks of each layout hold whole and what in shards, by the software that runs it.
 
 ZeRO-1 and ZeRO-2 are done in two ways. Most engines hold whole parameters beside shards of the
-optimizer state. Paceline's own runtime is FSDP2 throughout (`runtime/strategy/shard.py`):
+optimizer state. Paceline's own runtime is FSDP2 throughout (`runtime/strategy/data/shard.py`):
 
 ==========  ====================  =========================  =================================
 sharding    parameters            gathered                   gradients between micro-batches
@@ -14,11 +14,15 @@ sharding    parameters            gathered                   gradients between m
 `hybrid`    shards of a group     block by block             as `full`
 ==========  ====================  =========================  =================================
 
+Without sharding and other splits it is DDP, whose buckets hold the gradients a second time while
+several micro-batches add up: gradients are set to None after each step, and new ones are no views
+of the buckets until the last backward pass (torch 2.13, `reducer.cpp`; `paceline prove` counts it).
+
 In a pipeline it does all of them as `zero1` with several micro-batches, and reduces when the last
 backward pass is over: torch's schedules gather a stage's parameters once and reduce once.
 
 Routed experts that are not shared among expert ranks are split by expert over its tensor ranks;
-those that are, each tensor rank holds whole (`runtime/strategy/expert.py`).
+those that are, each tensor rank holds whole (`runtime/strategy/expert/split.py`).
 """
 
 from typing import Any, NamedTuple
@@ -51,6 +55,9 @@ class Shared(NamedTuple):
     whole_gradients: Column
     """Gradients wait whole for the step's last micro-batch."""
 
+    has_buckets: Column
+    """Gradients wait beside the buckets they are reduced in."""
+
     reduces_late: Column
     """Gradients are reduced when the last backward pass is over: nothing hides it."""
 
@@ -73,11 +80,13 @@ def shared_of(t: Layouts, own_runtime: Value, keeps_master: Value) -> Shared:
     waits = is_full & several & np.logical_not(t.reduce_every_micro_batch)
     waits_ours = ((s == _ZERO1) & several) | waits | in_pipeline | np.logical_not(is_sharded)
     zero2 = (s == _ZERO2) & ~has_master
+    is_replica = (s == 0) & (t.data * t.context > 1) & (t.tensor * t.pipeline * t.expert == 1)
     return Shared(
         shards_weights=np.where(own, is_sharded, is_full | zero2),
         keeps_gathered=np.where(own, is_sharded & (once | in_pipeline), zero2),
         gathers_blocks=is_full & ~in_pipeline,
         whole_gradients=np.where(own, waits_ours, (s < _ZERO2) | waits),
+        has_buckets=own & several & is_replica,
         reduces_late=in_pipeline,
     )
 

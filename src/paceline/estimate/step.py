@@ -286,7 +286,7 @@ def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
 
 def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     """Our own runtime's tensor ranks hold the same experts and send them other tokens: gradients
-    are summed over them in every backward pass (`runtime/strategy/expert.py`)."""
+    are summed over them in every backward pass (`runtime/strategy/expert/split.py`)."""
     is_summed = np.logical_and(t.expert > 1, t.sequence_parallel) & (t.tensor > 1)
     if not np.any(traffic.own_runtime) or not np.any(is_summed):
         return np.asarray(0.0)
@@ -396,11 +396,9 @@ def _zero2_s(
 def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
     """Blocks of the fullest stage and of the last one; the head weighs as much as its matrix."""
     count = sum(np.asarray(block.count, float) for block in model.blocks)
-    in_blocks = sum(
-        block.count * (dense_parameters(block) + _used_parameters(block)) for block in model.blocks
-    )
-    mean = np.maximum(in_blocks / np.maximum(count, 1), 1)
-    head = model.head_inputs * model.head_outputs / mean
+    if not np.any(t.pipeline > 1):
+        return count, count
+    head = head_in_blocks(model)
     slow, last = blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced)
     # Of several stages on a rank only the one with the head may be bare (`parallel.stages`).
     chunks = np.where(t.schedule == _DUALPIPE, 2, t.chunks)
@@ -408,6 +406,16 @@ def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
     others = np.ceil((count - least) / np.maximum(t.pipeline - 1, 1))
     is_short = (last < least) & (t.pipeline > 1)
     return np.where(is_short, others, slow), np.where(is_short, least, last)
+
+
+def head_in_blocks(model: Model) -> Value:
+    """Time of the output matrix, in blocks, by the parameters that a token goes through."""
+    count = sum(np.asarray(block.count, float) for block in model.blocks)
+    in_blocks = sum(
+        block.count * (dense_parameters(block) + _used_parameters(block)) for block in model.blocks
+    )
+    mean = np.maximum(in_blocks / np.maximum(count, 1), 1)
+    return model.head_inputs * model.head_outputs / mean
 
 
 def _used_parameters(block: Block) -> Value:
