@@ -273,7 +273,8 @@ class LayoutSpec:
     """Order of the micro-batches in a pipeline."""
 
     chunks: Positive | Auto = "auto"
-    """Only with `interleaved`: parts of the model that each stage holds, not next to each other."""
+    """Only with `interleaved` and `zero-bubble`: parts of the model that each stage holds, not next
+    to each other. Zero-bubble with 2 is ZB-V."""
 
     context: Positive | Auto = "auto"
     """Ranks that share the tokens of one sample."""
