@@ -7,7 +7,7 @@ import sys
 import pytest
 
 JOB = """
-model: {decoder: {layers: 2, hidden: 32, heads: 2, vocab: 64}}
+model: {decoder: {layers: 2, hidden: 32, heads: 2, vocab: 256}}
 data: {corpus: python-stdlib, seq_len: 32}
 cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
 train: {global_batch: 32, steps: 10}

@@ -57,9 +57,9 @@ def problems(*overrides: str) -> list[Problem]:
 )
 def test_every_layout_that_is_offered_is_one_that_the_runtime_takes(overrides: tuple[str, ...]):
     pytest.importorskip("torch")
-    from paceline.runtime.strategy.context_tokens import check_context
-    from paceline.runtime.strategy.schedules import check_pipeline
-    from paceline.runtime.strategy.shard import check_shard
+    from paceline.runtime.strategy.context.tokens import check_context
+    from paceline.runtime.strategy.data.shard import check_shard
+    from paceline.runtime.strategy.pipeline.schedules import check_pipeline
 
     asked = space(job_of(*overrides))
     profile = asked.profile

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.profile import DecoderShape
 from paceline.runtime.decoder import Decoder
-from paceline.runtime.strategy.ways_known import HUGGING_FACE
+from paceline.runtime.strategy.ways.known import HUGGING_FACE
 
 SEQ_LEN = 16
 VOCAB = 67

@@ -29,7 +29,8 @@ from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
-from paceline.runtime.strategy import attention_blocks, context
+from paceline.runtime.strategy.context import kernels
+from paceline.runtime.strategy.context import split as context
 from paceline.runtime.strategy.mesh import make_meshes
 
 EXACT = 1e-12
@@ -111,7 +112,7 @@ def test_what_does_not_divide_is_named_with_its_numbers(seq_len, heads, kv_heads
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (6, 3), (3, 6)])
 def test_blocks_of_keys_add_up_to_attention_over_all_of_them(kernel, kv_heads, queries, keys):
-    kernel = getattr(attention_blocks, kernel)
+    kernel = getattr(kernels, kernel)
     query, key, value, grad = draw(4, kv_heads, torch.float64, queries=queries, keys=2 * keys)
     output = F.scaled_dot_product_attention(query, key, value, enable_gqa=True, scale=0.3)
     expected = torch.autograd.grad(output, (query, key, value), grad)
@@ -135,15 +136,15 @@ def test_blocks_of_keys_add_up_to_attention_over_all_of_them(kernel, kv_heads, q
 
 def test_a_value_width_of_its_own_is_written_out():
     query, key, value, _ = draw(4, 2, torch.float32)
-    assert attention_blocks.choose_kernel(query, key, value) is attention_blocks.FLASH_CPU
+    assert kernels.choose_kernel(query, key, value) is kernels.FLASH_CPU
     narrow = value[..., :4]
-    assert attention_blocks.choose_kernel(query, key, narrow) is attention_blocks.WRITTEN_OUT
+    assert kernels.choose_kernel(query, key, narrow) is kernels.WRITTEN_OUT
 
 
 @pytest.mark.parametrize("kernel", ["FLASH_CUDA", "CUDNN", "EFFICIENT"])
 def test_the_kernels_of_cuda_are_called_as_torch_declares_them(kernel):
-    kernel = getattr(attention_blocks, kernel)
-    kv_heads = 2 if kernel is attention_blocks.EFFICIENT else 4
+    kernel = getattr(kernels, kernel)
+    kv_heads = 2 if kernel is kernels.EFFICIENT else 4
     with torch.device("meta"):
         query, key, value, grad = draw(4, kv_heads, torch.bfloat16, generator=None)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import torch
 from tests.runtime.tiny import SEQ_LEN, SHAPE
 
 from paceline.runtime.decoder import Decoder, Rotary
-from paceline.runtime.strategy.stages import Skip
+from paceline.runtime.strategy.pipeline.stages import Skip
 
 
 def make(**changes):

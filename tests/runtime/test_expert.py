@@ -27,7 +27,9 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
-from paceline.runtime.strategy.expert import (
+from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync, shard
+from paceline.runtime.strategy.expert.exchange import run_spread_experts
+from paceline.runtime.strategy.expert.split import (
     check_expert,
     expert_modules,
     expert_parameters,
@@ -36,10 +38,8 @@ from paceline.runtime.strategy.expert import (
     tensor_ways,
 )
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
-from paceline.runtime.strategy.shard import finish_gradients, set_gradient_sync, shard
-from paceline.runtime.strategy.tensor import split_tensors
-from paceline.runtime.strategy.token_exchange import run_spread_experts
-from paceline.runtime.strategy.ways import Ways
+from paceline.runtime.strategy.tensor.split import split_tensors
+from paceline.runtime.strategy.ways.ways import Ways
 
 VOCAB, SEQ_LEN, SAMPLES = 32, 8, 4
 

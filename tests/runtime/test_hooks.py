@@ -4,9 +4,9 @@ from tests.ranks import run_ranks
 from tests.runtime.test_shard import alone, decoder, layout_of, named, train
 from torch import nn
 
-from paceline.runtime.strategy.hooks import RISKS, Compression
+from paceline.runtime.strategy.data.hooks import RISKS, Compression
+from paceline.runtime.strategy.data.shard import check_shard, set_gradient_sync, shard
 from paceline.runtime.strategy.mesh import make_meshes
-from paceline.runtime.strategy.shard import check_shard, set_gradient_sync, shard
 
 SMALL = 4096
 """Bytes of a bucket: the tiny decoder then has several."""

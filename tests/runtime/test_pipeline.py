@@ -22,21 +22,21 @@ from paceline.runtime.huggingface import build_hf
 from paceline.runtime.state import named_parameters
 from paceline.runtime.strategy import train
 from paceline.runtime.strategy.apply import apply
-from paceline.runtime.strategy.expert import split_experts
+from paceline.runtime.strategy.data.shard import shard
+from paceline.runtime.strategy.expert.split import split_experts
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
-from paceline.runtime.strategy.pipeline import (
+from paceline.runtime.strategy.pipeline.pipeline import (
     Pipeline,
     evaluate,
     forward_backward,
     split_stages,
 )
+from paceline.runtime.strategy.pipeline.schedules import check_pipeline
+from paceline.runtime.strategy.pipeline.stages import PROVEN, check_stages, take_stage
 from paceline.runtime.strategy.recompute import recompute_blocks
-from paceline.runtime.strategy.schedules import check_pipeline
-from paceline.runtime.strategy.shard import shard
-from paceline.runtime.strategy.stages import PROVEN, check_stages, take_stage
-from paceline.runtime.strategy.tensor import loss_context, split_tensors
-from paceline.runtime.strategy.ways import Ways
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
+from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.ways import Ways
 
 SHAPE = DecoderShape(
     layers=5,

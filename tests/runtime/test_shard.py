@@ -22,17 +22,17 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.sampling import rank_slots
 from paceline.runtime.strategy.apply import apply
 from paceline.runtime.strategy.compiling import compile_blocks
-from paceline.runtime.strategy.mesh import make_meshes
-from paceline.runtime.strategy.precision import LossScaler, autocast
-from paceline.runtime.strategy.recompute import recompute_blocks
-from paceline.runtime.strategy.replica import Replica
-from paceline.runtime.strategy.shard import (
+from paceline.runtime.strategy.data.replica import Replica
+from paceline.runtime.strategy.data.shard import (
     check_shard,
     finish_gradients,
     loss_factor,
     set_gradient_sync,
     shard,
 )
+from paceline.runtime.strategy.mesh import make_meshes
+from paceline.runtime.strategy.precision import LossScaler, autocast
+from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.train import forward_backward
 
 NUM_STEPS = 3

@@ -34,12 +34,12 @@ from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime.decoder import Decoder
-from paceline.runtime.strategy.fused import take_apart
 from paceline.runtime.strategy.mesh import make_meshes
-from paceline.runtime.strategy.tensor import loss_context, split_tensors
-from paceline.runtime.strategy.tensor_rules import check_tensor_ways
-from paceline.runtime.strategy.ways import Ways
-from paceline.runtime.strategy.ways_known import GPT2, ways_of
+from paceline.runtime.strategy.tensor.fused import take_apart
+from paceline.runtime.strategy.tensor.rules import check_tensor_ways
+from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
+from paceline.runtime.strategy.ways.known import GPT2, ways_of
+from paceline.runtime.strategy.ways.ways import Ways
 
 SAMPLES = 2
 

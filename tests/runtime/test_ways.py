@@ -6,9 +6,9 @@ from tests.runtime.tensor_models import FAMILIES, tiny
 from torch import nn
 
 from paceline.errors import PlanError
-from paceline.runtime.strategy.ways import Ways, block_modules, named_ways
-from paceline.runtime.strategy.ways_generic import generic_ways
-from paceline.runtime.strategy.ways_known import OWN, ways_of
+from paceline.runtime.strategy.ways.generic import generic_ways
+from paceline.runtime.strategy.ways.known import OWN, ways_of
+from paceline.runtime.strategy.ways.ways import Ways, block_modules, named_ways
 
 PLAIN = Ways(blocks="blocks", first=("embedding",), last=("head",))
 

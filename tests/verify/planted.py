@@ -13,7 +13,7 @@ from paceline.record.verification import Run
 from paceline.runtime.sampling import Ids, rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
 from paceline.runtime.strategy import Meshes
-from paceline.runtime.strategy.split_random import SplitRandom
+from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.verify.faults import Faults
 
 STEP = 2

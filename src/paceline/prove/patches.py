@@ -13,12 +13,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.pipelining import schedules
 from torch.distributed.tensor import _dispatch, _sharding_prop
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
-from paceline.runtime.strategy import replica, shard
+from paceline.runtime.strategy.data import replica, shard
 
 
 @contextmanager
@@ -29,6 +30,13 @@ def dry_run(*, is_cuda: bool) -> Iterator[None]:
             stack.enter_context(each)
         if is_cuda:
             stack.enter_context(patch.object(F, "rms_norm", _fused_rms_norm))
+        else:
+            stack.enter_context(
+                patch.object(schedules, "_batch_p2p", _holding(schedules._batch_p2p))
+            )
+            stack.enter_context(
+                patch.object(dist, "batch_isend_irecv", _holding(dist.batch_isend_irecv))
+            )
         yield
 
 
@@ -97,6 +105,34 @@ def _sum_bucket(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done
+
+
+def _holding(send: Any) -> Any:
+    """Sends and receives whose answers hold the tensors, as gloo's do for as long as they live:
+    with most schedules of a pipeline until the end of the step. A fake process group's hold none.
+
+    NCCL's let go once the tensor has been sent, seen by a watchdog every 0.1 s: there it is taken
+    to be gone at once.
+    """
+
+    def call(ops: Any, *args: Any, **kwargs: Any) -> list[_Sent]:
+        tensors = [op.tensor for op in ops]
+        return [_Sent(work, tensors) for work in send(ops, *args, **kwargs)]
+
+    return call
+
+
+class _Sent:
+    """The answer to a send or receive."""
+
+    def __init__(self, work: Any, tensors: list[Tensor]) -> None:
+        self._work = work
+        self._tensors = tensors
+
+    def wait(self) -> bool:
+        """The tensors stay even then."""
+        done: bool = self._work.wait()
+        return done
 
 
 class _FusedRMSNorm(torch.autograd.Function):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
 from paceline.profile import DecoderShape
-from paceline.runtime.strategy.context import attention
+from paceline.runtime.strategy.context.split import attention
 
 INIT_STD = 0.02
 """Standard deviation of initial weights. Source: GPT-2, section 2.3, and Llama's reference code."""

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.runtime.strategy.fused import Apart
-from paceline.runtime.strategy.split_modules import is_transposed
+from paceline.runtime.strategy.tensor.fused import Apart
+from paceline.runtime.strategy.tensor.modules import is_transposed
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
 

@@ -5,13 +5,14 @@ Imports nothing of ours below `parallel/`, so that `prove` may use it.
 
 from paceline.runtime.strategy.apply import Options, apply, options_of
 from paceline.runtime.strategy.blocks import repeated_blocks
-from paceline.runtime.strategy.context import attention, positions
+from paceline.runtime.strategy.context.split import attention, positions
+from paceline.runtime.strategy.data.hooks import RISKS
+from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.gradients import (
     clip_factor,
     gradient_norm,
     scale_gradients,
 )
-from paceline.runtime.strategy.hooks import RISKS
 from paceline.runtime.strategy.initial import saved_buffers, send_buffers
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
 from paceline.runtime.strategy.precision import (
@@ -21,7 +22,6 @@ from paceline.runtime.strategy.precision import (
     check_precision,
     set_up_precision,
 )
-from paceline.runtime.strategy.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.train import (
     IGNORED,
     Batch,
@@ -32,8 +32,8 @@ from paceline.runtime.strategy.train import (
     forward_backward,
     next_token_loss,
 )
-from paceline.runtime.strategy.ways import Ways
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.ways import Ways
 
 __all__ = [
     "IGNORED",

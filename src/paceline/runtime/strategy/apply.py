@@ -11,20 +11,20 @@ from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.compiling import compile_blocks
-from paceline.runtime.strategy.context import split_context
-from paceline.runtime.strategy.expert import check_expert, split_experts, tensor_ways
+from paceline.runtime.strategy.context.split import split_context
+from paceline.runtime.strategy.data.hooks import Compression
+from paceline.runtime.strategy.data.shard import shard
+from paceline.runtime.strategy.expert.split import check_expert, split_experts, tensor_ways
 from paceline.runtime.strategy.fp8 import use_float8
-from paceline.runtime.strategy.hooks import Compression
 from paceline.runtime.strategy.initial import send_from_first_rank
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.pipeline import split_stages
+from paceline.runtime.strategy.pipeline.pipeline import split_stages
 from paceline.runtime.strategy.precision import Precision
 from paceline.runtime.strategy.recompute import recompute_blocks
-from paceline.runtime.strategy.shard import shard
-from paceline.runtime.strategy.tensor import split_tensors
-from paceline.runtime.strategy.ways import Ways
-from paceline.runtime.strategy.ways_generic import generic_ways
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.tensor.split import split_tensors
+from paceline.runtime.strategy.ways.generic import generic_ways
+from paceline.runtime.strategy.ways.known import ways_of
+from paceline.runtime.strategy.ways.ways import Ways
 from paceline.spec import TrainSpec
 
 

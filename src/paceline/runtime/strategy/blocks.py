@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import nn
 
-from paceline.runtime.strategy.stages import Skip
+from paceline.runtime.strategy.pipeline.stages import Skip
 
 WORTH_SHARDING = 0.1
 """Share of the model's parameters a list of blocks needs to be sharded block by block. A guess:

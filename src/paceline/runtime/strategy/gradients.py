@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.pipeline import Pipeline
+from paceline.runtime.strategy.pipeline.pipeline import Pipeline
 
 
 def gradient_norm(model: nn.Module, meshes: Meshes) -> Tensor:

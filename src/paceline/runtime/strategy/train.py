@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.runtime.strategy import pipeline
-from paceline.runtime.strategy.context import local_tokens
+from paceline.runtime.strategy.context.split import local_tokens
+from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.precision import Precision, autocast
-from paceline.runtime.strategy.shard import finish_gradients, loss_factor, set_gradient_sync
-from paceline.runtime.strategy.tensor import loss_context
+from paceline.runtime.strategy.tensor.split import loss_context
 
 Batch = tuple[Tensor, Tensor]
 """`(inputs_BS, targets_BS)` of one micro-batch, whole samples: every rank of a context, tensor or

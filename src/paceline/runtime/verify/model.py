@@ -19,8 +19,8 @@ from paceline.runtime.huggingface import build_hf
 from paceline.runtime.models import make_model
 from paceline.runtime.sampling import Ids
 from paceline.runtime.strategy import Meshes
-from paceline.runtime.strategy.fused import take_apart
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.tensor.fused import take_apart
+from paceline.runtime.strategy.ways.known import ways_of
 from paceline.spec import Job, TrainSpec
 from paceline.spec.load import parse_job
 

@@ -21,7 +21,7 @@ from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.sampling import Ids, rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
 from paceline.runtime.strategy import Meshes, make_meshes
-from paceline.runtime.strategy.hooks import Compression
+from paceline.runtime.strategy.data.hooks import Compression
 from paceline.runtime.verify.compare import (
     deviation,
     digests_of,

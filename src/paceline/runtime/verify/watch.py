@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from paceline.record.verification import Reading
-from paceline.runtime.strategy.stages import Nothing, Skip
+from paceline.runtime.strategy.pipeline.stages import Nothing, Skip
 
 
 class Watch:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paceline.runtime.strategy.attention_blocks import choose_kernel
+from paceline.runtime.strategy.context.kernels import choose_kernel
 
 _HEADS, _GRADIENTS = 0, 1
 """Tags, so that the two kinds of messages between the same ranks cannot be mistaken."""

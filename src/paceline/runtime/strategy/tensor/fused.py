@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.runtime.strategy.split_modules import is_transposed
-from paceline.runtime.strategy.ways import Ways, named_ways, written_out
+from paceline.runtime.strategy.tensor.modules import is_transposed
+from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
 
 
 class Apart(nn.Module):

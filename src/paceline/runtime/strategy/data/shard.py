@@ -46,11 +46,15 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
-from paceline.runtime.strategy.expert import expert_modules, expert_parameters, expert_placement
-from paceline.runtime.strategy.hooks import Compression, compress_replica, wire_type
+from paceline.runtime.strategy.data.hooks import Compression, compress_replica, wire_type
+from paceline.runtime.strategy.data.replica import GradientSums, Replica, used_parameters
+from paceline.runtime.strategy.expert.split import (
+    expert_modules,
+    expert_parameters,
+    expert_placement,
+)
 from paceline.runtime.strategy.mesh import Meshes, is_pretended
 from paceline.runtime.strategy.precision import Precision, narrow_type
-from paceline.runtime.strategy.replica import GradientSums, Replica, used_parameters
 
 _SUMS = "paceline_gradient_sums"
 """Attribute of a model whose gradients `GradientSums` reduces."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from paceline.errors import PlanError, Problem
-from paceline.runtime.strategy.fused import in_features, out_features
-from paceline.runtime.strategy.ways import Way, Ways
+from paceline.runtime.strategy.tensor.fused import in_features, out_features
+from paceline.runtime.strategy.ways.ways import Way, Ways
 
 QUERIES = ("q_proj", "query", "q", "wq", "to_q", "q_lin", "query_proj")
 KEYS = ("k_proj", "key", "k", "wk", "to_k", "k_lin", "key_proj")

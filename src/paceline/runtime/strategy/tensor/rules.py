@@ -10,8 +10,8 @@ from torch import nn
 
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
-from paceline.runtime.strategy.fused import Apart, in_features, out_features
-from paceline.runtime.strategy.ways import (
+from paceline.runtime.strategy.tensor.fused import Apart, in_features, out_features
+from paceline.runtime.strategy.ways.ways import (
     Way,
     Ways,
     containers_of,

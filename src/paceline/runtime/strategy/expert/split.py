@@ -38,11 +38,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime.strategy.expert.exchange import run_spread_experts
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.tensor_regions import copy_in
-from paceline.runtime.strategy.token_exchange import run_spread_experts
-from paceline.runtime.strategy.ways import Ways, block_modules
+from paceline.runtime.strategy.tensor.regions import copy_in
+from paceline.runtime.strategy.ways.ways import Ways, block_modules
 
 PROVEN = frozenset(
     {

@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
-from paceline.runtime.strategy.fused import Apart, take_apart
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.split_modules import (
+from paceline.runtime.strategy.tensor.fused import Apart, take_apart
+from paceline.runtime.strategy.tensor.modules import (
     ColumnLinear,
     Crossings,
     HeadLinear,
@@ -37,9 +37,9 @@ from paceline.runtime.strategy.split_modules import (
     become,
     is_transposed,
 )
-from paceline.runtime.strategy.split_random import SplitRandom
-from paceline.runtime.strategy.tensor_rules import check_tensor_ways
-from paceline.runtime.strategy.ways import (
+from paceline.runtime.strategy.tensor.randomness import SplitRandom
+from paceline.runtime.strategy.tensor.rules import check_tensor_ways
+from paceline.runtime.strategy.ways.ways import (
     Way,
     Ways,
     block_modules,

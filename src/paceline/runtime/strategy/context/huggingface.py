@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.runtime.strategy.context import Context, cannot
+from paceline.runtime.strategy.context.split import Context, cannot
 
 NAME = "paceline_context"
 

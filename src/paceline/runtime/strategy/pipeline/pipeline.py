@@ -29,9 +29,10 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
-from paceline.runtime.strategy import tied
+from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.schedules import (
+from paceline.runtime.strategy.pipeline import tied
+from paceline.runtime.strategy.pipeline.schedules import (
     ForwardContext,
     Stage,
     check_micro_batches,
@@ -39,8 +40,7 @@ from paceline.runtime.strategy.schedules import (
     make_schedule,
     stream_type,
 )
-from paceline.runtime.strategy.shard import finish_gradients, set_gradient_sync
-from paceline.runtime.strategy.stages import (
+from paceline.runtime.strategy.pipeline.stages import (
     StageWays,
     check_stages,
     head_in_blocks,

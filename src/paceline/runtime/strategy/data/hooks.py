@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from paceline.runtime.strategy.replica import Replica
+from paceline.runtime.strategy.data.replica import Replica
 
 CompressionKind = Literal["none", "bf16", "fp16", "powersgd"]
 

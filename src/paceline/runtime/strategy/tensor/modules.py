@@ -16,8 +16,8 @@ from torch import Tensor, addmm, matmul, nn, rsqrt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from paceline.runtime.strategy.split_random import SplitRandom
-from paceline.runtime.strategy.tensor_regions import (
+from paceline.runtime.strategy.tensor.randomness import SplitRandom
+from paceline.runtime.strategy.tensor.regions import (
     copy_in,
     gather_in,
     join_shares,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from paceline.runtime.strategy.ways import Way, Ways
+from paceline.runtime.strategy.ways.ways import Way, Ways
 
 OWN = Ways(
     blocks="blocks",

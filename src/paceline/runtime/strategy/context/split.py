@@ -21,16 +21,16 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
 from paceline.parallel.layout import Layout
-from paceline.runtime.strategy.context_tokens import (
+from paceline.runtime.strategy.context.ring import ring_attention
+from paceline.runtime.strategy.context.tokens import (
     check_context,
     local_positions,
     local_spans,
     local_tokens,
 )
+from paceline.runtime.strategy.context.ulysses import ulysses_attention, whole_attention
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.ring import ring_attention
-from paceline.runtime.strategy.ulysses import ulysses_attention, whole_attention
-from paceline.runtime.strategy.ways import Ways, block_modules
+from paceline.runtime.strategy.ways.ways import Ways, block_modules
 
 __all__ = [
     "Context",
@@ -81,7 +81,7 @@ def split_context(
                 keep_tokens(local_spans(int(module.seq_len), layout, context.rank))  # type: ignore[arg-type]
     elif hasattr(getattr(model, "config", None), "_attn_implementation"):
         # Here, because transformers is optional and only its models need it.
-        from paceline.runtime.strategy.context_huggingface import split_huggingface
+        from paceline.runtime.strategy.context.huggingface import split_huggingface
 
         split_huggingface(model, context)
     else:

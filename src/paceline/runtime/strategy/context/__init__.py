@@ -1,0 +1,1 @@
+"""A sample's tokens split over the context ranks."""

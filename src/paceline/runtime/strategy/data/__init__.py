@@ -1,0 +1,1 @@
+"""What the ranks that read different tokens share, and exchange."""

@@ -1,0 +1,1 @@
+"""Blocks in stages, and micro-batches through them."""

@@ -1,0 +1,1 @@
+"""Matrices, and the tokens between them, split over the tensor ranks."""

@@ -1,0 +1,1 @@
+"""How one kind of model may be split."""
