@@ -109,7 +109,7 @@ def compressed_share(profile: ModelProfile, kind: Compression, rank: int = 4) ->
 
     PowerSGD sends a matrix of N x M as rank x (N + M) numbers where those are at most half as many,
     and everything else as it is; matrices that the profile holds together (key and value; up and
-    gate) are two. Source: Vogels et al., arXiv:1905.13727; `runtime/strategy/hooks.py`.
+    gate) are two. Source: Vogels et al., arXiv:1905.13727; `runtime/strategy/data/hooks.py`.
 
     >>> from paceline.profile import DecoderShape, profile_decoder
     >>> shape = DecoderShape(layers=2, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1024,
