@@ -27,13 +27,17 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
-from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync, shard
+from paceline.runtime.strategy.data.shard import (
+    even_placement,
+    finish_gradients,
+    set_gradient_sync,
+    shard,
+)
 from paceline.runtime.strategy.expert.exchange import run_spread_experts
 from paceline.runtime.strategy.expert.split import (
     check_expert,
     expert_modules,
     expert_parameters,
-    expert_placement,
     split_experts,
     tensor_ways,
 )
@@ -275,7 +279,7 @@ def shard_like_fsdp2(
 ) -> None:
     """What the docstring of `expert` asks of the one who shards."""
     for experts in expert_modules(model):
-        placement = expert_placement(meshes)
+        placement = even_placement(meshes.expert_fsdp)
         fully_shard(experts, mesh=meshes.expert_fsdp, shard_placement_fn=placement, **options)
         experts.set_gradient_divide_factor(1.0)
     for module in (*blocks, model):

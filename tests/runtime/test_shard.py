@@ -25,6 +25,7 @@ from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.shard import (
     check_shard,
+    even_placement,
     finish_gradients,
     loss_factor,
     set_gradient_sync,
@@ -400,7 +401,7 @@ def train_in_fp16(rank, world, sharding):
             loss = loss_of(model, layout, tokens)
         if step == 2 and rank == world - 1:
             loss = loss * float("inf")
-        scaler.scale(loss).backward()
+        (loss * scaler.factor).backward()
         finish_gradients(model)
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
         bad = torch.tensor(float(not torch.isfinite(whole(norm))))
@@ -481,3 +482,16 @@ def test_pretended_ranks_of_ddp_are_taken_to_use_what_this_rank_uses():
         with FakeTensorMode():  # no number can be read
             assert replica._some_rank_has_unused(one)
             assert not replica._some_rank_has_unused(both)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((8, 96, 64), 2), ((32003, 64), 0), ((64, 3), 0), ((8, 64), 1), ((7, 5), 0), ((1024,), 0)],
+)
+def test_parameters_are_sharded_along_a_dim_that_every_rank_gets_its_share_of(
+    shape: tuple[int, ...], dim: int
+):
+    layout = Layout(data=64, sharding="full", micro_batch=1, accumulation=1)
+    with fake_rank(layout, 0):
+        placement = even_placement(make_meshes(layout, "cpu").fsdp)
+        assert placement(nn.Parameter(torch.empty(shape, device="meta"))).dim == dim

@@ -12,7 +12,7 @@ A module of your own is named in `Ways.experts`.
 gradients already hold what those ranks' losses say, and only ranks with the same experts
 (`meshes.expert_fsdp`) are left to sum over:
 
-- FSDP2: `fully_shard(module, mesh=meshes.expert_fsdp, shard_placement_fn=expert_placement(meshes))`
+- FSDP2: `fully_shard(module, mesh=meshes.expert_fsdp, shard_placement_fn=even_placement(mesh))`
   for each of `expert_modules(model)`, before the block it is in, with gradient divide factor 1 and
   without casting inputs (`cast_forward_inputs=False`: the weights of the router stay float32).
 - Otherwise `replica.GradientSums`, told so for `expert_parameters(model)`.
@@ -27,7 +27,7 @@ global batch. transformers adds one only when called with labels and `output_rou
 here are called for their logits, so none is added, in this layout as in any other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -161,22 +161,6 @@ def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if hasattr(module, _IS_SPLIT)
         for name, parameter in module.named_parameters()
     }
-
-
-def expert_placement(meshes: Meshes) -> Callable[[nn.Parameter], Shard]:
-    """The dim that FSDP2 shards each expert parameter along: `shard_placement_fn`.
-
-    Dim 0 while that gives every rank whole experts; otherwise the first dim that divides evenly,
-    or most ranks of a large group would hold nothing.
-    """
-    num_shards = meshes.expert_fsdp.size(meshes.expert_fsdp.ndim - 1)
-
-    def placement(parameter: nn.Parameter) -> Shard:
-        shape = local_of(parameter).shape
-        even = [dim for dim, size in enumerate(shape) if size % num_shards == 0]
-        return Shard(even[0] if even else 0)
-
-    return placement
 
 
 def _routed_experts(model: nn.Module, ways: Ways | None) -> Iterator[tuple[str, nn.Module]]:
