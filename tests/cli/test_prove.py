@@ -56,6 +56,15 @@ def test_prove_says_what_is_wrong_with_the_job_before_anything_is_proved(job):
     assert "Traceback" not in done.stderr
 
 
+def test_a_layout_that_the_estimate_refuses_is_proved_when_it_is_fixed(job):
+    large = ("--set", "model.decoder.hidden=4096", "--set", "model.decoder.heads=32")
+    large += ("--set", "model.decoder.layers=12")
+    done = paceline("prove", job, *large, "--layout", "sharding=none")
+    assert done.returncode == 3, done.stderr
+    assert "DOES NOT FIT in the" in done.stdout
+    assert "note: by the estimate this layout does not fit: " in done.stdout
+
+
 def test_plan_proves_its_first_layouts_and_lists_them_anew(job):
     done = paceline("plan", job, "--prove", "2")
     assert done.returncode == 0, done.stderr

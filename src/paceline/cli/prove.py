@@ -1,6 +1,7 @@
 """`paceline prove`: run the real sharding code on fake ranks, and say what it needs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def command(
     tensors that have no values, in a world of as many ranks as the job has, for one rank of every
     pipeline stage: exact bytes in tensors at the fullest instant and where that is, every
     collective, FLOPs, and the step on a simulated clock, beside the planner's estimate. Needs
-    PyTorch and less than 1 GiB, no accelerator. Exit code 3 means that it does not fit.
+    PyTorch and less than 1 GiB, no accelerator. A layout that does not fit by the estimate is
+    proved when --layout fixes it, the leanest where that leaves a choice. Exit code 3 means that it
+    does not fit.
 
     \b
     Examples:
@@ -65,13 +68,21 @@ def command(
     from paceline.launch.prove import Prover
     from paceline.prove.compare import compare
     from paceline.prove.request import request_of
+    from paceline.units import format_bytes
 
     with Prover(on_progress=lambda line: click.echo(line, err=True)) as prover:
         job = read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
-        plan = _plan(job)
+        plan = _plan(job, must_fit=not layout)
         request = request_of(job, plan, whole=whole, wants_trace=trace_file is not None)
         proof = prover.prove(request)
     compared = compare(proof, plan)
+    needed = plan.estimate.memory.known_bytes
+    if needed > plan.limit_bytes:
+        note = (
+            f"by the estimate this layout does not fit: {format_bytes(needed)} a rank, of "
+            f"{format_bytes(plan.limit_bytes)} that may be used"
+        )
+        proof = replace(proof, notes=(*proof.notes, note))
     if trace_file is not None:
         events = {"traceEvents": proof.trace, "displayTimeUnit": "ms"}
         trace_file.write_text(json.dumps(events))
@@ -94,7 +105,7 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-def _plan(job: Any) -> Any:
+def _plan(job: Any, *, must_fit: bool) -> Any:
     from paceline.plan import plan_job
 
     facts: Any = None
@@ -102,7 +113,7 @@ def _plan(job: Any) -> Any:
         from paceline.launch.factory import measure_factory
 
         facts = measure_factory(job)
-    return plan_job(job, facts)
+    return plan_job(job, facts, must_fit=must_fit)
 
 
 def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bool) -> None:

@@ -43,23 +43,30 @@ _MOST_COUNTS = 48
 """Numbers of ranks that are tried for the objectives `ranks` and `cost`."""
 
 
-def plan_job(job: Job, facts: ModuleFacts | None = None) -> Plan:
+def plan_job(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = True) -> Plan:
     """The plan of a job, on this machine or on the cluster it declares.
 
     Args:
         job: As `load_job` read it.
         facts: What a helper process counted of the module, for a job with `model.factory`.
+        must_fit: Where nothing fits, refuse; otherwise plan the leanest layout on all ranks.
 
     Raises:
         JobError: The model, the engine or the cluster cannot be what the job says.
         PlanError: Choices contradict each other, or no layout fits in memory.
     """
     cluster = find_cluster(job.spec.cluster, job)
-    return make_plan(job, cluster, resolve_profile(job, facts), resolve_decoder(job))
+    profile, decoder = resolve_profile(job, facts), resolve_decoder(job)
+    return make_plan(job, cluster, profile, decoder, must_fit=must_fit)
 
 
 def make_plan(
-    job: Job, cluster: Cluster, profile: ModelProfile, decoder: DecoderShape | None = None
+    job: Job,
+    cluster: Cluster,
+    profile: ModelProfile,
+    decoder: DecoderShape | None = None,
+    *,
+    must_fit: bool = True,
 ) -> Plan:
     """Choose the best layout that fits, and keep the case against the rest.
 
@@ -72,9 +79,10 @@ def make_plan(
         profile=profile,
         decoder=decoder,
         catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
+        must_fit=must_fit,
     )
     objective = job.spec.plan.objective
-    if objective == "time" or cluster.is_local:
+    if objective == "time" or cluster.is_local or not must_fit:
         return _plan_on(asked)
     return _on_fewer_ranks(asked)
 
@@ -88,6 +96,7 @@ class _Asked:
     profile: ModelProfile
     decoder: DecoderShape | None
     catalog: Catalog
+    must_fit: bool = True
 
 
 def _plan_on(asked: _Asked) -> Plan:
@@ -107,6 +116,10 @@ def _plan_on(asked: _Asked) -> Plan:
         only_host = replace(found, least_host_bytes=moved.least_host_bytes)
         found = moved if len(moved.leanest) else only_host
     choice = choose(found, case, limit_bytes=limit, margin=wanted.simpler_margin)
+    if choice is None and len(found.leanest) and not asked.must_fit:
+        least = ceil(found.leanest.memory_bytes.min())
+        found = search(space, case, limit_bytes=least, margin=wanted.simpler_margin)
+        choice = choose(found, case, limit_bytes=least, margin=wanted.simpler_margin)
     if choice is None:
         raise nothing_fits(job, space, case, found, limit)
     checkpoint_every, evaluate_every = decide_intervals(job.spec)
