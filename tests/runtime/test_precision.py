@@ -75,7 +75,7 @@ def test_a_scaled_loss_keeps_gradients_that_fp16_would_lose():
     assert float(weight.grad) == 0.0  # below 6e-8 / 2
     weight.grad = None
     scaler = LossScaler(initial=2.0**12)
-    scaler.scale((weight.half() * 2e-8).sum().float()).backward()
+    ((weight.half() * 2e-8).sum().float() * scaler.factor).backward()
     assert float(weight.grad * scaler.unscale_factor) == pytest.approx(2e-8, rel=2**-10)
 
 

@@ -13,10 +13,12 @@ from paceline.control import messages as say
 from paceline.parallel.layout import Layout
 from paceline.plan import plan_job
 from paceline.record.run import RunFolder, create_run
+from paceline.runtime.data import load_text
 from paceline.runtime.faults import Faults
 from paceline.runtime.language_model import train
+from paceline.runtime.models import make_model
 from paceline.runtime.session import Place, Session
-from paceline.runtime.strategy import LossScaler
+from paceline.runtime.strategy import LossScaler, local_of
 from paceline.runtime.worker import transports
 from paceline.spec import load_job
 from paceline.spec.corpus import find_corpus
@@ -85,6 +87,91 @@ def test_an_fp16_run_goes_on_with_its_loss_scale_and_ends_with_the_same_bits(tmp
     assert refused
     assert refused_again == refused
     assert (digest_again, scale_again) == (digest, scale)
+
+
+def refuse_a_gradient(rank: int, world: int, folder: Path, precision: str) -> Any:
+    """Steps in which only the last rank's reduced gradient is not finite; why, and what changed."""
+    options = ("train.steps=3", "layout.sharding=none", "train.max_refused_steps=9")
+    session, _ = session_in(folder, rank, world, *options)
+    session.plan = replace(session.plan, precision=precision)
+    if precision == "fp16":
+        session.scaler = LossScaler(initial=2.0**-12)  # its least is 2^-14
+    model = session.build(lambda: torch.nn.Linear(4, 1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    told = []
+    for step in session.steps(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        step.train(
+            lambda ids: (torch.ones(len(ids), 4), torch.ones(len(ids), 1)),
+            8,
+            loss_of=lambda output, targets: ((output - targets).square().sum(), len(targets)),
+        )
+        if rank == world - 1:
+            next(model.parameters()).grad[0, 0] = torch.nan
+        step.apply()
+        scale = session.scaler.factor if session.scaler is not None else 1.0
+        told.append((step.refused, step.overflowed, scale))
+    same = all(map(torch.equal, before, model.parameters()))
+    return told, same
+
+
+@pytest.mark.ranks
+def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_by_all(tmp_path):
+    Scene(tmp_path)
+    one, other = run_ranks(refuse_a_gradient, 2, tmp_path, "fp32", limit_s=150)
+    assert one == other
+    told, same = one
+    assert told == [("the gradient norm is not finite on rank(s) 1", False, 1.0)] * 3
+    assert same
+
+
+@pytest.mark.ranks
+def test_fp16_excuses_overflows_only_while_its_scale_can_be_lowered(tmp_path):
+    Scene(tmp_path)
+    one, other = run_ranks(refuse_a_gradient, 2, tmp_path, "fp16", limit_s=150)
+    assert one == other
+    told, same = one
+    assert [(overflowed, scale) for _, overflowed, scale in told] == [
+        (True, 2.0**-13),
+        (True, 2.0**-14),
+        (False, 2.0**-14),
+    ]
+    assert same
+
+
+def train_by(rank: int, world: int, folder: Path, way: str) -> Any:
+    """Losses and norms of two steps of the built-in model on tensor ranks."""
+    options = ("train.steps=2", "layout.tensor=2", "layout.data=1", "checkpoint.every=9")
+    session, _ = session_in(folder, rank, world, *options)
+    text, _ = load_text(session.job)
+    model = session.build(make_model(session.job, session.plan.decoder))
+    seen = []
+    for step in session.steps(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        if way == "train":
+            step.train(text.samples, text.num_samples)
+        else:
+            for ids in step.micro_batches(text.num_samples):
+                inputs_BS, targets_BS = text.samples(ids)
+                logits_BSV = model(inputs_BS)
+                step.backward(
+                    torch.nn.functional.cross_entropy(
+                        logits_BSV.flatten(0, 1), targets_BS.flatten()
+                    )
+                )
+        step.apply()
+        seen += [step.loss, step.grad_norm]
+    return seen, sum(float(local_of(each.detach()).double().sum()) for each in model.parameters())
+
+
+@pytest.mark.ranks
+def test_a_loop_over_micro_batches_on_tensor_ranks_does_what_train_does(tmp_path):
+    for way in ("train", "loop"):
+        Scene(tmp_path / way)
+    expected = run_ranks(train_by, 2, tmp_path / "train", "train", limit_s=150)
+    found = run_ranks(train_by, 2, tmp_path / "loop", "loop", limit_s=150)
+    for (seen, total), (own_seen, own_total) in zip(expected, found, strict=True):
+        # Divided by the number of tokens before instead of after the sum: float32's rounding.
+        assert own_seen == pytest.approx(seen, rel=1e-5)
+        assert own_total == pytest.approx(total, rel=1e-5)
 
 
 def build_compressed(rank: int, world: int, folder: Path, kind: str) -> list[str]:

@@ -19,6 +19,7 @@ from paceline.runtime.loop import Evaluate
 from paceline.runtime.models import make_model
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.session import Session
+from paceline.runtime.step import to_device
 from paceline.spec.corpus import find_corpus
 
 
@@ -59,7 +60,7 @@ def _evaluation(session: Session, model: nn.Module, text: TextData, held_out: Te
         for ids_B, counts_B in zip(ids_of_rounds, counts_of_rounds, strict=True):
             inputs_BS, targets_BS = held_out.samples(ids_B)
             targets_BS[~torch.from_numpy(counts_B)] = strategy.IGNORED
-            yield inputs_BS.to(place.device), targets_BS.to(place.device)
+            yield to_device(inputs_BS, place.device), to_device(targets_BS, place.device)
 
     def evaluate() -> tuple[Tensor, Tensor]:
         losses = strategy.evaluate(model, session.meshes, batches(), precision=session.precision)

@@ -18,7 +18,7 @@ from paceline.parallel.rank_map import rank_of
 from paceline.record.checkpoints import set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
-from paceline.runtime import memory
+from paceline.runtime import memory, strategy
 from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
 from paceline.runtime.step import Step
 
@@ -47,6 +47,7 @@ class Loop:
         self._channel = session.channel
         self._checkpointer = checkpointer
         self._model = model
+        self._buffers = strategy.SavedBuffers(model)
         self._optimizer = optimizer
         self._evaluate = evaluate
         self._unit = "tokens" if tokens_per_sample else "samples"
@@ -127,7 +128,7 @@ class Loop:
         rate = self._schedule(number)
         for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
             group["lr"] = rate * share
-        return Step(number, session, self._model, self._optimizer, rate)
+        return Step(number, session, self._model, self._optimizer, rate, self._buffers)
 
     def _check_finished(self, step: Step) -> None:
         session = self._session

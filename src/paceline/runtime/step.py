@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
@@ -16,6 +16,30 @@ from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 
 if TYPE_CHECKING:
     from paceline.runtime.session import Session
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor there. To an accelerator from pinned memory, so that the host does not wait."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+class _Votes(NamedTuple):
+    """What all ranks have seen of a step."""
+
+    stop: bool
+    loss_sum: float
+    num_targets: float
+
+    norm: float
+    """Of the gradients as they are, on this rank: finite numbers are the same on all."""
+
+    bad_losses: list[int]
+    """Ranks whose loss is not finite."""
+
+    bad_norms: list[int]
+    """Ranks whose gradients are not finite."""
 
 
 class Step:
@@ -28,6 +52,7 @@ class Step:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         learning_rate: float,
+        buffers: strategy.SavedBuffers,
     ) -> None:
         self.number = number
         """From 1."""
@@ -48,7 +73,8 @@ class Step:
         """Why all ranks refused to apply it, or None."""
 
         self.overflowed = False
-        """Whether it was refused because fp16's loss scale was too large, which is lower now."""
+        """Whether it was refused because gradients overflowed in fp16, whose loss scale could be
+        lowered and is. At its least they are not finite for another reason."""
 
         self.stop = False
         """Whether some rank was asked to stop, as all ranks agreed in the vote."""
@@ -62,8 +88,8 @@ class Step:
         self._num_targets = torch.zeros_like(self._loss_sum)
         self._expected_targets = 1.0
         self._num_backward = 0
-        self._buffers = strategy.saved_buffers(model)
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        self._buffers = buffers
+        self._buffers_before = [buffer.clone() for buffer in buffers.tensors()]
         self._in_backward = False
         self._mark = time.perf_counter()
 
@@ -90,7 +116,7 @@ class Step:
         def batches() -> Iterator[strategy.Batch]:
             for ids in self._ids(num_samples):
                 inputs, targets = samples(ids)
-                yield inputs.to(device), targets.to(device)
+                yield to_device(inputs, device), to_device(targets, device)
 
         losses = strategy.forward_backward(
             self._model,
@@ -123,7 +149,10 @@ class Step:
                 self._model, layout, is_last=index == layout.accumulation - 1
             )
             self._enter("forward")
-            yield ids
+            # Around the loss and its backward pass, which are the caller's: tensor ranks compute
+            # a cross entropy on their share of the vocabulary.
+            with strategy.loss_context(layout):
+                yield ids
 
     def backward(self, loss: torch.Tensor, *, num_targets: float = 1.0) -> None:
         """Add the gradient of a micro-batch's mean loss.
@@ -136,7 +165,7 @@ class Step:
         self._enter("backward")
         layout = self._session.plan.layout
         self._expected_targets = float(layout.accumulation * layout.data)
-        loss_sum = loss * num_targets
+        loss_sum = strategy.local_of(loss) * num_targets
         factor = strategy.loss_factor(layout, self._model) * self._session.loss_scale
         scaled = loss_sum * (factor / self._expected_targets)
         scaled.backward()  # type: ignore[no-untyped-call]
@@ -156,48 +185,54 @@ class Step:
         self._check_complete()
         strategy.finish_gradients(self._model)
         session.stop_wanted |= session.channel.stop_wanted
-        summed_norm = float(strategy.gradient_norm(self._model, session.meshes))
-        loss_sum, num_targets, bad_ranks = self._vote(summed_norm)
+        votes = self._vote(strategy.gradient_norm(self._model, session.meshes))
+        self.stop, summed_norm = votes.stop, votes.norm
+        loss_sum, num_targets = votes.loss_sum, votes.num_targets
         mean = self._expected_targets / num_targets / session.loss_scale if num_targets else 0.0
         self.loss = loss_sum / num_targets if num_targets else 0.0
         self.grad_norm = summed_norm * mean
         self.vote_s = self._lap()
-        self.refused = self._reason_to_refuse(summed_norm, num_targets, bad_ranks)
+        self.refused = self._reason_to_refuse(votes)
         if self.refused is None:
             clip = strategy.clip_factor(self.grad_norm, session.job.spec.train.clip_norm)
             strategy.scale_gradients(self._model, mean * clip)
             session.faults.pass_by("apply", self.number)
             self._optimizer.step()
-        if session.scaler is not None:
-            self.overflowed = not math.isfinite(summed_norm) and not bad_ranks
-            session.scaler.update(found_inf=self.refused is not None)
+        if (scaler := session.scaler) is not None:
+            is_overflow = bool(votes.bad_norms) and not votes.bad_losses
+            self.overflowed = is_overflow and not scaler.is_least
+            if is_overflow or self.refused is None:
+                scaler.update(found_inf=is_overflow)
         self._optimizer.zero_grad()
         self._settle_buffers()
         self.apply_s = self._lap()
         self.finished = True
 
-    def _vote(self, norm: float) -> tuple[float, float, list[int]]:
-        """Losses and targets of all ranks, and the ranks whose numbers are not finite."""
+    def _vote(self, norm: Tensor) -> _Votes:
+        """What all ranks have seen. One collective, and one wait for the accelerator."""
         session, place = self._session, self._session.place
-        loss_sum, num_targets = self._loss_sum.item(), self._num_targets.item()
-        bad = [0.0] * place.world_size
-        bad[place.rank] = float(not math.isfinite(loss_sum))
-        stop, loss_total, targets_total, *losses_bad = session.vote(
-            float(session.stop_wanted), loss_sum, num_targets, *bad
-        )
-        self.stop = stop > 0
-        return loss_total, targets_total, [rank for rank, flag in enumerate(losses_bad) if flag]
+        world, device = place.world_size, place.device
+        sums = torch.zeros(3 + 2 * world, dtype=torch.float64, device=device)
+        sums[0] = float(session.stop_wanted)
+        sums[1], sums[2] = self._loss_sum, self._num_targets
+        sums[3 + place.rank] = ~self._loss_sum.isfinite()
+        sums[3 + world + place.rank] = ~norm.isfinite()
+        dist.all_reduce(sums)
+        stop, loss_sum, num_targets, *flags, own_norm = torch.cat([sums, norm.view(1)]).tolist()
+        bad = [[rank for rank in range(world) if flags[start + rank]] for start in (0, world)]
+        return _Votes(stop > 0, loss_sum, num_targets, own_norm, *bad)
 
-    def _reason_to_refuse(
-        self, norm: float, num_targets: float, bad_ranks: list[int]
-    ) -> str | None:
-        if bad_ranks:
-            return f"the loss is not finite on rank(s) {', '.join(map(str, bad_ranks))}"
-        if not math.isfinite(norm):
+    def _reason_to_refuse(self, votes: _Votes) -> str | None:
+        if votes.bad_losses:
+            return f"the loss is not finite on rank(s) {', '.join(map(str, votes.bad_losses))}"
+        if votes.bad_norms:
             scaler = self._session.scaler
             scale = f" (fp16, loss scale {scaler.factor:g})" if scaler is not None else ""
-            return f"the gradient norm is {norm}{scale}"
-        if not num_targets:
+            if len(votes.bad_norms) == self._session.place.world_size:
+                return f"the gradient norm is {votes.norm}{scale}"
+            ranks = ", ".join(map(str, votes.bad_norms))
+            return f"the gradient norm is not finite on rank(s) {ranks}{scale}"
+        if not votes.num_targets:
             return "no target of the global batch counts"
         return None
 
@@ -261,10 +296,10 @@ class Step:
     def _settle_buffers(self) -> None:
         """The same buffers on every rank; after a refused step those from before it."""
         if self.refused is None:
-            strategy.send_buffers(self._buffers, self._session.meshes)
+            strategy.send_buffers(self._buffers.tensors(), self._session.meshes)
             return
         with torch.no_grad():
-            for buffer, before in zip(self._buffers, self._buffers_before, strict=True):
+            for buffer, before in zip(self._buffers.tensors(), self._buffers_before, strict=True):
                 buffer.copy_(before)
 
     @property

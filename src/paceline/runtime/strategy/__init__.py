@@ -13,7 +13,8 @@ from paceline.runtime.strategy.gradients import (
     gradient_norm,
     scale_gradients,
 )
-from paceline.runtime.strategy.initial import saved_buffers, send_buffers
+from paceline.runtime.strategy.initial import SavedBuffers, saved_buffers, send_buffers
+from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
 from paceline.runtime.strategy.precision import (
     LossScaler,
@@ -22,6 +23,7 @@ from paceline.runtime.strategy.precision import (
     check_precision,
     set_up_precision,
 )
+from paceline.runtime.strategy.tensor.split import loss_context
 from paceline.runtime.strategy.train import (
     IGNORED,
     Batch,
@@ -46,6 +48,7 @@ __all__ = [
     "Options",
     "Phase",
     "Precision",
+    "SavedBuffers",
     "Ways",
     "apply",
     "attention",
@@ -56,6 +59,8 @@ __all__ = [
     "finish_gradients",
     "forward_backward",
     "gradient_norm",
+    "local_of",
+    "loss_context",
     "loss_factor",
     "make_meshes",
     "next_token_loss",

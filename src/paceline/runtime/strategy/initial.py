@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime.strategy.mesh import Meshes
 
@@ -21,12 +20,28 @@ def send_from_first_rank(model: nn.Module) -> None:
                 dist.broadcast(tensor, 0)
 
 
+class SavedBuffers:
+    """Where a model keeps the buffers that are saved with it. Those can change while training, as
+    batch norm's averages do, and then differ between ranks; others follow from the shape."""
+
+    def __init__(self, model: nn.Module) -> None:
+        places = {
+            id(buffer): (module, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        }
+        self._places = list(places.values())
+
+    def tensors(self) -> list[Tensor]:
+        """As they are now: a module may have put another tensor in a buffer's place."""
+        found = (module._buffers[name] for module, name in self._places)
+        return [buffer for buffer in found if buffer is not None]
+
+
 def saved_buffers(model: nn.Module) -> list[Tensor]:
-    """Buffers that are saved with the model. Those can change while training, as batch norm's
-    averages do, and then differ between ranks; others follow from the shape."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    saved = inner.state_dict(keep_vars=True)
-    return [buffer for name, buffer in inner.named_buffers() if name in saved]
+    """The buffers that are saved with a model, as they are now."""
+    return SavedBuffers(model).tensors()
 
 
 def send_buffers(buffers: Sequence[Tensor], meshes: Meshes) -> None:

@@ -96,6 +96,12 @@ def _version(capability: tuple[int, int]) -> str:
     return ".".join(str(number) for number in capability)
 
 
+LEAST_SCALE, MOST_SCALE = 2.0**-14, 2.0**24
+"""Bounds of the loss scale. A guess, torch has none: 2^-14 is fp16's least normal number, so
+gradients that overflow even there are not the scale's doing; 2^24 is 256 times where it begins,
+eight doublings, and further ones would only be taken back by the next overflow."""
+
+
 class LossScaler:
     """Keeps fp16 gradients inside fp16's range: the loss is multiplied before the backward pass,
     the gradients divided after it.
@@ -104,8 +110,7 @@ class LossScaler:
     doubled after `patience` good steps in a row. Every rank must be told the same: whether *any*
     rank found one, by the vote that all ranks take before a step is applied.
 
-        scaled = scaler.scale(loss)
-        scaled.backward()
+        (loss * scaler.factor).backward()
         norm = gradient_norm(model) * scaler.unscale_factor   # and gradients with it
         scaler.update(found_inf=vote(...))
 
@@ -119,6 +124,11 @@ class LossScaler:
         self._num_good = 0
 
     @property
+    def is_least(self) -> bool:
+        """Whether it is at the bound below which it is not lowered."""
+        return self._scale <= LEAST_SCALE
+
+    @property
     def factor(self) -> float:
         """What the loss is multiplied by now; a power of two, so that nothing is rounded."""
         return self._scale
@@ -128,10 +138,6 @@ class LossScaler:
         """What gradients are multiplied by to undo it."""
         return 1 / self._scale
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss to call `backward` on."""
-        return loss * self._scale
-
     def update(self, *, found_inf: bool) -> None:
         """After each step.
 
@@ -140,10 +146,10 @@ class LossScaler:
         """
         self._num_good = 0 if found_inf else self._num_good + 1
         if found_inf:
-            self._scale = max(self._scale / 2, 2.0**-14)
+            self._scale = max(self._scale / 2, LEAST_SCALE)
         elif self._num_good == self._patience:
             self._num_good = 0
-            self._scale = min(self._scale * 2, 2.0**24)
+            self._scale = min(self._scale * 2, MOST_SCALE)
 
     def state_dict(self) -> dict[str, float]:
         """For a checkpoint: the same on every rank."""
