@@ -77,6 +77,14 @@ def test_frozen_parameters_are_left_to_themselves():
     assert [p for g in optimizer.param_groups for p in g["params"]] == [model.weight]
 
 
+@pytest.mark.parametrize("shape", [(0, 512), (0, 3, 300), (4, 0)])
+def test_a_shard_without_rows_or_columns_is_quantised_to_nothing(shape):
+    codes, largest = quantise(torch.zeros(shape), signed=True)
+    assert codes.shape == shape
+    assert largest.numel() == 0
+    assert dequantise(codes, largest, signed=True).shape == shape
+
+
 OPTIMIZERS = ("adamw", "sgd", "adamw-8bit", "muon", "adafactor")
 
 WIDTH = 512

@@ -132,7 +132,8 @@ def _in_blocks(values: Tensor) -> Tensor:
     """The last dim cut into blocks; the last block is filled up with zeros."""
     missing = -values.shape[-1] % BLOCK
     full = torch.nn.functional.pad(values, (0, missing))
-    return full.view(*full.shape[:-1], -1, BLOCK)
+    # Counted, as -1 is ambiguous in a shard without rows.
+    return full.view(*full.shape[:-1], full.shape[-1] // BLOCK, BLOCK)
 
 
 @cache
