@@ -320,6 +320,17 @@ def family(kind: str) -> nn.Module:
     return build_hf({"model_type": kind, **fields}).double().eval()
 
 
+def test_an_opt_without_projections_around_its_blocks_can_be_cut_into_stages():
+    pytest.importorskip("transformers")
+    fields = {name: SIZES[name] for name in ("hidden_size", "vocab_size", "ffn_dim")}
+    fields |= {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 16}
+    model = build_hf({"model_type": "opt", **fields, "word_embed_proj_dim": fields["hidden_size"]})
+    ways = ways_of(model)
+    assert ways is not None
+    assert ways.last == ("model.decoder.final_layer_norm", "lm_head")
+    assert list(check_stages(model, ways)) == []
+
+
 @pytest.mark.parametrize("kind", sorted(PROVEN))
 def test_stages_of_a_family_one_after_the_other_give_the_same_bits_as_the_model(kind: str):
     model = family(kind)

@@ -269,6 +269,14 @@ def _run(
     return loss_sum, num_targets
 
 
+def _device_of(part: nn.Module, meshes: Meshes) -> torch.device:
+    """Where a stage computes: with the mesh, or on meta when it is only traced there."""
+    if next(part.parameters()).is_meta:
+        return torch.device("meta")
+    kind = meshes.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
 def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) -> Any:
     """The schedule for so many micro-batches of this shape, made when it is first needed."""
     layout = pipeline.meshes.layout
@@ -288,6 +296,7 @@ def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) 
                 pipeline.meshes.pipeline.get_group(),
                 torch.empty_like(tokens_BS, device="meta"),
                 torch.empty(shape, dtype=stream, device="meta"),
+                _device_of(part, pipeline.meshes),
                 lambda: pipeline._loss.context(),
             )
             for part, index in zip(pipeline.parts, pipeline.stages, strict=True)

@@ -164,6 +164,7 @@ class Stage(PipelineStage):
         group: dist.ProcessGroup,
         tokens_BS: Tensor,
         hidden_BSH: Tensor,
+        device: torch.device,
         forward_context: ForwardContext = nullcontext,
     ) -> None:
         """
@@ -174,10 +175,10 @@ class Stage(PipelineStage):
             group: One rank of each pipeline position.
             tokens_BS: Like one micro-batch's inputs, on meta.
             hidden_BSH: Like what goes from stage to stage, on meta; also its type.
+            device: Where it computes, and receives: offloaded parameters are in host memory.
             forward_context: Around the forward pass and the loss: autocast.
         """
         is_last = index == num_stages(layout) - 1
-        device = next(part.parameters()).device
         super().__init__(
             part,
             index,

@@ -5,6 +5,7 @@ tests/runtime/test_tensor.py compares each with the model on one rank.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -306,6 +307,25 @@ def ways_of(model: nn.Module) -> Ways | None:
     if not isinstance(kind, str) or not hasattr(model, "lm_head"):
         return None
     ways = HUGGING_FACE.get(kind)
-    if ways is not None and any(getattr(config, name, False) for name in UNSPLIT.get(kind, ())):
-        return replace(ways, tensor={})
-    return ways
+    if ways is None:
+        return None
+    if any(getattr(config, name, False) for name in UNSPLIT.get(kind, ())):
+        ways = replace(ways, tensor={})
+    first, last = (
+        tuple(name for name in names if not _is_none(model, name))
+        for names in (ways.first, ways.last)
+    )
+    return (
+        ways if (first, last) == (ways.first, ways.last) else replace(ways, first=first, last=last)
+    )
+
+
+def _is_none(model: nn.Module, name: str) -> bool:
+    """Whether a configuration leaves a module out: an attribute that is None, as OPT's projections
+    are where embeddings are as wide as the residual stream."""
+    found: Any = model
+    for step in name.split("."):
+        if not hasattr(found, step):
+            return False
+        found = getattr(found, step)
+    return found is None
