@@ -228,10 +228,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._note_place()
-        out = func(*args, **kwargs)
         if func._opname == "wait_tensor":
             self._wait(args[0])
-            return out
+            # The same tensor with values; torch would pretend that it is a new one.
+            return args[0] if type(args[0]) is FakeTensor else func(*args, **kwargs)
+        out = func(*args, **kwargs)
         outs = _tensors(out)
         for each in outs:
             self._entry(each.untyped_storage())
