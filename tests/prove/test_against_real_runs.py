@@ -2,16 +2,18 @@
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.prove.cases import ON_FOUR, ON_TWO, compared
+from tests.prove.cases import MORE_ON_FOUR, ON_FOUR, ON_TWO, SHAPE, compared
 from tests.ranks import run_ranks
 from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.prove.patches import dry_run
+from paceline.prove.proof import ModelRequest
 from paceline.prove.prove import prove
 from paceline.prove.segments import cut, find_peak
 from paceline.prove.world import trace_rank, trace_step, world
@@ -27,9 +29,9 @@ def real_peaks(rank, world, cases):
     """Most bytes in tensors in the second step of each layout, on this rank."""
     warnings.simplefilter("ignore")
     peaks = {}
-    for name, layout in cases.items():
+    for name, asked in cases.items():
         with even_routing(), unseen_copies():
-            trace = trace_step(compared(layout), is_fake=False)
+            trace = trace_step(asked, is_fake=False)
         peaks[name] = find_peak(cut(trace, lambda _: 0.0)).num_bytes
     return peaks
 
@@ -64,12 +66,21 @@ def unseen_copies():
 
 @pytest.fixture(scope="module")
 def on_two():
-    return run_ranks(real_peaks, 2, ON_TWO, limit_s=240)
+    return run_ranks(real_peaks, 2, requests(ON_TWO), limit_s=240)
 
 
 @pytest.fixture(scope="module")
 def on_four():
-    return run_ranks(real_peaks, 4, ON_FOUR, limit_s=240)
+    return run_ranks(real_peaks, 4, requests(ON_FOUR), limit_s=240)
+
+
+@pytest.fixture(scope="module")
+def more_on_four():
+    return run_ranks(real_peaks, 4, requests(MORE_ON_FOUR), limit_s=300)
+
+
+def requests(layouts):
+    return {name: compared(layout) for name, layout in layouts.items()}
 
 
 @pytest.mark.ranks
@@ -84,6 +95,26 @@ def test_two_ranks_hold_at_their_fullest_what_was_proved(name, on_two):
 def test_four_ranks_hold_at_their_fullest_what_was_proved(name, on_four):
     for stage in prove(compared(ON_FOUR[name])).stages:
         assert stage.peak_bytes == pytest.approx(on_four[stage.rank][name], rel=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", MORE_ON_FOUR)
+def test_four_ranks_of_pairs_and_schedules_hold_what_was_proved(name, more_on_four):
+    for stage in prove(compared(MORE_ON_FOUR[name])).stages:
+        assert stage.peak_bytes == pytest.approx(more_on_four[stage.rank][name], rel=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_ddp_of_several_buckets_keeps_what_it_was_proved_to_keep():
+    """Real ranks sort their buckets anew after the first step; fake ones keep the first."""
+    wide = replace(SHAPE, hidden=512, head_dim=128, ffn=1024, vocab=2048)
+    asked = replace(compared(ON_TWO["DDP"]), model=ModelRequest(decoder=wide))
+    (stage,) = prove(asked).stages
+    assert stage.parts["gradients"] > 2 * 25 * 2**20
+    peaks = run_ranks(real_peaks, 2, {"DDP": asked}, limit_s=240)
+    assert stage.peak_bytes == pytest.approx(peaks[0]["DDP"], rel=CLOSE)
 
 
 @pytest.mark.parametrize("name", ["FSDP2", "FSDP2 accumulating"])
