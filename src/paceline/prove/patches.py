@@ -3,6 +3,7 @@
 All are undone at the end of `dry_run`. Read at torch 2.13.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from paceline.runtime.strategy.data import replica, shard
 def dry_run(*, is_cuda: bool) -> Iterator[None]:
     """Everything that a dry run needs, for as long as it runs."""
     with ExitStack() as stack:
-        for each in (*_dtensor_patches(), *_replica_patches()):
+        for each in (*_dtensor_patches(), *_replica_patches(), *_transformers_patches()):
             stack.enter_context(each)
         if is_cuda:
             stack.enter_context(patch.object(F, "rms_norm", _fused_rms_norm))
@@ -78,6 +79,17 @@ def _replica_patches() -> Iterator[Any]:
         self.reducer = _Buckets(self.reducer)
 
     yield patch.object(replica.Replica, "__init__", begin)
+
+
+def _transformers_patches() -> Iterator[Any]:
+    """transformers looks whether several texts were packed into a sample, and where it cannot look
+    makes a mask of them all, tokens x tokens. With values it finds none and makes none.
+
+    Where it is not imported yet, no model of its kind has been built.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    if hasattr(masks, "find_packed_sequence_indices"):
+        yield patch.object(masks, "find_packed_sequence_indices", lambda position_ids: None)
 
 
 class _Buckets:
