@@ -137,3 +137,10 @@ def test_compression_that_is_not_there_is_refused(options, is_plain, kind):
     (problem,) = check_shard(layout_of(2, **options), Compression(kind=kind), is_plain=is_plain)
     assert problem.code == "L024"
     assert problem.where == "train.gradient_compression"
+
+
+def test_powersgd_in_fp16_is_refused_because_its_errors_are_scaled():
+    layout, hook = layout_of(2, "none"), Compression(kind="powersgd")
+    (problem,) = check_shard(layout, hook, "fp16")
+    assert "loss scale" in problem.what
+    assert list(check_shard(layout, hook, "bf16")) == []

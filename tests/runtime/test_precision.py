@@ -2,6 +2,7 @@ import pytest
 import torch
 from tests.runtime.test_shard import layout_of
 
+from paceline.errors import PlanError
 from paceline.runtime.strategy.fp8 import product, to_float8, use_float8
 from paceline.runtime.strategy.precision import (
     LossScaler,
@@ -127,10 +128,25 @@ def test_the_blocks_linears_train_in_float8_and_what_does_not_fit_stays():
     expected.square().sum().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    assert use_float8(model) == 2
+    assert use_float8(model) is None
     found = model(inputs)
     found.square().sum().backward()
     assert not torch.equal(found, expected)
     assert (found - expected).norm() < 2 * E4M3 * expected.norm()
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         assert (parameter.grad - gradient).norm() < 4 * E4M3 * gradient.norm()
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self, *widths):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(32, width) for width in widths)
+
+
+def test_linears_that_stay_in_bf16_are_told_and_none_in_float8_is_refused():
+    told = use_float8(Mixed(32, 24))
+    assert told is not None
+    assert "1 of 2 linears stay bf16" in told
+    assert told.endswith("the first is blocks 1, itself: 32 to 24")
+    with pytest.raises(PlanError, match="none of the 2 linears"):
+        use_float8(Mixed(24, 24))

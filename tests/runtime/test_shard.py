@@ -24,6 +24,7 @@ from paceline.runtime.strategy.apply import apply
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.shard import (
+    check_replica,
     check_shard,
     even_placement,
     finish_gradients,
@@ -441,8 +442,25 @@ def test_ddp_with_a_static_graph_trains_to_the_same_numbers():
 
 
 def test_a_static_graph_with_accumulation_is_refused():
-    (problem,) = check_shard(layout_of(2, "none", accumulation=2), static_graph=True)
+    (problem,) = check_replica(layout_of(2, "none", accumulation=2), static_graph=True)
     assert problem.where == "train.static_graph"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "is_plain", "asked", "where"),
+    [
+        ("full", True, {"bucket_bytes": 2**20}, ["train.bucket"]),
+        ("full", True, {"static_graph": True}, ["train.static_graph"]),
+        ("none", False, {"static_graph": True}, ["train.static_graph"]),
+        ("none", False, {"bucket_bytes": 2**20}, []),
+        ("none", True, {"bucket_bytes": 2**20, "static_graph": True}, []),
+    ],
+)
+def test_what_only_ddp_can_do_is_refused_elsewhere(sharding, is_plain, asked, where):
+    layout = layout_of(2, sharding, accumulation=1)
+    problems = list(check_replica(layout, is_plain=is_plain, **asked))
+    assert [problem.where for problem in problems] == where
+    assert list(check_replica(layout_of(1, "none"), is_plain=is_plain, **asked)) == []
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])

@@ -6,6 +6,7 @@ from tests.runtime.tensor_models import FAMILIES, tiny
 from torch import nn
 
 from paceline.errors import PlanError
+from paceline.runtime.strategy.pipeline.stages import check_stages
 from paceline.runtime.strategy.ways.generic import generic_ways
 from paceline.runtime.strategy.ways.known import OWN, ways_of
 from paceline.runtime.strategy.ways.ways import Ways, block_modules, named_ways
@@ -116,6 +117,17 @@ def test_a_linear_that_cannot_be_placed_is_named():
         generic_ways(model)
 
 
-def test_a_model_without_blocks_says_so():
-    with pytest.raises(PlanError, match="Linear has no list of equal blocks"):
-        generic_ways(nn.Linear(2, 2))
+def test_stages_need_no_place_for_every_linear():
+    model = Model()
+    model.blocks[0].attention.mixer = nn.Linear(8, 8)
+    ways = generic_ways(model, splits_tensors=False)
+    assert (ways.blocks, ways.first, ways.last) == ("blocks", ("embedding",), ("norm", "head"))
+    assert ways.tensor == {}
+    assert list(check_stages(model, ways)) == []
+
+
+@pytest.mark.parametrize(("splits_tensors", "axis"), [(True, "tensor"), (False, "pipeline")])
+def test_a_model_without_blocks_says_so_at_the_axis_that_is_asked_for(splits_tensors, axis):
+    with pytest.raises(PlanError, match="Linear has no list of equal blocks") as refused:
+        generic_ways(nn.Linear(2, 2), splits_tensors=splits_tensors)
+    assert refused.value.problems[0].where == f"layout.{axis}"

@@ -23,3 +23,9 @@ def peak_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak(device: torch.device) -> None:
+    """Let `peak_bytes` count from now on; on a CPU it counts the whole process's life."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

@@ -148,17 +148,20 @@ class Session:
         """
         self._baseline_bytes = memory.held_bytes(self.place.device)
         torch.manual_seed(self.job.spec.train.seed % 2**63)
-        model = make_model().to(self.place.device)
-        self.ways = ways or strategy.ways_of(model)
+        whole = [make_model()]
+        self.ways = ways or strategy.ways_of(whole[0])
         self._say_risks()
-        return strategy.apply(
-            model,
+        model = strategy.apply(
+            whole.pop(),  # no name here keeps it, and what other ranks have is freed
             self.plan.layout,
             self.meshes,
             precision=self.precision,
             ways=self.ways,
             options=strategy.options_of(self.job.spec.train),
+            on_note=self._note,
         )
+        memory.forget_peak(self.place.device)
+        return model
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of the plan, for code that computes outside the model's forward."""
@@ -248,8 +251,11 @@ class Session:
     def _say_risks(self) -> None:
         """What comes with the compression that the job asks for; once, not after each restart."""
         asked = self.job.spec.train.gradient_compression
-        if asked in strategy.RISKS and self.is_first and self.place.generation == 1:
-            text = f"train.gradient_compression {asked}: {strategy.RISKS[asked]}"
+        if asked in strategy.RISKS:
+            self._note(f"train.gradient_compression {asked}: {strategy.RISKS[asked]}")
+
+    def _note(self, text: str) -> None:
+        if self.is_first and self.place.generation == 1:
             self.channel.send(say.NoteMade(text=text))
 
     def vote(self, *values: float) -> list[float]:

@@ -1,8 +1,9 @@
 """A layout, carried out on a model: the recipe. Each line is a file of its own.
 
-Leaves out: building the process group, and moving the model to its device.
+Leaves out: building the process group, and the model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -16,7 +17,7 @@ from paceline.runtime.strategy.data.hooks import Compression
 from paceline.runtime.strategy.data.shard import shard
 from paceline.runtime.strategy.expert.split import check_expert, split_experts, tensor_ways
 from paceline.runtime.strategy.fp8 import use_float8
-from paceline.runtime.strategy.initial import send_from_first_rank
+from paceline.runtime.strategy.initial import move_parts, send_from_first_rank
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline.pipeline import split_stages
 from paceline.runtime.strategy.precision import Precision
@@ -66,18 +67,20 @@ def apply(
     precision: Precision,
     ways: Ways | None = None,
     options: Options = Options(),
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
     """The model, ready to train in the layout; every rank starts from rank 0's weights.
 
     Args:
-        model: Any module, whole, on its device (or on meta, for a dry run). Not to be used by
-            itself afterwards.
+        model: Any module, whole, in host memory or on its device (or on meta, for a dry run). Only
+            what this rank has of it is moved to its device. Not to be used by itself afterwards.
         layout: How the work is split.
         meshes: From `make_meshes`.
         precision: Narrow types are set up here for FSDP2 only; elsewhere `autocast` does it.
         ways: Where the blocks are and how matrices split. Left out, it is found: for known models
             by their kind, for others from their structure, and only where the layout needs it.
         options: What is left to choose.
+        on_note: Told of what is done otherwise than it was asked for.
 
     Returns:
         The module to train: a wrapper for DDP, a `Pipeline` of this rank's stages, or the same
@@ -86,10 +89,10 @@ def apply(
     Raises:
         PlanError: The model cannot be split like that; it says which module and number.
     """
-    send_from_first_rank(model)
+    send_from_first_rank(model, meshes.device_type)
     ways = ways or ways_of(model)
     if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
-        ways = generic_ways(model)
+        ways = generic_ways(model, splits_tensors=layout.tensor > 1)
     problems = list(check_expert(model, layout, ways))
     if problems:
         raise PlanError(*problems)
@@ -100,8 +103,11 @@ def apply(
         split_experts(part, layout, meshes, ways)
         if ways is not None:
             split_tensors(part, layout, meshes, tensor_ways(ways, layout))
+    move_parts(model, layout, meshes.device_type)
     if precision == "fp8":
-        use_float8(model, ways)
+        note = use_float8(model, ways)
+        if note is not None:
+            on_note(note)
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)

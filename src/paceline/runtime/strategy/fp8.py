@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from paceline.errors import PlanError, Problem
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 
 ALIGNMENT = 16
@@ -26,21 +27,48 @@ ALIGNMENT = 16
 _FLOAT8 = torch.float8_e4m3fn
 
 
-def use_float8(model: nn.Module, ways: HasBlocks | None = None) -> int:
-    """Make the linears of the blocks multiply in float8; how many were. In place, before `shard`.
+def use_float8(model: nn.Module, ways: HasBlocks | None = None) -> str | None:
+    """Make the linears of the blocks multiply in float8. In place, before `shard`.
 
     Embedding, head and norms stay as they are, as in the source, section 4.
+
+    Returns:
+        What is to be said of linears that cannot, None where all can.
+
+    Raises:
+        PlanError: `R034`, none can.
     """
     linears = [
-        module
-        for _, block in numbered_blocks(model, ways)
-        for module in block.modules()
-        if type(module) is nn.Linear and _is_aligned(module)
+        (f"blocks {index}, {name or 'itself'}", module)
+        for index, block in numbered_blocks(model, ways)
+        for name, module in block.named_modules()
+        if isinstance(module, nn.Linear)
     ]
-    for linear in linears:
+    fitting = [each for _, each in linears if type(each) is nn.Linear and _is_aligned(each)]
+    left = [each for each in linears if not any(each[1] is other for other in fitting)]
+    if not fitting:
+        raise PlanError(_none_fits(len(linears)))
+    for linear in fitting:
         module: nn.Module = linear
         module.forward = _forward_of(linear)
-    return len(linears)
+    if not left:
+        return None
+    name, first = left[0]
+    return (
+        f"train.precision fp8: {len(left)} of {len(linears)} linears stay bf16, whose widths are "
+        f"no multiples of {ALIGNMENT} or whose class is its own; the first is {name}: "
+        f"{first.in_features} to {first.out_features}"
+    )
+
+
+def _none_fits(num_linears: int) -> Problem:
+    return Problem(
+        code="R034",
+        what=f"none of the {num_linears} linears in the blocks can multiply in float8: both widths "
+        f"must be multiples of {ALIGNMENT}",
+        where="train.precision",
+        fix=f"set train.precision to bf16, or make the widths multiples of {ALIGNMENT}",
+    )
 
 
 def _is_aligned(linear: nn.Linear) -> bool:

@@ -6,18 +6,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.mesh import Meshes
 
 
-def send_from_first_rank(model: nn.Module) -> None:
+def send_from_first_rank(model: nn.Module, device_type: str) -> None:
     """Every rank takes over rank 0's weights and saved buffers, of the whole model: what is split
-    afterwards is cut out of them. Nothing on meta. Collective."""
+    afterwards is cut out of them. Nothing on meta. Collective.
+
+    Args:
+        model: Anywhere. It stays there.
+        device_type: Where ranks talk: NCCL sends no host memory. One tensor at a time is there.
+    """
     if dist.get_world_size() == 1:
         return
     with torch.no_grad():
         for tensor in (*model.parameters(), *saved_buffers(model)):
-            if not tensor.is_meta:
-                dist.broadcast(tensor, 0)
+            if tensor.is_meta:
+                continue
+            sent = tensor.to(device_type)
+            dist.broadcast(sent, 0)
+            if sent is not tensor:
+                tensor.copy_(sent)
+
+
+def move_parts(model: nn.Module, layout: Layout, device_type: str) -> None:
+    """What is left of a model on this rank, on its device. In place; nothing on meta. FSDP2 moves
+    and shards one unit after the other by itself, so that no device ever holds a whole part."""
+    if layout.shard_degree > 1:
+        return
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        model.to(device_type)
 
 
 class SavedBuffers:

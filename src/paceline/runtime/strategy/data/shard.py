@@ -96,10 +96,15 @@ def shard(
         A new wrapper (`Replica`) for DDP, the same object otherwise.
 
     Raises:
-        PlanError: What `check_shard` says.
+        PlanError: What `check_shard` and `check_replica` say.
     """
     is_plain = _is_plain(model, layout)
-    problems = list(check_shard(layout, hook, is_plain=is_plain, static_graph=static_graph))
+    problems = [
+        *check_shard(layout, hook, precision, is_plain=is_plain),
+        *check_replica(
+            layout, is_plain=is_plain, bucket_bytes=bucket_bytes, static_graph=static_graph
+        ),
+    ]
     if problems:
         raise PlanError(*problems)
     if layout.shard_degree > 1:
@@ -124,20 +129,11 @@ def shard(
 def check_shard(
     layout: Layout,
     hook: Compression | None = None,
+    precision: Precision = "fp32",
     *,
     is_plain: bool = True,
-    static_graph: bool = False,
 ) -> Iterator[Problem]:
     """What `shard` cannot do, whatever the model."""
-    if static_graph and layout.accumulation > 1:
-        yield Problem(
-            code="L024",
-            what=f"a static graph is learnt by DDP in its first backward pass, which must reduce, "
-            f"and with {layout.accumulation} micro-batches in a step only the last one reduces "
-            "(torch 2.13: `expect_autograd_hooks_` INTERNAL ASSERT)",
-            where="train.static_graph",
-            fix="leave train.static_graph out, or make accumulation 1 with a larger micro-batch",
-        )
     if layout.offload == "nvme":
         yield Problem(
             code="L024",
@@ -171,6 +167,52 @@ def check_shard(
             what="PowerSGD needs whole matrices, and tensor, expert or pipeline ranks hold parts",
             where="train.gradient_compression",
             fix="set it to bf16, or split the work over data ranks alone",
+        )
+    elif hook.kind == "powersgd" and precision == "fp16":
+        yield Problem(
+            code="L024",
+            what="PowerSGD carries errors from step to step, and in fp16 the loss scale that they "
+            "are multiplied by changes between steps",
+            where="train.gradient_compression",
+            fix="set it to bf16, or train.precision to bf16",
+        )
+
+
+def check_replica(
+    layout: Layout,
+    *,
+    is_plain: bool = True,
+    bucket_bytes: int | None = None,
+    static_graph: bool = False,
+) -> Iterator[Problem]:
+    """What is asked of the all-reduce of whole gradients, where the layout has no such thing. On
+    one rank nothing is reduced, and nothing refused."""
+    if layout.num_ranks == 1:
+        return
+    if bucket_bytes is not None and layout.shard_degree > 1:
+        yield Problem(
+            code="L024",
+            what=f"gradients go in buckets of a given size only in an all-reduce, and sharding "
+            f"{layout.sharding} reduce-scatters them block by block",
+            where="train.bucket",
+            fix="set layout.sharding to none, or leave train.bucket out",
+        )
+    if static_graph and (layout.shard_degree > 1 or not is_plain):
+        has = f"sharding {layout.sharding}" if layout.shard_degree > 1 else layout.name
+        yield Problem(
+            code="L024",
+            what=f"a static graph is promised to DDP, and {has} does without DDP",
+            where="train.static_graph",
+            fix="leave train.static_graph out, or split the work over data ranks alone, unsharded",
+        )
+    elif static_graph and layout.accumulation > 1:
+        yield Problem(
+            code="L024",
+            what=f"a static graph is learnt by DDP in its first backward pass, which must reduce, "
+            f"and with {layout.accumulation} micro-batches in a step only the last one reduces "
+            "(torch 2.13: `expect_autograd_hooks_` INTERNAL ASSERT)",
+            where="train.static_graph",
+            fix="leave train.static_graph out, or make accumulation 1 with a larger micro-batch",
         )
 
 

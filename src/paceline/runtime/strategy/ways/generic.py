@@ -27,16 +27,23 @@ POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Iden
 """What may stand between two matrices whose features are split."""
 
 
-def generic_ways(model: nn.Module) -> Ways:
+def generic_ways(model: nn.Module, *, splits_tensors: bool = True) -> Ways:
     """Ways of a decoder, from its structure.
 
+    Args:
+        model: Whole; may be on meta.
+        splits_tensors: Whether every matrix must be placed. Otherwise one that fits no pattern
+            leaves the table of matrices empty: pipeline stages need the blocks and the ends only.
+
     Raises:
-        PlanError: A module with a matrix fits no pattern (`L020`); it is named.
+        PlanError: `L020`, a matrix that must be placed fits no pattern; it is named. There is no
+            list of blocks.
     """
-    blocks_name, blocks = _blocks(model)
+    blocks_name, blocks = _blocks(model, "layout.tensor" if splits_tensors else "layout.pipeline")
     block = blocks[0]
     table: dict[str, Way] = {}
     attention: str | None = None
+    unplaced: list[Problem] = []
     for name, container in block.named_modules():
         linears = {
             own: child for own, child in container.named_children() if isinstance(child, nn.Linear)
@@ -45,22 +52,26 @@ def generic_ways(model: nn.Module) -> Ways:
             continue
         found = _attention(linears) or _feed_forward(linears) or _sequence(container, linears)
         if found is None:
-            raise PlanError(_unplaced(blocks_name, name, list(linears)))
+            unplaced.append(_unplaced(blocks_name, name, list(linears)))
+            continue
         if len(found) == 4 and "row" in found.values() and _attention(linears):
             attention = name
         prefix = f"*.{name}." if name else "*."
         table |= {f"{prefix}{own}": way for own, way in found.items()}
-    first, last, ends = _ends(model, blocks_name)
+    first, last, ends, misfits = _ends(model, blocks_name)
+    unplaced += misfits
+    if unplaced and splits_tensors:
+        raise PlanError(unplaced[0])
     return Ways(
         blocks=blocks_name,
         first=first,
         last=last,
-        tensor={**table, **ends},
+        tensor={} if unplaced else {**table, **ends},
         attention=attention,
     )
 
 
-def _blocks(model: nn.Module) -> tuple[str, Sequence[nn.Module]]:
+def _blocks(model: nn.Module, where: str) -> tuple[str, Sequence[nn.Module]]:
     """The list of equal modules with the most parameters."""
     lists = [
         (name, list(module.children()))
@@ -72,8 +83,8 @@ def _blocks(model: nn.Module) -> tuple[str, Sequence[nn.Module]]:
             Problem(
                 code="L020",
                 what=f"{type(model).__name__} has no list of equal blocks (an nn.ModuleList)",
-                where="layout.tensor",
-                fix="give the model `paceline_ways`, or set layout.tensor = 1",
+                where=where,
+                fix=f"give the model `paceline_ways`, or set {where} = 1",
             )
         )
     return max(lists, key=lambda found: sum(p.numel() for b in found[1] for p in b.parameters()))
@@ -119,8 +130,9 @@ def _one_of(linears: dict[str, nn.Linear], names: tuple[str, ...]) -> str | None
 
 def _ends(
     model: nn.Module, blocks_name: str
-) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Way]]:
-    """What is before the blocks and after them; the token embedding and the head are split.
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Way], list[Problem]]:
+    """What is before the blocks and after them; the token embedding and the head are split. Last,
+    the linears that are no head.
 
     Embeddings are before, all other modules after. The head is the only linear there, as wide as
     the vocabulary.
@@ -138,11 +150,10 @@ def _ends(
     for name, embedding in embeddings:
         if embedding.num_embeddings in rows.values():
             ways[name] = "embedding"
-    if len(heads) == 1 and ways:
+    if is_placed := len(heads) == 1 and bool(ways):
         ways[heads[0][0]] = "head"
-    elif heads:
-        raise PlanError(_unplaced("", "", [name for name, _ in heads]))
-    return tuple(name for name, _ in embeddings), tuple(name for name, _ in after), ways
+    misfits = [_unplaced("", "", [name for name, _ in heads])] if heads and not is_placed else []
+    return tuple(name for name, _ in embeddings), tuple(name for name, _ in after), ways, misfits
 
 
 def _linears(modules: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Linear]]:
