@@ -96,6 +96,7 @@ def test_without_context_ranks_the_tokens_are_handed_through():
         (18, 4, 2, layout_of(3, "ulysses"), "tensor 1 x context 3 does not divide 4 heads"),
         (16, 4, 2, layout_of(2, "ulysses", tensor=4), "tensor 4 x context 2 does not divide 4"),
         (16, 4, 1, layout_of(4, "ulysses"), None),
+        (None, 4, None, layout_of(3, "ulysses"), "tensor 1 x context 3 does not divide 4 heads"),
         (17, 4, 2, layout_of(1), None),
     ],
 )

@@ -19,7 +19,13 @@ from paceline.runtime.digest import state_digest
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
-from paceline.runtime.state import boxes_of, model_state, named_parameters, named_state
+from paceline.runtime.state import (
+    boxes_of,
+    model_state,
+    named_parameters,
+    named_state,
+    set_other_model_state,
+)
 from paceline.spec import TrainSpec
 
 SHAPE = DecoderShape(
@@ -364,3 +370,26 @@ def test_names_are_the_plain_models_behind_wrappers_and_tied_parameters_are_ther
     assert "model/output.weight" not in state
     (box,) = boxes_of(state["model/norm.weight"])
     assert box.tensor.data_ptr() == model.norm.weight.data_ptr()
+
+
+class Counting(nn.Linear):
+    """Has extra state, of which equal values may be one object."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.count = 1
+
+    def get_extra_state(self):
+        return self.count
+
+    def set_extra_state(self, state):
+        self.count = state
+
+
+def test_equal_extra_states_of_two_modules_are_both_kept_and_given_back():
+    model = nn.Sequential(Counting(), Counting())
+    state = model_state(model)
+    for module in model:
+        module.count = 5
+    set_other_model_state(model, state)
+    assert [module.count for module in model] == [1, 1]

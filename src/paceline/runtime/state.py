@@ -90,13 +90,14 @@ def model_state(model: nn.Module) -> dict[str, Stored | Any]:
     state: dict[str, Stored | Any] = {}
     seen: set[int] = set()
     for raw, value in _unwrapped(model).state_dict(keep_vars=True).items():
+        name = _plain(raw)
+        if not isinstance(value, Tensor):  # extra state: of two modules it may be one object
+            state[MODEL + name] = value
+            continue
         if id(value) in seen:  # a tied parameter, under its second name
             continue
         seen.add(id(value))
-        name = _plain(raw)
-        if not isinstance(value, Tensor):
-            state[MODEL + name] = value
-        elif name in places:
+        if name in places:
             place = places[name]
             _put(state, MODEL + place.name, _stored(place, value))
         else:

@@ -173,7 +173,7 @@ class Context:
 
     def _check_heads(self, heads: int) -> None:
         if heads % self.layout.context:
-            raise JobError(*check_context(0, heads * self.layout.tensor, None, self.layout))
+            raise JobError(*check_context(None, heads * self.layout.tensor, None, self.layout))
 
 
 def cannot(what: str, fix: str) -> JobError:

@@ -55,12 +55,12 @@ def local_tokens(tokens_BS: Tensor, layout: Layout, context_rank: int) -> Tensor
 
 
 def check_context(
-    seq_len: int, heads: int | None, kv_heads: int | None, layout: Layout
+    seq_len: int | None, heads: int | None, kv_heads: int | None, layout: Layout
 ) -> Iterator[Problem]:
     """Context ranks divide the samples and, with Ulysses, each tensor rank's heads.
 
     Args:
-        seq_len: Tokens in a sample, the inputs only.
+        seq_len: Tokens in a sample, the inputs only; None is not checked.
         heads: Query heads of the whole model; None is not checked.
         kv_heads: Key and value heads of the whole model; None is not checked. Ulysses repeats them
             where the ranks do not divide them, so they need only divide the query heads.
@@ -70,7 +70,7 @@ def check_context(
     if context == 1:
         return
     step = 2 * context if is_ring else context
-    if seq_len % step or seq_len < step:
+    if seq_len is not None and (seq_len % step or seq_len < step):
         chunks = f"2 x context {context}" if is_ring else f"context {context}"
         yield Problem(
             code="L009",
