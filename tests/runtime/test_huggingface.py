@@ -1,6 +1,7 @@
 """Hugging Face models from their config.json: any family, on any device, in the runtime's terms."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -238,3 +239,12 @@ def test_what_transformers_cannot_build_is_refused_in_its_words(config, says):
     assert problem.code == "R013"
     assert says in problem.what
     assert "\n" not in problem.what
+
+
+def test_only_experts_need_transformers_5_and_say_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)  # cannot be imported
+    with torch.device("meta"):
+        build_hf({"model_type": "llama", **SIZES})
+        with pytest.raises(JobError, match="which need transformers 5 or newer") as refused:
+            build_hf({"model_type": "qwen3_moe", **EXPERTS})
+    assert refused.value.problems[0].code == "R010"

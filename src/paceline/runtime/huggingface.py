@@ -122,7 +122,6 @@ def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
                 fix="pip install transformers",
             )
         ) from None
-    let_experts_be_any_type()
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}
     fields |= dict.fromkeys(_TOKEN_IDS)
@@ -143,6 +142,7 @@ def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
                 fix="mend the field it names, or give model.factory and program with your own code",
             )
         ) from None
+    let_experts_be_any_type(model)
     return model
 
 
@@ -231,15 +231,33 @@ def _logits_alone(
     return result
 
 
-def let_experts_be_any_type() -> None:
+def let_experts_be_any_type(model: nn.Module) -> None:
     """Experts in one kernel also where torch's has no code: other types than bfloat16, odd widths.
 
     torch's `grouped_mm` can be traced in bfloat16 only, knows no float64, and takes rows of a
     multiple of 16 bytes (torch 2.13, CPU). transformers has an operator of its own that takes the
     rest, computes the same sums expert by expert and can be traced; it asks this function which to
     use. The answer must not depend on whether values are there, so that a trace is of what runs.
+    Nothing for a model without experts.
+
+    Raises:
+        JobError: `R010`, transformers is older than 5 and has no such experts.
     """
-    moe: Any = importlib.import_module("transformers.integrations.moe")
+    if not any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules()):
+        return
+    try:
+        moe: Any = importlib.import_module("transformers.integrations.moe")
+    except ImportError as error:
+        version = importlib.import_module("transformers").__version__
+        raise JobError(
+            Problem(
+                code="R010",
+                what=f"{type(model).__name__} has routed experts, which need transformers 5 or "
+                f"newer, and {version} is installed: {error}",
+                where=sys.prefix,
+                fix='pip install "transformers>=5"',
+            )
+        ) from None
     asked = moe._can_use_grouped_mm
     if getattr(asked, "is_ours", False):
         return

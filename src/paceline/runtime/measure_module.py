@@ -39,7 +39,7 @@ OUTSIDE = -1
 def measure(model: nn.Module, seq_len: int = 256) -> ModuleFacts:
     """What planning needs to know of a module on the meta device; shared parameters count once."""
     if is_hf(model):
-        let_experts_be_any_type()
+        let_experts_be_any_type(model)
     num_parameters = sum(p.numel() for p in model.parameters())
     config = _hugging_face_config(model)
     if config is not None and _family_parameters(config, seq_len) == num_parameters:
