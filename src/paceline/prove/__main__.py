@@ -13,12 +13,15 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.prove.proof import Request
-from paceline.prove.prove import prove
+from paceline.prove.uncompiled import leave_out_compiler
 
 
 def main() -> None:
     """Entry point of the helper."""
     warnings.filterwarnings("ignore")  # torch's own, about devices that are not there
+    leave_out_compiler()
+    from paceline.prove.prove import prove
+
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     try:
         proof = prove(request, lambda line: print(line, file=sys.stderr, flush=True))

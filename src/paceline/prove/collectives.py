@@ -4,13 +4,12 @@ Sees both of torch's ways: `c10d` operations on process groups (FSDP2, DDP, pipe
 functional collectives (DTensor).
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._tools.fake_collectives import CollectiveOp
+from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves
 
 KINDS = {
@@ -93,7 +92,7 @@ def issued(
     kind = KINDS.get(name)
     if kind is None:
         return None
-    group = _group_of(func, args)
+    group = _group_of(args)
     ranks = groups.of(group)
     tensors_in = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     tensors = tensors_in + [each for each in tree_leaves(out) if isinstance(each, Tensor)]
@@ -114,15 +113,19 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _group_of(func: Any, args: tuple[Any, ...]) -> Any:
-    find: Callable[..., Any] = CollectiveOp.get_process_group
-    try:
-        return find(func, args)
-    except TypeError:  # coalesced forms, which torch's table leaves out
-        for arg in args:
-            if isinstance(arg, torch.ScriptObject):
+def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup:
+    """The group among an operation's arguments: an object in `c10d`, a name, the last of its words,
+    in functional collectives."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            try:
                 return dist.ProcessGroup.unbox(arg)
-        raise
+            except RuntimeError:  # the kind of reduction is an object too
+                continue
+    names = [arg for arg in args if isinstance(arg, str)]
+    find: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    group: dist.ProcessGroup = find(names[-1])
+    return group
 
 
 def _partner(args: tuple[Any, ...], ranks: tuple[int, ...]) -> int:

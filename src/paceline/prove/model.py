@@ -3,6 +3,9 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +15,7 @@ from paceline.errors import JobError, Problem
 from paceline.prove.proof import ModelRequest
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.strategy.blocks import repeated_blocks
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.ways.known import ways_of
 
 
 def build(request: ModelRequest, seq_len: int) -> nn.Module:
@@ -22,7 +25,7 @@ def build(request: ModelRequest, seq_len: int) -> nn.Module:
         JobError: The factory cannot be imported, raises or returns no module; transformers is
             missing or has no such model.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _uninitialised():
         if request.decoder is not None:
             return Decoder(request.decoder, seq_len)
         if request.config is not None:
@@ -31,6 +34,19 @@ def build(request: ModelRequest, seq_len: int) -> nn.Module:
             return build_hf(request.config)
         assert request.factory is not None, "one of the three ways is given"
         return _from_factory(request.factory, request.folder)
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """Drawing initial values is left out: on meta it is worked out op by op, for nothing."""
+
+    def unchanged(self: Tensor, *_: Any, **__: Any) -> Tensor:
+        return self
+
+    with ExitStack() as stack:
+        for name in ("normal_", "uniform_"):
+            stack.enter_context(patch.object(Tensor, name, unchanged, create=True))
+        yield
 
 
 def num_blocks(model: nn.Module) -> int:
