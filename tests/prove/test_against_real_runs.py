@@ -1,5 +1,6 @@
 """A proof beside real ranks: the same code on tensors with values, over gloo."""
 
+import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,12 +54,17 @@ def even_routing():
 
 @contextmanager
 def unseen_copies():
-    """What gloo copies for itself while it is waited for is a transport's buffer, as NCCL's are."""
+    """What gloo copies for itself while it is waited for is a transport's buffer, as NCCL's are.
+
+    Its thread lets go of a collective's tensors just after the waiting one has been told.
+    """
     wait = dist.Work.wait
 
     def quiet(work, *args):
         with _disable_current_modes():
-            return wait(work, *args)
+            done = wait(work, *args)
+        time.sleep(0.001)
+        return done
 
     with patch.object(dist.Work, "wait", quiet):
         yield
