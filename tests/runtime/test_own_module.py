@@ -128,3 +128,27 @@ def refusal(rank: int, world: int) -> str:
 
 def test_a_module_without_blocks_is_refused_by_name():
     assert all("NoBlocks" in told for told in run_ranks(refusal, 2))
+
+
+class ResidualOutside(Own):
+    """Adds to the hidden states itself, which every stage would do for every block."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.words(tokens) if not tokens.is_floating_point() else tokens
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(self.final(hidden))
+
+
+def refused_in_a_pipeline(rank: int, world: int) -> str:
+    layout = layout_of(LAYOUTS["pipeline"])
+    meshes = strategy.make_meshes(layout, "cpu")
+    with pytest.raises(PlanError) as caught:
+        strategy.apply(ResidualOutside(), layout, meshes, precision="fp32")
+    return str(caught.value)
+
+
+def test_a_forward_that_does_more_than_call_its_blocks_is_refused_in_a_pipeline():
+    for told in run_ranks(refused_in_a_pipeline, 2):
+        assert "L030" in told
+        assert "without blocks it does not hand on what it is given" in told

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from paceline.errors import PlanError, Problem
@@ -149,6 +150,28 @@ def check_stages(model: nn.Module, ways: StageWays) -> Iterator[Problem]:
             path = f"{container}.{name}" if container else name
             if isinstance(child, nn.Dropout) and child.p > 0 and path not in of_stages:
                 yield _problem(model, f"every stage would apply `{path}` once more")
+    if not missing and not stray:
+        yield from _check_chain(model, ways)
+
+
+def _check_chain(model: nn.Module, ways: StageWays) -> Iterator[Problem]:
+    """Whether hidden states go from block to block and nothing else happens to them.
+
+    Tried with a stage that has none of the modules: what goes in must come out. A forward that
+    adds each block's input to its output itself would double it for every block that is elsewhere.
+    """
+    hidden_BSH = torch.arange(1.0, 1 + 2 * hidden_width(model, ways)).view(1, 2, -1)
+    empty = take_stage(model, ways, range(0), is_first=False, is_last=False)
+    why = "its forward is more than hidden = block(hidden) between the blocks of a pipeline's stage"
+    try:
+        with torch.no_grad():
+            output = empty(hidden_BSH)
+    except Exception as error:  # noqa: BLE001 - the model's own code, whatever it raises
+        yield _problem(model, f"{why}: given hidden states and no blocks it raised {error}")
+        return
+    is_same = output is hidden_BSH
+    if not is_same and not (isinstance(output, Tensor) and torch.equal(output, hidden_BSH)):
+        yield _problem(model, f"{why}: without blocks it does not hand on what it is given")
 
 
 def head_in_blocks(model: nn.Module, ways: StageWays) -> float:
