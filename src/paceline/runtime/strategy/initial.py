@@ -35,8 +35,10 @@ def move_parts(model: nn.Module, layout: Layout, device_type: str) -> None:
     and shards one unit after the other by itself, so that no device ever holds a whole part."""
     if layout.shard_degree > 1:
         return
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        model.to(device_type)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    if any(each.device.type != device_type for each in (*model.parameters(), *model.buffers())):
+        model.to(device_type)  # not where all is there: tensors of a dry run cannot be swapped
 
 
 class SavedBuffers:
