@@ -123,7 +123,8 @@ def _repeated(runs: Sequence[_Run], missing: int, period: int) -> list[Segment] 
     places = [index for index, run in enumerate(runs) if run.block is not None]
     if missing % period or len(places) < period:
         return None
-    at = places[len(places) // 2 - (len(places) // 2) % period :][:period]
+    first = (len(places) - period) // 2  # between the first block and the last, which differ
+    at = places[first : first + period]
     middle = [runs[index] for index in at] * (missing // period)
     longer = [*runs[: at[0]], *middle, *runs[at[0] :]]
     numbers = [run.block for run in runs if run.block is not None]
@@ -135,12 +136,12 @@ def _repeated(runs: Sequence[_Run], missing: int, period: int) -> list[Segment] 
         if run.block is None or run.block == number:
             out += run.segments
         else:
-            out += [_renumbered(segment, number) for segment in run.segments]
+            out += [renumbered(segment, number) for segment in run.segments]
         number += by * (run.block is not None)
     return out
 
 
-def _renumbered(segment: Segment, number: int) -> Segment:
+def renumbered(segment: Segment, number: int) -> Segment:
     """The same stretch of another block."""
     old = segment.place.block
     if old is None:

@@ -8,8 +8,9 @@ depth; where the check fails, with more blocks, and at last with all of them.
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,7 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import num_nodes_of, rank_of
 from paceline.parallel.stages import blocks_of_stages, stages_of_rank
 from paceline.prove import model as models
+from paceline.prove.compose import Stages, composed_steps, stages_of
 from paceline.prove.extrapolate import Depth, extend, is_equal, repeat_micro_batches
 from paceline.prove.proof import (
     PARTS,
@@ -33,12 +35,12 @@ from paceline.prove.rates import collective_seconds, operation_seconds
 from paceline.prove.segments import Issue, Step, cut, find_peak, levels
 from paceline.prove.timeline import RankTime, simulate
 from paceline.prove.world import trace_rank, traced_layout
-from paceline.runtime.strategy.stages import head_in_blocks
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.pipeline.stages import head_in_blocks
+from paceline.runtime.strategy.ways.known import ways_of
 
-_DEPTHS, _PIPELINE_DEPTHS = (3, 6), (2, 3)
-"""Blocks of the shallowest of three traces: first try, second try. At least one, or two, of every
-kind of block."""
+_ENDS = 2
+"""Blocks of the shallowest trace besides one period: the first and the last, which differ. Where
+two depths do not foretell a third, the next period is traced as well."""
 
 WHOLE = "traced whole"
 _MOST_POINTS = 400
@@ -57,17 +59,20 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
     layout = request.layout
     ranks = [rank_of(layout, pipeline=stage) for stage in range(layout.pipeline)]
     model = models.build(request.model, request.seq_len)
-    blocks = _blocks_of_ranks(model, layout)
     period = _period(models.signatures(model), layout)
-    steps: list[Step] = []
-    hows: list[str] = []
-    for rank, mine in zip(ranks, blocks, strict=True):
-        on_progress(f"stage {len(steps) + 1} of {len(ranks)}: rank {rank}")
-        step, how = _step_of_rank(
-            request, rank, mine, period, is_checked=any(each != WHOLE for each in hows)
-        )
-        steps.append(step)
-        hows.append(how)
+    if layout.pipeline == 1:
+        count = models.num_blocks(model)
+        blocks: list[tuple[int, ...]] = [(count,)]
+        del model
+        on_progress(f"stage 1 of 1: rank {ranks[0]}")
+        found = [_step_of_rank(request, ranks[0], blocks[0], period)]
+    else:
+        stages_here = None if request.whole else stages_of(model, layout)
+        blocks = _blocks_of_ranks(model, layout)
+        del model
+        found = _steps_of_pipeline(request, ranks, blocks, stages_here, period, on_progress)
+    steps = [step for step, _ in found]
+    hows = [how for _, how in found]
     times = _simulated(request, steps, ranks)
     each_time: list[RankTime | None] = [None] * len(ranks) if times is None else [*times]
     stages = [
@@ -125,71 +130,113 @@ def _period(signatures: list[object], layout: Layout) -> int | None:
     return None
 
 
-def _step_of_rank(
-    request: Request, rank: int, blocks: tuple[int, ...], period: int | None, *, is_checked: bool
-) -> tuple[Step, str]:
-    """One rank's step with all its blocks, and how it was found.
+def _steps_of_pipeline(
+    request: Request,
+    ranks: list[int],
+    blocks: list[tuple[int, ...]],
+    stages: Stages | None,
+    period: int | None,
+    on_progress: Callable[[str], None],
+) -> list[tuple[Step, str]]:
+    """The step of each rank, and how it was found."""
+    if stages is not None:
+        found = _composed(request, stages, blocks, period, on_progress)
+        if found is not None:
+            return found
+    why = "" if stages is None else ": its micro-batches are not alike"
+    steps = []
+    for number, rank in enumerate(ranks, start=1):
+        on_progress(f"stage {number} of {len(ranks)}: rank {rank}")
+        steps.append((_traced(request, rank, None), WHOLE + why))
+    return steps
 
-    With `is_checked` another stage of the same model has shown that it can be extended.
-    """
-    if not request.whole and period is not None:
-        depths = _DEPTHS if request.layout.pipeline == 1 else _PIPELINE_DEPTHS
-        for number, depth in enumerate(depths, start=1):
-            least = max(depth, number * period)
-            if min(blocks) <= 3 * (least + period):  # as many as would be traced
-                break
-            found = _extended(request, rank, blocks, period, least, is_checked=is_checked)
-            if found is not None:
-                return found
+
+def _composed(
+    request: Request,
+    stages: Stages,
+    blocks: list[tuple[int, ...]],
+    period: int | None,
+    on_progress: Callable[[str], None],
+) -> list[tuple[Step, str]] | None:
+    """Put together from stages, with a few of their blocks where those are many."""
+
+    def at(kept: Callable[[int], int] | None) -> list[tuple[Step, str]] | None:
+        with _tracing(request):
+            return composed_steps(request, stages, kept, on_progress)
+
+    few = _Few(period) if period is not None else None
+    if few is None or not few.saves(min(map(min, blocks)), 3):
+        return at(None)
+    traced = [at(few.kept(number)) for number in range(3)]
+    if None in traced:
+        return None
+    made = []
+    for index, mine in enumerate(blocks):
+        depths = [
+            Depth(tuple(map(few.kept(number), mine)), each[index][0])
+            for number, each in enumerate(traced)
+            if each is not None
+        ]
+        found = _extended(depths, mine, few.period)
+        if found is None:
+            return at(None)
+        made.append((found[0], f"{traced[0][index][1]}; {found[1]}"))  # type: ignore[index]
+    return made
+
+
+class _Few(NamedTuple):
+    """How many blocks stand for all: so many periods, and the part of one that is left over."""
+
+    period: int
+
+    def kept(self, number: int) -> Callable[[int], int]:
+        """Blocks in the first trace, the second and so on."""
+        depth = (number + 1) * self.period + _ENDS
+        return lambda count: depth + (count - depth) % self.period
+
+    def saves(self, count: int, num_traces: int) -> bool:
+        """Whether so many traces, three at least, are fewer blocks than one trace of all."""
+        numbers = range(max(num_traces, 3))
+        return sum(self.kept(number)(count) for number in numbers) < count
+
+
+def _step_of_rank(
+    request: Request, rank: int, blocks: tuple[int, ...], period: int | None
+) -> tuple[Step, str]:
+    """The rank's step with all its blocks, and how it was found."""
+    few = _Few(period) if period is not None else None
+    depths: list[Depth] = []
+    while few is not None and not request.whole and few.saves(min(blocks), len(depths) + 1):
+        kept = few.kept(len(depths))
+        depths.append(Depth(tuple(map(kept, blocks)), _traced(request, rank, kept)))
+        found = _extended(depths[-3:], blocks, few.period) if len(depths) >= 3 else None
+        if found is not None:
+            return found
     return _traced(request, rank, None), WHOLE
 
 
-def _extended(
-    request: Request,
-    rank: int,
-    blocks: tuple[int, ...],
-    period: int,
-    least: int,
-    *,
-    is_checked: bool,
-) -> tuple[Step, str] | None:
-    """The step from two depths, when they foretell a third."""
-
-    def at(depth: int) -> Depth:
-        def kept(count: int) -> int:
-            return depth + (count - depth) % period
-
-        return Depth(tuple(map(kept, blocks)), _traced(request, rank, kept))
-
-    def shown(depth: Depth) -> str:
-        return " + ".join(map(str, depth.blocks))
-
-    whole = " + ".join(map(str, blocks))
-    small, larger = at(least), at(least + period)
-    if is_checked:
-        step = extend(small, larger, blocks, period)
-        how = f"traced with {shown(small)} and {shown(larger)} blocks, extended to {whole}"
-        return None if step is None else (step, how)
-    check = at(least + 2 * period)
+def _extended(depths: list[Depth], blocks: tuple[int, ...], period: int) -> tuple[Step, str] | None:
+    """The step of all blocks from two depths, when they foretell a third."""
+    small, larger, check = depths
     foretold = extend(small, larger, check.blocks, period)
     if foretold is None or not is_equal(foretold, check.step):
         return None
     step = extend(larger, check, blocks, period)
     if step is None:
         return None
+
+    def shown(blocks: tuple[int, ...]) -> str:
+        return " + ".join(map(str, blocks))
+
     return step, (
-        f"traced with {shown(small)}, {shown(larger)} and {shown(check)} blocks; the first two "
-        f"foretell the third, all are extended to {whole}"
+        f"traced with {shown(small.blocks)}, {shown(larger.blocks)} and {shown(check.blocks)} "
+        f"blocks; the first two foretell the third, all are extended to {shown(blocks)}"
     )
 
 
 def _traced(request: Request, rank: int, kept: Callable[[int], int] | None) -> Step:
-    try:
+    with _tracing(request):
         trace = trace_rank(request, rank, kept)
-    except (JobError, PlanError):
-        raise
-    except Exception as error:
-        raise _untraceable(request, error) from error
     step = cut(trace, operation_seconds(request.rates))
     missing = request.layout.accumulation - traced_layout(request.layout).accumulation
     repeated = repeat_micro_batches(step, missing)
@@ -203,6 +250,17 @@ def _traced(request: Request, rank: int, kept: Callable[[int], int] | None) -> S
             )
         )
     return repeated
+
+
+@contextmanager
+def _tracing(request: Request) -> Iterator[None]:
+    """What goes wrong while the model's own code runs is said as such."""
+    try:
+        yield
+    except (JobError, PlanError):
+        raise
+    except Exception as error:
+        raise _untraceable(request, error) from error
 
 
 def _untraceable(request: Request, error: Exception) -> JobError:

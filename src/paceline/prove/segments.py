@@ -5,7 +5,7 @@ sends. So a stretch of one block stands for that of any other block like it, whe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,14 +78,48 @@ class Step:
 
 
 def cut(trace: Trace, seconds_of: Callable[[Operation], float]) -> Step:
-    """The counted step of a trace, after `parts.classify`."""
-    resting = _resting(trace)
+    """The counted step of a trace, after `parts.classify`, with what comes again in its place."""
     seconds = [seconds_of(each) for each in trace.operations]
-    segments = []
-    issued_before: dict[int, int] = {}
-    for start, end, place in _stretches(trace):
-        segments.append(_segment(trace, start, end, place, seconds, issued_before))
-    return Step(resting, segments)
+    segments: list[Segment] = []
+    issues = _Issues()
+    start, place = trace.start, None
+    for play in trace.plays:
+        if play.result is not None:
+            trace.parts[play.result] = play.passage.result_part
+    for play in trace.plays:
+        made, place = _cut(trace, start, play.at, place, seconds, issues)
+        again = play.segments()
+        segments += [*made, *again]
+        issues.count += sum(isinstance(work, Issue) for each in again for work in each.work)
+        start = play.at
+        place = again[-1].place._replace(module="", block=None) if again else place
+    made, _ = _cut(trace, start, len(trace.events), place, seconds, issues)
+    return Step(_resting(trace), segments + made)
+
+
+def cut_between(
+    trace: Trace,
+    start: int,
+    end: int,
+    seconds_of: Callable[[Operation], float],
+    *,
+    outside: Collection[int],
+) -> list[Segment]:
+    """Stretches of a part of a trace; storages from `outside` are not freed in it."""
+    seconds = [seconds_of(each) for each in trace.operations]
+    place = None
+    if not any(kind == PLACE for kind, _, _ in trace.events[start:end]):
+        before = (which for kind, which, _ in reversed(trace.events[:start]) if kind == PLACE)
+        place = trace.places[next(before)]
+    return _cut(trace, start, end, place, seconds, _Issues(), outside)[0]
+
+
+@dataclass(slots=True)
+class _Issues:
+    """Collectives so far."""
+
+    count: int = 0
+    place_of: dict[int, int] = field(default_factory=dict)
 
 
 def _resting(trace: Trace) -> Parts:
@@ -93,26 +127,45 @@ def _resting(trace: Trace) -> Parts:
     for kind, storage, size in trace.events[: trace.start]:
         if kind == ALLOC:
             total[trace.parts[storage]] += size
-        elif kind == FREE:
+        elif kind == FREE and storage not in trace.played:
             total[trace.parts[storage]] -= size
     return {part: size for part, size in total.items() if size}
 
 
-def _stretches(trace: Trace) -> Iterator[tuple[int, int, Place]]:
+def _cut(
+    trace: Trace,
+    start: int,
+    end: int,
+    place: Place | None,
+    seconds: Sequence[float],
+    issues: _Issues,
+    outside: Collection[int] = (),
+) -> tuple[list[Segment], Place | None]:
+    """Stretches between two events, and the place at the second of them."""
+    segments = []
+    for first, last, where in _stretches(trace, start, end, place):
+        segments.append(_segment(trace, first, last, where, seconds, issues, outside))
+        place = where
+    return segments, place
+
+
+def _stretches(
+    trace: Trace, start: int, end: int, place: Place | None
+) -> Iterator[tuple[int, int, Place]]:
     """First and last event of each stretch, and its place."""
-    start, place = trace.start, None
-    for index in range(trace.start, len(trace.events)):
+    for index in range(start, end):
         kind, which, _ = trace.events[index]
         if kind != PLACE:
             continue
         new = trace.places[which]
         if place is not None and (new[:3], new.block) != (place[:3], place.block):
-            yield start, index, place
+            if index > start:
+                yield start, index, place
             start = index
             place = new
         place = place or new
-    if place is not None:
-        yield start, len(trace.events), place
+    if place is not None and end > start:
+        yield start, end, place
 
 
 def _segment(
@@ -121,7 +174,8 @@ def _segment(
     end: int,
     place: Place,
     seconds: Sequence[float],
-    issued_before: dict[int, int],
+    issues: _Issues,
+    outside: Collection[int],
 ) -> Segment:
     now: Counter[str] = Counter()
     level = peak = 0.0
@@ -136,8 +190,9 @@ def _segment(
             if level > peak:
                 peak, peak_parts, peak_module = level, dict(now), module
         elif kind == FREE:
-            now[trace.parts[which]] -= size
-            level -= size
+            if which not in outside:
+                now[trace.parts[which]] -= size
+                level -= size
         elif kind == OP:
             operation = trace.operations[which]
             flops[module] += operation.flops
@@ -145,10 +200,11 @@ def _segment(
         elif kind == PLACE:
             module = trace.places[which].module
         elif kind == ISSUE:
-            issued_before[which] = len(issued_before)
+            issues.place_of[which] = issues.count
+            issues.count += 1
             work.append(Issue(trace.collectives[which]))
-        elif kind == WAIT and which in issued_before:
-            back = len(issued_before) - issued_before[which]
+        elif kind == WAIT and which in issues.place_of:
+            back = issues.count - issues.place_of[which]
             work.append(Wait(back, trace.collectives[which].kind))
     return Segment(
         place=place,

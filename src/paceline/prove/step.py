@@ -12,10 +12,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from paceline.prove.replay import Replay
 from paceline.prove.trace import Tracer
 from paceline.runtime import strategy
 from paceline.runtime.optimizer import make_optimizer
-from paceline.runtime.strategy.schedules import Stage
+from paceline.runtime.strategy.pipeline.schedules import Stage
 from paceline.spec import TrainSpec
 
 
@@ -41,6 +42,8 @@ class Rank:
         shape = (meshes.layout.micro_batch, seq_len)
         inputs_BS, targets_BS = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         self.batches = [(inputs_BS, targets_BS)] * meshes.layout.accumulation
+        self.replay: Replay | None = None
+        """Plays most micro-batches of a pipeline, when it is there."""
 
     def mark(self) -> None:
         """Tell the tracer what lives all the time."""
@@ -62,7 +65,8 @@ class Rank:
     def step(self) -> None:
         """One optimizer step."""
         places = self.tracer.places
-        with _followed_pipeline(self.tracer):
+        replay = self.replay
+        with _followed_pipeline(self.tracer) if replay is None else replay.following():
             strategy.forward_backward(
                 self.model, self.meshes, self.batches, precision=self.precision
             )
@@ -74,6 +78,8 @@ class Rank:
         self.optimizer.step()
         self.optimizer.zero_grad()
         places.fixed_phase = None
+        if replay is not None:
+            replay.end_step()
 
 
 @contextmanager

@@ -164,6 +164,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What follows is the counted step; micro-batches count from 1 again."""
         self.trace.start = len(self.trace.events)
         self.places.micro_batch = 0
+        self._place = None
 
     def live_bytes(self) -> int:
         """Of all storages that are alive now."""

@@ -21,13 +21,14 @@ from paceline.prove import model as models
 from paceline.prove.parts import classify
 from paceline.prove.patches import dry_run
 from paceline.prove.proof import Request
+from paceline.prove.replay import Replay
 from paceline.prove.step import Rank
 from paceline.prove.trace import Trace, Tracer
 from paceline.runtime import strategy
-from paceline.runtime.strategy import pipeline
 from paceline.runtime.strategy.blocks import numbered_blocks
-from paceline.runtime.strategy.stages import Skip, take_stage
-from paceline.runtime.strategy.ways_known import ways_of
+from paceline.runtime.strategy.pipeline import pipeline
+from paceline.runtime.strategy.pipeline.stages import Skip, take_stage
+from paceline.runtime.strategy.ways.known import ways_of
 
 CUDA_ROUNDING = 512
 """Bytes that CUDA's caching allocator rounds every allocation up to.
@@ -52,19 +53,25 @@ def world(rank: int, size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def trace_rank(request: Request, rank: int, kept: Kept | None = None) -> Trace:
+def trace_rank(
+    request: Request,
+    rank: int,
+    kept: Kept | None = None,
+    make_replay: Callable[[Tracer], Replay] | None = None,
+) -> Trace:
     """One rank's second step, when optimizer state is there.
 
     Args:
         request: What is proved.
         rank: Which rank this process plays.
         kept: How many blocks are left in; all when None.
+        make_replay: Gives what plays most micro-batches of a pipeline; all are run when None.
     """
     was_collecting = gc.isenabled()
     gc.disable()  # memory of cycles would be given back at moments that mean nothing
     try:
         with world(rank, request.layout.num_ranks), dry_run(is_cuda=request.is_cuda):
-            return trace_step(request, kept=kept)
+            return trace_step(request, kept=kept, make_replay=make_replay)
     finally:
         if was_collecting:
             gc.enable()
@@ -74,6 +81,7 @@ def trace_step(
     request: Request,
     *,
     kept: Kept | None = None,
+    make_replay: Callable[[Tracer], Replay] | None = None,
     is_fake: bool = True,
     before_step: Callable[[], None] = lambda: None,
 ) -> Trace:
@@ -110,6 +118,8 @@ def trace_step(
             optimizer=request.optimizer,
             seq_len=request.seq_len,
         )
+        if make_replay is not None:
+            rank.replay = make_replay(tracer)
         inner = model.module if isinstance(model, DistributedDataParallel) else model
         tracer.places.watch(model, numbered_blocks(inner, ways))
         if inner is not model or not is_fake:
@@ -119,6 +129,8 @@ def trace_step(
         rank.mark()
         before_step()
         tracer.begin_step()
+        if rank.replay is not None:
+            rank.replay.begin_step()
         rank.step()
     classify(tracer.trace)
     return tracer.trace

@@ -1,0 +1,52 @@
+"""Pipelines put together from the stages that differ, beside the trace of every micro-batch."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from tests.prove.cases import SHAPE, layout, request
+
+from paceline.prove.proof import ModelRequest
+from paceline.prove.prove import prove
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DEEP = ModelRequest(decoder=replace(SHAPE, layers=16))
+BARE = {"data": 1, "sharding": "none"}
+COMPOSED = {
+    "GPipe over 2": layout(**BARE, pipeline=2, schedule="gpipe", accumulation=6),
+    "1F1B over 4": layout(**BARE, pipeline=4, accumulation=8),
+    "1F1B over 2 x FSDP2 x tensor": layout(tensor=2, pipeline=2, accumulation=6, recompute="full"),
+    "interleaved over 4 x FSDP2": layout(
+        pipeline=4, schedule="interleaved", chunks=2, accumulation=8
+    ),
+    "zero-bubble over 4": layout(**BARE, pipeline=4, schedule="zero-bubble", accumulation=8),
+}
+ANY = {
+    **COMPOSED,
+    "ZB-V over 2 x FSDP2": layout(pipeline=2, schedule="zero-bubble", chunks=2, accumulation=6),
+    "DualPipe-V over 2": layout(
+        **BARE, pipeline=2, schedule="dualpipe-v", chunks=2, accumulation=6
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_every_rank_holds_and_sends_what_the_trace_of_all_micro_batches_says(name):
+    asked = request(ANY[name], model=DEEP)
+    proof, whole = prove(asked), prove(replace(asked, whole=True))
+    for composed, traced in zip(proof.stages, whole.stages, strict=True):
+        assert composed.peak_bytes == pytest.approx(traced.peak_bytes, rel=1e-3)
+        assert composed.resting_bytes == traced.resting_bytes
+        assert sum(composed.flops.values()) == pytest.approx(sum(traced.flops.values()))
+        assert totals(composed) == totals(traced)
+    if name in COMPOSED:
+        assert not any(stage.how.startswith("traced whole") for stage in proof.stages)
+
+
+def totals(stage):
+    found = Counter()
+    for each in stage.collectives:
+        found[each.kind, each.ranks, "count"] += each.count
+        found[each.kind, each.ranks, "bytes"] += each.num_bytes
+    return found
