@@ -530,3 +530,12 @@ def test_absurd_numbers_are_refused_with_the_most_there_are(override: str, what:
     (problem,) = raised.value.problems
     assert what in problem.what
     assert "at most" in problem.fix
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "full"])
+def test_a_sharding_that_is_asked_for_is_over_several_ranks(sharding: str):
+    asked = space(4, f"layout.sharding={sharding}")
+    assert {each.shard_degree for each in _few(asked)} >= {2, 4}
+    assert all(each.shard_degree > 1 for each in _few(asked))
+    alone = space(1, f"layout.sharding={sharding}")
+    assert {each.shard_degree for each in _few(alone)} == {1}

@@ -15,6 +15,7 @@ from paceline.launch.local import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.plan import limit_problem
 from paceline.profile import ModuleFacts, profile_module
+from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_text import _short, format_amount, format_plan, price_list
 
@@ -142,6 +143,12 @@ def test_shorter_samples_are_named_when_they_are_what_is_too_long():
 def test_a_fixed_choice_that_keeps_it_from_fitting_is_named_first():
     problem = refused("layout.sharding=none", "layout.tensor=1", "layout.pipeline=1")
     assert problem.fix.startswith("leave layout.sharding and layout.tensor")
+
+
+def test_a_measured_block_counts_in_memory():
+    costs = MeasuredCosts(num_parameters=1_000_000, forward_flops=None, saved_bytes=None)
+    block = Block(name="own", count=4, hidden=0, measured=costs)
+    assert dense_parameters(block) == block_parameters(block) == 1_000_000
 
 
 def test_a_fault_that_cannot_fire_is_said():

@@ -321,6 +321,8 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
         allowed = ("none",)
     if fixed.sharding != "auto":
         allowed = (fixed.sharding,)
+        if group == 1 and fixed.sharding != "none" and _may_share(space):
+            return []  # what is asked for would be over one rank: nothing at all
     if pipeline > 1:
         allowed = tuple(each for each in allowed if each in able.pipeline_shardings)
     offloads = space.offloads if fixed.offload == "auto" else (fixed.offload,)
@@ -342,6 +344,13 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
             if shard > 1 or offload == "none" or able.offloads_whole
         ]
     return found
+
+
+def _may_share(space: Space) -> bool:
+    """Whether several ranks may share a state: the job leaves it open how many there are."""
+    fixed = space.fixed
+    is_free = "auto" in (fixed.tensor, fixed.pipeline)
+    return space.num_ranks > 1 and is_free and fixed.data != 1
 
 
 def _grid(

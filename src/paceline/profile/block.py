@@ -181,13 +181,13 @@ def block_parameters(block: Block) -> int:
     >>> block_parameters(Block(name="mlp", count=1, hidden=8, ffn=32, vector_parameters=40))
     552
     """
-    if block.measured is not None:
-        return block.measured.num_parameters
     return dense_parameters(block) + expert_parameters(block)
 
 
 def dense_parameters(block: Block) -> int:
-    """Parameters of one block outside its routed experts."""
+    """Parameters of one block outside its routed experts; all of a measured block."""
+    if block.measured is not None:
+        return block.measured.num_parameters
     inside = sum(m.inputs * m.outputs for m in matrices(block) if not m.is_routed)
     return inside + block.vector_parameters
 
