@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 from tests.runtime.tiny import fake_rank
 
+from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import groups
 from paceline.runtime.strategy.mesh import make_meshes
@@ -54,5 +55,5 @@ def test_every_group_has_the_ranks_that_the_rank_map_says(fields: dict[str, Any]
 
 def test_shards_and_experts_that_do_not_nest_are_refused():
     layout = layout_of(data=6, sharding="hybrid", shard=2, expert=3)
-    with fake_rank(layout, 0), pytest.raises(ValueError, match="do not nest in 6 data"):
+    with fake_rank(layout, 0), pytest.raises(PlanError, match="do not nest in 6 data"):
         make_meshes(layout, "cpu")

@@ -23,6 +23,7 @@ from tests.runtime.tensor_models import (
     logits_of,
     tiny,
 )
+from tests.runtime.tiny import fake_rank
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
@@ -439,3 +440,37 @@ def split_three_ways(rank: int, world: int) -> bool:
         split_tensors(model, layout, make_meshes(layout, "cpu"), ways)
     after = dict(model.named_parameters())
     return all(torch.equal(after[name], value) for name, value in before.items())
+
+
+class _Fused(nn.Module):
+    """A block whose attention has one linear for query, key and value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Module()])
+        self.blocks[0].attention = nn.Module()
+        self.blocks[0].attention.qkv = nn.Linear(8, 24)
+        self.blocks[0].attention.out = nn.Linear(8, 8)
+        self.blocks[0].attention.heads = 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"fused": {"*.attention.qkv": ("query",)}}, "1 part is named"),
+        ({"fused": {"*.attention.qkv": tuple("abcdefg")}}, "24 features are not 7 parts"),
+        ({"tensor": {"*.attention.qkv": "column"}}, "has 0"),
+        ({"divided": {"*.attention": ("num_heads",)}}, "has no whole number `num_heads`"),
+    ],
+)
+def test_a_slip_in_ways_is_told_with_its_name(changed, said):
+    sound = {
+        "tensor": {"*.attention.qkv": "column", "*.attention.out": "row"},
+        "fused": {"*.attention.qkv": ("query", "key", "value")},
+        "divided": {"*.attention": ("heads",)},
+    }
+    ways = Ways(blocks="blocks", first=(), last=(), attention="attention", **(sound | changed))
+    layout = layout_of(2, sequence_parallel=False)
+    with fake_rank(layout, 0), pytest.raises(PlanError, match=said) as refused:
+        split_tensors(_Fused(), layout, make_meshes(layout, "cpu"), ways)
+    assert refused.value.problems[0].code == "L020"

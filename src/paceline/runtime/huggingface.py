@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, PlanError, Problem
 
 _DROPPED = (
     "_attn_implementation",
@@ -105,7 +105,15 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
     depth = getattr(model.config, "num_hidden_layers", None)
     whole = [each for each in lists if len(each) == depth] or lists
-    assert whole, f"{type(model).__name__} has no list of blocks"
+    if not whole:
+        raise PlanError(
+            Problem(
+                code="L020",
+                what=f"{type(model).__name__} has no list of blocks (an nn.ModuleList)",
+                where="layout.pipeline",
+                fix="set layout.pipeline to 1",
+            )
+        )
     return whole[0]
 
 

@@ -6,10 +6,12 @@ data, and pipeline outermost.
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import Coordinates, coordinates
 
@@ -82,16 +84,23 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     Collective: every rank of an initialised process group calls it.
 
     Raises:
-        ValueError: Shards and experts are split over the sharers in ways that do not nest.
+        PlanError: `L010`, shards and experts are split over the sharers in ways that do not nest.
     """
     world = dist.get_world_size()
     assert world == layout.num_ranks, f"{layout.name} on a world of {world}"
     small, large = sorted((layout.shard_degree, layout.expert))
     num_sharers = layout.data * layout.context
     if large % small or num_sharers % large:
-        raise ValueError(
-            f"{layout.shard_degree} shards and {layout.expert} expert ranks do not nest in "
-            f"{num_sharers} data and context ranks"
+        raise PlanError(
+            Problem(
+                code="L010",
+                what=f"{layout.shard_degree} shards and {layout.expert} expert ranks do not nest "
+                f"in {num_sharers} data and context ranks: the larger must divide them, and the "
+                "smaller the larger",
+                where="layout.expert",
+                fix=f"set layout.expert to {gcd(layout.expert, layout.shard_degree)}, or another "
+                "layout.shard",
+            )
         )
     sizes = (layout.pipeline, num_sharers // large, large // small, small, layout.tensor)
     root = init_device_mesh(device_type, sizes, mesh_dim_names=AXES)

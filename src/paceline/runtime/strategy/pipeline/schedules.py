@@ -76,7 +76,7 @@ def check_pipeline(layout: Layout, num_blocks: int) -> Iterator[Problem]:
             f"model has {num_blocks} blocks: a stage needs one at least",
             where="layout.pipeline",
             fix=f"set layout.pipeline to {max(num_blocks // num_chunks(layout), 1)} or less"
-            + (", or layout.chunks to fewer" if num_chunks(layout) > 1 and not fits else ""),
+            + (", or layout.chunks to fewer" if chunks > 2 else ""),
         )
     if layout.recompute == "selective" and word in ("zero-bubble", "dualpipe-v"):
         yield Problem(

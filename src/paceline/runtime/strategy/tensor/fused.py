@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import PlanError, Problem
 from paceline.runtime.strategy.tensor.modules import is_transposed
 from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
 
@@ -42,8 +43,14 @@ def take_apart(model: nn.Module, ways: Ways) -> None:
             continue
         parent, _, last = name.rpartition(".")
         rows = [row for row, way in named.items() if way == "row" and row.startswith(f"{parent}.")]
-        assert len(rows) == 1, f"{name}: {parent} has {len(rows)} rows"
-        widths = _widths(module, model.get_submodule(rows[0]), len(parts))
+        if len(rows) != 1:
+            raise _misnamed(
+                name,
+                f"its parts are as wide as the one `row` beside it, and {parent} has {len(rows)}",
+            )
+        if len(parts) < 2:
+            raise _misnamed(name, f"{len(parts)} part is named, and several are one linear")
+        widths = _widths(name, module, model.get_submodule(rows[0]), len(parts))
         setattr(model.get_submodule(parent), last, _apart(module, parts, widths))
 
 
@@ -63,11 +70,27 @@ def _weight(linear: nn.Module) -> Tensor:
     return weight
 
 
-def _widths(fused: nn.Module, row: nn.Module, num_parts: int) -> list[int]:
+def _widths(name: str, fused: nn.Module, row: nn.Module, num_parts: int) -> list[int]:
     first = in_features(row)
     rest, left = divmod(out_features(fused) - first, num_parts - 1)
-    assert left == 0, f"{out_features(fused)} features are not {num_parts} parts, one of {first}"
+    if left or rest <= 0:
+        raise _misnamed(
+            name,
+            f"{out_features(fused)} features are not {num_parts} parts, the "
+            f"first of {first} and the others alike",
+        )
     return [first, *[rest] * (num_parts - 1)]
+
+
+def _misnamed(name: str, why: str) -> PlanError:
+    return PlanError(
+        Problem(
+            code="L020",
+            what=f"{name} cannot be taken apart as Ways.fused says: {why}",
+            where="layout.tensor",
+            fix="mend `fused` in the model's Ways, or set layout.tensor = 1",
+        )
+    )
 
 
 def _apart(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Apart:

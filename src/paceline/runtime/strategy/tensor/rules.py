@@ -51,8 +51,12 @@ def check_tensor_ways(model: nn.Module, layout: Layout, ways: Ways) -> Iterator[
     for name, attributes in written_out(model, ways, ways.divided):
         for attribute in attributes:
             place, count = f"{_pattern(name, ways)}.{attribute}", _number(model, name, attribute)
-            if count % layout.tensor and place not in told:
-                told.add(place)
+            if place in told or (count is not None and count % layout.tensor == 0):
+                continue
+            told.add(place)
+            if count is None:
+                yield _no_number(name, attribute)
+            else:
                 yield _uneven(name, f"{attribute} = {count}", layout)
 
 
@@ -73,9 +77,11 @@ def _check_module(
     if way in ("sequence", "gather", "sum", "join"):
         return
     if way == "experts":
-        count = _number(model, name, "num_experts")
-        if count % degree:
-            yield _uneven(name, f"{count} experts", layout)
+        num_experts = _number(model, name, "num_experts")
+        if num_experts is None:
+            yield _no_number(name, "num_experts")
+        elif num_experts % degree:
+            yield _uneven(name, f"{num_experts} experts", layout)
         return
     is_linear = isinstance(module, Apart) or type(module).__name__ in _LINEARS
     if way in ("column", "row", "head") and not is_linear:
@@ -126,7 +132,7 @@ def _narrowest_part(model: nn.Module, ways: Ways, name: str, first: int) -> int:
     if isinstance(module, Apart):
         return min(out_features(part) for part in module.children())
     parts = dict(written_out(model, ways, ways.fused)).get(name)
-    if parts is None:
+    if parts is None or len(parts) < 2:  # `take_apart` refuses one part
         return out_features(module)
     return min(first, (out_features(module) - first) // (len(parts) - 1))
 
@@ -137,11 +143,20 @@ def _pattern(name: str, ways: Ways) -> str:
     return f"*.{inside.partition('.')[2]}" if inside != name else name
 
 
-def _number(model: nn.Module, name: str, attribute: str) -> int:
+def _number(model: nn.Module, name: str, attribute: str) -> int | None:
     value: Any = model.get_submodule(name)
     for step in attribute.split("."):
-        value = getattr(value, step)
-    return int(value)
+        value = getattr(value, step, None)
+    return value if isinstance(value, int) else None
+
+
+def _no_number(name: str, attribute: str) -> Problem:
+    return Problem(
+        code="L020",
+        what=f"{name} has no whole number `{attribute}`, which its Ways divide",
+        where="layout.tensor",
+        fix="mend `divided` in the model's Ways, or set layout.tensor = 1",
+    )
 
 
 def _uneven(name: str, has: str, layout: Layout, clash: str = "") -> Problem:

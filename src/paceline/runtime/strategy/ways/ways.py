@@ -31,6 +31,8 @@ from typing import Literal, TypeVar, get_args
 
 from torch import nn
 
+from paceline.errors import PlanError, Problem
+
 Way = Literal[
     "column",
     "row",
@@ -60,8 +62,6 @@ the sample's length. Unnamed, that is the head's input.
 """
 
 T = TypeVar("T")
-
-Value = TypeVar("Value")
 
 WAYS: frozenset[str] = frozenset(get_args(Way))
 
@@ -100,7 +100,14 @@ class Ways:
     def __post_init__(self) -> None:
         unknown = {way for way in self.tensor.values() if way not in WAYS}
         if unknown:
-            raise ValueError(f"{', '.join(sorted(unknown))}: ways are {', '.join(sorted(WAYS))}")
+            raise PlanError(
+                Problem(
+                    code="L020",
+                    what=f"Ways.tensor has {', '.join(sorted(unknown))}, which is no way to split",
+                    where="paceline_ways",
+                    fix=f"write one of {', '.join(sorted(WAYS))}",
+                )
+            )
 
 
 def block_modules(model: nn.Module, ways: Ways) -> Iterator[tuple[str, nn.Module]]:
