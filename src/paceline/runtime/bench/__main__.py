@@ -20,9 +20,11 @@ import torch.distributed as dist
 
 from paceline.control.agent import die_with_parent
 from paceline.errors import PacelineError, Problem
+from paceline.plan import Plan
 from paceline.record.bench import RankTimes, Stretch, write_times
 from paceline.record.run import open_run
 from paceline.runtime.bench.program import bench_rank
+from paceline.runtime.worker import transports
 
 _TIMEOUT_S = 600
 
@@ -35,7 +37,7 @@ def main() -> NoReturn:
     times_file = run.path / f"times-{rank}.json"
     code = 0
     try:
-        device = _meet(run.path, rank, options.world, run.plan().cluster.backend)
+        device = _meet(run.path, rank, options.world, run.plan())
         stretch = Stretch(warm_up=options.warm_up, timed=options.timed, profiled=options.profiled)
         say = _say if rank == 0 else _be_quiet
         write_times(times_file, bench_rank(run, device, stretch, on_progress=say))
@@ -59,14 +61,14 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _meet(folder: Path, rank: int, world: int, backend: str) -> torch.device:
+def _meet(folder: Path, rank: int, world: int, plan: Plan) -> torch.device:
     device = torch.device("cpu")
-    if backend != "gloo":
+    if plan.cluster.backend != "gloo":
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")  # as in a run
     dist.init_process_group(
-        backend,
+        transports(plan.cluster.backend, plan.layout),
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,

@@ -86,7 +86,7 @@ def _program(session: Session, clock: Clock) -> None:
         return batch
 
     model = session.build(make_model(session.job, session.plan.decoder))
-    optimizer = make_optimizer(model, spec.train)
+    optimizer = make_optimizer(model, spec.train, session.ways)
     for step in session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len):
         step.train(timed, num_samples)
         step.apply()

@@ -16,7 +16,7 @@ from paceline.record.verification import Case, Deviation, Reading, Reference, Re
 from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.sampling import rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
-from paceline.runtime.strategy import autocast, clip_factor, next_token_loss
+from paceline.runtime.strategy import autocast, clip_factor, next_token_loss, ways_of
 from paceline.runtime.verify.compare import deviation
 from paceline.runtime.verify.model import build_model, has_dropout, job_of, samples, train_spec
 from paceline.runtime.verify.watch import Watch
@@ -57,7 +57,7 @@ def _train(
     is_wide = precision == "fp64"
     model = build_model(case, is_wide=is_wide).to(device)
     train = train_spec(case)
-    optimizer = make_optimizer(model, train)
+    optimizer = make_optimizer(model, train, ways_of(model))
     alone = replace(case.layout, data=1, tensor=1, pipeline=1, context=1, sharding="none")
     watch, steps = Watch(), []
     tensors: Tensors = {}

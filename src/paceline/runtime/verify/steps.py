@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from paceline.runtime.verify.masks import Masks
 from paceline.runtime.verify.model import build_model, job_of, micro_batches, train_spec
 from paceline.runtime.verify.reductions import watch_reductions
 from paceline.runtime.verify.watch import Watch
-from paceline.spec import CheckpointSpec
+from paceline.spec import CheckpointSpec, TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +89,18 @@ class _Training:
         self.train = train_spec(self.case)
         self.seed = job_of(self.case).spec.train.seed
         self.scaler = strategy.LossScaler() if self.precision == "fp16" else None
+        _set_up(self.precision, run, bench.device)
         model = build_model(self.case, is_wide=self.is_wide, dropout=run.dropout)
+        ways = strategy.ways_of(model)
         self.model = strategy.apply(
             model.to(bench.device),
             run.layout,
             self.meshes,
             precision=self.precision,
-            options=strategy.Options(compression=_compression(run)),
+            ways=ways,
+            options=_options(run, self.case, self.train),
         )
-        self.optimizer = make_optimizer(self.model, self.train)
+        self.optimizer = make_optimizer(self.model, self.train, ways)
         self.watch, self.masks = Watch(), Masks()
 
     def facts(self) -> RunFacts:
@@ -260,11 +263,27 @@ class _Training:
         }
 
 
-def _compression(run: Run) -> Compression | None:
-    if run.compression == "none":
-        return None
-    # From the second step on, as the first ones alone are few here.
-    return Compression(kind=run.compression, start_step=1)
+def _set_up(precision: strategy.Precision, run: Run, device: torch.device) -> None:
+    """As a session does: of the whole process, so before each run."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    problems = list(strategy.check_precision(precision, run.layout, device.type, capability))
+    if problems:
+        raise PlanError(*problems)
+    strategy.set_up_precision(precision)
+
+
+def _options(run: Run, case: Case, train: TrainSpec) -> strategy.Options:
+    """What the job asks for in its own layout; blocks are not compiled, as hooks watch them.
+
+    Runs beside it are in layouts that the job's promises to DDP are not about.
+    """
+    compression = None
+    if run.compression != "none":
+        # From the second step on, as the first ones alone are few here.
+        compression = Compression(kind=run.compression, rank=train.powersgd_rank, start_step=1)
+    if run.layout != case.layout:
+        return strategy.Options(compression=compression)
+    return replace(strategy.options_of(train), compile=False, compression=compression)
 
 
 def read_epochs(case: Case, meshes: Meshes, num_epochs: int = 2) -> tuple[tuple[int, ...], ...]:
