@@ -50,7 +50,9 @@ def test_every_problem_is_shown_at_once(scene):
 
 
 def test_a_global_batch_that_does_not_divide_names_the_nearest_that_do(scene):
-    done = scene.paceline("run", "job.yaml", "--set", "train.global_batch=7")
+    done = scene.paceline(
+        "run", "job.yaml", "--set", "train.global_batch=7", "--set", "layout.data=2"
+    )
     refused(done, 3, "7", "2 ranks", "6", "8")
 
 

@@ -8,7 +8,7 @@ from tests.runtime.equality import alone_layout, deviation, layout_of, train
 
 from paceline.parallel.layout import Layout
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 ROUNDING = 1e-12
 """As in `test_layouts.py`: sums of up to 4,096 terms in another order, over three steps."""

@@ -65,11 +65,14 @@ def command(
       paceline prove job.yaml --plot memory.svg --trace step.json
     """
     from paceline.cli.job_input import read_job
+    from paceline.cli.output_file import check_can_write
     from paceline.launch.prove import Prover
     from paceline.prove.compare import compare
     from paceline.prove.request import request_of
     from paceline.units import format_bytes
 
+    check_can_write(trace_file, "--trace")
+    check_can_write(plot_file, "--plot")
     with Prover(on_progress=lambda line: click.echo(line, err=True)) as prover:
         job = read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
         plan = _plan(job, must_fit=not layout)

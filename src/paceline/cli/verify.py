@@ -10,6 +10,7 @@ import click
 
 from paceline.cli.job_input import read_job
 from paceline.cli.options import json_option, set_option
+from paceline.cli.output_file import check_can_write
 
 if TYPE_CHECKING:
     from paceline.check.verify.judge import Verdict
@@ -89,6 +90,7 @@ def command(
     from paceline.record.verification import write_facts
     from paceline.report.verify_text import verdict_lines
 
+    check_can_write(facts_file, "--facts")
     job = read_job(job_file, overrides)
     plan = _plan(job)
     case = _on_device(small_case(job, plan, ranks=ranks, steps=steps, overrides=layout))
