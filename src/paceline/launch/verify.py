@@ -15,7 +15,8 @@ from paceline.record.verification import Case, Facts, RankFacts, Reference, read
 OnProgress = Callable[[str], None]
 
 _PATIENCE_S = 3.0
-"""For the other ranks to say what they know, once one has failed."""
+"""For the other ranks to say what they know, once one has failed. A guess: they notice a closed
+connection at once, and write a small file."""
 
 _POLL_S = 0.1
 

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.optimizer.sharded import Sums, like, local, part_of, split_dims
+from paceline.runtime.optimizer.sharded import Sums, like, part_of, split_dims
+from paceline.runtime.strategy.local import local_of
 
 BETA2_DECAY, CLIP = -0.8, 1.0
 """Exponent of the second moment's decay, and the largest root mean square of an update. Source: the
@@ -63,9 +64,9 @@ class _Update:
         self.parameter = parameter
         self.state = state
         self.options = options
-        self.weights = local(parameter.detach())
+        self.weights = local_of(parameter.detach())
         assert parameter.grad is not None
-        self.gradient = local(parameter.grad)
+        self.gradient = local_of(parameter.grad)
         self.groups = split_dims(parameter)
         self.is_matrix = parameter.dim() >= 2
         if "step" not in state:
@@ -132,4 +133,4 @@ class _Update:
     def _part(self, key: str) -> Tensor:
         """This rank's part of a state; one that was loaded whole is laid out first."""
         self.state[key] = part_of(self.state[key], self.parameter)
-        return local(self.state[key])
+        return local_of(self.state[key])

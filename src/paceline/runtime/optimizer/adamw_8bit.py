@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.runtime.optimizer.muon import adamw_step
-from paceline.runtime.optimizer.sharded import like, local, part_of
+from paceline.runtime.optimizer.sharded import like, part_of
+from paceline.runtime.strategy.local import local_of
 
 BLOCK = 256
 """Numbers that share a scale. Source: bitsandbytes 0.44; the paper has 2,048."""
@@ -64,22 +65,22 @@ def _move(parameter: Tensor, state: dict[str, Any], options: dict[str, Any]) -> 
         _begin(parameter, state)
     assert parameter.grad is not None
     state["step"] += 1
-    weights, gradient = local(parameter), local(parameter.grad)
+    weights, gradient = local_of(parameter), local_of(parameter.grad)
     keys = ("exp_avg", "exp_avg_sq")
     if f"{keys[0]}_scale" not in state:
-        mean, mean_square = (local(state[key]) for key in keys)
+        mean, mean_square = (local_of(state[key]) for key in keys)
         adamw_step(weights, gradient, mean, mean_square, int(state["step"]), options)
         return
     scales = [_scale(parameter, state, key) for key in keys]
     signs = (True, False)
     mean, mean_square = (
-        dequantise(local(state[key]), scale, signed=signed).to(weights.dtype)
+        dequantise(local_of(state[key]), scale, signed=signed).to(weights.dtype)
         for key, scale, signed in zip(keys, scales, signs, strict=True)
     )
     adamw_step(weights, gradient, mean, mean_square, int(state["step"]), options)
     for key, moment, scale, signed in zip(keys, (mean, mean_square), scales, signs, strict=True):
         codes, largest = quantise(moment, signed=signed)
-        local(state[key]).copy_(codes)
+        local_of(state[key]).copy_(codes)
         scale.copy_(largest)
 
 
@@ -90,16 +91,16 @@ def _begin(parameter: Tensor, state: dict[str, Any]) -> None:
         if is_small:
             state[key] = torch.zeros_like(parameter)
             continue
-        codes, scale = quantise(torch.zeros_like(local(parameter)), signed=signed)
+        codes, scale = quantise(torch.zeros_like(local_of(parameter)), signed=signed)
         state[key] = torch.zeros_like(parameter, dtype=torch.uint8)
-        local(state[key]).copy_(codes)
+        local_of(state[key]).copy_(codes)
         shape = [*parameter.shape[:-1], _num_blocks(parameter)]
         state[f"{key}_scale"] = like(parameter, scale, shape)
 
 
 def _num_blocks(parameter: Tensor) -> int:
     """Of a whole row: each rank's part begins a block of its own."""
-    num_local = local(parameter).shape[-1]
+    num_local = local_of(parameter).shape[-1]
     parts = -(-parameter.shape[-1] // num_local) if num_local else 1
     return parts * -(-num_local // BLOCK)
 
@@ -108,7 +109,7 @@ def _scale(parameter: Tensor, state: dict[str, Any], key: str) -> Tensor:
     """One that was loaded whole is laid out first."""
     name = f"{key}_scale"
     state[name] = part_of(state[name], parameter)
-    return local(state[name])
+    return local_of(state[name])
 
 
 def quantise(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:

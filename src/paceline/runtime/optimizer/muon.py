@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paceline.runtime.optimizer.sharded import local, part_of, split_dims
+from paceline.runtime.optimizer.sharded import part_of, split_dims
+from paceline.runtime.strategy.local import local_of
 
 MOMENTUM, NUM_ITERATIONS = 0.95, 5
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
@@ -65,12 +66,12 @@ class Muon(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         gradient, momentum = parameter.grad, state["momentum_buffer"]
-        local(momentum).lerp_(local(gradient), 1 - MOMENTUM)
-        ahead = local(gradient).lerp(local(momentum), MOMENTUM)  # Nesterov's
+        local_of(momentum).lerp_(local_of(gradient), 1 - MOMENTUM)
+        ahead = local_of(gradient).lerp(local_of(momentum), MOMENTUM)  # Nesterov's
         update = _orthogonal_part(ahead, momentum)
         rows, columns = _matrix_shape(parameter)
         rate = float(options["lr"])
-        weights = local(parameter)
+        weights = local_of(parameter)
         weights.mul_(1 - rate * float(options["weight_decay"]))
         weights.sub_(
             update.to(weights.dtype), alpha=rate * LIKE_ADAM * math.sqrt(max(rows, columns))
@@ -86,10 +87,10 @@ class Muon(torch.optim.Optimizer):
         assert parameter.grad is not None
         state["step"] += 1
         adamw_step(
-            local(parameter),
-            local(parameter.grad),
-            local(state["exp_avg"]),
-            local(state["exp_avg_sq"]),
+            local_of(parameter),
+            local_of(parameter.grad),
+            local_of(state["exp_avg"]),
+            local_of(state["exp_avg_sq"]),
             int(state["step"]),
             options,
         )
@@ -132,7 +133,7 @@ def _orthogonal_part(ahead: Tensor, laid_out: Tensor) -> Tensor:
         shape=laid_out.shape,
         stride=laid_out.stride(),
     )
-    return local(part_of(orthogonal(split.full_tensor()), laid_out))
+    return local_of(part_of(orthogonal(split.full_tensor()), laid_out))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

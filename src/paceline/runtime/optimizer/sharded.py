@@ -13,11 +13,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part; the tensor itself where it is not split."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def split_dims(tensor: Tensor) -> list[tuple[dist.ProcessGroup, int]]:
     """For each group of ranks that shares the tensor, the dim it is split along."""
     if not isinstance(tensor, DTensor):

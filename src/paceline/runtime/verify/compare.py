@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.record.verification import Bytes, Deviation, Piece
 from paceline.runtime.state import named_parameters
+from paceline.runtime.strategy.local import local_of
 
 _WORTH_A_LOOK = 1e-10
 """Share from which on a difference is looked at more closely: 1e6 times the unit of float64."""
@@ -75,18 +76,12 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def local_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
-    plain = tensor.detach()
-    return plain.to_local() if isinstance(plain, DTensor) else plain
-
-
 def pieces_of(model: nn.Module) -> dict[str, Piece]:
     """What this rank holds of every parameter."""
     return {
         name: Piece(
             shape=tuple(parameter.shape),
-            count=local_of(parameter).numel(),
+            count=local_of(parameter.detach()).numel(),
             itemsize=parameter.element_size(),
             part=_part_of(parameter),
         )
@@ -111,7 +106,8 @@ def _part_of(parameter: Tensor) -> str:
 def digests_of(model: nn.Module) -> dict[str, str]:
     """SHA-256 of the bytes that this rank holds of every parameter."""
     return {
-        name: _sha256(local_of(parameter)) for name, parameter in named_parameters(model).items()
+        name: _sha256(local_of(parameter.detach()))
+        for name, parameter in named_parameters(model).items()
     }
 
 
@@ -140,6 +136,6 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> Bytes:
 def _storage_bytes(tensors: Iterable[Tensor]) -> int:
     storages = {}
     for tensor in tensors:
-        storage = local_of(tensor).untyped_storage()
+        storage = local_of(tensor.detach()).untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -212,8 +212,10 @@ class GradientSums:
         if bucket.group.size() == 1:
             return
         first = local_of(bucket.parameters[0])
-        has_one = [float(parameter.grad is not None) for parameter in bucket.parameters]
-        flags = torch.tensor(has_one, dtype=first.dtype, device=first.device)
+        flags = first.new_ones(len(bucket.parameters))  # filled there: a copy would wait
+        for index, parameter in enumerate(bucket.parameters):
+            if parameter.grad is None:
+                flags[index] = 0.0
         pieces = [
             (torch.zeros_like(local_of(p)) if p.grad is None else local_of(p.grad)).reshape(-1)
             for p in bucket.parameters
