@@ -14,7 +14,7 @@ from paceline.prove.prove import prove
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-DEEP = ModelRequest(decoder=replace(SHAPE, layers=16))
+DEEP = ModelRequest(decoder=replace(SHAPE, layers=20))
 EXTENDED = {
     "FSDP2": layout(data=64),
     "FSDP2 accumulating": layout(data=64, accumulation=5),
