@@ -57,7 +57,7 @@ def test_prove_says_what_is_wrong_with_the_job_before_anything_is_proved(job):
 
 
 def test_a_layout_that_the_estimate_refuses_is_proved_when_it_is_fixed(job):
-    large = ("--set", "model.decoder.hidden=4096", "--set", "model.decoder.heads=32")
+    large = ("--set", "model.decoder.hidden=8192", "--set", "model.decoder.heads=64")
     large += ("--set", "model.decoder.layers=12")
     done = paceline("prove", job, *large, "--layout", "sharding=none")
     assert done.returncode == 3, done.stderr

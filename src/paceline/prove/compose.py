@@ -56,7 +56,7 @@ class Stages:
 
 def stages_of(model: nn.Module, layout: Layout) -> Stages | None:
     """What the stages of a model have in them; None when it cannot be cut so often."""
-    ways = ways_of(model) or generic_ways(model)
+    ways = ways_of(model) or generic_ways(model, splits_tensors=layout.tensor > 1)
     signatures = models.signatures(model)
     if ways is None or len(signatures) < num_stages(layout):
         return None

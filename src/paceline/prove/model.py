@@ -1,9 +1,8 @@
 """The model of a request on the meta device, whole or with fewer blocks, and its memory given."""
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from paceline.errors import JobError, Problem
 from paceline.prove.proof import ModelRequest
 from paceline.runtime.decoder import Decoder
+from paceline.runtime.models import build_own
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.ways.known import ways_of
 
@@ -33,7 +32,7 @@ def build(request: ModelRequest, seq_len: int) -> nn.Module:
 
             return build_hf(request.config)
         assert request.factory is not None, "one of the three ways is given"
-        return _from_factory(request.factory, request.folder)
+        return build_own(Path(request.folder), request.factory)
 
 
 @contextmanager
@@ -130,29 +129,3 @@ def give_memory(model: nn.Module, device: str = "cpu") -> None:
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 for each in group.fsdp_params:
                     each.reset_sharded_param()  # type: ignore[no-untyped-call]
-
-
-def _from_factory(factory: str, folder: str) -> nn.Module:
-    module_name, _, function = factory.partition(":")
-    sys.path.insert(0, folder)
-    try:
-        model = getattr(importlib.import_module(module_name), function)()
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-        raise _factory_problem(factory, folder, reason) from error
-    if not isinstance(model, nn.Module):
-        raise _factory_problem(factory, folder, f"it returned a {type(model).__name__}")
-    return model
-
-
-def _factory_problem(factory: str, folder: str, reason: str) -> JobError:
-    return JobError(
-        Problem(
-            code="J009",
-            what=f"the model {factory} could not be built: {reason}",
-            where="model.factory",
-            fix=f"write it as module:function, with the module in {folder}, building an nn.Module "
-            "and touching no device",
-        )
-    )

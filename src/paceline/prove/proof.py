@@ -66,6 +66,9 @@ class Request:
     whole: bool = False
     """Trace every block, whatever it takes."""
 
+    left_out: tuple[str, ...] = ()
+    """What the job asks for and the dry run does not do, one phrase each."""
+
     wants_trace: bool = False
     """Whether the simulated step is returned as a Chrome trace as well."""
 

@@ -36,6 +36,7 @@ from paceline.prove.segments import Issue, Step, cut, find_peak, levels
 from paceline.prove.timeline import RankTime, simulate
 from paceline.prove.world import trace_rank, traced_layout
 from paceline.runtime.strategy.pipeline.stages import head_in_blocks
+from paceline.runtime.strategy.ways.generic import generic_ways
 from paceline.runtime.strategy.ways.known import ways_of
 
 _ENDS = 2
@@ -109,9 +110,9 @@ def _check(request: Request) -> None:
 def _blocks_of_ranks(model: torch.nn.Module, layout: Layout) -> list[tuple[int, ...]]:
     """Blocks on each of a rank's stages, for a rank of every pipeline position."""
     count = models.num_blocks(model)
-    ways = ways_of(model)
-    if layout.pipeline == 1 or ways is None:
-        return [(count,)] * layout.pipeline
+    if layout.pipeline == 1:
+        return [(count,)]
+    ways = ways_of(model) or generic_ways(model, splits_tensors=layout.tensor > 1)
     if count < layout.pipeline:  # `split_stages` says it better
         return [(0,)] * layout.pipeline
     stages = blocks_of_stages(layout, count, head_in_blocks(model, ways))
@@ -416,5 +417,5 @@ def _notes(request: Request) -> Iterator[str]:
         )
     if request.layout.expert > 1:
         yield "every expert gets its even share of the tokens"
-    if request.precision == "fp8":
-        yield "fp8 products are traced as bf16 ones"
+    for each in request.left_out:
+        yield f"{each} is not part of a proof"

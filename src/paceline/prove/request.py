@@ -1,5 +1,7 @@
 """From a plan to the request that proves it. Imports no torch."""
 
+from collections.abc import Iterator
+
 from paceline.catalog import find_catalog_file, load_catalog
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
@@ -8,7 +10,7 @@ from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.profile import resolve_config
 from paceline.prove.proof import ModelRequest, Request
-from paceline.spec import Job
+from paceline.spec import Job, TrainSpec
 
 
 def request_of(
@@ -38,8 +40,21 @@ def request_of(
         is_cuda=plan.cluster.backend != "gloo",
         rates=case_of_plan(job, plan).rates,
         whole=whole,
+        left_out=tuple(_left_out(job.spec.train)),
         wants_trace=wants_trace,
     )
+
+
+def _left_out(train: TrainSpec) -> Iterator[str]:
+    """How the runtime carries a layout out beyond the layout itself: not traced."""
+    if train.gradient_compression != "none":
+        yield f"gradient compression ({train.gradient_compression})"
+    if train.compile:
+        yield "compilation (train.compile)"
+    if train.bucket != "auto":
+        yield "the size of DDP's buckets (train.bucket)"
+    if train.static_graph:
+        yield "DDP's static graph (train.static_graph)"
 
 
 def case_of_plan(job: Job, plan: Plan) -> Case:

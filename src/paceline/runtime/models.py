@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -39,7 +39,9 @@ def make_model(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Module
             factory cannot be imported, raises, returns no module, or reaches for CUDA.
     """
     if job.spec.model.factory is not None:
-        return partial(_build_own, job, job.spec.model.factory)
+        return partial(
+            build_own, job.folder, job.spec.model.factory, where=job.where("model.factory")
+        )
     if decoder is not None:
         return partial(Decoder, decoder, job.spec.data.seq_len)
     asked = resolve_config(job)
@@ -72,48 +74,66 @@ def build_factory(factory: Callable[[], Any]) -> nn.Module:
     return as_plain_model(built) if is_hf(built) else built
 
 
-def _build_own(job: Job, name: str) -> nn.Module:
+def build_own(folder: Path, name: str, *, where: str = "model.factory") -> nn.Module:
+    """The model that a person's `module:function` builds.
+
+    Args:
+        folder: The job's, where the module is imported from.
+        name: As the job has it.
+        where: Its place in the job, for messages.
+
+    Raises:
+        JobError: It cannot be imported, raises or returns no module (`J009`), or reaches for CUDA
+            (`M010`).
+    """
+    own = _Own(folder, name, where)
     had_cuda = _has_cuda()
     try:
-        factory = import_named(job.folder, name)
+        factory = import_named(folder, name)
     except (Exception, SystemExit) as error:  # whatever a person's module raises
-        raise _problem(job, "when its module is imported", error) from error
+        raise _problem(own, "when its module is imported", error) from error
     if _has_cuda() and not had_cuda:
-        raise _reaches_for_cuda(job, "when its module is imported", "it starts CUDA there")
+        raise _reaches_for_cuda(own, "when its module is imported", "it starts CUDA there")
     try:
         return build_factory(factory)
     except JobError:
         raise
     except (Exception, SystemExit) as error:  # whatever a person's factory raises
-        raise _problem(job, "when it builds the model", error) from error
+        raise _problem(own, "when it builds the model", error) from error
+
+
+class _Own(NamedTuple):
+    folder: Path
+    name: str
+    where: str
 
 
 def _has_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _problem(job: Job, moment: str, error: BaseException) -> JobError:
+def _problem(own: _Own, moment: str, error: BaseException) -> JobError:
     lines = str(error).strip().splitlines() or ["no message"]
-    told = f"{type(error).__name__}: {lines[0][:300]}{_place(job.folder, error)}"
+    told = f"{type(error).__name__}: {lines[0][:300]}{_place(own.folder, error)}"
     if "CUDA" in str(error) or "NVIDIA" in str(error):
-        return _reaches_for_cuda(job, moment, told)
+        return _reaches_for_cuda(own, moment, told)
     return JobError(
         Problem(
             code="J009",
-            what=f"the model {job.spec.model.factory} could not be built: {moment}, {told}",
-            where=job.where("model.factory"),
-            fix=f"write it as module:function, with the module in {job.folder}, and try "
+            what=f"the model {own.name} could not be built: {moment}, {told}",
+            where=own.where,
+            fix=f"write it as module:function, with the module in {own.folder}, and try "
             "`python -c 'from module import function; function()'` there",
         )
     )
 
 
-def _reaches_for_cuda(job: Job, moment: str, told: str) -> JobError:
+def _reaches_for_cuda(own: _Own, moment: str, told: str) -> JobError:
     return JobError(
         Problem(
             code="M010",
-            what=f"the model {job.spec.model.factory} reaches for CUDA {moment}: {told}",
-            where=job.where("model.factory"),
+            what=f"the model {own.name} reaches for CUDA {moment}: {told}",
+            where=own.where,
             fix="build it without naming a device, and leave CUDA to the training function: every "
             "rank moves the model to its own device",
         )
