@@ -296,7 +296,7 @@ def train_gated(rank, world, sharding, sums):
     if sums:
         parallelize_module(model.blocks[1].main, meshes.tensor, ColwiseParallel())
     several = 100 if layout.sharding == "none" else None  # buckets, so that one lacks gradients
-        model = shard(model, layout, meshes, "fp32", bucket_bytes=several)
+    model = shard(model, layout, meshes, "fp32", bucket_bytes=several)
     samples = torch.tensor([[1.0] * 4, [-1.0] * 4], dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     found = []
