@@ -84,7 +84,7 @@ def test_wrong_numbers_are_refused_without_a_traceback(line: str, said: str):
 
 def test_the_batch_finder_finds_the_batch_that_the_memory_allows(tmp_path: Path):
     path = tmp_path / "job.yaml"
-    path.write_text(JOB)
+    path.write_text(JOB + "layout: {tensor: 1, pipeline: 1, context: 1, sharding: full}\n")
     done = CliRunner().invoke(cli, ["advise", "batch", str(path), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)

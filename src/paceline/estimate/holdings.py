@@ -117,7 +117,7 @@ def compressed_share(profile: ModelProfile, kind: Compression, rank: int = 4) ->
     >>> compressed_share(profile_decoder(shape, 64), "bf16")
     0.5
     >>> round(compressed_share(profile_decoder(shape, 64), "powersgd"), 4)
-    0.0148
+    0.0139
     """
     if kind != "powersgd":
         return 1.0 if kind == "none" else 0.5

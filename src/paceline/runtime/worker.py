@@ -143,7 +143,8 @@ def _device(backend: str, local_rank: int) -> torch.device:  # type: ignore[name
 def transports(backend: str, layout: Layout) -> str:
     """What ranks talk over: NCCL cannot send what an offloaded state keeps in host memory.
 
-    >>> transports("nccl", Layout(data=2, offload="cpu", micro_batch=1, accumulation=1))
+    >>> layout = Layout(data=2, sharding="full", offload="cpu", micro_batch=1, accumulation=1)
+    >>> transports("nccl", layout)
     'cpu:gloo,cuda:nccl'
     """
     return "cpu:gloo,cuda:nccl" if backend == "nccl" and layout.offload == "cpu" else backend
