@@ -271,3 +271,24 @@ from_worker = msgspec.json.Decoder(FromWorker).decode
 to_worker = msgspec.json.Decoder(ToWorker).decode
 from_agent = msgspec.json.Decoder(FromAgent).decode
 to_agent = msgspec.json.Decoder(ToAgent).decode
+
+
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "connection was lost",
+    "Connection refused",
+    "NCCL communicator was aborted",
+    "remote process exited",
+    "failed to recv, got 0 bytes",
+    "Connection was likely closed",
+    "closed the connection",
+)
+"""What gloo and NCCL say when another rank goes away (torch 2.13, gloo's transport/tcp/pair.cc and
+ProcessGroupNCCL.cpp)."""
+
+
+def names_lost_peer(text: str) -> bool:
+    """Whether an error is of a rank that is gone, and so not this rank's own."""
+    return any(phrase in text for phrase in _PEER_LOST)

@@ -1,31 +1,23 @@
 """Measure how a job scales on this machine: plan it for each number of ranks, run, read times."""
 
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.launch.factory import measure_factory
 from paceline.launch.local import check_can_run
+from paceline.launch.ranks import OnProgress, RankProcess, wait_for_ranks
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
 from paceline.record.run import RunFolder, create_run
 from paceline.spec import Job
 
-OnProgress = Callable[[str], None]
-
-_PATIENCE_S = 3.0
-"""For the other ranks to say what they know, once one has failed. A guess: they notice a closed
-connection at once, and write a small file."""
-
-_POLL_S = 0.1
 _FOREVER = 10**9
 """Steps: a bench ends its ranks long before, and saves and evaluates nothing."""
 
@@ -100,10 +92,13 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         run = create_run(case.job, case.plan, folder=Path(name) / "run", runs=Path(name))
         count = case.plan.layout.num_ranks
-        ranks = [_Rank(rank, count, run, case.plan, stretch) for rank in range(count)]
+        ranks = [_rank(rank, count, run, case.plan, stretch) for rank in range(count)]
+        late = _late(count, limit_s)
         try:
-            _wait(ranks, limit_s, on_progress)
-            times = tuple(read_times(rank.times_file, RankTimes) for rank in ranks)
+            for rank in ranks:
+                rank.start()
+            wait_for_ranks(ranks, limit_s=limit_s, on_progress=on_progress, late=late, died=_died)
+            times = tuple(read_times(_times_file(run, rank), RankTimes) for rank in range(count))
         finally:
             for rank in ranks:
                 rank.end()
@@ -204,95 +199,48 @@ def _on_count(error: PacelineError, count: int) -> PacelineError:
     )
 
 
-class _Rank:
-    """One rank's process."""
-
-    def __init__(self, rank: int, world: int, run: RunFolder, plan: Plan, stretch: Stretch) -> None:
-        self.rank = rank
-        self.times_file = run.path / f"times-{rank}.json"
-        self._log = run.rank_log(rank)
-        self._told = 0
-        command = [sys.executable, "-m", "paceline.runtime.bench", "--run", str(run.path)]
-        command += ["--rank", str(rank), "--world", str(world), "--parent", str(os.getpid())]
-        command += ["--warm-up", str(stretch.warm_up), "--timed", str(stretch.timed)]
-        command += ["--profiled", str(stretch.profiled)]
-        environment = dict(os.environ)
-        if plan.cluster.backend == "gloo":
-            threads = max(1, int(plan.cluster.cores_per_rank or 1))  # as a run's agent does
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-
-    def progress(self) -> Iterator[str]:
-        """New lines about how far it is."""
-        text = self._log.read_text(encoding="utf-8", errors="replace")
-        lines = text.splitlines()[: text.count("\n")]
-        new, self._told = lines[self._told :], len(lines)
-        return (line.removeprefix("bench: ") for line in new if line.startswith("bench: "))
-
-    def problems(self) -> Sequence[Problem]:
-        """What it wrote about its end."""
-        if not self.times_file.exists():
-            return ()
-        return read_times(self.times_file, RankTimes).problems
-
-    def last_line(self) -> str:
-        """Of what it printed."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = [line for line in lines if not line.startswith(("bench: ", "[rank", "USDT:"))]
-        return said[-1] if said else f"it ended with {self.process.poll()}"
-
-    def end(self) -> None:
-        """Gone, however it is."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+def _times_file(run: RunFolder, rank: int) -> Path:
+    return run.path / f"times-{rank}.json"
 
 
-def _wait(ranks: Sequence[_Rank], limit_s: float, on_progress: OnProgress) -> None:
-    end = time.monotonic() + limit_s
-    while True:
-        codes = [rank.process.poll() for rank in ranks]
-        for line in ranks[0].progress():
-            on_progress(line)
-        if any(codes):
-            raise _failure(ranks)
-        if all(code == 0 for code in codes):
-            return
-        if time.monotonic() > end:
-            what = f"{len(ranks)} rank(s) took longer than {limit_s:.0f} s"
-            fix = "give them longer with --timeout, or fewer --steps or --ranks"
-            raise RunError(Problem(code="R041", what=what, where="paceline bench", fix=fix))
-        time.sleep(_POLL_S)
+def _rank(rank: int, world: int, run: RunFolder, plan: Plan, stretch: Stretch) -> RankProcess:
+    command = [sys.executable, "-m", "paceline.runtime.bench", "--run", str(run.path)]
+    command += ["--rank", str(rank), "--world", str(world), "--parent", str(os.getpid())]
+    command += ["--warm-up", str(stretch.warm_up), "--timed", str(stretch.timed)]
+    command += ["--profiled", str(stretch.profiled)]
+    environment = dict(os.environ)
+    if plan.cluster.backend == "gloo":
+        threads = max(1, int(plan.cluster.cores_per_rank or 1))  # as a run's agent does
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    times_file = _times_file(run, rank)
+
+    def read_problems() -> Sequence[Problem]:
+        return read_times(times_file, RankTimes).problems if times_file.exists() else ()
+
+    return RankProcess(
+        rank,
+        command,
+        log=run.rank_log(rank),
+        environment=environment,
+        mark="bench: ",
+        read_problems=read_problems,
+    )
 
 
-def _failure(ranks: Sequence[_Rank]) -> PacelineError:
-    """What a person can mend first, then the first that failed by itself and not because another
-    one was gone."""
-    first_end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < first_end and any(rank.process.poll() is None for rank in ranks):
-        time.sleep(_POLL_S)
-    told = [problem for rank in ranks for problem in rank.problems()]
-    if mendable := [problem for problem in told if problem.code != "R041"]:
-        is_plan = mendable[0].code.startswith("L")
-        return (PlanError if is_plan else JobError)(mendable[0])
-    lost = ("Connection closed by peer", "Connection reset", "Broken pipe", "closed the connection")
-    own = [problem for problem in told if not any(text in problem.what for text in lost)]
-    if own or told:
-        return RunError((own or told)[0])
-    worst = next(rank for rank in ranks if rank.process.poll())
-    return RunError(
-        Problem(
-            code="R041",
-            what=f"rank {worst.rank} died: {worst.last_line()[:400]}",
-            where="paceline bench",
-            fix="fewer ranks, or a smaller model: a signal without words is often memory",
-        )
+def _late(count: int, limit_s: float) -> Problem:
+    return Problem(
+        code="R041",
+        what=f"{count} rank(s) took longer than {limit_s:.0f} s",
+        where="paceline bench",
+        fix="give them longer with --timeout, or fewer --steps or --ranks",
+    )
+
+
+def _died(rank: RankProcess) -> Problem:
+    return Problem(
+        code="R041",
+        what=f"rank {rank.rank} died: {rank.last_line()[:400]}",
+        where="paceline bench",
+        fix="fewer ranks, or a smaller model: a signal without words is often memory",
     )

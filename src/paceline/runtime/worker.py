@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     from paceline.runtime.session import Session
     from paceline.spec import Job
 
-_PEER_LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "connection was lost",
-    "Connection refused",
-    "NCCL communicator was aborted",
-    "remote process exited",
-    "failed to recv, got 0 bytes",
-    "Connection was likely closed",
-)
-"""What gloo and NCCL say when another rank goes away (torch 2.13, gloo's transport/tcp/pair.cc and
-ProcessGroupNCCL.cpp)."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -257,7 +243,7 @@ def _last_words(error: BaseException) -> say.Crashed:
         kind=type(error).__name__,
         message=text[:2000],
         where=_printable("".join(frames))[-4000:],
-        peer_lost=any(phrase in text for phrase in _PEER_LOST),
+        peer_lost=say.names_lost_peer(text),
         retry=not needs_a_person,
         exit_code=error.exit_code if isinstance(error, PacelineError) else RunError.exit_code,
     )

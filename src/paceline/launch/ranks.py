@@ -1,0 +1,143 @@
+"""Processes that are ranks of a helper (`verify`, `bench`): started together, heard, and ended.
+
+Leaves out: ranks of a run, which the agents start and restart.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.control.messages import names_lost_peer
+from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+
+OnProgress = Callable[[str], None]
+
+_PATIENCE_S = 3.0
+"""For the other ranks to say what they know, once one has failed. A guess: they notice a closed
+connection at once, and write a small file."""
+
+_POLL_S = 0.1
+"""Between two looks at the processes. A guess: short beside their start, which takes seconds."""
+
+
+class RankProcess:
+    """One rank's process, and what it says."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        mark: str,
+        read_problems: Callable[[], Sequence[Problem]],
+    ) -> None:
+        """
+        Args:
+            rank: From 0.
+            command: Of the process; it is started by `start`.
+            log: Where all that it prints goes.
+            environment: Of the process.
+            mark: What its lines of progress begin with.
+            read_problems: What it wrote about its end; nothing when it wrote nothing.
+        """
+        self.rank = rank
+        self.read_problems = read_problems
+        self._command = command
+        self._log = log
+        self._environment = environment
+        self._mark = mark
+        self._told = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(self._environment),
+            )
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        assert self._process is not None, "it was started"
+        return self._process.poll()
+
+    def progress(self) -> list[str]:
+        """New lines about how far it is."""
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()[: text.count("\n")]
+        new, self._told = lines[self._told :], len(lines)
+        return [line.removeprefix(self._mark) for line in new if line.startswith(self._mark)]
+
+    def last_line(self) -> str:
+        """Of what it said about its end."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = [line for line in lines if not line.startswith((self._mark, "[rank", "USDT:"))]
+        return said[-1] if said else f"it ended with {self.exit_code()}"
+
+    def end(self) -> None:
+        """Gone, however it is."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def wait_for_ranks(
+    ranks: Sequence[RankProcess],
+    *,
+    limit_s: float,
+    on_progress: OnProgress,
+    late: Problem,
+    died: Callable[[RankProcess], Problem],
+) -> None:
+    """Until all have ended well.
+
+    Args:
+        ranks: Started.
+        limit_s: After which it is given up.
+        on_progress: Told of rank 0's progress.
+        late: Said when the time is over.
+        died: Said of a rank that failed without a problem that a person can mend; its code is also
+            that of what the ranks write about such an end.
+
+    Raises:
+        JobError, PlanError: What a person can mend, as the ranks say.
+        RunError: `late`, or what `died` says of the rank that failed by itself.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        codes = [rank.exit_code() for rank in ranks]
+        for line in ranks[0].progress():
+            on_progress(line)
+        if any(codes):
+            raise _failure(ranks, died)
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > end:
+            raise RunError(late)
+        time.sleep(_POLL_S)
+
+
+def _failure(ranks: Sequence[RankProcess], died: Callable[[RankProcess], Problem]) -> PacelineError:
+    """What a person can mend first, then the first that failed by itself and not because another
+    one was gone."""
+    first_end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < first_end and any(rank.exit_code() is None for rank in ranks):
+        time.sleep(_POLL_S)
+    failed = [rank for rank in ranks if rank.exit_code()]
+    own = [rank for rank in failed if not names_lost_peer(rank.last_line())]
+    end = died((own or failed)[0])
+    told = [problem for rank in ranks for problem in rank.read_problems()]
+    if mendable := list(dict.fromkeys(each for each in told if each.code != end.code)):
+        is_plan = all(problem.code.startswith("L") for problem in mendable)
+        return (PlanError if is_plan else JobError)(*mendable)
+    by_itself = [problem for problem in told if not names_lost_peer(problem.what)]
+    return RunError((by_itself or told or [end])[0])
