@@ -4,6 +4,7 @@ from paceline.parallel.abilities import Abilities, abilities_of, reasons_ours_ca
 from paceline.parallel.candidates import Space, candidates, grids
 from paceline.parallel.laws import check_layout_choices
 from paceline.parallel.layout import Layout, Sharding
+from paceline.parallel.replicas import neighbour_of, replicas_of, replicas_of_rank
 from paceline.parallel.table import Layouts, table_of
 
 __all__ = [
@@ -16,6 +17,9 @@ __all__ = [
     "candidates",
     "check_layout_choices",
     "grids",
+    "neighbour_of",
     "reasons_ours_cannot",
+    "replicas_of",
+    "replicas_of_rank",
     "table_of",
 ]

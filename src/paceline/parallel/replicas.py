@@ -1,0 +1,85 @@
+"""Which ranks hold the same state, and which rank may keep a copy of another's.
+
+A rank's state is what it alone would have to be given back: parameters, saved buffers and optimizer
+state, as they lie on it. Leaves out tensors that only some of a rank's state share, such as the
+norms of a tensor group: a rank is healed whole.
+"""
+
+from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import Coordinates, rank_map
+
+
+def replicas_of(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Groups of ranks that hold exactly the same tensors; a rank without a replica is alone.
+
+    Every rank is in one group; groups and their ranks are in order.
+
+    Without sharding, ranks of one tensor, pipeline and expert place are replicas, whatever samples
+    and tokens they read. With `hybrid` sharding those at the same place of different copies are,
+    unless experts are shared by more ranks than a copy: their ranks then share the experts of all
+    copies, and no two hold the same. With `zero1`, `zero2` and `full` every rank is alone.
+
+    >>> replicas_of(Layout(data=2, sharding="none", micro_batch=1, accumulation=1, tensor=2))
+    ((0, 2), (1, 3))
+    >>> replicas_of(Layout(data=4, sharding="hybrid", shard=2, micro_batch=1, accumulation=1))
+    ((0, 2), (1, 3))
+    >>> replicas_of(Layout(data=3, sharding="full", micro_batch=1, accumulation=1))
+    ((0,), (1,), (2,))
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for place in rank_map(layout):
+        key = (place.pipeline, place.tensor, _part(layout, place))
+        found.setdefault(key, []).append(place.rank)
+    return tuple(tuple(ranks) for ranks in found.values())
+
+
+def replicas_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:
+    """The ranks that hold what a rank holds, itself among them."""
+    return next(group for group in replicas_of(layout) if rank in group)
+
+
+def neighbour_of(layout: Layout, ranks_per_node: int, rank: int) -> int | None:
+    """The rank whose node keeps a copy of this rank's state, or None where there is one node only.
+
+    On another node, so that the copy outlives this one; outside the rank's own replicas where that
+    can be, because a replica has the state already. On nodes of equal size every rank keeps one
+    copy. Of the nodes that will do, the nearest: fewer switches are crossed.
+
+    Args:
+        layout: As chosen.
+        ranks_per_node: Ranks on each node; the last may have fewer.
+        rank: Whose copy it is.
+
+    >>> layout = Layout(data=4, sharding="full", micro_batch=1, accumulation=1)
+    >>> [neighbour_of(layout, 2, rank) for rank in range(4)]
+    [2, 3, 0, 1]
+    """
+    num = layout.num_ranks
+    if num <= ranks_per_node:
+        return None
+    # All ranks shifted alike, each gets one copy to keep. Shifted by less than a node, or by less
+    # than a node backwards, some would keep a copy of their own node's.
+    holder = (rank + _shift(layout, ranks_per_node)) % num
+    while holder // ranks_per_node == rank // ranks_per_node:  # only where the last node has fewer
+        holder = (holder + 1) % num
+    return holder
+
+
+def _shift(layout: Layout, ranks_per_node: int) -> int:
+    """By how much ranks are shifted so that no copy is kept by a replica, if there is such."""
+    num = layout.num_ranks
+    groups = replicas_of(layout)
+    group_of = {rank: number for number, group in enumerate(groups) for rank in group}
+    for shift in range(ranks_per_node, num - ranks_per_node + 1):
+        if all(group_of[rank] != group_of[(rank + shift) % num] for rank in range(num)):
+            return shift
+    return ranks_per_node
+
+
+def _part(layout: Layout, place: Coordinates) -> int:
+    """Which part of a stage's and tensor rank's state it is, among the data and context ranks."""
+    if layout.sharding == "none":
+        return place.expert
+    sharer = place.data * layout.context + place.context
+    is_shared_by_all = layout.sharding != "hybrid" or layout.expert > layout.shard_degree
+    return sharer if is_shared_by_all else place.shard
