@@ -128,3 +128,25 @@ def test_a_background_failure_is_told_on_all_ranks_at_the_same_step(tmp_path):
     assert reason == "input/output error (rank 1)"
     assert left == []
     assert next_step == 2
+
+
+def abandon_and_go_on(rank, world, folder):
+    layout, model, optimizer = trained(rank, world, "full")
+    keeper = Checkpointer(folder, CheckpointSpec())
+    assert keeper.abandon() is None
+    gate = threading.Event()
+    keeper.start(1, model, optimizer, on_phase=lambda phase: gate.wait(20) if rank else None)
+    abandoned = keeper.abandon()
+    assert (keeper.poll(), keeper.wait(), keeper.abandon()) == (None, None, None)
+    torch.distributed.barrier()
+    train_steps(model, optimizer, layout, rank, range(1, 2))
+    keeper.start(2, model, optimizer)
+    saved = keeper.wait()
+    gate.set()
+    return abandoned.step, abandoned.reason, saved.step
+
+
+def test_a_save_is_abandoned_at_once_and_the_next_one_goes_through(tmp_path):
+    outcomes = run_ranks(abandon_and_go_on, 2, tmp_path)
+    assert outcomes == [(1, "abandoned, as a rank was lost", 2)] * 2
+    assert [path.name for path in tmp_path.glob("step-00000002")] == ["step-00000002"]

@@ -130,6 +130,25 @@ class Checkpointer:
         self._writing = writing
         return writing.stall_s
 
+    def abandon(self) -> SaveFailed | None:
+        """Let go of a save that is on its way, at once and without the other ranks.
+
+        For when a rank died and the process groups are gone or about to go. What was written so far
+        stays in its `.tmp` folder, which the next save that comes through removes; the save may
+        still be committed if that was all that was left to do. The next `start` makes new groups.
+
+        Returns:
+            What became of the save, if one was on its way. It does not come again with `poll`.
+        """
+        writing, self._writing = self._writing, None
+        self._writers = self._pollers = None
+        self._dealer = Dealer()
+        if writing is None:
+            return None
+        # Its thread may read the copy for a while yet, and would write a mixture.
+        self._stage = Stage()
+        return SaveFailed(writing.step, "abandoned, as a rank was lost", self.folder)
+
     def poll(self) -> Outcome | None:
         """How a started save went, once it is through on every rank; None until then, or without.
 
@@ -204,7 +223,7 @@ class _Writing:
     def __init__(self, write: Any, *, step: int, start: float) -> None:
         self.stall_s = 0.0
         self._write = write
-        self._step = step
+        self.step = step
         self._start = start
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
@@ -235,7 +254,7 @@ class _Writing:
         else:
             self._outcome = Saved(
                 path=path,
-                step=self._step,
+                step=self.step,
                 num_bytes=num_bytes,
                 stall_s=self.stall_s,
                 write_s=time.perf_counter() - self._start,
