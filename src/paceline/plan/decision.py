@@ -6,6 +6,7 @@ from typing import Literal
 from paceline.estimate import Estimate, MemoryEstimate
 from paceline.estimate.cost import RunCost
 from paceline.estimate.goodput import Goodput
+from paceline.estimate.recovery import StatePlan
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.topology import Cluster
@@ -129,6 +130,10 @@ class Plan:
     goodput: Goodput | None = None
     """What failures and checkpoints leave of the time; None on this machine, where nobody knows
     how often it fails, or when a step's time is unknown."""
+
+    state: StatePlan | None = None
+    """Where a lost rank's state is kept besides the checkpoint, and what the other places would be
+    worth; None when a step's time is unknown."""
 
     wall_s: float | None = None
     """Of the whole run, failures included where they are known of."""

@@ -22,6 +22,7 @@ from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
 from paceline.plan.host import host_bytes_of_one
 from paceline.plan.outlook import Outlook, outlook
+from paceline.plan.recover import check_state, plan_state
 from paceline.plan.refuse import nothing_fits
 from paceline.plan.search import Found, fastest, search
 from paceline.profile import (
@@ -247,6 +248,9 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
     wanted, cluster = asked.job.spec.plan, asked.cluster
     prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
     view = outlook(plan, asked.job, prices=prices)
+    problems = list(check_state(plan, asked.job))
+    if problems:
+        raise PlanError(*problems)
     costs = [
         cost
         for cost in view.costs
@@ -265,6 +269,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
         cost=cost,
         costs=_cheapest_providers(view),
         goodput=None if cluster.is_local else view.goodput,
+        state=plan_state(plan, asked.job, view, _case_of(asked).traffic.reduce_bytes),
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, _case_of(asked), usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.host import host_limit_bytes, host_limit_source
@@ -25,6 +26,7 @@ def format_plan(plan: Plan) -> str:
             *_memory(plan),
             *_time(plan),
             *_money(plan),
+            *_state(plan),
             *_others(plan),
             *_decisions(plan),
         )
@@ -185,6 +187,50 @@ def _money(plan: Plan) -> Iterator[str]:
                 else format_seconds(each.limit)
             )
             yield _row("OVER", f"the {each.name} of {shown}")
+
+
+def _state(plan: Plan) -> Iterator[str]:
+    """Where a lost rank's state comes from: every tier with its cost, the chosen one first."""
+    state = plan.state
+    if state is None:
+        return
+    yield ""
+    asked = "asked for" if state.is_asked else "chosen"
+    yield from textwrap.wrap(
+        f"{state.chosen}, {asked}; a failure every {format_seconds(state.mtbf_s)} assumed, "
+        "estimated",
+        width=_WIDTH,
+        initial_indent=f"{'lost state':<12}",
+        subsequent_indent=" " * 12,
+    )
+    for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
+        yield from textwrap.wrap(
+            tier_text(tier),
+            width=_WIDTH + 4,
+            initial_indent=f"  {tier.name:<12}",
+            subsequent_indent=" " * 14,
+        )
+
+
+def tier_text(tier: StateTier) -> str:
+    """One tier's worth, costs and losses."""
+    if tier.useful is None:
+        return f"not here: {tier.why_not}"
+    costs = []
+    if tier.host_bytes:
+        costs.append(f"{format_bytes(tier.host_bytes)} of a node's memory")
+    if tier.network_bytes_per_step:
+        costs.append(f"{format_bytes(tier.network_bytes_per_step)} a rank and step sent")
+    if tier.step_s:
+        costs.append(f"{format_seconds(tier.step_s)} a step")
+    if tier.interval_s is not None:
+        costs.append(f"one every {format_seconds(tier.interval_s)}")
+    after = (
+        f"a failure takes {format_seconds(tier.recover_s)} and {format_seconds(tier.lost_s)} of "
+        "work"
+    )
+    covers = "" if tier.name == "checkpoint" else f", in {tier.covered:.1%} of failures"
+    return f"{tier.useful:.2%} useful: {'; '.join([*costs, after])}{covers}"
 
 
 def format_amount(value: float) -> str:

@@ -1,0 +1,404 @@
+"""Where a lost rank's state can come from in a layout, what each place costs, and which is best.
+
+Four tiers, as `recovery.state` names them: live `replica`, neighbour's `shadow`, snapshots in host
+`memory`, and the `checkpoint`, which is always written besides. A tier is worth its share of the
+useful time: what it slows the steps down, against what a failure costs with it.
+
+Leaves out: pieces of different size (experts beside dense layers, uneven stages), traffic that
+shares a link with the step's own, and failures of many nodes together, beyond one share for all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from paceline.estimate.goodput import daly_interval_s, goodput, job_mtbf_s
+from paceline.parallel import Layout
+
+Tier = Literal["replica", "shadow", "memory", "checkpoint"]
+_SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory", "shadow")
+"""What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""
+
+_LEAST_GAIN = 0.001
+"""Of the time. A guess: below it, it is the assumptions that decide."""
+
+_FLOAT32_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """What fails, how often, and how long it takes to go on."""
+
+    rank_mtbf_s: float
+    """Mean seconds between failures of one rank with its share of host and network."""
+
+    restart_s: float
+    """From a failure to the first step when everybody starts again, reading the checkpoint
+    included."""
+
+    in_place_s: float = 21.0
+    """The same when survivors stay and only the lost ranks are replaced, without the state's copy.
+    TrainMover: 19.6 to 21.1 s at 32 to 1,024 GPUs (arXiv:2412.12636). Ours on one machine is below
+    a second, which says nothing of thousands of ranks."""
+
+    process_share: float = 54 / 419
+    """Of all failures, those that leave the node and its memory as they are: Llama 3's software
+    bugs, 54 of 419 (arXiv:2407.21783, table 5)."""
+
+    together_share: float = 0.01
+    """Of all failures, those that take a node and the one that holds its copy. A guess."""
+
+    everything_share: float = 0.001
+    """Of all failures, those that take every copy: power, an operator, a bug. A guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Rates that keeping state costs, of one rank; None is unknown."""
+
+    num_domains: int
+    """Parts that fail apart: nodes."""
+
+    ranks_per_node: int
+    network_bytes_per_s: float | None
+    """Of one node, each direction."""
+
+    copy_bytes_per_s: float = 10e9
+    """From the accelerator to its host. A guess, some 40 % of PCIe 4 x16."""
+
+    host_bytes_per_s: float = 100e9
+    """Of one node's memory, read and written by an optimizer on its cores. A guess, a third of what
+    two sockets with eight DDR5 channels each peak at."""
+
+    shares_cores: bool = False
+    """Whether the steps run on the same cores (a CPU), so that nothing is hidden behind them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is trained."""
+
+    num_parameters: int
+    """That are trained, of the whole model."""
+
+    moment_bytes: float
+    """Of the optimizer's moments, for each parameter."""
+
+    gradient_bytes: float
+    """Of a reduced gradient on the wire: 4, or 2 in bf16."""
+
+    step_s: float
+    """Without any tier's own cost."""
+
+    checkpoint_bytes: int
+    write_s: float
+    """A checkpoint is written on in the background."""
+
+    checkpoint_interval_s: float | None = None
+    """Between two checkpoints; None is Daly's, for the failures that need one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTier:
+    """One way to keep state, with what it costs and what a failure costs with it."""
+
+    name: Tier
+    why_not: str | None
+    """Why this layout cannot have it; None when it can."""
+
+    covered: float
+    """Share of the failures after which the state is there; the rest go to the checkpoint."""
+
+    host_bytes: int
+    """Of one node's memory, beyond what training needs."""
+
+    network_bytes_per_step: float
+    """Sent by each rank, beyond what training needs."""
+
+    step_s: float
+    """What each step takes longer, waiting included."""
+
+    interval_s: float | None
+    """Seconds of training between two copies; None where there is one of every step."""
+
+    lost_s: float
+    """Work done again after a covered failure, on the mean."""
+
+    recover_s: float
+    """From a covered failure to the first step after it, detection included."""
+
+    useful: float | None
+    """Share of the time that is expected to be useful; None where the tier is impossible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePlan:
+    """The tiers of a layout and the one that was chosen."""
+
+    chosen: Tier
+    is_asked: bool
+    """Whether the job names it."""
+
+    copies: int
+    """Ranks that hold the same parameters and optimizer state, as `copies_of` counts them."""
+
+    tiers: tuple[StateTier, ...]
+    mtbf_s: float
+    """Of the whole job, assumed."""
+
+    reason: str
+    known: Literal["estimated"] = "estimated"
+
+    def tier(self, name: Tier) -> StateTier:
+        """The one of this name."""
+        return next(each for each in self.tiers if each.name == name)
+
+
+def copies_of(layout: Layout) -> int:
+    """Ranks with identical parameters and optimizer state, counting the rank itself.
+
+    ZeRO-1 keeps whole parameters everywhere but only one copy of each part of the optimizer, so it
+    has one.
+
+    >>> copies_of(Layout(data=8, sharding="hybrid", shard=2, micro_batch=1, accumulation=1))
+    4
+    >>> copies_of(Layout(data=8, sharding="zero1", micro_batch=1, accumulation=1))
+    1
+    """
+    sharers = layout.data * layout.context
+    return max(1, sharers // max(layout.shard_degree, layout.expert))
+
+
+def copies_elsewhere(layout: Layout, ranks_per_node: int) -> int:
+    """Of those, the ones on other nodes than the rank's own.
+
+    Copies of a shard are `shard_degree x tensor` ranks apart (`parallel/rank_map.py`).
+
+    >>> layout = Layout(data=8, sharding="hybrid", shard=4, micro_batch=1, accumulation=1)
+    >>> copies_elsewhere(layout, 4), copies_elsewhere(layout, 8)
+    (1, 0)
+    """
+    copies = copies_of(layout)
+    apart = layout.data * layout.context * layout.tensor // copies
+    return copies - min(copies, max(1, ranks_per_node // apart))
+
+
+def state_plan(
+    layout: Layout,
+    training: Training,
+    machine: Machine,
+    failures: Reliability,
+    *,
+    asked: Tier | None = None,
+) -> StatePlan:
+    """The tiers that a layout has, and the one that leaves the most useful time.
+
+    Args:
+        layout: How the work is split.
+        training: What is trained.
+        machine: On what.
+        failures: Their rate and their price.
+        asked: What the job wants; left out, the best is chosen.
+
+    >>> layout = Layout(data=64, sharding="full", micro_batch=1, accumulation=1)
+    >>> training = Training(num_parameters=8_000_000_000, moment_bytes=8, gradient_bytes=4,
+    ...     step_s=10, checkpoint_bytes=96_000_000_000, write_s=6)
+    >>> machine = Machine(num_domains=8, ranks_per_node=8, network_bytes_per_s=50e9)
+    >>> failures = Reliability(rank_mtbf_s=1_000 * 3600, restart_s=300)
+    >>> found = state_plan(layout, training, machine, failures)
+    >>> found.chosen, [each.name for each in found.tiers if each.why_not is None]
+    ('shadow', ['shadow', 'memory', 'checkpoint'])
+    """
+    mtbf_s = job_mtbf_s(layout.num_ranks, failures.rank_mtbf_s)
+    case = _Case(layout, training, machine, failures, mtbf_s)
+    tiers = (_replica(case), _shadow(case), _memory(case), _checkpoint(case))
+    possible = [each for each in tiers if each.useful is not None]
+    most = max(each.useful or 0.0 for each in possible)
+    good = [each for each in possible if (each.useful or 0.0) >= most - _LEAST_GAIN]
+    best = min(good, key=lambda each: _SIMPLEST.index(each.name))
+    chosen = best.name if asked is None else asked
+    return StatePlan(
+        chosen=chosen,
+        is_asked=asked is not None,
+        copies=copies_of(layout),
+        tiers=tiers,
+        mtbf_s=mtbf_s,
+        reason=_reason(tiers, best, asked),
+    )
+
+
+def _reason(tiers: tuple[StateTier, ...], best: StateTier, asked: Tier | None) -> str:
+    others = [
+        f"{each.name} {each.useful:.2%}"
+        for each in tiers
+        if each.useful is not None and each.name != best.name
+    ]
+    against = f"; {', '.join(others)}" if others else ""
+    expected = f"{best.name} leaves {best.useful:.2%} of the time useful{against}"
+    if asked is None or asked == best.name:
+        return expected
+    return f"asked for {asked}; {expected}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    layout: Layout
+    training: Training
+    machine: Machine
+    failures: Reliability
+    mtbf_s: float
+
+    @property
+    def piece(self) -> float:
+        """Parameters of one rank's piece of the optimizer state."""
+        layout = self.layout
+        return self.training.num_parameters / (
+            layout.tensor * layout.pipeline * layout.shard_degree
+        )
+
+    @property
+    def piece_bytes(self) -> float:
+        """Float32 parameters and moments of that piece."""
+        return self.piece * (_FLOAT32_BYTES + self.training.moment_bytes)
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Of the network, for each rank when all of a node send; inf where it is unknown."""
+        rate = self.machine.network_bytes_per_s
+        return inf if rate is None else rate / self.machine.ranks_per_node
+
+    @property
+    def fetch_s(self) -> float:
+        """To copy a piece from another node."""
+        return self.piece_bytes / self.link_bytes_per_s
+
+
+def _replica(case: _Case) -> StateTier:
+    copies = copies_of(case.layout)
+    elsewhere = copies_elsewhere(case.layout, case.machine.ranks_per_node)
+    why_not = "no other rank holds the same state" if copies < 2 else None
+    covered = case.failures.process_share
+    if elsewhere == 1:
+        covered = 1 - case.failures.together_share
+    elif elsewhere > 1:
+        covered = 1 - case.failures.everything_share
+    return _priced(case, "replica", why_not=why_not, covered=covered)
+
+
+def _shadow(case: _Case) -> StateTier:
+    training, machine = case.training, case.machine
+    sent = case.piece * training.gradient_bytes
+    send_s = sent / case.link_bytes_per_s
+    down_s = sent / machine.copy_bytes_per_s
+    # The gradient is read, parameters and moments are read and written.
+    touched = case.piece * _FLOAT32_BYTES + 2 * case.piece_bytes
+    update_s = touched * machine.ranks_per_node / machine.host_bytes_per_s
+    total_s = send_s + down_s + update_s
+    exposed_s = total_s if machine.shares_cores else max(0.0, total_s - training.step_s)
+    exposed_s += _CONTENTION * send_s
+    return _priced(
+        case,
+        "shadow",
+        why_not=_needs_another(case),
+        covered=1 - case.failures.together_share,
+        host_bytes=round(case.piece_bytes * machine.ranks_per_node),
+        network_bytes=sent,
+        step_s=exposed_s,
+    )
+
+
+_CONTENTION = 0.1
+"""Of the seconds that extra traffic takes, the share by which the step's own is later though both
+are hidden. A guess."""
+
+
+def _memory(case: _Case) -> StateTier:
+    training, machine = case.training, case.machine
+    copy_s = case.piece_bytes / machine.copy_bytes_per_s
+    if machine.shares_cores:
+        copy_s = case.piece_bytes * 2 * machine.ranks_per_node / machine.host_bytes_per_s
+    send_s = case.fetch_s
+    interval_s = max(daly_interval_s(copy_s, case.mtbf_s), send_s, training.step_s)
+    steps = max(1.0, interval_s / training.step_s)
+    return _priced(
+        case,
+        "memory",
+        why_not=_needs_another(case),
+        covered=1 - case.failures.together_share,
+        # The own piece and the peer's, and a second of each while it is being replaced.
+        host_bytes=round(4 * case.piece_bytes * machine.ranks_per_node),
+        network_bytes=case.piece_bytes / steps,
+        step_s=(copy_s + _CONTENTION * send_s) / steps,
+        interval_s=interval_s,
+        # A failure goes back to the last snapshot that has arrived.
+        lost_s=interval_s / 2 + send_s,
+    )
+
+
+def _needs_another(case: _Case) -> str | None:
+    return "there is no second node to keep it on" if case.machine.num_domains < 2 else None
+
+
+def _checkpoint(case: _Case) -> StateTier:
+    return _priced(case, "checkpoint", why_not=None, covered=0.0)
+
+
+def _priced(
+    case: _Case,
+    name: Tier,
+    *,
+    why_not: str | None,
+    covered: float,
+    host_bytes: int = 0,
+    network_bytes: float = 0.0,
+    step_s: float = 0.0,
+    interval_s: float | None = None,
+    lost_s: float | None = None,
+) -> StateTier:
+    """A tier with its useful time: that of the checkpoints which it leaves necessary, less what its
+    own failures and its own work take."""
+    training, failures = case.training, case.failures
+    # A failure comes anywhere in a step, which is done again.
+    lost_s = training.step_s / 2 if lost_s is None else lost_s
+    recover_s = failures.in_place_s + case.fetch_s
+    uncovered = case.mtbf_s / (1 - covered)
+    saved = _with_checkpoints(case, uncovered)
+    per_failure_s = 0.0 if not covered else recover_s + lost_s
+    failing = per_failure_s * covered / case.mtbf_s
+    slower = training.step_s / (training.step_s + step_s)
+    useful = saved["useful"] * slower / (1 + failing)
+    return StateTier(
+        name=name,
+        why_not=why_not,
+        covered=covered,
+        host_bytes=host_bytes,
+        network_bytes_per_step=network_bytes,
+        step_s=step_s,
+        interval_s=saved["interval_s"] if name == "checkpoint" else interval_s,
+        lost_s=saved["lost_s"] if name == "checkpoint" else lost_s,
+        recover_s=failures.restart_s if name == "checkpoint" else recover_s,
+        useful=None if why_not is not None else useful,
+    )
+
+
+def _with_checkpoints(case: _Case, mtbf_s: float) -> Mapping[str, float]:
+    """Useful share, interval and lost work when failures that need a checkpoint come every
+    `mtbf_s`."""
+    training = case.training
+    save_s = training.checkpoint_bytes / case.layout.num_ranks / case.machine.copy_bytes_per_s
+    interval_s = training.checkpoint_interval_s
+    if interval_s is None:
+        interval_s = max(daly_interval_s(save_s, mtbf_s), training.write_s, training.step_s)
+    good = goodput(
+        mtbf_s=mtbf_s,
+        interval_s=interval_s,
+        save_s=save_s,
+        restart_s=case.failures.restart_s,
+        background_s=min(training.write_s, interval_s),
+    )
+    return {
+        "useful": good.useful,
+        "interval_s": interval_s,
+        "lost_s": good.lost_s_per_failure,
+    }

@@ -1,0 +1,77 @@
+"""Which tiers of recovery state a plan has, and the one it takes: `recovery.state`."""
+
+from collections.abc import Iterator
+
+from paceline.errors import Problem
+from paceline.estimate.holdings import MOMENT_BYTES
+from paceline.estimate.recovery import (
+    Machine,
+    Reliability,
+    StatePlan,
+    Training,
+    copies_of,
+    state_plan,
+)
+from paceline.plan.decision import Plan
+from paceline.plan.outlook import Outlook
+from paceline.spec import Job
+
+
+def plan_state(plan: Plan, job: Job, view: Outlook, gradient_bytes: float) -> StatePlan | None:
+    """The tiers of a plan; None when a step's time is unknown.
+
+    Args:
+        plan: With its layout and estimate.
+        job: Of which it is the plan.
+        view: Its run, for the assumptions and the seconds of saving and restarting.
+        gradient_bytes: Of a reduced gradient on the wire.
+    """
+    cluster, step_s = plan.cluster, plan.estimate.step_s
+    if step_s is None:
+        return None
+    asked, every = job.spec.recovery.state, job.spec.checkpoint.every
+    return state_plan(
+        plan.layout,
+        Training(
+            num_parameters=plan.profile.num_trained_parameters,
+            moment_bytes=MOMENT_BYTES[plan.optimizer],
+            gradient_bytes=gradient_bytes,
+            step_s=step_s,
+            checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
+            write_s=view.write_s,
+            checkpoint_interval_s=None if every == "auto" else every * step_s,
+        ),
+        Machine(
+            # On this machine ranks stand for nodes, so that every tier can be tried.
+            num_domains=cluster.num_ranks if cluster.is_local else cluster.num_nodes,
+            ranks_per_node=cluster.ranks_per_node,
+            network_bytes_per_s=cluster.network_bytes_per_s,
+            copy_bytes_per_s=view.assumptions.copy_bytes_per_s,
+            shares_cores=cluster.backend == "gloo",
+        ),
+        Reliability(rank_mtbf_s=view.assumptions.rank_mtbf_s, restart_s=view.restart_s),
+        asked=None if asked == "auto" else asked,
+    )
+
+
+def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
+    """A tier that the job names must exist in the layout."""
+    asked, layout, cluster = job.spec.recovery.state, plan.layout, plan.cluster
+    where = job.where("recovery.state")
+    if asked == "replica" and copies_of(layout) < 2:
+        yield Problem(
+            code="P005",
+            what=f"recovery.state is replica, and in {layout.name} no other rank holds the same "
+            "parameters and optimizer state",
+            where=where,
+            fix="set layout.sharding to hybrid (or none), or recovery.state to shadow or auto",
+        )
+    domains = cluster.num_ranks if cluster.is_local else cluster.num_nodes
+    if asked in ("shadow", "memory") and domains < 2:
+        yield Problem(
+            code="P005",
+            what=f"recovery.state is {asked}, and on {cluster.name} there is no second "
+            f"{'rank' if cluster.is_local else 'node'} to keep it on",
+            where=where,
+            fix="set cluster.nodes to 2 or more, or recovery.state to checkpoint or auto",
+        )

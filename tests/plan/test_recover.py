@@ -1,0 +1,53 @@
+"""`recovery.state` in a plan: chosen, shown, refused where it cannot be."""
+
+import pytest
+from tests.plan.scene import JOB, TINY, plan_of
+
+from paceline.errors import PlanError
+from paceline.plan import plan_from_json, plan_to_json
+from paceline.report.plan_text import format_plan
+
+LARGE = (
+    "cluster.nodes=512",
+    "train.global_batch=4096",
+    "layout.data=4096",
+    "recovery.state=auto",
+)
+
+
+def test_a_plan_names_the_tier_it_takes_with_the_worth_of_all():
+    plan = plan_of(JOB, *LARGE, "layout.sharding=full")
+    assert plan.state is not None
+    assert plan.state.chosen in ("shadow", "memory", "checkpoint")
+    text = format_plan(plan)
+    assert f"lost state  {plan.state.chosen}, chosen" in text
+    assert "replica     not here: no other rank holds the same state" in text
+    assert plan_from_json(plan_to_json(plan)).state == plan.state
+
+
+def test_a_hybrid_layout_takes_its_live_copies():
+    plan = plan_of(JOB, *LARGE, "layout.sharding=hybrid", "layout.shard=8")
+    assert plan.state is not None
+    assert (plan.state.chosen, plan.state.copies) == ("replica", 512)
+
+
+def test_a_replica_where_there_is_none_is_refused():
+    with pytest.raises(PlanError, match="P005"):
+        plan_of(JOB, "layout.sharding=full", "recovery.state=replica")
+
+
+def test_a_shadow_on_a_single_node_is_refused_and_on_this_machine_ranks_stand_for_nodes():
+    with pytest.raises(PlanError, match="no second node"):
+        plan_of(JOB, "recovery.state=shadow")
+    plan = plan_of(TINY, "layout.sharding=full", "recovery.state=shadow")
+    assert plan.state is not None
+    assert plan.state.chosen == "shadow"
+    assert plan.state.tier("shadow").useful is not None
+
+
+def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():
+    often = plan_of(JOB, "recovery.state=checkpoint", "checkpoint.every=1").state
+    best = plan_of(JOB, "recovery.state=checkpoint").state
+    assert often is not None
+    assert best is not None
+    assert (often.tier("checkpoint").useful or 1) < (best.tier("checkpoint").useful or 0)
