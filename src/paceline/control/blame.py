@@ -1,0 +1,156 @@
+"""Which rank the others wait for, when a run makes no progress. Pure.
+
+A rank that waits in a collective looks stuck, and is a victim; ending it helps nobody. So all
+ranks are looked at and compared, in this order, each comparison among those the one before left:
+
+1. who is behind: in an earlier step, or not yet in the vote that the others are in;
+2. who does not turn: stopped, or its interpreter is held;
+3. who is behind within the step, where the layout has every rank do its micro-batches in order;
+4. whose traceback is outside of any collective, when others are inside of one;
+5. who loops, when others sleep.
+
+Whoever is left is who the others wait for. It is fenced once it is late by its own limit: a rank
+that saves a checkpoint may take long while all others wait in the next step.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.control.slots import Phase
+from paceline.control.watch import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What an agent saw of one of its ranks when it was asked."""
+
+    step: int
+    phase: Phase
+    micro_batch: int
+    kind: Kind
+    is_late: bool
+    """Whether it is beyond its own limit."""
+
+    is_certain: bool = False
+    """Whether the kernel says that it is stopped."""
+
+    in_collective: bool | None = None
+    """Whether its training thread's traceback ends in a collective; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """End these ranks: the others wait for them."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nobody is to be ended yet."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyBehind:
+    """Every rank is late and none differs from the others: they wait for each other."""
+
+
+Verdict = Fence | Wait | NobodyBehind
+
+_Group = dict[int, Sighting]
+
+
+def blame(sightings: Mapping[int, Sighting], *, num_ranks: int, in_order: bool = True) -> Verdict:
+    """Whom to end now.
+
+    Args:
+        sightings: Rank -> what was seen of it, all at about the same moment.
+        num_ranks: How many ranks there are; those without a sighting have an agent that has not
+            answered, which is looked into by itself.
+        in_order: Whether every rank does its micro-batches one after the other, forward before
+            backward. Not so in a pipeline.
+
+    >>> victim = Sighting(step=7, phase=Phase.VOTE, micro_batch=0, kind="waiting", is_late=True)
+    >>> culprit = Sighting(step=7, phase=Phase.FORWARD, micro_batch=0, kind="looping", is_late=True)
+    >>> blame({0: victim, 1: culprit, 2: victim}, num_ranks=3)
+    Fence(ranks=(1,))
+    """
+    stopped = [rank for rank, seen in sightings.items() if seen.is_certain and seen.is_late]
+    if stopped:
+        return Fence(tuple(sorted(stopped)))
+    if not any(seen.is_late for seen in sightings.values()):
+        return Wait("no rank is late any more")
+    missing = [rank for rank in range(num_ranks) if rank not in sightings]
+    if missing:
+        return Wait(f"nothing was seen of rank(s) {', '.join(map(str, missing[:8]))}")
+    group = dict(sightings)
+    tests: list[Callable[[_Group], _Group]] = [_behind, _not_turning]
+    if in_order:
+        tests.append(_behind_within_step)
+    for test in (*tests, _outside_collective, _looping):
+        group = test(group) or group
+    late = sorted(rank for rank, seen in group.items() if seen.is_late)
+    if len(late) == num_ranks and num_ranks > 1:
+        return NobodyBehind()
+    if late:
+        return Fence(tuple(late))
+    awaited = ", ".join(map(str, sorted(group)[:8]))
+    phases = " and ".join(sorted({seen.phase.words for seen in group.values()}))
+    return Wait(f"the others wait for rank(s) {awaited}, in {phases} within the time that takes")
+
+
+def _place(seen: Sighting) -> tuple[int, int]:
+    """Comparable between ranks of any layout."""
+    if seen.phase < Phase.FORWARD:  # not training yet: in the order of the phases
+        return -1, seen.phase
+    is_computing = seen.phase in (Phase.FORWARD, Phase.BACKWARD)
+    return seen.step, 0 if is_computing else seen.phase
+
+
+def _behind(group: _Group) -> _Group:
+    first = min(map(_place, group.values()))
+    return {rank: seen for rank, seen in group.items() if _place(seen) == first}
+
+
+def _not_turning(group: _Group) -> _Group:
+    return {r: seen for r, seen in group.items() if seen.kind in ("stopped", "gil held")}
+
+
+def _behind_within_step(group: _Group) -> _Group:
+    first = min((seen.micro_batch, seen.phase) for seen in group.values())
+    return {r: seen for r, seen in group.items() if (seen.micro_batch, seen.phase) == first}
+
+
+def _outside_collective(group: _Group) -> _Group:
+    if not any(seen.in_collective for seen in group.values()):
+        return {}
+    return {rank: seen for rank, seen in group.items() if seen.in_collective is False}
+
+
+def _looping(group: _Group) -> _Group:
+    return {rank: seen for rank, seen in group.items() if seen.kind == "looping"}
+
+
+def ends_in_collective(stacks: str) -> bool | None:
+    """Whether the training thread's traceback, as faulthandler writes it, ends in a collective.
+
+    The main thread comes last and newest frame first. A backward pass that waits in C++ has
+    autograd's frame on top: DDP reduces from there. None when there is no such traceback.
+
+    >>> ends_in_collective('Thread 0x1 (most recent call first):\\n  File "a.py", line 1 in tick\\n'
+    ...     'Current thread 0x2 (most recent call first):\\n'
+    ...     '  File ".../torch/distributed/distributed_c10d.py", line 3 in all_reduce\\n')
+    True
+    """
+    _, found, newest = stacks.rpartition("(most recent call first):")
+    if not found:
+        return None
+    for line in newest.splitlines():
+        if line.strip().startswith("File "):
+            return any(part in line for part in _COLLECTIVE_FRAMES)
+    return None
+
+
+_COLLECTIVE_FRAMES = ("torch/distributed/", "torch/autograd/")

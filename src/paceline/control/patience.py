@@ -1,0 +1,140 @@
+"""How long a phase may take before it is called late, learned from how long it takes. Pure.
+
+Two limits. At the first, `suspect_s`, a look is taken: a process that the kernel says is stopped
+will not go on by itself and is fenced then. Whatever may only be slow (a long batch, a collection
+of garbage, a file server) has until the second, `fence_s`.
+
+Every phase has a history of its own, and each phase of a process's first step another one, so that
+what is long by nature (compiling, saving, evaluating, the first step) neither is called late nor
+makes the others patient. All ranks an agent sees share one history: they do the same work.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from paceline.control.slots import Duration, Phase
+
+WINDOW = 256
+"""Durations kept of each phase. A guess: 32 steps of eight ranks, so that a run that becomes
+slower for good is believed within that many."""
+
+ENOUGH = 5
+"""Durations from which a limit is computed; before, the phase has `UNKNOWN_S`. A guess."""
+
+SPREADS = 20.0
+"""Median absolute deviations above the median at which a phase is suspect. With normal noise that
+is 13 standard deviations; the tails of loaded machines are why it is not 3 (measured:
+benchmarks/detector_false_alarms.py)."""
+
+TIMES_MEDIAN = 12.0
+"""A phase that is not known to be stopped may take this many times its median: a step ten times as
+long as the others is slow, not stuck (row 32 of the fault matrix, with a fifth to spare)."""
+
+TIMES_LONGEST = 2.0
+"""... and this many times the longest that is remembered: the median absolute deviation does not
+see a rare long case, such as every fiftieth step. A guess."""
+
+TIMES_RARE = 10.0
+"""Saving, loading and evaluating may take this many times the suspect limit: they are seen seldom,
+and a file server's bad hour looks like nothing before. A guess."""
+
+RELEARN_EVERY = 16
+"""New durations after which a limit is computed again: sorting 256 numbers for each phase of each
+rank would cost more than it tells."""
+
+UNKNOWN_S: dict[Phase, float] = {
+    Phase.STARTING: 300.0,
+    Phase.IMPORTING: 300.0,
+    Phase.BUILDING: 1800.0,
+    Phase.JOINING: 120.0,
+    Phase.RESTORING: 1800.0,
+    Phase.COMPILING: 1800.0,
+    Phase.SAVE: 1800.0,
+    Phase.EVALUATE: 1800.0,
+    Phase.ENDING: 1800.0,
+}
+"""Patience with what has not been seen often enough. Guesses: a slow file server's import of torch,
+a large model's build or load, half an hour, which is torch's own time-out of a collective."""
+
+UNKNOWN_STEP_S = 300.0
+"""The same for the phases of a step. A guess: the first step of a large model warms up its
+communicators and its kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds in one phase, without a change of place."""
+
+    suspect_s: float
+    fence_s: float
+
+
+class Patience:
+    """What has been learned. Memory is bounded by `WINDOW` numbers for each phase."""
+
+    def __init__(self, *, floor_s: float) -> None:
+        """Args:
+        floor_s: No phase is suspect before it has taken this long.
+        """
+        self._floor_s = floor_s
+        self._histories: dict[tuple[Phase, bool], _History] = {}
+
+    def learn(self, durations: Iterable[Duration]) -> None:
+        """Take note of phases that have ended by themselves."""
+        for one in durations:
+            key = _key(one.phase, one.is_first_step)
+            history = self._histories.get(key)
+            if history is None:
+                history = self._histories[key] = _History()
+            history.add(one.seconds)
+
+    def limits(self, phase: Phase, *, is_first_step: bool = False) -> Limits:
+        """How long this phase may take now.
+
+        >>> patience = Patience(floor_s=1.0)
+        >>> forward = [Duration(Phase.FORWARD, False, s) for s in (0.75, 1, 1, 1.25, 1.25)]
+        >>> patience.limits(Phase.FORWARD).suspect_s
+        300.0
+        >>> patience.learn(forward)
+        >>> patience.limits(Phase.FORWARD)
+        Limits(suspect_s=6.0, fence_s=12.0)
+        """
+        if phase is Phase.PARKED:  # it waits for orders, not for itself
+            return Limits(float("inf"), float("inf"))
+        unknown_s = max(self._floor_s, UNKNOWN_S.get(phase, UNKNOWN_STEP_S))
+        history = self._histories.get(_key(phase, is_first_step))
+        if history is None or history.num_seen < ENOUGH:
+            return Limits(unknown_s, unknown_s)
+        suspect_s = max(self._floor_s, history.middle_s + SPREADS * history.spread_s)
+        fence_s = max(suspect_s, TIMES_MEDIAN * history.middle_s, TIMES_LONGEST * history.longest_s)
+        if phase is Phase.BOUNDARY:  # the program's own code, which may do anything now and then
+            fence_s = max(fence_s, unknown_s)
+        elif not phase.is_of_step:  # rare, and it grows with the files: far less sure
+            fence_s = max(fence_s, min(unknown_s, TIMES_RARE * suspect_s))
+        return Limits(suspect_s, fence_s)
+
+
+def _key(phase: Phase, is_first_step: bool) -> tuple[Phase, bool]:
+    return phase, is_first_step and phase.is_of_step
+
+
+class _History:
+    """The last durations of one phase, and what was made of them."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._new = 0
+        self.num_seen = 0
+        self.middle_s = self.spread_s = self.longest_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._recent.append(seconds)
+        self.num_seen += 1
+        self._new += 1
+        if self.num_seen <= RELEARN_EVERY or self._new >= RELEARN_EVERY:
+            self._new = 0
+            self.middle_s = median(self._recent)
+            self.spread_s = median(abs(one - self.middle_s) for one in self._recent)
+            self.longest_s = max(self._recent)

@@ -1,0 +1,160 @@
+"""Ranks that compute slower than their peers, named by robust statistics. Pure.
+
+What is compared is the time of a step that a rank did not spend waiting for others: all ranks
+finish a step together, so the whole time of a step tells nothing. Each rank is compared with the
+median of its peers, those that do the same work; the ratio's median over some steps is its factor.
+It is named when the factor is worth naming and far outside of what the noise of the same steps
+makes of a rank that is not slow. False alarms are measured: benchmarks/straggler_false_alarms.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOWS = (16, 32, 64)
+"""Steps over which a rank is judged; longer ones find what the noise of few steps hides. The first
+and `EVERY` are why a rank 1.5 times as slow is named within 20 steps."""
+
+EVERY = 4
+"""Steps between two judgements."""
+
+LEAST_FACTOR = 1.2
+"""Below, nobody is named: a run loses less than a sixth of its speed. A guess."""
+
+LEAST_Z = 8.0
+"""How many standard errors of its median the factor's logarithm must lie above none. Not 5, for
+the tails of real step times are heavier than the normal's and successive steps are alike (measured,
+see above)."""
+
+LEAST_SLOW_SHARE = 0.8
+"""Share of the steps in which the rank must be slower than its peers' median by half the factor:
+what happens in fewer is something that happens now and then, not a slow rank."""
+
+LEAST_ERROR = 0.01
+"""No standard error is believed below one percent: steps are not independent of each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that is slower than those that do the same work."""
+
+    rank: int
+    factor: float
+    """Its time over its peers' median, median over the steps."""
+
+    num_steps: int
+    """Steps it was judged by."""
+
+
+class Stragglers:
+    """The recent own times of all ranks. Memory: 64 numbers for each rank."""
+
+    def __init__(self, peers: Sequence[Sequence[int]]) -> None:
+        """Args:
+        peers: Groups of ranks that do the same work; one alone in its group is never named.
+        """
+        self._peers = [np.array(group) for group in peers if len(group) > 1]
+        num_ranks = 1 + max((int(group.max()) for group in self._peers), default=-1)
+        self._logs = np.full((WINDOWS[-1], num_ranks), np.nan)
+        self._num_steps = 0
+        self._named: frozenset[int] = frozenset()
+
+    def add(self, own_s: Sequence[float]) -> list[Straggler]:
+        """Take one step's times in rank order, in seconds; returns who is named now for the first
+        time, or again after it had caught up."""
+        if not self._peers:
+            return []
+        times = np.asarray(own_s, dtype=float)
+        row = self._logs[self._num_steps % WINDOWS[-1]]
+        for group in self._peers:
+            row[group] = log_ratios(times[group])
+        self._num_steps += 1
+        if self._num_steps % EVERY:
+            return []
+        found: dict[int, Straggler] = {}
+        for window in WINDOWS:
+            if window <= self._num_steps:
+                found = {one.rank: one for one in self._judge(window)} | found
+        new = [one for rank, one in sorted(found.items()) if rank not in self._named]
+        # Once named it stays so until it is well below the bar: a rank on the brink is one finding.
+        still = {rank for rank in self._named if self._recent_factor(rank) > LEAST_FACTOR**0.5}
+        self._named = frozenset(still | set(found))
+        return new
+
+    def forget(self) -> None:
+        """Begin anew: other processes have taken the ranks."""
+        self._logs[:] = np.nan
+        self._num_steps, self._named = 0, frozenset()
+
+    def _judge(self, window: int) -> list[Straggler]:
+        logs = self._newest(window)
+        factors = np.median(logs, axis=0)
+        found: list[Straggler] = []
+        for group in self._peers:
+            # Noise of one rank around its own median, in the same steps, of all peers together.
+            noise = 1.4826 * np.median(np.abs(logs[:, group] - factors[group]))
+            error = max(LEAST_ERROR, 1.2533 * float(noise) / window**0.5)
+            slow = group[factors[group] > max(np.log(LEAST_FACTOR), LEAST_Z * error)]
+            found += [
+                Straggler(int(rank), float(np.exp(factors[rank])), window)
+                for rank in slow
+                if np.mean(logs[:, rank] > factors[rank] / 2) >= LEAST_SLOW_SHARE
+            ]
+        return found
+
+    def _recent_factor(self, rank: int) -> float:
+        return float(np.exp(np.median(self._newest(WINDOWS[0])[:, rank])))
+
+    def _newest(self, window: int) -> NDArray[np.float64]:
+        rows = np.arange(self._num_steps - window, self._num_steps) % WINDOWS[-1]
+        return self._logs[rows]
+
+
+def log_ratios(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Natural logarithm of each time over the median of the others.
+
+    >>> np.exp(log_ratios(np.array([1.0, 1.0, 1.5]))).round(2).tolist()
+    [0.82, 0.82, 1.5]
+    """
+    logs = np.log(np.maximum(times, 1e-9))
+    order = np.argsort(logs, kind="stable")
+    ranked, count = logs[order], len(logs)
+    place = np.empty(count, dtype=int)
+    place[order] = np.arange(count)
+    # The others' sorted list is `ranked` without one: its middle shifts by one past that place.
+    low, high = (count - 2) // 2, (count - 1) // 2
+
+    def at(index: int) -> NDArray[np.float64]:
+        return ranked[np.where(place <= index, min(index + 1, count - 1), index)]
+
+    ratios: NDArray[np.float64] = logs - (at(low) + at(high)) / 2
+    return ratios
+
+
+def worth_evicting(
+    factor: float, *, step_s: float, steps_left: int, eviction_s: float, num_spares: int
+) -> bool:
+    """Whether replacing a straggler pays: there is a spare, and the run gains more than it costs.
+
+    All ranks wait for the slowest, so without it a step takes `step_s / factor`.
+
+    Args:
+        factor: How much slower it is than its peers.
+        step_s: A step now.
+        steps_left: Steps still to do.
+        eviction_s: What a recovery takes, from the fence to the next step.
+        num_spares: Processes ready to take a rank.
+
+    >>> worth_evicting(1.5, step_s=0.3, steps_left=100, eviction_s=1.0, num_spares=1)
+    True
+    >>> worth_evicting(1.5, step_s=0.3, steps_left=10, eviction_s=1.0, num_spares=1)
+    False
+    """
+    gain_s = steps_left * step_s * (1 - 1 / factor)
+    return num_spares > 0 and gain_s > SURELY_WORTH * eviction_s
+
+
+SURELY_WORTH = 2.0
+"""The gain must be this many times the cost, as the straggler may recover by itself. A guess."""

@@ -1,0 +1,99 @@
+"""Slow ranks, named from the times of steps made up here."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.control.stragglers import Straggler, Stragglers, log_ratios, worth_evicting
+
+
+def named(
+    slow: dict[int, float],
+    *,
+    num_ranks: int = 4,
+    num_steps: int = 20,
+    noise: float = 0.05,
+    seed: int = 0,
+) -> list[Straggler]:
+    draw = np.random.default_rng(seed)
+    factors = np.array([slow.get(rank, 1.0) for rank in range(num_ranks)])
+    stragglers = Stragglers([range(num_ranks)])
+    found = []
+    for _ in range(num_steps):
+        found += stragglers.add((factors * draw.lognormal(0.0, noise, num_ranks)).tolist())
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 64])
+def test_a_rank_one_and_a_half_times_as_slow_is_named_within_20_steps(num_ranks: int):
+    for seed in range(20):
+        (one,) = named({1: 1.5}, num_ranks=num_ranks, seed=seed)
+        assert one.rank == 1
+        assert one.factor == pytest.approx(1.5, rel=0.1)
+
+
+def test_two_slow_ranks_of_eight_are_both_named():
+    assert {one.rank for one in named({1: 1.5, 6: 2.0}, num_ranks=8)} == {1, 6}
+
+
+def test_a_rank_is_named_once_while_it_stays_slow():
+    assert len(named({2: 1.5}, num_steps=500)) == 1
+
+
+def test_a_rank_that_caught_up_and_fell_behind_again_is_named_again():
+    stragglers = Stragglers([range(4)])
+    found = []
+    for factor in (1.5, 1.0, 1.5):
+        for _ in range(100):
+            found += stragglers.add([1.0, factor, 1.0, 1.0])
+    assert [one.rank for one in found] == [1, 1]
+
+
+def test_one_long_step_in_ten_is_not_a_slow_rank():
+    stragglers = Stragglers([range(4)])
+    assert not any(stragglers.add([1.0, 10.0 if n % 10 == 0 else 1.0, 1.0, 1.0]) for n in range(99))
+
+
+def test_ranks_are_compared_with_those_that_do_the_same_work():
+    times = [1.0, 1.0, 2.0, 2.0]
+    stages, all_alike = Stragglers([[0, 1], [2, 3]]), Stragglers([range(4)])
+    assert not any(stages.add(times) for _ in range(40))
+    assert any(all_alike.add(times) for _ in range(40))
+
+
+def test_a_rank_without_peers_is_never_named():
+    alone = Stragglers([[0]])
+    assert not any(alone.add([1.0]) for _ in range(40))
+
+
+def test_after_a_change_of_processes_it_begins_anew():
+    stragglers = Stragglers([range(2)])
+    for _ in range(15):
+        stragglers.add([1.0, 1.5])
+    stragglers.forget()
+    assert not any(stragglers.add([1.0, 1.5]) for _ in range(15))
+
+
+def test_noise_alone_names_nobody():
+    for seed in range(20):
+        assert not named({}, num_ranks=8, num_steps=200, noise=0.5, seed=seed)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=9))
+def test_the_ratio_is_to_the_median_of_the_others(times: list[float]):
+    logs = np.log(times)
+    expected = [log - np.median(np.delete(logs, rank)) for rank, log in enumerate(logs)]
+    assert log_ratios(np.array(times)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_straggler_is_evicted_only_with_a_spare_and_a_gain():
+    def decide(**changes: float) -> bool:
+        asked = {"step_s": 1.0, "steps_left": 100, "eviction_s": 1.0, "num_spares": 1} | changes
+        return worth_evicting(1.5, **asked)  # type: ignore[arg-type]
+
+    assert decide()
+    assert not decide(num_spares=0)
+    assert not decide(steps_left=5)
+    assert not decide(eviction_s=60.0)
