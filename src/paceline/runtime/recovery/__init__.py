@@ -1,0 +1,1 @@
+"""What a rank's state can be checked against, and where it can be brought back from."""
