@@ -25,10 +25,17 @@ def snapshot_path(folder: Path, run: Path, *, node: int, slot: int, turn: int) -
     return folder / f"{_prefix(run)}-node{node}-slot{slot}-{turn}"
 
 
+def snapshot_slots(folder: Path, run: Path, *, node: int) -> list[int]:
+    """Slots whose snapshots lie in a node's memory, in order."""
+    pattern = re.compile(rf"{re.escape(_prefix(run))}-node{node}-slot(\d+)-[01]")
+    found = (pattern.fullmatch(path.name) for path in folder.glob(f"{_prefix(run)}-node*"))
+    return sorted({int(match[1]) for match in found if match})
+
+
 def remove_snapshots(folder: Path, run: Path, *, node: int | None = None) -> int:
     """Take away a run's snapshots, of one node or all; how many files there were."""
     which = r"\d+" if node is None else str(node)
-    pattern = re.compile(rf"{re.escape(_prefix(run))}-node{which}-slot\d+-[01](\.new)?")
+    pattern = re.compile(rf"{re.escape(_prefix(run))}-node{which}-slot\d+-[01]")
     found = [path for path in folder.glob(f"{_prefix(run)}-node*") if pattern.fullmatch(path.name)]
     for path in found:
         path.unlink(missing_ok=True)

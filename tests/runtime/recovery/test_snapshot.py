@@ -62,14 +62,14 @@ def test_a_new_process_of_the_same_layout_gets_the_state_back_bit_for_bit(
         state = LiveState(model, updates)
         before = fingerprint(state.tensors()).by_name()
         writer = Snapshots(tmp_path / "run", 0, generation=3, folder=tmp_path)
-        facts = Facts(certified=True, held_out_loss=1.25, loss_scaler={"factor": 2.0})
-        writer.take(1, 17, state, facts)
+        facts = Facts(job_digest="ab", held_out_loss=1.25, loss_scaler={"factor": 2.0})
+        writer.take(1, 17, state, facts, certified=True)
         writer.settle()
 
         new_model, new_updates = build(layout, optimizer=optimizer, seed=9)
         fresh = LiveState(new_model, new_updates)
         reader = Snapshots(tmp_path / "run", 0, generation=4, folder=tmp_path)
-        assert reader.newest(1) == 17
+        assert reader.seen() == {1: [(17, True)]}
         assert reader.load_into(1, 17, fresh) == facts
         assert fingerprint(fresh.tensors()).by_name() == before
         assert fresh.entries() == state.entries()
@@ -99,6 +99,7 @@ def test_what_is_loaded_is_of_the_step_that_is_asked_for(tmp_path: Path):
     assert fingerprint(state.tensors()).by_name() == first != second
     snapshots.load_into(0, 2, state)
     assert fingerprint(state.tensors()).by_name() == second
+    assert snapshots.seen() == {0: [(2, False), (1, False)]}
     with pytest.raises(SnapshotError, match="no snapshot of slot 0 at step 3 on node 0"):
         snapshots.load_into(0, 3, state)
 
@@ -111,7 +112,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_one_before(tmp_path
     pid = os.fork()
     if pid == 0:
         snapshots = Snapshots(tmp_path / "run", 0, generation=1, folder=tmp_path)
-        snapshots._seal = lambda *_: os._exit(9)  # type: ignore[method-assign]
+        snapshots._seal = lambda *_, **__: os._exit(9)  # type: ignore[method-assign]
         snapshots.take(0, 3, state)
         snapshots.settle()
         os._exit(0)
@@ -129,7 +130,7 @@ def test_every_damaged_byte_is_found_and_nothing_is_changed(tmp_path: Path):
     now = fingerprint(state.tensors()).by_name()
     path = snapshot_path(tmp_path, tmp_path / "run", node=0, slot=0, turn=0)
     whole, draw = bytearray(path.read_bytes()), random.Random(0)
-    places = [*range(56), *(draw.randrange(4096, len(whole)) for _ in range(100))]
+    places = [*range(64), *(draw.randrange(4096, len(whole)) for _ in range(100))]
     for place in places:
         with path.open("r+b") as file:
             file.seek(place)

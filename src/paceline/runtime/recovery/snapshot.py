@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from paceline.record.snapshot_files import FOLDER, snapshot_path
+from paceline.record.snapshot_files import FOLDER, snapshot_path, snapshot_slots
 from paceline.runtime.recovery.live import Entry, LiveState
 
 _HEADER_BYTES = 4096
@@ -32,8 +32,9 @@ _HEADER_BYTES = 4096
 _ALIGN = 64
 """A tensor begins at a multiple of it: a cache line, as torch's own memory does."""
 
-_HEADER = struct.Struct("<8sqqq16s8s")
-"""Mark, step, generation, bytes after the header, their xxh3-128, the xxh3-64 of all before."""
+_HEADER = struct.Struct("<8sqqqq16s8s")
+"""Mark, step, generation, whether it is certified, bytes after the header, their xxh3-128, and the
+xxh3-64 of all before."""
 
 _LENGTH = struct.Struct("<q")
 """Of the table, which follows it; the tensors come after the table."""
@@ -48,8 +49,8 @@ class SnapshotError(Exception):
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What belongs to a state and is no tensor."""
 
-    certified: bool = False
-    """Whether all replicas agreed on it."""
+    job_digest: str = ""
+    """Of the job that it is of: `record.run.training_digest`."""
 
     held_out_loss: float | None = None
     loss_scaler: Mapping[str, float] | None = None
@@ -74,7 +75,13 @@ class Held:
 
     step: int
     generation: int
+    certified: bool
+    """Whether all replicas agreed on it."""
+
     num_bytes: int
+    digest: bytes
+    """xxh3-128 of its content."""
+
     path: Path
 
 
@@ -82,6 +89,7 @@ class _Header(NamedTuple):
     mark: bytes
     step: int
     generation: int
+    certified: int
     num_bytes: int
     digest: bytes
     sign: bytes
@@ -98,8 +106,19 @@ class Snapshots:
         self._maps: dict[Path, tuple[int, mmap.mmap]] = {}
         self._writing: threading.Thread | None = None
 
-    def take(self, slot: int, step: int, state: LiveState, facts: Facts = NO_FACTS) -> None:
+    def take(
+        self,
+        slot: int,
+        step: int,
+        state: LiveState,
+        facts: Facts = NO_FACTS,
+        *,
+        certified: bool = False,
+    ) -> Tensor:
         """Copy a state into memory as it is now; the older of the slot's two files gives way.
+
+        Returns:
+            The content as it lies in memory, until the next but one is taken.
 
         Raises:
             SnapshotError: There is not enough memory.
@@ -118,10 +137,14 @@ class Snapshots:
             _places(table, content[first:]), state.tensors(), strict=True
         ):
             place.copy_(tensor)
-        self._writing = threading.Thread(
-            target=self._seal, args=(path, step, content), name="snapshot", daemon=True
-        )
+
+        def finish() -> None:
+            digest = xxhash.xxh3_128_digest(content.numpy().data)
+            self._seal(path, step, content, digest, certified=certified)
+
+        self._writing = threading.Thread(target=finish, name="snapshot", daemon=True)
         self._writing.start()
+        return content
 
     def settle(self) -> None:
         """Wait until the last snapshot is hashed and its header written."""
@@ -147,18 +170,24 @@ class Snapshots:
                 model is another one.
         """
         content = self.content(slot, step)
-        (length,) = _LENGTH.unpack(bytes(content[: _LENGTH.size].tolist()))
-        text = content[_LENGTH.size : _LENGTH.size + length].numpy().tobytes()
-        table = msgspec.json.decode(text, type=_Table)
+        table, first = _table(content)
         try:
             state.make_room(table.entries)
         except ValueError as error:
             raise SnapshotError(f"slot {slot}, step {step}: {error}") from error
-        places = _places(table, content[_rounded(_LENGTH.size + length) :])
+        places = _places(table, content[first:])
         with torch.no_grad():
             for place, (_, tensor) in zip(places, state.tensors(), strict=True):
                 tensor.copy_(place)
         return table.facts
+
+    def facts(self, slot: int, step: int) -> Facts:
+        """What belongs to a snapshot and is no tensor.
+
+        Raises:
+            SnapshotError: As `content`.
+        """
+        return _table(self.content(slot, step))[0].facts
 
     def content(self, slot: int, step: int) -> Tensor:
         """The bytes after the header, in the shared memory itself, verified.
@@ -170,8 +199,8 @@ class Snapshots:
         found = next((each for each in self.held(slot) if each.step == step), None)
         if found is None:
             raise SnapshotError(f"no snapshot of slot {slot} at step {step} on node {self._node}")
-        content, digest = self._content(found.path), self._fields(found.path).digest
-        if xxhash.xxh3_128_digest(content.numpy().data) != digest:
+        content = self._content(found.path)
+        if xxhash.xxh3_128_digest(content.numpy().data) != found.digest:
             raise SnapshotError(f"the snapshot of slot {slot} at step {step} is damaged")
         return content
 
@@ -185,9 +214,26 @@ class Snapshots:
         self.settle()
         return self._room(self._next_path(slot), num_bytes)
 
-    def seal(self, slot: int, step: int, content: Tensor) -> None:
-        """Say that what was put into `room` is whole."""
-        self._seal(self._next_path(slot), step, content)
+    def seal(
+        self, slot: int, step: int, content: Tensor, digest: bytes, *, certified: bool
+    ) -> None:
+        """Say that what was put into `room` is whole.
+
+        Args:
+            slot: As for `room`.
+            step: Of the state.
+            content: What `room` gave.
+            digest: xxh3-128 of it, from where it came.
+            certified: Whether all replicas agreed on it.
+        """
+        self._seal(self._next_path(slot), step, content, digest, certified=certified)
+
+    def seen(self) -> dict[int, list[tuple[int, bool]]]:
+        """Every slot's snapshots on this node, of whatever process: steps, newest first, and
+        whether each is certified."""
+        self.settle()
+        slots = snapshot_slots(self._folder, self._run, node=self._node)
+        return {slot: [(each.step, each.certified) for each in self.held(slot)] for slot in slots}
 
     def drop(self, slot: int) -> None:
         """Take a slot's snapshots away: they are of a state that was found wrong."""
@@ -226,11 +272,11 @@ class Snapshots:
                 held = self._maps[path] = place, mmap.mmap(file.fileno(), 0)
         return held[1]
 
-    def _seal(self, path: Path, step: int, content: Tensor) -> None:
-        digest = xxhash.xxh3_128_digest(content.numpy().data)
-        unsigned = _HEADER.pack(
-            _MARK, step, self._generation, content.numel(), digest, bytes(_SIGN_BYTES)
-        )[:-_SIGN_BYTES]
+    def _seal(
+        self, path: Path, step: int, content: Tensor, digest: bytes, *, certified: bool
+    ) -> None:
+        fields = (_MARK, step, self._generation, int(certified), content.numel(), digest)
+        unsigned = _HEADER.pack(*fields, bytes(_SIGN_BYTES))[:-_SIGN_BYTES]
         self._map(path)[: _HEADER.size] = unsigned + xxhash.xxh3_64_digest(unsigned)
 
     def _fields(self, path: Path) -> _Header:
@@ -245,7 +291,12 @@ class Snapshots:
         if found.mark != _MARK or found.sign != xxhash.xxh3_64_digest(unsigned):
             return None
         return Held(
-            step=found.step, generation=found.generation, num_bytes=found.num_bytes, path=path
+            step=found.step,
+            generation=found.generation,
+            certified=bool(found.certified),
+            num_bytes=found.num_bytes,
+            digest=found.digest,
+            path=path,
         )
 
 
@@ -266,6 +317,13 @@ def _make(path: Path, num_bytes: int) -> None:
 def _laid_out(entries: list[Entry], facts: Facts) -> _Table:
     starts = list(accumulate((_rounded(entry.num_bytes) for entry in entries), initial=0))
     return _Table(facts=facts, entries=entries, offsets=starts[:-1], num_bytes=starts[-1])
+
+
+def _table(content: Tensor) -> tuple[_Table, int]:
+    """The table of a content, and where its first tensor begins."""
+    (length,) = _LENGTH.unpack(content[: _LENGTH.size].numpy().tobytes())
+    text = content[_LENGTH.size : _LENGTH.size + length].numpy().tobytes()
+    return msgspec.json.decode(text, type=_Table), _rounded(_LENGTH.size + length)
 
 
 def _places(table: _Table, values: Tensor) -> Iterator[Tensor]:

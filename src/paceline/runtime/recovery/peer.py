@@ -1,0 +1,99 @@
+"""Snapshots that outlive their node: a copy of each in the memory of another.
+
+What was copied into the own node's memory is sent from there while training goes on, and received
+straight into the holder's; the header is written once all of it has come, with the sender's hash.
+
+Leaves out: who holds whose (`parallel.neighbour_of`).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.runtime.recovery.snapshot import Snapshots
+
+_CHUNK_BYTES = 256 << 20
+"""Of one message. A guess: gloo's sizes are 64 bits, its buffers' are not everywhere."""
+
+
+class Peers:
+    """This rank's part in the sending: its own copy goes out, and those it holds come in."""
+
+    def __init__(
+        self, snapshots: Snapshots, holders: Sequence[int | None], group: dist.ProcessGroup
+    ) -> None:
+        """
+        Args:
+            snapshots: Of this rank's node.
+            holders: For each rank, the one that holds its copy, or None.
+            group: All ranks, over gloo: what is sent lies in host memory.
+        """
+        self._snapshots = snapshots
+        self._group = group
+        self._rank = dist.get_rank(group)
+        self._holder = holders[self._rank]
+        self._owners = [owner for owner, holder in enumerate(holders) if holder == self._rank]
+        self._sent: tuple[int, Tensor] | None = None
+        self._received: list[tuple[int, int, bool, Tensor]] = []
+        self._works: list[dist.Work] = []
+
+    def begin(self, step: int, content: Tensor, *, certified: bool) -> None:
+        """Start to send a snapshot that was just taken; every rank calls it for the same step. It
+        waits for the sizes alone.
+
+        Raises:
+            SnapshotError: A copy has no room here. The others' sending fails with this process.
+        """
+        self.finish()
+        facts = torch.tensor([step, content.numel(), int(certified)])
+        works = self._post(facts, [torch.zeros_like(facts) for _ in self._owners])
+        coming = works[1]
+        _wait(works[0])
+        self._sent = (step, content) if self._holder is not None else None
+        rooms = []
+        for owner, told in zip(self._owners, coming, strict=True):
+            its_step, num_bytes, is_certified = told.tolist()
+            rooms.append(self._snapshots.room(owner, num_bytes))
+            self._received.append((owner, its_step, bool(is_certified), rooms[-1]))
+        self._works = self._post(content, rooms)[0]
+
+    def finish(self) -> None:
+        """Wait until the last snapshot has arrived everywhere it goes. Called by every rank."""
+        if self._sent is None and not self._received:
+            return
+        _wait(self._works)
+        digest = torch.zeros(16, dtype=torch.uint8)
+        if self._sent is not None:
+            self._snapshots.settle()
+            step = self._sent[0]
+            (own,) = [each for each in self._snapshots.held(self._rank) if each.step == step]
+            digest = torch.tensor(list(own.digest), dtype=torch.uint8)
+        works, digests = self._post(digest, [torch.zeros_like(digest) for _ in self._owners])
+        _wait(works)
+        for (owner, step, certified, room), told in zip(self._received, digests, strict=True):
+            sign = bytes(told.tolist())
+            self._snapshots.seal(owner, step, room, sign, certified=certified)
+        self._sent, self._received, self._works = None, [], []
+
+    def _post(self, mine: Tensor, theirs: list[Tensor]) -> tuple[list[dist.Work], list[Tensor]]:
+        """Begin to send one tensor to the holder and to receive one from every owner."""
+        works = []
+        for owner, room in zip(self._owners, theirs, strict=True):
+            works += [dist.irecv(part, group=self._group, group_src=owner) for part in parts(room)]
+        if self._holder is not None:
+            works += [
+                dist.isend(part, group=self._group, group_dst=self._holder) for part in parts(mine)
+            ]
+        return [work for work in works if work is not None], theirs
+
+
+def parts(content: Tensor) -> tuple[Tensor, ...]:
+    """A tensor as it is sent: views of it, each a message."""
+    return torch.split(content, _CHUNK_BYTES)
+
+
+def _wait(works: list[dist.Work]) -> None:
+    for work in works:
+        work.wait()
