@@ -52,7 +52,7 @@ class Scene:
     def write_job(self) -> None:
         (self.folder / "job.yaml").write_text(yaml.safe_dump(self.job))
 
-    def paceline(self, *arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    def paceline(self, *arguments: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
         """Run the command to its end, whatever its exit code."""
         return subprocess.run(
             [sys.executable, "-m", "paceline", *arguments],

@@ -17,7 +17,8 @@ from paceline.runtime.data import load_text
 from paceline.runtime.faults import Faults
 from paceline.runtime.language_model import train
 from paceline.runtime.models import make_model
-from paceline.runtime.session import Place, Session
+from paceline.runtime.recovery.member import Place, Settled
+from paceline.runtime.session import Session
 from paceline.runtime.strategy import LossScaler, local_of
 from paceline.runtime.worker import transports
 from paceline.spec import load_job
@@ -51,11 +52,17 @@ def session_in(folder: Path, rank: int, world: int, *overrides: str) -> tuple[Se
         job=job,
         plan=plan,
         run=RunFolder(folder / "run"),
-        place=Place(
-            rank=rank, world_size=world, local_rank=rank, generation=1, device=torch.device("cpu")
-        ),
         channel=said,
-        faults=Faults((), rank=rank, channel=said),
+        member=Settled(
+            Place(
+                rank=rank,
+                world_size=world,
+                local_rank=rank,
+                generation=1,
+                device=torch.device("cpu"),
+            ),
+            Faults(rank=rank, channel=said),
+        ),
     )
     return session, said
 
@@ -71,7 +78,9 @@ def train_in_fp16(rank: int, world: int, folder: Path, *steps: int) -> Any:
         session.scaler = LossScaler(initial=2.0**26, patience=2)
         train(session)
         refused += [message.step for message in said.of(say.StepVotedDown)]
-    return session.completion().state_digest, session.scaler.state_dict(), refused
+    session.complete()
+    (record,) = said.of(say.Completed)
+    return record.state_digest, session.scaler.state_dict(), refused
 
 
 @pytest.mark.ranks

@@ -141,7 +141,7 @@ class ProgressView:
         kept = [entry.path.name for entry in list_checkpoints(self._run.checkpoints)]
         if kept:
             self._line(f"checkpoints {', '.join(reversed(kept))}")
-        records = [rank.completed for rank in state.ranks if rank.completed is not None]
+        records = [slot.completed for slot in state.slots if slot.completed is not None]
         if not records:
             return
         seen = max(record.peak_bytes for record in records)
@@ -210,17 +210,29 @@ def _describe(event: log.AnyEvent) -> str | None:
 def _describe_recovery(event: log.Recovered) -> str:
     parts = [
         ("fence", event.fence_s),
-        ("start", event.start_s),
-        ("restore", event.restore_s),
+        ("meet", event.start_s),
+        ("state", event.restore_s),
         ("first step", event.first_step_s),
     ]
     if event.detect_s is not None:
         parts.insert(0, ("detect", event.detect_s))
     shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
-    return (
-        f"recovered in {format_seconds(event.downtime_s)} ({shown}); "
+    lost = (
         f"{event.steps_lost} finished steps done again from step {event.resumed_from_step}"
+        if event.steps_lost
+        else f"no finished step lost, state from {_SOURCES[event.source]}"
     )
+    return f"recovered in {format_seconds(event.downtime_s)} ({shown}); {lost}"
+
+
+_SOURCES = {
+    "own": "the ranks themselves",
+    "replica": "a replica",
+    "shadow": "a neighbour's shadow",
+    "memory": "memory",
+    "checkpoint": "a checkpoint",
+    "initial": "the seed",
+}
 
 
 def _loss(loss: float | None) -> str:

@@ -48,8 +48,7 @@ def die_with_parent(parent: int) -> None:
 class _Worker:
     """A worker process and our end of its channel."""
 
-    generation: int
-    rank: int
+    number: int
     process: subprocess.Popen[bytes]
     channel: asyncio.StreamWriter
     reader: asyncio.Task[None]
@@ -90,6 +89,7 @@ class Agent:
             while line := await reader.readline():
                 order = say.to_agent(line)
                 if isinstance(order, say.Leave):
+                    await self._let_exit()
                     break
                 await self._obey(order)
             else:
@@ -105,23 +105,22 @@ class Agent:
             case say.StartWorker():
                 await self._start(order)
             case say.Tell():
-                worker = self._workers.get(order.rank)
-                if worker is not None and worker.generation == order.generation:
+                worker = self._workers.get(order.worker)
+                if worker is not None:
                     worker.channel.write(say.encode(order.message))
+            case say.KillWorker():
+                self._fence(self._workers.get(order.worker))
             case say.KillWorkers():
                 for worker in self._workers.values():
-                    if worker.generation <= order.generation:
-                        worker.fenced = True
-                        worker.kill()
+                    self._fence(worker)
             case say.InjectFault():
-                worker = self._workers.get(order.rank)
-                if worker is not None and worker.generation == order.generation:
+                worker = self._workers.get(order.worker)
+                if worker is not None:
                     now = time.monotonic()
                     worker.kill()
                     self._report(
                         say.FaultDone(
-                            generation=order.generation,
-                            rank=order.rank,
+                            worker=order.worker,
                             pid=worker.process.pid,
                             fault=order.fault,
                             monotonic_s=now,
@@ -130,18 +129,23 @@ class Agent:
             case say.Leave():
                 pass
 
+    def _fence(self, worker: _Worker | None) -> None:
+        if worker is not None:
+            worker.fenced = True
+            worker.kill()
+
     async def _start(self, order: say.StartWorker) -> None:
         ours, theirs = socket.socketpair()
         command = [
             *(sys.executable, "-m", "paceline.runtime.worker"),
-            *("--run", str(self._run.path), "--rank", str(order.rank)),
-            *("--local-rank", str(order.rank % self._ranks_per_node)),
-            *("--generation", str(order.generation), "--channel", str(theirs.fileno())),
-            *("--agent", str(os.getpid()), "--faults", ",".join(order.faults)),
+            *("--run", str(self._run.path), "--channel", str(theirs.fileno())),
+            *("--agent", str(os.getpid())),
         ]
-        with self._run.rank_log(order.rank).open("ab") as log:
+        logs = self._run
+        path = logs.spare_log(order.worker) if order.rank is None else logs.rank_log(order.rank)
+        with path.open("ab") as log:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            log.write(f"--- generation {order.generation}, {stamp}\n".encode())
+            log.write(f"--- worker {order.worker}, {stamp}\n".encode())
             log.flush()
             process = subprocess.Popen(
                 command,
@@ -150,42 +154,46 @@ class Agent:
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 process_group=0,
-                env=self._worker_environment(order),
+                env=self._worker_environment(order.rank),
             )
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
-        listening = asyncio.create_task(self._listen(order.generation, order.rank, reader))
-        worker = _Worker(order.generation, order.rank, process, writer, listening)
-        self._workers[order.rank] = worker
-        self._report(say.Started(generation=order.generation, rank=order.rank, pid=process.pid))
+        listening = asyncio.create_task(self._listen(order.worker, reader))
+        worker = _Worker(order.worker, process, writer, listening)
+        self._workers[order.worker] = worker
+        self._report(say.Started(worker=order.worker, pid=process.pid))
         task = asyncio.create_task(self._wait(worker))
         self._exits.add(task)
         task.add_done_callback(self._exits.discard)
 
-    def _worker_environment(self, order: say.StartWorker) -> dict[str, str]:
-        """What the launcher must set: the names torch reads, and no more threads than cores."""
+    def _worker_environment(self, rank: int | None) -> dict[str, str]:
+        """What the launcher must set: the names torch reads, and no more threads than cores. A
+        spare learns its rank when it joins."""
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         environment |= {
-            "RANK": str(order.rank),
-            "LOCAL_RANK": str(order.rank % self._ranks_per_node),
             "WORLD_SIZE": str(self._num_ranks),
             "LOCAL_WORLD_SIZE": str(self._ranks_per_node),
             "PYTHONUNBUFFERED": "1",
         }
+        if rank is not None:
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank % self._ranks_per_node)}
+            environment |= place
         environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         # Gloo would take the interface of the host's name; everything here is on this machine.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
         return environment
 
-    async def _listen(self, generation: int, rank: int, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, number: int, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError, ValueError):  # ValueError: beyond LINE_LIMIT
             while line := await reader.readline():
                 try:
-                    message = say.from_worker(line)
+                    word = say.from_worker(line)
                 except msgspec.DecodeError:
                     continue  # the torn last line of a worker that was killed while writing
-                self._report(say.Said(generation=generation, rank=rank, message=message))
+                self._report(
+                    say.Said(worker=number, generation=word.generation, message=word.message)
+                )
 
     async def _wait(self, worker: _Worker) -> None:
         """Report an exit the moment the kernel knows of it."""
@@ -196,17 +204,22 @@ class Agent:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid, signal.SIGKILL)  # what it started ends with it
         worker.channel.close()
-        if self._workers.get(worker.rank) is worker:
-            del self._workers[worker.rank]
+        del self._workers[worker.number]
         self._report(
             say.Exited(
-                generation=worker.generation,
-                rank=worker.rank,
+                worker=worker.number,
                 pid=worker.process.pid,
                 returncode=worker.process.returncode,
                 fenced=worker.fenced,
             )
         )
+
+    async def _let_exit(self) -> None:
+        """The workers have said all they have to say."""
+        for worker in self._workers.values():
+            worker.channel.write(say.encode(say.Exit()))
+        if self._exits:
+            await asyncio.wait(self._exits, timeout=5)
 
     async def _stop_gently(self) -> None:
         """The controller is gone: let the workers reach a step boundary and save."""

@@ -108,8 +108,7 @@ class Controller:
 
     def _turn(self, event: st.Happening) -> None:
         clock = st.Clock(monotonic_s=time.monotonic(), unix_s=time.time())
-        self._state, actions = decide(self._state, event, clock)
-        for action in actions:
+        for action in decide(self._state, event, clock):
             self._act(action)
         if self._state.phase == "over":
             self._over.set()
@@ -156,9 +155,12 @@ class Controller:
 
     def _show(self, message: say.FromAgent) -> None:
         if isinstance(message, say.Said) and message.generation == self._state.generation:
+            worker = self._state.workers.get(message.worker)
+            if worker is None or worker.rank is None:
+                return
             self._on_progress(
                 Progress(
-                    rank=message.rank,
+                    rank=worker.rank,
                     message=message.message,
                     num_alive=self._state.num_alive,
                     num_ranks=self._state.setup.num_ranks,

@@ -1,12 +1,16 @@
-"""The controller's mind: `decide(state, event, clock) -> (state, actions)`, and nothing else.
+"""The controller's mind: `decide(state, event, clock) -> actions`, and nothing else.
 
-Pure: no clock, no socket, no file. The shell in `controller.py` feeds it what happened and
-carries out what it answers, so tests and simulations run this very code.
+No clock, no socket, no file: the same events make the same state and the same actions. The shell in
+`controller.py` feeds it what happened and carries out what it answers; tests and simulations run
+this very code.
+
+A worker is lost -> the others are interrupted and park with what they hold -> the empty slots get
+spares or new processes -> all join the next generation, and bring each other to the newest step.
 """
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from paceline.control import messages as say
@@ -20,16 +24,22 @@ from paceline.control.state import (
     Happening,
     KillAgent,
     Outcome,
-    Rank,
     Record,
     Send,
+    Slot,
     StartAgent,
     State,
     StopWanted,
     Symptom,
     Tick,
+    Worker,
 )
+from paceline.errors import RunError
 from paceline.record import events as log
+
+_SPARE_ATTEMPTS = 3
+"""Spares that may be lost for each one that is kept, before no more are started. A guess: a spare
+that cannot live says so in its first seconds."""
 
 
 @dataclass(slots=True)
@@ -50,70 +60,73 @@ class _Turn:
             self.send(node, message)
 
 
-def decide(state: State, event: Happening, clock: Clock) -> tuple[State, list[Action]]:
-    """The next state, and what to do now.
+def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
+    """Advance the state, and say what to do now.
 
-    Never raises for anything an agent can send: what does not fit the state, or belongs to an
-    older generation, changes nothing.
+    Never raises for anything an agent can send: what does not fit the state, is of a worker that is
+    no more, or of an older generation, changes nothing.
     """
     turn = _Turn(clock)
     if state.phase == "over":
-        return state, []
+        return []
     match event:
         case Begin():
-            state = _begin(state, turn)
+            _begin(state, turn)
         case AgentJoined(node):
-            state = _agent_joined(state, node, turn)
+            state.agents.add(node)
+            _go_on(state, turn)
         case AgentLost(node):
-            state = _agent_lost(state, node, turn)
+            _agent_lost(state, node, turn)
         case StopWanted(by):
-            state = _stop_wanted(state, by, turn)
+            _stop_wanted(state, by, turn)
         case Tick():
-            state = _tick(state, turn)
+            _tick(state, turn)
         case say.Started() | say.Exited() | say.Said() | say.FaultDone():
-            if event.generation == state.generation and event.rank < len(state.ranks):
-                state = _from_agent(state, event, turn)
+            if event.worker in state.workers:
+                _from_agent(state, event, turn)
         case _:
             assert_never(event)
-    return state, turn.actions
+    return turn.actions
 
 
 def _from_agent(
     state: State, event: say.Started | say.Exited | say.Said | say.FaultDone, turn: _Turn
-) -> State:
+) -> None:
+    worker = state.workers[event.worker]
     match event:
-        case say.Started():
+        case say.Started(pid=pid):
+            worker.pid = pid
             turn.record(
                 log.WorkerStarted(
                     at=turn.clock.unix_s,
                     generation=state.generation,
-                    rank=event.rank,
-                    node=state.setup.node_of(event.rank),
-                    pid=event.pid,
+                    rank=worker.rank,
+                    node=worker.node,
+                    pid=pid,
                 )
             )
-            return _with_rank(state, event.rank, alive=True, pid=event.pid)
         case say.Exited():
-            return _exited(state, event, turn)
+            how = _how(event.returncode)
+            _gone(state, event.worker, how, turn)
         case say.FaultDone():
             turn.record(
                 log.FaultInjected(
                     at=turn.clock.unix_s,
                     generation=state.generation,
                     fault=event.fault,
-                    rank=event.rank,
+                    rank=worker.rank if worker.rank is not None else -1,
                     pid=event.pid,
                 )
             )
-            return replace(state, fault_at=event.monotonic_s)
+            state.fault_at = event.monotonic_s
         case say.Said():
-            return _said(state, event.rank, event.message, turn)
+            _said(state, event, turn)
 
 
-# Beginning.
+# Beginning, and filling slots.
 
 
-def _begin(state: State, turn: _Turn) -> State:
+def _begin(state: State, turn: _Turn) -> None:
     setup = state.setup
     turn.record(
         log.RunStarted(
@@ -127,66 +140,156 @@ def _begin(state: State, turn: _Turn) -> State:
             versions=setup.versions,
         )
     )
-    return _gather(replace(state, generation=setup.first_generation - 1), turn)
-
-
-def _gather(state: State, turn: _Turn) -> State:
-    """A new generation: wait for every agent, starting those that are missing."""
-    state = replace(
-        state,
-        phase="gathering",
-        generation=state.generation + 1,
-        ranks=(),
-        fault_at=None,
-        symptom=None,
-        deadline_s=turn.clock.monotonic_s + state.setup.agent_timeout_s,
-    )
-    for node in range(state.setup.num_nodes):
+    state.generation = setup.first_generation
+    state.form_deadline_s = turn.clock.monotonic_s + setup.agent_timeout_s
+    for node in range(setup.num_nodes):
         if node not in state.agents:
             turn.actions.append(StartAgent(node))
-    return _start_when_gathered(state, turn)
+    _go_on(state, turn)
 
 
-def _agent_joined(state: State, node: int, turn: _Turn) -> State:
-    state = replace(state, agents=state.agents | {node})
-    return _start_when_gathered(state, turn)
+def _go_on(state: State, turn: _Turn) -> None:
+    """Whatever can happen next on the way to a generation at work."""
+    if state.phase == "gathering":
+        if len(state.agents) < state.setup.num_nodes:
+            return
+        state.form_deadline_s = None
+        _form_anew(state)
+    if state.phase == "clearing":
+        if state.workers:
+            return
+        state.form_deadline_s = None
+        _form_anew(state)
+    if state.phase == "forming":
+        _fill_slots(state, turn)
+        if all(_waits(state, slot) for slot in state.slots):
+            _join(state, turn)
 
 
-def _start_when_gathered(state: State, turn: _Turn) -> State:
+def _form_anew(state: State) -> None:
+    state.phase = "forming"
+    state.slots = [Slot() for _ in range(state.setup.num_ranks)]
+
+
+def _waits(state: State, slot: Slot) -> bool:
+    return slot.worker is not None and state.workers[slot.worker].waits
+
+
+def _fill_slots(state: State, turn: _Turn) -> None:
+    """A spare for every empty slot, or else a new process."""
+    for rank, slot in enumerate(state.slots):
+        if slot.worker is not None:
+            continue
+        home = state.setup.node_of(rank)
+        spares = [
+            (worker.node != home, not worker.waits, number)
+            for number, worker in state.workers.items()
+            if worker.rank is None and not worker.is_fenced
+        ]
+        if spares:
+            slot.worker = min(spares)[-1]
+            state.workers[slot.worker].rank = rank
+        elif home in state.agents:
+            slot.worker = _start(state, home, rank, turn)
+
+
+def _start(state: State, node: int, rank: int | None, turn: _Turn) -> int:
+    number = state.num_started
+    state.num_started += 1
+    state.workers[number] = Worker(node=node, rank=rank)
+    turn.send(node, say.StartWorker(worker=number, rank=rank))
+    return number
+
+
+def _join(state: State, turn: _Turn) -> None:
+    """Every slot has a worker that waits: they are a generation now."""
+    state.phase, state.form_deadline_s, state.symptom = "joining", None, None
+    state.num_at_step = {}
+    members = [state.workers[slot.worker] for slot in state.slots if slot.worker is not None]
+    store = members[0].store
+    assert store is not None, "a worker that waits has said where its store is"
+    taken = {(each.node, each.local_rank) for each in members if each.generation}
+    for rank, (slot, worker) in enumerate(zip(state.slots, members, strict=True)):
+        if not worker.generation:
+            worker.local_rank = _free_place(state, worker.node, rank, taken)
+            taken.add((worker.node, worker.local_rank))
+        worker.generation, worker.waits = state.generation, False
+        slot.met = slot.restored = slot.completed = None
+        slot.last_step = 0
+        _tell(
+            state,
+            slot.worker,
+            say.Join(
+                generation=state.generation,
+                rank=rank,
+                local_rank=worker.local_rank,
+                world_size=len(state.slots),
+                host=store[0],
+                port=store[1],
+                faults=list(state.faults),
+            ),
+            turn,
+        )
+    if state.failure is not None:
+        state.failure.formed_at = turn.clock.monotonic_s
+
+
+def _free_place(state: State, node: int, rank: int, taken: set[tuple[int, int]]) -> int:
+    """The accelerator a worker takes on its node: that of the rank, if it is free."""
+    per_node = state.setup.ranks_per_node
+    usual = rank % per_node
+    order = [usual, *(place for place in range(per_node) if place != usual)]
+    return next((place for place in order if (node, place) not in taken), usual)
+
+
+def _keep_spares(state: State, turn: _Turn) -> None:
+    """As many spares as were asked for, on the nodes that have the fewest."""
     setup = state.setup
-    if state.phase != "gathering" or len(state.agents) < setup.num_nodes:
-        return state
-    for rank in range(setup.num_ranks):
-        start = say.StartWorker(generation=state.generation, rank=rank, faults=list(state.faults))
-        turn.send(setup.node_of(rank), start)
-    # A rank counts as alive from the order to start it: its exit is what ends it.
-    ranks = tuple(Rank(alive=True) for _ in range(setup.num_ranks))
-    return replace(state, phase="starting", ranks=ranks, deadline_s=None)
+    limit = setup.num_spares * _SPARE_ATTEMPTS + state.restarts
+    spares = [worker.node for worker in state.workers.values() if worker.rank is None]
+    while len(spares) < setup.num_spares and state.num_spares_started < limit and state.agents:
+        node = min(sorted(state.agents), key=spares.count)
+        _start(state, node, None, turn)
+        state.num_spares_started += 1
+        spares.append(node)
 
 
 # What workers say.
 
 
-def _said(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> State:
-    now = turn.clock
-    at, generation = now.unix_s, state.generation
+def _said(state: State, event: say.Said, turn: _Turn) -> None:
+    number, message = event.worker, event.message
+    worker = state.workers[number]
     match message:
-        case say.StoreListening(host=host, port=port):
-            for other in range(len(state.ranks)):
-                rendezvous = say.Rendezvous(host=host, port=port)
-                _tell(state, other, rendezvous, turn)
+        case say.Ready(host=host, port=port):
+            worker.store, worker.waits = (host, port), True
+            _go_on(state, turn)
+        case say.Parked():
+            if event.generation == worker.generation:
+                _parked(state, number, message, turn)
+        case say.Crashed():
+            _crashed(state, number, message, turn)
+        case _:
+            rank, is_at_work = worker.rank, state.phase in ("joining", "training")
+            if rank is not None and is_at_work and event.generation == state.generation:
+                _news(state, rank, message, turn)
+
+
+def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None:
+    """From a rank of the generation at work."""
+    at, generation, slot = turn.clock.unix_s, state.generation, state.slots[rank]
+    match message:
         case say.Met(world_size=world_size):
-            state = _with_rank(state, rank, met=message)
-            if world_size != state.setup.num_ranks:
-                how = f"met a world of {world_size} ranks, asked for {state.setup.num_ranks}"
-                return _fail(state, rank, how, detail=None, retry=False, turn=turn)
-            if all(r.met for r in state.ranks) and state.failure is not None:
-                state = replace(state, failure=replace(state.failure, met_at=now.monotonic_s))
+            slot.met = message
+            if world_size != len(state.slots):
+                how = f"met a world of {world_size} ranks, asked for {len(state.slots)}"
+                _give_up(state, "failed", f"rank {rank}: {how}", turn)
+            elif state.failure is not None and all(each.met for each in state.slots):
+                state.failure.met_at = turn.clock.monotonic_s
         case say.Restored():
-            state = _restored(state, rank, message, turn)
+            _restored(state, rank, message, turn)
         case say.StepDone(step=step):
-            state = _with_rank(state, rank, last_step=step)
-            state = _after_step(state, turn)
+            _step_done(state, slot, step, turn)
         case say.EvaluationDone(step=step, loss=loss, seconds=seconds):
             turn.record(
                 log.Evaluated(at=at, generation=generation, step=step, loss=loss, seconds=seconds)
@@ -214,30 +317,23 @@ def _said(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> Stat
         case say.StepVotedDown(step=step, reason=reason):
             turn.record(log.StepRefused(at=at, generation=generation, step=step, reason=reason))
         case say.FaultDue(fault=fault):
-            if fault in state.faults:
-                state = replace(
-                    state, faults=tuple(other for other in state.faults if other != fault)
-                )
-                order = say.InjectFault(generation=generation, rank=rank, fault=fault)
-                turn.send(state.setup.node_of(rank), order)
+            if fault in state.faults and slot.worker is not None:
+                state.faults = tuple(other for other in state.faults if other != fault)
+                order = say.InjectFault(worker=slot.worker, fault=fault)
+                turn.send(state.workers[slot.worker].node, order)
         case say.Completed():
-            state = _with_rank(state, rank, completed=message)
-        case say.Crashed():
-            state = _with_rank(state, rank, crashed=message)
-            if state.phase == "fencing":
-                return state  # whatever it says now, the cause is known
-            if message.peer_lost:
-                state = replace(state, symptom=state.symptom or Symptom(rank, now.monotonic_s))
-            else:
-                state = _crashed(state, rank, message, turn)
+            slot.completed = message
+            if all(each.completed for each in state.slots):
+                _complete(state, turn)
+        case say.Ready() | say.Parked() | say.Crashed():
+            pass  # not about a generation: `_said` has them
         case _:
             assert_never(message)
-    return state
 
 
-def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> State:
+def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> None:
     at, generation = turn.clock.unix_s, state.generation
-    state = _with_rank(state, rank, restored=message)
+    state.slots[rank].restored = message
     if rank == 0:
         for checkpoint, reason in message.refused:
             turn.record(
@@ -245,9 +341,9 @@ def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> St
                     at=at, generation=generation, checkpoint=checkpoint, reason=reason
                 )
             )
-    if not all(r.restored for r in state.ranks):
-        return state
-    met = state.ranks[0].met
+    if not all(each.restored for each in state.slots):
+        return
+    met = state.slots[0].met
     turn.record(
         log.TrainingStarted(
             at=at,
@@ -255,35 +351,48 @@ def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> St
             first_step=message.first_step,
             checkpoint=message.checkpoint,
             backend=met.backend if met is not None else "unknown",
-            world_size=len(state.ranks),
+            world_size=len(state.slots),
         )
     )
-    state = replace(state, furthest_step=max(state.furthest_step, message.first_step - 1))
+    state.furthest_step = max(state.furthest_step, message.first_step - 1)
     if state.failure is not None:
-        state = replace(state, failure=replace(state.failure, restored_at=turn.clock.monotonic_s))
+        state.failure.restored_at = turn.clock.monotonic_s
     if state.stop_by is not None:
-        for other in range(len(state.ranks)):
-            _tell(state, other, say.StopAtBoundary(), turn)
-    return state
+        _tell_all(state, say.StopAtBoundary(), turn)
 
 
-def _after_step(state: State, turn: _Turn) -> State:
+def _step_done(state: State, slot: Slot, step: int, turn: _Turn) -> None:
     """Every rank's news of a step passes here; what counts is when the last one is through."""
-    if state.phase not in ("starting", "training") or not all(r.last_step for r in state.ranks):
-        return state
-    if state.phase == "starting":
-        state = replace(state, phase="training")
+    slot.last_step = max(slot.last_step, step)
+    state.num_at_step[step] = state.num_at_step.get(step, 0) + 1
+    if state.num_at_step[step] < len(state.slots):
+        return
+    state.num_at_step = {other: n for other, n in state.num_at_step.items() if other > step}
+    state.furthest_step = max(state.furthest_step, step)
+    if state.phase == "joining":
+        state.phase = "training"
         if state.failure is not None:
             turn.record(_recovered(state, state.failure, turn.clock))
-            state = replace(state, failure=None)
-    return replace(state, furthest_step=max(state.furthest_step, state.step))
+            state.failure = None
+        _keep_spares(state, turn)
+
+
+_WORST_LAST: tuple[say.Source, ...] = (
+    "own",
+    "replica",
+    "shadow",
+    "memory",
+    "checkpoint",
+    "initial",
+)
 
 
 def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
-    restored = state.ranks[0].restored
-    resumed_from = restored.first_step - 1 if restored is not None else 0
-    fenced = failure.fenced_at or failure.known_at
-    met = failure.met_at or fenced
+    restored = [slot.restored for slot in state.slots if slot.restored is not None]
+    resumed_from = restored[0].first_step - 1 if restored else 0
+    sources = [each.source for each in restored]
+    formed = failure.formed_at or failure.known_at
+    met = failure.met_at or formed
     back = failure.restored_at or met
     began = failure.happened_at if failure.happened_at is not None else failure.known_at
     return log.Recovered(
@@ -293,9 +402,11 @@ def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
         failed_after_step=failure.after_step,
         resumed_from_step=resumed_from,
         steps_lost=max(0, failure.after_step - resumed_from),
+        source=max(sources, key=_WORST_LAST.index, default="initial"),
+        in_place="own" in sources,
         detect_s=None if failure.happened_at is None else failure.known_at - failure.happened_at,
-        fence_s=fenced - failure.known_at,
-        start_s=met - fenced,
+        fence_s=formed - failure.known_at,
+        start_s=met - formed,
         restore_s=back - met,
         first_step_s=clock.monotonic_s - back,
         downtime_s=clock.monotonic_s - began,
@@ -305,32 +416,194 @@ def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
 # Losing workers.
 
 
-def _exited(state: State, event: say.Exited, turn: _Turn) -> State:
-    rank = state.ranks[event.rank]
-    state = _with_rank(state, event.rank, alive=False)
-    # An abort at interpreter exit after the completion record does no harm (torch 2.13 over gloo).
-    lost = rank.completed is None and not event.fenced
-    follows = rank.crashed is not None and rank.crashed.peer_lost  # the cause is elsewhere
-    if lost and not follows and state.phase != "fencing":
-        state = _fail(state, event.rank, _how(event.returncode), detail=None, retry=True, turn=turn)
-    elif state.symptom is not None and not any(other.alive for other in state.ranks):
-        state = _fail_of_symptom(state, turn)
-    return _when_all_gone(state, turn)
+def _parked(state: State, number: int, message: say.Parked, turn: _Turn) -> None:
+    worker = state.workers[number]
+    if worker.is_fenced:
+        return
+    worker.waits = True
+    if worker.rank is not None and state.phase in ("joining", "training"):
+        # It left by itself: somebody it talked to is gone, and the cause is still to be told.
+        if state.symptom is None:
+            reason = message.reason or "left its generation"
+            state.symptom = Symptom(worker.rank, reason, turn.clock.monotonic_s)
+        return
+    _go_on(state, turn)
 
 
-def _crashed(state: State, rank: int, crash: say.Crashed, turn: _Turn) -> State:
+def _crashed(state: State, number: int, crash: say.Crashed, turn: _Turn) -> None:
+    """A worker's own exception. A sound process tries again; a second time it is replaced."""
+    worker = state.workers[number]
+    rank = worker.rank
     how = f"{crash.kind}: {crash.message}"
-    return _fail(state, rank, how, detail=crash.where, retry=crash.retry, turn=turn)
+    if rank is None or worker.is_fenced:
+        return  # a spare: its exit follows
+    if state.phase not in ("joining", "training", "forming"):
+        return
+    never_worked = state.restarts == 0 and state.furthest_step == 0
+    if not crash.retry or never_worked:
+        blame = f"rank {rank}: {how}" + (" (before its first step)" if crash.retry else "")
+        _note_loss(state, number, how, crash.where, turn)
+        state.failure = _failure(state, rank, how, turn, exit_code=crash.exit_code)
+        _give_up(state, "failed", blame, turn)
+        return
+    at_work = state.phase in ("joining", "training")
+    again = at_work and state.last_crash == crash.kind
+    _lose(
+        state,
+        [number],
+        how,
+        turn,
+        detail=crash.where,
+        samples=crash.samples,
+        ends=not crash.parks or again,
+        exit_code=crash.exit_code,
+    )
+    if at_work:
+        state.last_crash = crash.kind
 
 
-def _fail_of_symptom(state: State, turn: _Turn) -> State:
-    """Nobody's own end explains the lost connection: all that is known is who lost it."""
-    if state.symptom is None or state.phase in ("fencing", "gathering"):
-        return state
-    how = "lost the connection to another rank"
-    crash = state.ranks[state.symptom.rank].crashed
-    detail = crash.message if crash is not None else None
-    return _fail(state, state.symptom.rank, how, detail=detail, retry=True, turn=turn)
+def _gone(state: State, number: int, how: str, turn: _Turn) -> None:
+    """A process has ended."""
+    worker = state.workers[number]
+    holds = worker.rank is not None and state.slots[worker.rank].worker == number
+    if holds and not worker.is_fenced and state.phase != "clearing":
+        _lose(state, [number], how, turn)
+    if state.phase != "over":
+        _forget(state, number)
+        _go_on(state, turn)
+
+
+def _forget(state: State, number: int) -> None:
+    worker = state.workers.pop(number, None)
+    if worker is not None and worker.rank is not None:
+        slot = state.slots[worker.rank]
+        if slot.worker == number:
+            slot.worker = None
+
+
+def _agent_lost(state: State, node: int, turn: _Turn) -> None:
+    """Workers die with their agent, so none of this node's is alive now."""
+    state.agents.discard(node)
+    turn.actions.append(KillAgent(node))  # only the connection may be gone
+    mine = [number for number, worker in state.workers.items() if worker.node == node]
+    ranked = [number for number in mine if state.workers[number].rank is not None]
+    for number in mine:
+        if number not in ranked:
+            _forget(state, number)
+    if ranked and state.phase != "clearing":
+        _lose(state, ranked, f"node {node} is lost", turn)
+    if state.phase == "over":
+        return
+    for number in ranked:
+        _forget(state, number)
+    turn.actions.append(StartAgent(node))  # again; a deadline bounds it
+    if state.form_deadline_s is None:
+        state.form_deadline_s = turn.clock.monotonic_s + state.setup.agent_timeout_s
+    _go_on(state, turn)
+
+
+def _lose(
+    state: State,
+    lost: list[int],
+    how: str,
+    turn: _Turn,
+    *,
+    detail: str | None = None,
+    samples: Iterable[int] = (),
+    ends: bool = True,
+    exit_code: int = RunError.exit_code,
+) -> None:
+    """Workers with a rank are lost: note it, and bring the others to the next generation.
+
+    Args:
+        lost: Which ones; the first is told of.
+        ends: Whether their processes end; otherwise they try again.
+    """
+    first = state.workers[lost[0]].rank
+    assert first is not None
+    _note_loss(state, lost[0], how, detail, turn)
+    was_at_work = state.phase in ("joining", "training")
+    if state.failure is None:
+        state.failure = _failure(state, first, how, turn, exit_code=exit_code)
+    state.failure.exit_code = exit_code
+    if was_at_work:
+        if not _may_try_again(state, first, how, samples, turn):
+            return
+        state.last_crash = None
+        old, state.generation = state.generation, state.generation + 1
+        state.phase, state.symptom = "forming", None
+        state.form_deadline_s = turn.clock.monotonic_s + state.setup.park_timeout_s
+        for slot in state.slots:
+            if slot.worker is not None and slot.worker not in lost:
+                _tell(state, slot.worker, say.Interrupt(generation=old), turn)
+    for number in lost:
+        worker = state.workers[number]
+        if ends and not worker.is_fenced:
+            worker.is_fenced, worker.waits = True, False
+            turn.send(worker.node, say.KillWorker(worker=number))
+        if ends and worker.rank is not None:
+            state.slots[worker.rank].worker = None
+            worker.rank = None
+    if state.restarts_in_a_row == state.setup.max_restarts > 2:
+        _clear(state, turn)
+    _go_on(state, turn)
+
+
+def _failure(state: State, rank: int, how: str, turn: _Turn, *, exit_code: int) -> Failure:
+    happened_at, state.fault_at = state.fault_at, None
+    return Failure(
+        rank=rank,
+        how=how,
+        happened_at=happened_at,
+        known_at=turn.clock.monotonic_s,
+        after_step=max(state.step, state.furthest_step),
+        exit_code=exit_code,
+    )
+
+
+def _note_loss(state: State, number: int, how: str, detail: str | None, turn: _Turn) -> None:
+    worker = state.workers[number]
+    assert worker.rank is not None
+    turn.record(
+        log.WorkerLost(
+            at=turn.clock.unix_s,
+            generation=state.generation,
+            rank=worker.rank,
+            node=worker.node,
+            pid=worker.pid,
+            how=how,
+            detail=detail,
+            last_step=state.slots[worker.rank].step,
+        )
+    )
+
+
+def _may_try_again(state: State, rank: int, how: str, samples: Iterable[int], turn: _Turn) -> bool:
+    """Whether another generation may help; otherwise the run is over, and says why."""
+    # A step that one rank is through was taken by all, even if not all have said so yet.
+    reached = max([state.furthest_step, *(slot.step for slot in state.slots)])
+    in_a_row = 1 if reached > state.failed_at_step else state.restarts_in_a_row + 1
+    if in_a_row > state.setup.max_restarts:
+        blame = f"rank {rank}: {how}"
+        tried = f"{state.setup.max_restarts} restart(s) got no further than step {reached}"
+        ids = list(samples)
+        which = f"; sample ids {', '.join(map(str, ids))}" if ids else ""
+        _give_up(state, "failed", f"{blame}; {tried}{which}", turn)
+        return False
+    state.restarts += 1
+    state.restarts_in_a_row = in_a_row
+    state.failed_at_step = reached
+    return True
+
+
+def _clear(state: State, turn: _Turn) -> None:
+    """The last resort: every process anew, from a checkpoint."""
+    state.phase = "clearing"
+    turn.send_all(state.agents, say.KillWorkers())
+    for worker in state.workers.values():
+        worker.is_fenced, worker.waits, worker.rank = True, False, None
+    state.slots = []
+    state.form_deadline_s = turn.clock.monotonic_s + state.setup.fence_timeout_s
 
 
 def _how(returncode: int) -> str:
@@ -342,124 +615,36 @@ def _how(returncode: int) -> str:
         return f"killed by signal {-returncode}"
 
 
-def _agent_lost(state: State, node: int, turn: _Turn) -> State:
-    state = replace(state, agents=state.agents - {node})
-    turn.actions.append(KillAgent(node))  # only the connection may be gone
-    mine = [rank for rank in range(len(state.ranks)) if state.setup.node_of(rank) == node]
-    lost = [rank for rank in mine if state.ranks[rank].completed is None]
-    # Workers die with their agent, so none of this node's is alive now.
-    for rank in mine:
-        state = _with_rank(state, rank, alive=False)
-    if lost and state.phase not in ("fencing", "gathering"):
-        state = _fail(state, lost[0], f"node {node} is lost", detail=None, retry=True, turn=turn)
-    elif state.phase == "gathering":
-        turn.actions.append(StartAgent(node))  # again; the deadline of gathering bounds it
-    return _when_all_gone(state, turn)
-
-
-def _fail(
-    state: State, rank: int, how: str, *, detail: str | None, retry: bool, turn: _Turn
-) -> State:
-    """A rank is lost: note it, and let no worker of this generation live on."""
-    before = state.failure  # set when a recovery is under way: this is a failure within it
-    failure = Failure(
-        rank=rank,
-        how=how,
-        detail=detail,
-        retry=retry,
-        happened_at=before.happened_at if before is not None else state.fault_at,
-        known_at=before.known_at if before is not None else turn.clock.monotonic_s,
-        after_step=before.after_step if before is not None else state.step,
-    )
-    turn.record(_lost(state, failure, turn))
-    turn.send_all(state.agents, say.KillWorkers(generation=state.generation))
-    deadline = turn.clock.monotonic_s + state.setup.fence_timeout_s
-    state = replace(state, phase="fencing", failure=failure, symptom=None, deadline_s=deadline)
-    return _when_all_gone(state, turn)
-
-
-def _lost(state: State, failure: Failure, turn: _Turn) -> log.WorkerLost:
-    rank = state.ranks[failure.rank]
-    return log.WorkerLost(
-        at=turn.clock.unix_s,
-        generation=state.generation,
-        rank=failure.rank,
-        node=state.setup.node_of(failure.rank),
-        pid=rank.pid,
-        how=failure.how,
-        detail=failure.detail,
-        last_step=rank.step,
-    )
-
-
-def _when_all_gone(state: State, turn: _Turn) -> State:
-    if state.phase == "over" or not state.ranks or any(rank.alive for rank in state.ranks):
-        return state
-    if state.phase == "fencing":
-        return _after_fence(state, turn)
-    if all(rank.completed for rank in state.ranks):
-        return _complete(state, turn)
-    return state
-
-
-def _after_fence(state: State, turn: _Turn) -> State:
-    """No worker of the old generation lives: start again, or say why not."""
-    failure = state.failure
-    assert failure is not None
-    if state.stop_by is not None:
-        reason = f"stopped by {state.stop_by} before a step boundary: {failure.how}"
-        return _give_up(state, "interrupted", reason, turn)
-    # A step that one rank is through was taken by all, even if not all have said so yet.
-    reached = max([state.furthest_step, *(rank.step for rank in state.ranks)])
-    in_a_row = 1 if reached > state.failed_at_step else state.restarts_in_a_row + 1
-    blame = f"rank {failure.rank}: {failure.how}"
-    if not failure.retry:
-        return _give_up(state, "failed", blame, turn)
-    never_worked = state.restarts == 0 and state.furthest_step == 0
-    if never_worked and state.ranks[failure.rank].crashed is not None:
-        return _give_up(state, "failed", f"{blame} (before its first step)", turn)
-    if in_a_row > state.setup.max_restarts:
-        tried = f"{state.setup.max_restarts} restart(s) got no further than step "
-        return _give_up(state, "failed", f"{blame}; {tried}{reached}", turn)
-    state = replace(
-        state,
-        failure=replace(failure, fenced_at=turn.clock.monotonic_s),
-        restarts=state.restarts + 1,
-        restarts_in_a_row=in_a_row,
-        failed_at_step=reached,
-    )
-    return _gather(state, turn)
-
-
 # Ending.
 
 
-def _complete(state: State, turn: _Turn) -> State:
+def _complete(state: State, turn: _Turn) -> None:
     """Every rank has a completion record: do they agree, and on what was asked for?"""
-    records = [rank.completed for rank in state.ranks if rank.completed is not None]
+    records = [slot.completed for slot in state.slots if slot.completed is not None]
     worlds = sorted({record.world_size for record in records})
-    if worlds != [state.setup.num_ranks]:
-        reason = f"asked for {state.setup.num_ranks} ranks, the workers saw {worlds}"
-        return _give_up(state, "failed", reason, turn)
-    digests = {record.state_digest for record in records}
-    if len(digests) > 1:
-        return _give_up(state, "failed", "the ranks ended with different parameters", turn)
-    if len({(record.outcome, record.step) for record in records}) > 1:
-        return _give_up(state, "failed", "the ranks ended at different steps", turn)
-    if state.failure is not None:  # it came after the last step, so no step ended the recovery
-        turn.record(_recovered(state, state.failure, turn.clock))
-    if records[0].outcome == "finished":
-        return _give_up(state, "finished", None, turn)
-    by = state.stop_by or "a signal to a worker"
-    return _give_up(state, "interrupted", f"stopped by {by}", turn)
+    if worlds != [len(state.slots)]:
+        reason = f"asked for {len(state.slots)} ranks, the workers saw {worlds}"
+        _give_up(state, "failed", reason, turn)
+    elif len({record.state_digest for record in records}) > 1:
+        _give_up(state, "failed", "the ranks ended with different parameters", turn)
+    elif len({(record.outcome, record.step) for record in records}) > 1:
+        _give_up(state, "failed", "the ranks ended at different steps", turn)
+    else:
+        if state.failure is not None:  # it came after the last step, so no step ended the recovery
+            turn.record(_recovered(state, state.failure, turn.clock))
+            state.failure = None
+        if records[0].outcome == "finished":
+            _give_up(state, "finished", None, turn)
+        else:
+            by = state.stop_by or "a signal to a worker"
+            _give_up(state, "interrupted", f"stopped by {by}", turn)
 
 
-def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) -> State:
+def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) -> None:
     """The run is over, well or not."""
-    records = [rank.completed for rank in state.ranks]
-    known = [record for record in records if record is not None]
+    known = [slot.completed for slot in state.slots if slot.completed is not None]
     first = known[0] if known else None
-    everyone = known if len(known) == state.setup.num_ranks else []
+    everyone = known if len(known) == len(state.slots) else []
     turn.record(
         log.RunFinished(
             at=turn.clock.unix_s,
@@ -475,61 +660,87 @@ def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) ->
             peak_bytes=[record.peak_bytes for record in everyone],
         )
     )
-    turn.send_all(state.agents, say.KillWorkers(generation=state.generation))
+    if not everyone:
+        turn.send_all(state.agents, say.KillWorkers())
     turn.send_all(state.agents, say.Leave())
-    return replace(state, phase="over", outcome=outcome, reason=reason)
+    state.phase, state.outcome, state.reason = "over", outcome, reason
 
 
-def _stop_wanted(state: State, by: str, turn: _Turn) -> State:
+def _stop_wanted(state: State, by: str, turn: _Turn) -> None:
     turn.record(log.StopAsked(at=turn.clock.unix_s, generation=state.generation, by=by))
-    state = replace(state, stop_by=by, stops=state.stops + 1)
-    if state.phase == "gathering":
-        return _give_up(state, "interrupted", f"stopped by {by} before training", turn)
-    if state.phase == "fencing":
-        if state.stops > 1:
-            _force_fence(state, turn)
-        return state
-    if state.stops > 1:
-        return _fail(
-            state, 0, f"asked to stop at once by {by}", detail=None, retry=False, turn=turn
-        )
-    for rank in range(len(state.ranks)):
-        _tell(state, rank, say.StopAtBoundary(), turn)
-    return replace(state, deadline_s=turn.clock.monotonic_s + state.setup.grace_s)
+    state.stop_by = by
+    state.stops += 1
+    first = state.generation == state.setup.first_generation
+    if state.phase == "gathering" or (first and state.phase == "forming"):
+        _give_up(state, "interrupted", f"stopped by {by} before training", turn)
+    elif state.stops > 1:
+        _force(state, turn)
+        _give_up(state, "interrupted", f"asked to stop at once by {by}", turn)
+    else:
+        _tell_all(state, say.StopAtBoundary(), turn)
+        state.stop_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
 
 
-def _tick(state: State, turn: _Turn) -> State:
-    now, symptom = turn.clock.monotonic_s, state.symptom
+def _tick(state: State, turn: _Turn) -> None:
+    now = turn.clock.monotonic_s
+    symptom = state.symptom
     if symptom is not None and now - symptom.since_s > state.setup.cause_timeout_s:
-        return _fail_of_symptom(state, turn)
-    if state.deadline_s is None or turn.clock.monotonic_s < state.deadline_s:
-        return state
-    if state.phase == "fencing":
-        _force_fence(state, turn)
-        return replace(state, deadline_s=now + state.setup.fence_timeout_s)
+        _regroup_of_symptom(state, symptom, turn)
+    if state.stop_deadline_s is not None and now >= state.stop_deadline_s:
+        _force(state, turn)
+        grace = f"{state.setup.grace_s:.0f} s"
+        reason = f"stopped by {state.stop_by}: no step boundary within the grace of {grace}"
+        _give_up(state, "interrupted", reason, turn)
+        return
+    if state.form_deadline_s is None or now < state.form_deadline_s:
+        return
+    missing = sorted(set(range(state.setup.num_nodes)) - state.agents)
     if state.phase == "gathering":
-        missing = sorted(set(range(state.setup.num_nodes)) - state.agents)
         waited = f"{state.setup.agent_timeout_s:.0f} s"
-        return _give_up(state, "failed", f"no agent on node(s) {missing} within {waited}", turn)
-    if state.stop_by is not None:
-        how = f"no step boundary within the grace of {state.setup.grace_s:.0f} s"
-        return _fail(state, 0, how, detail=None, retry=False, turn=turn)
-    return state
+        _give_up(state, "failed", f"no agent on node(s) {missing} within {waited}", turn)
+        return
+    state.form_deadline_s = now + state.setup.fence_timeout_s
+    _fence_the_late(state, turn)
 
 
-def _force_fence(state: State, turn: _Turn) -> None:
-    """Agents that still have workers do not answer: end them, and the kernel ends their workers."""
-    nodes = {state.setup.node_of(n) for n, rank in enumerate(state.ranks) if rank.alive}
+def _regroup_of_symptom(state: State, symptom: Symptom, turn: _Turn) -> None:
+    """Nobody's own end explains the lost connection: all that is known is who lost it."""
+    number = state.slots[symptom.rank].worker
+    state.symptom = None
+    if number is not None and state.phase in ("joining", "training"):
+        how = "lost the connection to another rank"
+        _lose(state, [number], how, turn, detail=symptom.reason, ends=False)
+
+
+def _fence_the_late(state: State, turn: _Turn) -> None:
+    """Workers that should have parked or ended by now are killed; a second time, their agent is,
+    and the kernel ends its workers."""
+    late = [
+        (number, worker)
+        for number, worker in state.workers.items()
+        if worker.is_fenced or (worker.generation and not worker.waits and worker.rank is not None)
+    ]
+    for node in sorted({worker.node for _, worker in late if worker.is_fenced}):
+        turn.actions.append(KillAgent(node))
+    if state.phase != "forming":
+        return
+    for number, worker in late:
+        if not worker.is_fenced:
+            how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
+            _lose(state, [number], how, turn)
+
+
+def _force(state: State, turn: _Turn) -> None:
+    """Ask nobody any more: end the agents, and the kernel ends their workers."""
+    nodes = {worker.node for worker in state.workers.values()}
     turn.actions.extend(KillAgent(node) for node in sorted(nodes))
 
 
-def _tell(state: State, rank: int, message: say.ToWorker, turn: _Turn) -> None:
-    if state.ranks[rank].alive:
-        tell = say.Tell(generation=state.generation, rank=rank, message=message)
-        turn.send(state.setup.node_of(rank), tell)
+def _tell(state: State, number: int | None, message: say.ToWorker, turn: _Turn) -> None:
+    if number is not None:
+        turn.send(state.workers[number].node, say.Tell(worker=number, message=message))
 
 
-def _with_rank(state: State, rank: int, **changes: object) -> State:
-    ranks = list(state.ranks)
-    ranks[rank] = replace(ranks[rank], **changes)  # type: ignore[arg-type]
-    return replace(state, ranks=tuple(ranks))
+def _tell_all(state: State, message: say.ToWorker, turn: _Turn) -> None:
+    for slot in state.slots:
+        _tell(state, slot.worker, message, turn)

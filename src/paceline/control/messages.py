@@ -1,7 +1,8 @@
 """What worker, agent and controller say to each other: JSON lines, one tagged message each.
 
 A worker talks to its agent over a socket pair it inherits; an agent talks to the controller
-over TCP on 127.0.0.1. Everything from or to a worker carries the generation of that worker, so
+over TCP on 127.0.0.1. A worker is a process, with a number that no other one of the run ever has.
+It takes a rank in one generation after the other. What it says carries the generation it is in, so
 that nothing late from an older one is ever taken for news.
 """
 
@@ -17,10 +18,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 # From a worker.
 
 
-class StoreListening(Message, frozen=True, kw_only=True, tag=True):
-    """Rank 0 serves the rendezvous store here."""
+class Ready(Message, frozen=True, kw_only=True, tag=True):
+    """All is done that can be done without a rank: a worker without one is a warm spare now."""
 
     host: str
+    """Where it serves a rendezvous store, should one be needed there."""
+
     port: int
 
 
@@ -31,10 +34,16 @@ class Met(Message, frozen=True, kw_only=True, tag=True):
     backend: str
 
 
+Source = Literal["own", "replica", "shadow", "memory", "checkpoint", "initial"]
+"""Where a rank's state comes from: it was never lost; a rank that holds the same; the neighbour
+that follows a shard's updates; host memory that outlived the process; the disk; the seed."""
+
+
 class Restored(Message, frozen=True, kw_only=True, tag=True):
     """Model and optimizer are built and hold the state to go on from."""
 
     first_step: int
+    source: Source
     checkpoint: str | None
     refused: list[tuple[str, str]]
     """Checkpoints passed over, and why."""
@@ -103,6 +112,16 @@ class FaultDue(Message, frozen=True, kw_only=True, tag=True):
     fault: str
 
 
+class Parked(Message, frozen=True, kw_only=True, tag=True):
+    """The worker has left the process groups of its generation and waits for the next one."""
+
+    applied_step: int
+    """Last step that it applied; -1 when it holds no state, or half of one."""
+
+    reason: str | None
+    """The error that it left with; None when it was only interrupted."""
+
+
 class Completed(Message, frozen=True, kw_only=True, tag=True):
     """The completion record: the only proof of success; an exit code is none."""
 
@@ -126,18 +145,24 @@ class Crashed(Message, frozen=True, kw_only=True, tag=True):
     where: str
     """Last frames of the traceback."""
 
-    peer_lost: bool
-    """Whether it only says that another rank went away."""
-
     retry: bool
     """Whether starting again could help."""
+
+    parks: bool
+    """Whether the process is sound and waits for another try; otherwise it ends."""
+
+    step: int | None
+    """The step it was in, if it was in one."""
+
+    samples: list[int]
+    """Ids of the samples of the micro-batch it was at, if it was at one."""
 
     exit_code: int
     """What `paceline run` exits with if this ends the run; see `errors.EXIT_CODES`."""
 
 
 FromWorker = (
-    StoreListening
+    Ready
     | Met
     | Restored
     | StepDone
@@ -148,6 +173,7 @@ FromWorker = (
     | SaveError
     | StepVotedDown
     | FaultDue
+    | Parked
     | Completed
     | Crashed
 )
@@ -155,18 +181,44 @@ FromWorker = (
 # To a worker.
 
 
-class Rendezvous(Message, frozen=True, kw_only=True, tag=True):
-    """Where to meet."""
+class Join(Message, frozen=True, kw_only=True, tag=True):
+    """Take a rank: who it is now, and where to meet the others."""
 
+    generation: int
+    rank: int
+    local_rank: int
+    world_size: int
     host: str
     port: int
+    faults: list[str]
+    """Faults of the drill that have not fired yet."""
+
+
+class Interrupt(Message, frozen=True, kw_only=True, tag=True):
+    """Leave the process groups of this generation, whatever waits in them, and park."""
+
+    generation: int
 
 
 class StopAtBoundary(Message, frozen=True, kw_only=True, tag=True):
     """Finish the step, save, and end."""
 
 
-ToWorker = Rendezvous | StopAtBoundary
+class Exit(Message, frozen=True, kw_only=True, tag=True):
+    """The run is over for this worker."""
+
+
+ToWorker = Join | Interrupt | StopAtBoundary | Exit
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says, as it is on the wire."""
+
+    generation: int
+    """That it is in; 0 before its first."""
+
+    message: FromWorker
+
 
 # From an agent.
 
@@ -182,16 +234,14 @@ class AgentReady(Message, frozen=True, kw_only=True, tag=True):
 class Started(Message, frozen=True, kw_only=True, tag=True):
     """A worker process runs."""
 
-    generation: int
-    rank: int
+    worker: int
     pid: int
 
 
 class Exited(Message, frozen=True, kw_only=True, tag=True):
     """A worker process is gone."""
 
-    generation: int
-    rank: int
+    worker: int
     pid: int
     returncode: int
     """As in `subprocess`: negative is the signal."""
@@ -203,16 +253,15 @@ class Exited(Message, frozen=True, kw_only=True, tag=True):
 class Said(Message, frozen=True, kw_only=True, tag=True):
     """A worker said something."""
 
+    worker: int
     generation: int
-    rank: int
     message: FromWorker
 
 
 class FaultDone(Message, frozen=True, kw_only=True, tag=True):
     """A drill's fault is carried out."""
 
-    generation: int
-    rank: int
+    worker: int
     pid: int
     fault: str
     monotonic_s: float
@@ -225,49 +274,50 @@ FromAgent = AgentReady | Started | Exited | Said | FaultDone
 
 
 class StartWorker(Message, frozen=True, kw_only=True, tag=True):
-    """Start the process of one rank."""
+    """Start a worker's process."""
 
-    generation: int
-    rank: int
-    faults: list[str]
-    """Faults of the drill that have not fired yet."""
+    worker: int
+    rank: int | None
+    """That it is meant for; None for a spare."""
 
 
 class Tell(Message, frozen=True, kw_only=True, tag=True):
-    """Pass a message on to one rank."""
+    """Pass a message on to one worker."""
 
-    generation: int
-    rank: int
+    worker: int
     message: ToWorker
 
 
-class KillWorkers(Message, frozen=True, kw_only=True, tag=True):
-    """Kill every worker of this generation and older ones."""
+class KillWorker(Message, frozen=True, kw_only=True, tag=True):
+    """Fence one worker: SIGKILL."""
 
-    generation: int
+    worker: int
+
+
+class KillWorkers(Message, frozen=True, kw_only=True, tag=True):
+    """Kill every worker of this node."""
 
 
 class InjectFault(Message, frozen=True, kw_only=True, tag=True):
     """Kill one worker with SIGKILL, as the drill asks."""
 
-    generation: int
-    rank: int
+    worker: int
     fault: str
 
 
 class Leave(Message, frozen=True, kw_only=True, tag=True):
-    """The run is over: end."""
+    """The run is over: let the workers exit, and end."""
 
 
-ToAgent = StartWorker | Tell | KillWorkers | InjectFault | Leave
+ToAgent = StartWorker | Tell | KillWorker | KillWorkers | InjectFault | Leave
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | Word) -> bytes:
     """One line."""
     return msgspec.json.encode(message) + b"\n"
 
 
-from_worker = msgspec.json.Decoder(FromWorker).decode
+from_worker = msgspec.json.Decoder(Word).decode
 to_worker = msgspec.json.Decoder(ToWorker).decode
 from_agent = msgspec.json.Decoder(FromAgent).decode
 to_agent = msgspec.json.Decoder(ToAgent).decode

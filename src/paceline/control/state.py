@@ -1,24 +1,28 @@
 """What the controller knows, what can happen to it, and what it can want done.
 
-Values only; how one follows from the other is in `core.py`. A generation is one set of workers.
-It goes through these phases:
+Values only; how one follows from the other is in `core.py`.
 
-    gathering   agents are starting           -> every agent is there
-    starting    workers are starting          -> every rank has finished a step
-    training    steps are being finished      -> every rank has a completion record
-    fencing     a rank is lost: no worker of this generation may live on
-                -> none does: gathering again with the next generation, or over
+A worker is a process; a slot is a rank of the layout, which a worker takes. Workers without a slot
+are spares. A generation is one set of workers in the slots. The run goes through these phases:
+
+    gathering   agents are starting               -> every agent is there
+    forming     every slot gets a worker that waits for a generation: the one that had it and was
+                interrupted, a spare, or a new process -> every slot has one
+    joining     they meet and bring back the state -> every rank has finished a step
+    training    steps are being finished          -> every rank has a completion record
+                -> a worker is lost: forming, with the next generation
+    clearing    every worker is ended, to start again from a checkpoint -> none lives: forming
     over
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.control import messages as say
 from paceline.errors import RunError
 from paceline.record import events as log
 
-Phase = Literal["gathering", "starting", "training", "fencing", "over"]
+Phase = Literal["gathering", "forming", "joining", "training", "clearing", "over"]
 Outcome = Literal["finished", "interrupted", "failed"]
 
 
@@ -36,8 +40,15 @@ class Setup:
     layout: str
     """Name of the layout, for the record."""
 
+    num_spares: int = 0
+    """Warm spares that are kept."""
+
     first_generation: int = 1
     """One more than the last of the run's record, when it is resumed."""
+
+    park_timeout_s: float = 5.0
+    """How long an interrupted worker may take to leave its groups before it is fenced. A guess: it
+    takes milliseconds, unless it is busy computing or has been stopped."""
 
     fence_timeout_s: float = 10.0
     """How long an agent may take to end its workers before it is ended itself; a guess, a hundred
@@ -55,22 +66,46 @@ class Setup:
         return self.num_nodes * self.ranks_per_node
 
     def node_of(self, rank: int) -> int:
+        """Where a rank's first worker runs."""
         return rank // self.ranks_per_node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """A process that lives, or that an agent was told to start."""
+
+    node: int
+    pid: int | None = None
+    rank: int | None = None
+    """The slot it has, or is meant for."""
+
+    local_rank: int = 0
+    """Its accelerator on its node, once it has a slot."""
+
+    generation: int = 0
+    """The one it was last told to join; 0 is none yet."""
+
+    waits: bool = False
+    """Whether it is ready for the next generation."""
+
+    store: tuple[str, int] | None = None
+    """Where it serves a rendezvous store."""
+
+    is_fenced: bool = False
+    """Whether it was told to die."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
     """What is known of one rank in the current generation."""
 
-    alive: bool = False
-    pid: int | None = None
+    worker: int | None = None
     met: say.Met | None = None
     restored: say.Restored | None = None
     last_step: int = 0
     """Last step finished in this generation; 0 is none."""
 
     completed: say.Completed | None = None
-    crashed: say.Crashed | None = None
 
     @property
     def step(self) -> int:
@@ -79,14 +114,12 @@ class Rank:
         return max(self.last_step, before)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Failure:
     """A failure being recovered from, with the times its phases ended (monotonic seconds)."""
 
     rank: int
     how: str
-    detail: str | None
-    retry: bool
     happened_at: float | None
     """When the fault was injected, where that is known."""
 
@@ -94,7 +127,10 @@ class Failure:
     after_step: int
     """Last step every rank had finished."""
 
-    fenced_at: float | None = None
+    exit_code: int = RunError.exit_code
+    """Of the command, should this end the run."""
+
+    formed_at: float | None = None
     met_at: float | None = None
     restored_at: float | None = None
 
@@ -104,33 +140,53 @@ class Symptom:
     """A survivor notices a lost peer before the kernel tells of its end: sockets close first."""
 
     rank: int
+    reason: str
     since_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class State:
-    """Everything the controller knows."""
+    """Everything the controller knows. `core.decide` alone changes it."""
 
     setup: Setup
     phase: Phase = "gathering"
     generation: int = 0
-    agents: frozenset[int] = frozenset()
-    ranks: tuple[Rank, ...] = ()
+    """The one that is forming or at work."""
+
+    agents: set[int] = field(default_factory=set)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    """Those that live, by number."""
+
+    slots: list[Slot] = field(default_factory=list)
+    """By rank."""
+
+    num_started: int = 0
+    """Workers started so far: the next one's number."""
+
+    num_spares_started: int = 0
     faults: tuple[str, ...] = ()
     """Faults of the drill that have not fired."""
 
     fault_at: float | None = None
-    """When the last fault was carried out in this generation."""
+    """When a fault was last carried out, until its failure is known."""
 
     furthest_step: int = 0
     """Highest step that every rank has finished, in any generation."""
 
+    num_at_step: dict[int, int] = field(default_factory=dict)
+    """How many ranks of this generation have finished a step, of the steps that some have not."""
+
     restarts: int = 0
+    """Generations after the first."""
+
     restarts_in_a_row: int = 0
     """Without getting further than before."""
 
     failed_at_step: int = -1
     """`furthest_step` at the last failure."""
+
+    last_crash: str | None = None
+    """Kind of the last failure, if it was a worker's own exception."""
 
     failure: Failure | None = None
     symptom: Symptom | None = None
@@ -138,8 +194,11 @@ class State:
 
     stop_by: str | None = None
     stops: int = 0
-    deadline_s: float | None = None
-    """When patience ends: with agents that do not report, or workers that do not stop."""
+    form_deadline_s: float | None = None
+    """When patience ends with agents that do not report and workers that do not park or die."""
+
+    stop_deadline_s: float | None = None
+    """When patience ends with workers that do not stop."""
 
     outcome: Outcome | None = None
     reason: str | None = None
@@ -150,24 +209,24 @@ class State:
         if self.outcome == "finished" and self.unsaved:
             return 6
         if self.outcome == "failed":
-            rank = self.ranks[self.failure.rank] if self.failure and self.ranks else Rank()
-            return rank.crashed.exit_code if rank.crashed is not None else RunError.exit_code
+            return self.failure.exit_code if self.failure is not None else RunError.exit_code
         return 130 if self.outcome == "interrupted" else 0
 
     @property
     def unsaved(self) -> bool:
         """Whether the last state of the run is on no disk."""
-        records = [rank.completed for rank in self.ranks if rank.completed is not None]
+        records = [slot.completed for slot in self.slots if slot.completed is not None]
         return any(record.saved_step < record.step for record in records)
 
     @property
     def num_alive(self) -> int:
-        return sum(rank.alive for rank in self.ranks)
+        """Slots that have a worker."""
+        return sum(slot.worker is not None for slot in self.slots)
 
     @property
     def step(self) -> int:
         """Last step that every rank has finished, or had finished when it was restored."""
-        return min((rank.step for rank in self.ranks), default=0)
+        return min((slot.step for slot in self.slots), default=0)
 
 
 # What happens to the controller, besides what agents say.

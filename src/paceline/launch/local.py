@@ -129,6 +129,7 @@ def run_local(
                 resumed=bool(before),
                 first_generation=max((event.generation for event in before), default=0) + 1,
                 layout=plan.layout.name,
+                num_spares=_num_spares(job, plan),
             ),
             faults=tuple(fault for fault in job.spec.drill.kill if fault not in fired),
             events=events,
@@ -142,6 +143,12 @@ def run_local(
         finally:
             agents.end()
             events.close()
+
+
+def _num_spares(job: Job, plan: Plan) -> int:
+    """One warm spare, unless there is nobody whose place it could take while others live on."""
+    asked = job.spec.recovery.spares
+    return asked if asked != "auto" else int(plan.layout.num_ranks > 1)
 
 
 def _versions() -> dict[str, str]:

@@ -39,9 +39,11 @@ class RunStarted(Event, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerStarted(Event, frozen=True, kw_only=True, tag=True):
-    """An agent started the process of one rank."""
+    """An agent started a worker's process."""
 
-    rank: int
+    rank: int | None
+    """That it is meant for; None is a warm spare, which waits for one."""
+
     node: int
     pid: int
 
@@ -152,22 +154,30 @@ class Recovered(Event, frozen=True, kw_only=True, tag=True):
     """Last step that every rank had finished before the failure."""
 
     resumed_from_step: int
-    """Step of the checkpoint; 0 is the initial state."""
+    """Last step that the state has; 0 is the initial state."""
 
     steps_lost: int
     """Finished steps that had to be done again."""
+
+    source: str
+    """Where the state came from, of all ranks the last resort: `own` (nothing was lost), `replica`,
+    `shadow`, `memory`, `checkpoint` or `initial`."""
+
+    in_place: bool
+    """Whether processes lived on with their state; otherwise all of them are new."""
 
     detect_s: float | None
     """From the kill to the controller knowing; None when nobody saw the kill."""
 
     fence_s: float
-    """From knowing until no worker of the old generation was left."""
+    """From knowing until every rank had a worker that waits: the others have left their process
+    groups, and a spare or a new process takes the place of the lost one."""
 
     start_s: float
-    """From there until the new workers had met (Python, imports, process group)."""
+    """From there until they had met in new process groups."""
 
     restore_s: float
-    """From there until the state was back (model built, checkpoint verified and loaded)."""
+    """From there until the state was back on every rank."""
 
     first_step_s: float
     """From there until every rank had finished a step."""

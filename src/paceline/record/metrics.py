@@ -67,11 +67,18 @@ class MetricsLog:
     """The writer of a run's `metrics.jsonl`."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = LineFile(path)
 
     def write(self, metrics: StepMetrics) -> None:
         """Append one step."""
         self._file.write(msgspec.json.encode(metrics))
+
+    def write_missing(self, metrics: StepMetrics) -> None:
+        """Append a step unless it is among the newest in the file: who should have written it may
+        have died before that."""
+        if metrics.step not in {line.step for line in _newest_metrics(self._path)}:
+            self.write(metrics)
 
     def close(self) -> None:
         """Close the file."""
@@ -88,11 +95,25 @@ def read_metrics(path: Path) -> list[StepMetrics]:
 
 def read_all_metrics(path: Path) -> list[StepMetrics]:
     """Every whole line, also of steps that were done again, in the order written."""
+    return _decoded(path.read_bytes()) if path.exists() else []
+
+
+_TAIL_BYTES = 64 << 10
+"""Read for the newest steps: some hundred lines of about 400 bytes."""
+
+
+def _newest_metrics(path: Path) -> list[StepMetrics]:
     if not path.exists():
         return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return _decoded(file.read())
+
+
+def _decoded(content: bytes) -> list[StepMetrics]:
     decoder = msgspec.json.Decoder(StepMetrics)
     found = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in content.split(b"\n"):
         if line.strip():
             try:
                 found.append(decoder.decode(line))

@@ -91,6 +91,10 @@ class RunFolder:
         """Standard output and error of one rank, over all generations."""
         return self.logs / f"rank-{rank}.log"
 
+    def spare_log(self, worker: int) -> Path:
+        """The same of a warm spare, until it takes a rank."""
+        return self.logs / f"spare-{worker}.log"
+
     def job(self) -> Job:
         """The resolved job, its paths starting where the first job file was."""
         job = load_job(self.job_file)

@@ -1,8 +1,8 @@
-"""A worker's line to its agent: messages out at once, orders in when they are asked for."""
+"""A worker's line to its agent: messages out at once, orders in by a thread of their own."""
 
-import select
 import socket
 import threading
+from collections.abc import Callable
 from typing import assert_never
 
 from paceline.control import messages as say
@@ -12,29 +12,60 @@ class Channel:
     """The worker's end of the socket pair it inherited."""
 
     def __init__(self, fd: int) -> None:
+        self.generation = 0
+        """What this worker takes part in; 0 before its first."""
+
+        self.on_interrupt: Callable[[int], None] = lambda generation: None
+        """Called at once, in the thread that listens, with a generation to leave."""
+
         self._socket = socket.socket(fileno=fd)
-        self._unread = b""
-        self._rendezvous: say.Rendezvous | None = None
-        self._stop = False
-        self._closed = False
+        self._joins: list[say.Join] = []
+        self._interrupted = 0
+        self._stop = self._exit = self._closed = False
+        self._news = threading.Condition()
         self._sending = threading.Lock()
+        self._listening = threading.Thread(target=self._listen, name="paceline-agent", daemon=True)
+
+    def open(self) -> None:
+        """Begin to listen."""
+        self._listening.start()
 
     def send(self, message: say.FromWorker) -> None:
         """Send now, from any thread. A lost agent is not this worker's end: the kernel sees to
         that."""
+        word = say.Word(generation=self.generation, message=message)
         try:
             with self._sending:
-                self._socket.sendall(say.encode(message))
+                self._socket.sendall(say.encode(word))
         except OSError:
             self._closed = True
 
-    def wait_for_rendezvous(self) -> say.Rendezvous:
-        """Block until told where to meet."""
-        while self._rendezvous is None:
-            self._read(timeout_s=None)
-            if self._closed:
-                raise ConnectionError("the agent closed the channel before the rendezvous")
-        return self._rendezvous
+    def wait_for_join(self) -> say.Join:
+        """Block until told to take a rank in a later generation, and be in it."""
+        with self._news:
+            self._news.wait_for(lambda: self._joins or self._exit or self._closed)
+            if not self._joins:
+                raise SystemExit(0)
+            order = self._joins.pop()
+            self._joins.clear()
+        self.generation = order.generation
+        return order
+
+    def wait_for_exit(self) -> bool:
+        """Block until the run is over, True, or this generation is to be left, False."""
+        with self._news:
+            self._news.wait_for(lambda: self._exit or self._closed or self.is_interrupted)
+            return not self.is_interrupted
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether this generation is to be left."""
+        return self._interrupted >= self.generation > 0
+
+    def wait_for_interrupt(self, timeout_s: float) -> bool:
+        """Whether this generation is to be left, after some patience."""
+        with self._news:
+            return self._news.wait_for(lambda: self.is_interrupted, timeout_s)
 
     def ask_to_stop(self) -> None:
         """As if the agent had asked: for signals to this process."""
@@ -43,28 +74,37 @@ class Channel:
     @property
     def stop_wanted(self) -> bool:
         """Whether somebody asked to stop at the next step boundary; never blocks."""
-        self._read(timeout_s=0.0)
         return self._stop or self._closed
 
-    def _read(self, timeout_s: float | None) -> None:
-        while not self._closed:
-            ready, _, _ = select.select([self._socket], [], [], timeout_s)
-            if not ready:
-                return
-            received = self._socket.recv(65536)
+    def _listen(self) -> None:
+        unread = b""
+        while True:
+            try:
+                received = self._socket.recv(65536)
+            except OSError:
+                received = b""
             if not received:
-                self._closed = True
-            *lines, self._unread = (self._unread + received).split(b"\n")
+                break
+            *lines, unread = (unread + received).split(b"\n")
             for line in lines:
                 self._take(say.to_worker(line))
-            if timeout_s is None:
-                return
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
 
     def _take(self, message: say.ToWorker) -> None:
-        match message:
-            case say.Rendezvous():
-                self._rendezvous = message
-            case say.StopAtBoundary():
-                self._stop = True
-            case _:
-                assert_never(message)
+        with self._news:
+            match message:
+                case say.Join():
+                    self._joins.append(message)
+                case say.Interrupt(generation=generation):
+                    self._interrupted = max(self._interrupted, generation)
+                case say.StopAtBoundary():
+                    self._stop = True
+                case say.Exit():
+                    self._exit = True
+                case _:
+                    assert_never(message)
+            self._news.notify_all()
+        if isinstance(message, say.Interrupt):
+            self.on_interrupt(message.generation)

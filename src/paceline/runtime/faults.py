@@ -24,7 +24,7 @@ class Faults:
     kill is a real SIGKILL from outside, at a place that is the same every time.
     """
 
-    def __init__(self, faults: Sequence[str], *, rank: int, channel: Channel) -> None:
+    def __init__(self, faults: Sequence[str] = (), *, rank: int, channel: Channel) -> None:
         self._due = [kill for kill in map(_parse, faults) if kill.rank == rank]
         self._channel = channel
 

@@ -26,8 +26,7 @@ from paceline.spec.corpus import find_corpus
 def train(session: Session) -> None:
     """Train the job's model on the job's text."""
     spec = session.job.spec
-    check_same_data(session.run, find_corpus(session.job))
-    text, held_out = load_text(session.job)
+    text, held_out = session.keep("text", lambda: _load(session))
     model = session.build(make_model(session.job, session.plan.decoder))
     optimizer = make_optimizer(model, spec.train, session.ways)
     evaluate = None if held_out is None else _evaluation(session, model, text, held_out)
@@ -36,6 +35,11 @@ def train(session: Session) -> None:
     ):
         step.train(text.samples, text.num_samples)
         step.apply()
+
+
+def _load(session: Session) -> tuple[TextData, TextData | None]:
+    check_same_data(session.run, find_corpus(session.job))
+    return load_text(session.job)
 
 
 def _evaluation(session: Session, model: nn.Module, text: TextData, held_out: TextData) -> Evaluate:

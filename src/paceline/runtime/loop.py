@@ -14,12 +14,15 @@ from torch import nn
 
 from paceline.control import messages as say
 from paceline.errors import Problem, RunError
+from paceline.parallel import replicas_of
 from paceline.parallel.rank_map import rank_of
 from paceline.record.checkpoints import set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
 from paceline.runtime import memory, strategy
 from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
+from paceline.runtime.recovery.heal import adopt, find_routes, receive, send
+from paceline.runtime.recovery.held import StartOver
 from paceline.runtime.step import Step
 
 if TYPE_CHECKING:
@@ -55,7 +58,6 @@ class Loop:
         self._schedule = schedule
         self._job_digest = training_digest(session.job)
         self._started_save = 0
-        self._refused_in_a_row = 0
         self._evaluated_step: int | None = None
         first_rate = float(optimizer.param_groups[0]["lr"]) or 1.0
         # Groups that a person gave another rate than the first keep the ratio.
@@ -63,26 +65,35 @@ class Loop:
 
     def run(self) -> Iterator[Step]:
         """Restore, then every step that is left, then the end's evaluation and checkpoint."""
-        session = self._session
+        session, last = self._session, self._session.job.spec.train.steps
         first = self._restore()
         metrics = MetricsLog(session.run.metrics_file) if session.is_first else None
         board = _TensorBoard(session) if session.is_first else None
-        if first == 1:
+        if session.newest_line is not None and metrics is not None:
+            metrics.write_missing(session.newest_line)
+        lost_save, session.held.lost_save = session.held.lost_save, 0
+        if lost_save and session.is_first:
+            self._channel.send(
+                say.SaveError(step=lost_save, reason="a rank was lost; it is saved anew")
+            )
+        if session.last_step > session.told_step or lost_save:
+            self._after(session.last_step, ended=bool(lost_save) or session.last_step == last)
+        elif first == 1:
             self._evaluate_after(0)
-        for number in range(first, session.job.spec.train.steps + 1):
+        for number in range(first, last + 1):
             step = self._begin(number)
             yield step
             self._check_finished(step)
             self._report(step)
-            ended = step.stop or number == session.job.spec.train.steps
+            ended = step.stop or number == last
+            session.newest_line = self._metrics(step)
             if metrics is not None and board is not None:
-                line = self._metrics(step)
-                metrics.write(line)
-                board.write(line)
+                metrics.write(session.newest_line)
+                board.write(session.newest_line)
             self._tell_of_save(self._checkpointer.poll())
             self._after(number, ended)
             if step.stop:
-                session.interrupted = number < session.job.spec.train.steps
+                session.interrupted = number < last
                 break
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
@@ -90,27 +101,73 @@ class Loop:
             metrics.close()
             board.close()
 
+    def leave(self) -> None:
+        """The generation is over: give up what waits for other ranks."""
+        session, step = self._session, self._session.step
+        abandoned = self._checkpointer.abandon()
+        if abandoned is not None:
+            session.held.lost_save = abandoned.step
+        if step is not None and step.finished and session.last_step == step.number:
+            session.newest_line = self._metrics(step)
+        session.held.undo(step)
+        session.step = None
+
     def _restore(self) -> int:
-        """Bring back the newest valid state of the run; returns the first step to do."""
-        session = self._session
-        restored = self._checkpointer.restore_newest(
-            self._model, self._optimizer, job_digest=self._job_digest
-        )
-        if restored.path is not None:
-            if session.is_first:
-                set_aside([path for path, _ in restored.refused])
-            session.last_step = session.saved_step = self._started_save = restored.step
-            session.held_out_loss = restored.held_out_loss
-            if session.scaler is not None and restored.loss_scaler is not None:
-                session.scaler.load_state_dict(restored.loss_scaler)
+        """Bring back the newest state there is; returns the first step to do."""
+        session, held = self._session, self._session.held
+        source = self._bring_back()
+        checkpoint: str | None = None
+        refused: list[tuple[str, str]] = []
+        if source is None:
+            restored = self._checkpointer.restore_newest(
+                self._model, self._optimizer, job_digest=self._job_digest
+            )
+            if restored.path is None and held.is_anywhere:
+                held.forget()
+                raise StartOver
+            source = "initial" if restored.path is None else "checkpoint"
+            session.last_step = session.saved_step = session.told_step = restored.step
+            session.newest_line = None
+            refused = [(path.name, problem.what) for path, problem in restored.refused]
+            if restored.path is not None:
+                checkpoint = restored.path.name
+                if session.is_first:
+                    set_aside([path for path, _ in restored.refused])
+                session.held_out_loss = restored.held_out_loss
+                if session.scaler is not None and restored.loss_scaler is not None:
+                    session.scaler.load_state_dict(restored.loss_scaler)
+        self._started_save = session.saved_step
+        held.hold(self._model, self._optimizer)
         self._channel.send(
             say.Restored(
                 first_step=session.last_step + 1,
-                checkpoint=restored.path.name if restored.path is not None else None,
-                refused=[(path.name, problem.what) for path, problem in restored.refused],
+                source=source,
+                checkpoint=checkpoint,
+                refused=refused,
             )
         )
         return session.last_step + 1
+
+    def _bring_back(self) -> say.Source | None:
+        """The state that the ranks hold together; None when some of it is nowhere. Collective."""
+        session, held = self._session, self._session.held
+        if not held.is_anywhere:
+            return None
+        routes = find_routes(held.applied, replicas_of(session.plan.layout))
+        if routes is None:
+            return None
+        rank = session.place.rank
+        source: say.Source = "own"
+        if held.applied[rank] == held.newest:
+            adopt(held.live(), (self._model, self._optimizer))
+        for route in routes:
+            if route.source == rank:
+                send(route.to, self._model, self._optimizer, session.facts())
+            elif route.to == rank:
+                source = "replica"
+                device = session.place.device
+                session.take_facts(receive(route.source, self._model, self._optimizer, device))
+        return source
 
     def _begin(self, number: int) -> Step:
         session = self._session
@@ -128,7 +185,9 @@ class Loop:
         rate = self._schedule(number)
         for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
             group["lr"] = rate * share
-        return Step(number, session, self._model, self._optimizer, rate, self._buffers)
+        step = Step(number, session, self._model, self._optimizer, rate, self._buffers)
+        session.step = step
+        return step
 
     def _check_finished(self, step: Step) -> None:
         session = self._session
@@ -141,19 +200,18 @@ class Loop:
                     fix="call step.apply() once at the end of every step",
                 )
             )
-        session.last_step = step.number
         if not step.overflowed:  # fp16 tries lower scales until one fits
-            self._refused_in_a_row = self._refused_in_a_row + 1 if step.refused else 0
+            session.refused_in_a_row = session.refused_in_a_row + 1 if step.refused else 0
         if step.refused is None:
             return
         if session.is_first:
             self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
-        if self._refused_in_a_row >= session.job.spec.train.max_refused_steps:
+        if session.refused_in_a_row >= session.job.spec.train.max_refused_steps:
             raise RunError(
                 Problem(
                     code="R022",
-                    what=f"{self._refused_in_a_row} steps in a row were refused, the last because "
-                    f"{step.refused}",
+                    what=f"{session.refused_in_a_row} steps in a row were refused, the last "
+                    f"because {step.refused}",
                     where=session.job.where("train.max_refused_steps"),
                     fix="lower train.learning_rate, lengthen train.warmup_steps, or use fp32",
                 )
@@ -172,6 +230,7 @@ class Loop:
             self._evaluate_after(number)
         if number % plan.checkpoint_every == 0 or ended:
             self._save(number)
+        self._session.told_step = number
 
     def _evaluate_after(self, number: int) -> None:
         if self._evaluate is None:

@@ -17,14 +17,19 @@ or, so that a layout may also split samples (context) and blocks (pipeline), wit
 What the session does between those lines: the same initial weights on every rank; the model split
 as planned; gradients reduced only where they must be; the global norm and clipping; a vote of all
 ranks before anything is applied; the learning rate; metrics, evaluation and checkpoints; stopping
-at a step boundary; and going on from the newest valid checkpoint with the same samples and the
-same random numbers as if nothing had happened.
+at a step boundary; and going on from the newest state that is anywhere with the same samples and
+the same random numbers as if nothing had happened.
+
+When a rank is lost the training function of every other one is left by an exception, and called
+again in the same process once the ranks have met anew. A warm spare has called it as far as it gets
+without knowing its rank: up to `build`, after the model is made. So what stands before `build`
+should not ask for `place`, and what is costly there goes into `session.keep`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch._dynamo  # the first optimizer imports it: here it counts as start-up, not as training
@@ -34,6 +39,7 @@ from torch import nn
 from paceline.control import messages as say
 from paceline.errors import PlanError, Problem, RunError
 from paceline.plan import Plan
+from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
 from paceline.runtime.channel import Channel
@@ -42,44 +48,25 @@ from paceline.runtime.digest import state_digest
 from paceline.runtime.faults import Faults
 from paceline.runtime.loop import Evaluate, Loop
 from paceline.runtime.optimizer import learning_rate_at
+from paceline.runtime.recovery.held import Held
+from paceline.runtime.recovery.member import Membership, Place
 from paceline.runtime.step import Step
 from paceline.spec import Job
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Who this worker is."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    generation: int
-    """How many times the workers have been started, from 1."""
-
-    device: torch.device
+_T = TypeVar("_T")
 
 
 class Session:
     """One rank's part in a run. The worker makes it; a training function uses it."""
 
     def __init__(
-        self,
-        *,
-        job: Job,
-        plan: Plan,
-        run: RunFolder,
-        place: Place,
-        channel: Channel,
-        faults: Faults,
+        self, *, job: Job, plan: Plan, run: RunFolder, channel: Channel, member: Membership
     ) -> None:
         self.job = job
         """What is asked; `job.spec` has the fields, `job.folder` is where its paths start."""
 
         self.plan = plan
         """What was chosen."""
-
-        self.place = place
-        """Who this worker is."""
 
         self.run = run
         """The run's folder, for files of your own."""
@@ -91,7 +78,7 @@ class Session:
         """Set it to stop the whole run at the next step boundary."""
 
         self.last_step = 0
-        """Last finished step, also of the checkpoint gone on from."""
+        """Last finished step, also of the state gone on from."""
 
         self.saved_step = 0
         """Step of the newest committed checkpoint."""
@@ -99,14 +86,17 @@ class Session:
         self.held_out_loss: float | None = None
         """The newest held-out loss."""
 
-        self.faults = faults
+        self.faults = Faults(rank=-1, channel=channel)
         """A drill's faults that have not fired."""
 
         self.channel = channel
         """The line to this worker's agent."""
 
-        self.meshes = strategy.make_meshes(plan.layout, place.device.type)
-        """Where this rank stands in the layout, and with whom it talks."""
+        self.member = member
+        """How this worker gets its place."""
+
+        self.held = Held()
+        """What this worker keeps from generation to generation."""
 
         self.ways: strategy.Ways | None = None
         """How the model that was built may be split, where that is known."""
@@ -114,16 +104,75 @@ class Session:
         self.scaler = strategy.LossScaler() if plan.precision == "fp16" else None
         """Keeps the gradients inside fp16's range; None in other precisions."""
 
-        device, is_gpu = place.device, place.device.type == "cuda"
-        capability = torch.cuda.get_device_capability(device) if is_gpu else None
-        problems = list(
-            strategy.check_precision(self.precision, plan.layout, device.type, capability)
-        )
-        if problems:
-            raise PlanError(*problems)
-        strategy.set_up_precision(self.precision)
-        self._baseline_bytes = memory.held_bytes(place.device)
+        self.step: Step | None = None
+        """The step that is being done."""
+
+        self.told_step = 0
+        """Last step whose evaluation and checkpoint, where they were due, have been seen to."""
+
+        self.refused_in_a_row = 0
+        """Steps that were refused, one after the other, up to the last."""
+
+        self.newest_line: StepMetrics | None = None
+        """Metrics of the last step that this rank did."""
+
+        self._place: Place | None = None
+        self._meshes: strategy.Meshes | None = None
+        self._kept: dict[str, Any] = {}
+        self._loop: Loop | None = None
+        self._baseline_bytes = 0
         self._digest: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """Who this worker is. Collective, and waits, the first time in a generation: a warm spare
+        waits here until it is needed."""
+        if self._place is None:
+            self._join()
+        assert self._place is not None
+        return self._place
+
+    @property
+    def meshes(self) -> strategy.Meshes:
+        """Where this rank stands in the layout, and with whom it talks. Waits as `place` does."""
+        if self._meshes is None:
+            self._join()
+        assert self._meshes is not None
+        return self._meshes
+
+    @property
+    def generation(self) -> int:
+        """Which set of workers this one is in; 0 before its first. Does not wait."""
+        return self.member.generation
+
+    def facts(self) -> dict[str, Any]:
+        """What goes with the state to a rank that lacks it."""
+        return {
+            "last_step": self.last_step,
+            "told_step": self.told_step,
+            "saved_step": self.saved_step,
+            "held_out_loss": self.held_out_loss,
+            "refused_in_a_row": self.refused_in_a_row,
+            "newest_line": self.newest_line,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+        }
+
+    def take_facts(self, facts: dict[str, Any]) -> None:
+        """Those of the rank whose state this one took over."""
+        scaler = facts.pop("scaler")
+        for name, value in facts.items():
+            setattr(self, name, value)
+        if self.scaler is not None and scaler is not None:
+            self.scaler.load_state_dict(scaler)
+
+    def keep(self, name: str, make: Callable[[], _T]) -> _T:
+        """What `make` returned the first time in this process: for what is costly and the same
+        whatever the rank, such as data and tokenizers. The training function is called again after
+        a failure, and by a warm spare before it has a rank."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: _T = self._kept[name]
+        return kept
 
     @property
     def is_first(self) -> bool:
@@ -146,9 +195,12 @@ class Session:
         Raises:
             PlanError: The model cannot be split as planned; it says which module and number.
         """
-        self._baseline_bytes = memory.held_bytes(self.place.device)
+        if self._baseline_bytes == 0 and self.plan.cluster.backend == "gloo":
+            self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
         torch.manual_seed(self.job.spec.train.seed % 2**63)
         whole = [make_model()]
+        place = self.place
+        self._baseline_bytes = self._baseline_bytes or memory.held_bytes(place.device)
         self.ways = ways or strategy.ways_of(whole[0])
         self._say_risks()
         model = strategy.apply(
@@ -158,9 +210,10 @@ class Session:
             precision=self.precision,
             ways=self.ways,
             options=strategy.options_of(self.job.spec.train),
+            sends=not self.held.is_anywhere,
             on_note=self._note,
         )
-        memory.forget_peak(self.place.device)
+        memory.forget_peak(place.device)
         return model
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -219,11 +272,14 @@ class Session:
             tokens_per_sample=tokens_per_sample,
             schedule=schedule or (lambda step: learning_rate_at(step, spec.train)),
         )
+        self._loop = loop
         yield from loop.run()
         self._digest = state_digest(model, optimizer)
 
-    def completion(self) -> say.Completed:
-        """The completion record of this rank, once the training function has returned.
+    def complete(self) -> None:
+        """Leave the completion record of this rank, once the training function has returned.
+
+        All ranks are through before any says so. Collective.
 
         Raises:
             RunError: The function returned without going through the steps.
@@ -237,7 +293,7 @@ class Session:
                     fix="iterate over session.steps(model, optimizer) to its end",
                 )
             )
-        return say.Completed(
+        record = say.Completed(
             outcome="interrupted" if self.interrupted else "finished",
             step=self.last_step,
             saved_step=self.saved_step,
@@ -247,6 +303,49 @@ class Session:
             baseline_bytes=self._baseline_bytes,
             peak_bytes=memory.peak_bytes(self.place.device),
         )
+        dist.barrier()
+        self.channel.send(record)
+
+    def park(self, reason: str | None) -> None:
+        """Leave this generation, with what this worker holds, and say so."""
+        if self._loop is not None:
+            self._loop.leave()
+        self._loop = self._digest = None
+        self._place = self._meshes = None
+        self.interrupted = False
+        self.member.leave()
+        applied = self.last_step if self.held.is_whole else -1
+        self.channel.send(say.Parked(applied_step=applied, reason=reason))
+
+    @property
+    def step_at(self) -> int | None:
+        """Number of the step that is being done."""
+        return self.step.number if self.step is not None else None
+
+    @property
+    def samples_at(self) -> list[int]:
+        """Ids of the micro-batch that is being done."""
+        return self.step.samples_at if self.step is not None else []
+
+    def _join(self) -> None:
+        """Wait for a place, and meet the others. Collective."""
+        place, self.faults = self.member.join()
+        self.held.tell(self.last_step, place.device)
+        with self.member.opening():
+            meshes = strategy.make_meshes(self.plan.layout, place.device.type)
+        # The world that answered, not the one that was asked for.
+        self.channel.send(say.Met(world_size=len(self.held.applied), backend=dist.get_backend()))
+        self._check_precision(place.device)
+        self._place, self._meshes = place, meshes
+
+    def _check_precision(self, device: torch.device) -> None:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        problems = list(
+            strategy.check_precision(self.precision, self.plan.layout, device.type, capability)
+        )
+        if problems:
+            raise PlanError(*problems)
+        strategy.set_up_precision(self.precision)
 
     def _say_risks(self) -> None:
         """What comes with the compression that the job asks for; once, not after each restart."""

@@ -80,6 +80,9 @@ class Step:
         """Whether some rank was asked to stop, as all ranks agreed in the vote."""
 
         self.samples_digest = ""
+        self.samples_at: list[int] = []
+        """Ids of the micro-batch that was begun last."""
+
         self.forward_s = self.backward_s = self.vote_s = self.apply_s = 0.0
         self._session = session
         self._model = model
@@ -193,6 +196,8 @@ class Step:
         self.grad_norm = summed_norm * mean
         self.vote_s = self._lap()
         self.refused = self._reason_to_refuse(votes)
+        self._settle_buffers()
+        session.held.is_torn = True
         if self.refused is None:
             clip = strategy.clip_factor(self.grad_norm, session.job.spec.train.clip_norm)
             strategy.scale_gradients(self._model, mean * clip)
@@ -204,9 +209,15 @@ class Step:
             if is_overflow or self.refused is None:
                 scaler.update(found_inf=is_overflow)
         self._optimizer.zero_grad()
-        self._settle_buffers()
+        session.last_step = self.number
+        session.held.is_torn = False
         self.apply_s = self._lap()
         self.finished = True
+
+    def undo(self) -> None:
+        """Give up the step: the same can be done again."""
+        self._optimizer.zero_grad()
+        self._put_buffers_back()
 
     def _vote(self, norm: Tensor) -> _Votes:
         """What all ranks have seen. One collective, and one wait for the accelerator."""
@@ -244,9 +255,11 @@ class Step:
         )
         data_rank = session.meshes.place.data
         for part in rank_slots(data_rank, layout.data, batch, layout.micro_batch):
-            yield sample_ids(
+            ids = sample_ids(
                 self.number - 1, part, seed=seed, global_batch=batch, num_samples=num_samples
             )
+            self.samples_at = [int(one) for one in ids]
+            yield ids
 
     def _enter(self, phase: strategy.Phase | None) -> None:
         """Count the time since the last phase, and let a drill's faults pass by."""
@@ -297,7 +310,10 @@ class Step:
         """The same buffers on every rank; after a refused step those from before it."""
         if self.refused is None:
             strategy.send_buffers(self._buffers.tensors(), self._session.meshes)
-            return
+        else:
+            self._put_buffers_back()
+
+    def _put_buffers_back(self) -> None:
         with torch.no_grad():
             for buffer, before in zip(self._buffers.tensors(), self._buffers_before, strict=True):
                 buffer.copy_(before)

@@ -1,13 +1,16 @@
-"""One rank's process: meet the others, run the training function, leave a completion record.
+"""A worker's process: take a rank, run the training function, leave a completion record.
 
-python -m paceline.runtime.worker --run DIR --rank 0 ...     (the agent starts it)
+    python -m paceline.runtime.worker --run DIR ...     (the agent starts it)
+
+When another worker is lost, or this one's program raises, the process lives on: it leaves the
+process groups, keeps model and optimizer, and calls the training function again once it has a place
+in the next generation.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -31,15 +34,16 @@ if TYPE_CHECKING:
     from paceline.spec import Job
 
 
+_NOTICE_S = 0.3
+"""How long an error of its own may turn out to be the echo of another rank's loss. A guess: the
+controller's word of that takes milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Options:
     run: Path
-    rank: int
-    local_rank: int
-    generation: int
     channel: int
     agent: int
-    faults: tuple[str, ...]
 
 
 def main() -> NoReturn:
@@ -47,16 +51,17 @@ def main() -> NoReturn:
     options = _parse(sys.argv[1:])
     die_with_parent(options.agent)
     channel = Channel(options.channel)
+    channel.open()
     _stop_on_signals(channel)
     pid = os.getpid()
     try:
         _work(options, channel)
+    except SystemExit as end:
+        _leave(0 if end.code is None else int(end.code) if isinstance(end.code, int) else 1)
     except BaseException as error:  # noqa: BLE001
         # The edge of the process: whatever it was goes into this log and to the controller, in
         # that order, as the controller ends this process as soon as it hears of it.
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-            sys.stderr.flush()
+        _log(error)
         if os.getpid() == pid:  # a forked child of the program's speaks for nobody
             channel.send(_last_words(error))
         _leave(1)
@@ -65,65 +70,79 @@ def main() -> NoReturn:
 
 def _work(options: _Options, channel: Channel) -> None:
     import torch
-    import torch.distributed as dist
 
-    from paceline.runtime.faults import Faults
-    from paceline.runtime.session import Place, Session
+    from paceline.runtime.recovery.groups import Groups
+    from paceline.runtime.recovery.member import Member
+    from paceline.runtime.session import Session
 
     run = open_run(options.run)
     job, plan = run.job(), run.plan()
-    device = _device(plan.cluster.backend, options.local_rank)
-    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")
-    backend = transports(plan.cluster.backend, plan.layout)
-    _meet(options, channel, plan.layout.num_ranks, backend, device, job)
-    place = Place(
-        rank=options.rank,
-        world_size=dist.get_world_size(),
-        local_rank=options.local_rank,
-        generation=options.generation,
-        device=device,
+    torch.use_deterministic_algorithms(True, warn_only=plan.cluster.backend != "gloo")
+    groups = Groups(
+        backend=transports(plan.cluster.backend, plan.layout), listener=_listener(job, channel)
     )
-    session = Session(
-        job=job,
-        plan=plan,
-        run=run,
-        place=place,
-        channel=channel,
-        faults=Faults(options.faults, rank=options.rank, channel=channel),
-    )
+    channel.on_interrupt = groups.interrupt
+    member = Member(channel=channel, groups=groups, run=run, backend=plan.cluster.backend)
+    session = Session(job=job, plan=plan, run=run, channel=channel, member=member)
     program = _program(job)
-    program(session)
-    record = session.completion()
-    del session, program
-    _part(channel, record)
+    while not _finish(program, session, channel):
+        pass
+
+
+def _finish(program: Callable[[Session], None], session: Session, channel: Channel) -> bool:
+    """One call of the training function; whether the run is over for this worker."""
+    pid = os.getpid()
+    try:
+        program(session)
+        session.complete()
+        if channel.wait_for_exit():
+            return True
+        session.park(None)
+    except BaseException as error:  # of the program; told, and tried again
+        if os.getpid() != pid or isinstance(error, SystemExit):
+            raise
+        if not _may_go_on(error, session, channel):
+            raise
+    return False
+
+
+def _may_go_on(error: BaseException, session: Session, channel: Channel) -> bool:
+    """Park after an error that is only the echo of another rank's loss, or that another try may
+    get over; False for one that ends this process."""
+    from paceline.runtime.recovery.held import StartOver
+
+    if isinstance(error, StartOver):
+        return True
+    if session.generation == 0:
+        return False
+    if channel.wait_for_interrupt(0.0 if say.names_lost_peer(str(error)) else _NOTICE_S):
+        session.park(None)
+        return True
+    if say.names_lost_peer(str(error)):
+        session.park(_printable(str(error))[:2000])
+        return True
+    words = _last_words(error, session)
+    if not words.parks:
+        return False
+    _log(error)
+    channel.send(words)
+    session.park(words.kind)
+    return True
+
+
+def _log(error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
+        sys.stderr.flush()
 
 
 def _parse(arguments: Sequence[str]) -> _Options:
     parser = argparse.ArgumentParser(prog="paceline-worker", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    for name in ("rank", "local-rank", "generation", "channel", "agent"):
+    for name in ("channel", "agent"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--faults", default="", help="faults of a drill, joined by commas")
     options = parser.parse_args(arguments)
-    faults = tuple(fault for fault in options.faults.split(",") if fault)
-    return _Options(
-        options.run,
-        options.rank,
-        options.local_rank,
-        options.generation,
-        options.channel,
-        options.agent,
-        faults,
-    )
-
-
-def _device(backend: str, local_rank: int) -> torch.device:  # type: ignore[name-defined] # noqa: F821
-    import torch
-
-    if backend == "gloo":
-        return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    return _Options(options.run, options.channel, options.agent)
 
 
 def transports(backend: str, layout: Layout) -> str:
@@ -136,54 +155,23 @@ def transports(backend: str, layout: Layout) -> str:
     return "cpu:gloo,cuda:nccl" if backend == "nccl" and layout.offload == "cpu" else backend
 
 
-def _meet(
-    options: _Options,
-    channel: Channel,
-    num_ranks: int,
-    backend: str,
-    device: torch.device,  # type: ignore[name-defined] # noqa: F821
-    job: Job,
-) -> None:
-    """Form the process group: rank 0 serves the store, the controller says where."""
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import TCPStore  # where dist has it from, with its types
+def _listener(job: Job, channel: Channel) -> socket.socket:
+    """The socket of this worker's store. A port that was asked for is the first worker's."""
+    from paceline.runtime.recovery.groups import listen_for_store
 
-    store = None
-    if options.rank == 0:
-        listener = _listen(job)
-        host, port = listener.getsockname()
-        store = TCPStore(
-            host, port, num_ranks, True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        channel.send(say.StoreListening(host=host, port=port))
-    where = channel.wait_for_rendezvous()
-    if store is None:
-        store = TCPStore(where.host, where.port, num_ranks, False)
-    dist.init_process_group(backend, store=store, rank=options.rank, world_size=num_ranks)
-    here = torch.ones(1, device=device)
-    dist.all_reduce(here)  # the world that answers, not the one that was asked for
-    channel.send(say.Met(world_size=int(here.item()), backend=dist.get_backend()))
-
-
-def _listen(job: Job) -> socket.socket:
-    """The store's socket, on this machine only: given a host, TCPStore listens to all of them."""
     asked = job.spec.cluster.rendezvous_port
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port = asked if asked != "auto" and os.environ.get("RANK") == "0" else 0
     try:
-        listener.bind(("127.0.0.1", 0 if asked == "auto" else asked))
+        return listen_for_store(port)
     except OSError as error:
         raise JobError(
             Problem(
                 code="R012",
-                what=f"port {asked} cannot be used on 127.0.0.1: {error.strerror}",
+                what=f"port {port} cannot be used on 127.0.0.1: {error.strerror}",
                 where=job.where("cluster.rendezvous_port"),
                 fix="leave it out to take a free port, or end the program that holds it",
             )
         ) from None
-    listener.listen(4096)
-    return listener
 
 
 def _program(job: Job) -> Callable[[Session], None]:
@@ -220,31 +208,25 @@ def _stop_on_signals(channel: Channel) -> None:
     signal.signal(signal.SIGINT, stop)
 
 
-def _part(channel: Channel, record: say.Completed) -> None:
-    """End together: every rank is through before any leaves.
-
-    A DDP model that is alive when the interpreter shuts down makes gloo's thread abort the
-    process (torch 2.13). So the model is collected first, the groups are destroyed after a
-    barrier, and the process leaves without interpreter shutdown; what counts is the record.
-    """
-    import torch.distributed as dist
-
-    gc.collect()
-    dist.barrier()
-    channel.send(record)
-    dist.destroy_process_group()
+_BROKEN = ("CUDA error", "AcceleratorError", "out of memory", "MemoryError", "NCCL error")
+"""What a process does not get over: the accelerator's context is lost, or its memory is full."""
 
 
-def _last_words(error: BaseException) -> say.Crashed:
+def _last_words(error: BaseException, session: Session | None = None) -> say.Crashed:
     text = _printable(str(error))
+    kind = type(error).__name__
     frames = traceback.format_exception(error)[-6:]
     needs_a_person = isinstance(error, PacelineError | ImportError | SyntaxError)
+    is_broken = any(words in f"{kind}: {text}" for words in _BROKEN)
+    retry = not needs_a_person
     return say.Crashed(
-        kind=type(error).__name__,
+        kind=kind,
         message=text[:2000],
         where=_printable("".join(frames))[-4000:],
-        peer_lost=say.names_lost_peer(text),
-        retry=not needs_a_person,
+        retry=retry,
+        parks=retry and not is_broken and session is not None,
+        step=session.step_at if session is not None else None,
+        samples=session.samples_at if session is not None else [],
         exit_code=error.exit_code if isinstance(error, PacelineError) else RunError.exit_code,
     )
 

@@ -364,7 +364,13 @@ class RecoverySpec:
     """What happens when a worker or a node dies."""
 
     max_restarts: Whole = 3
-    """Restarts in a row without a finished step between them before the run gives up."""
+    """Recoveries in a row without a finished step between them before the run gives up. The last
+    one ends every process and goes on from a checkpoint."""
+
+    spares: Whole | Auto = "auto"
+    """Warm spares: processes that have imported everything and built the model, and wait to take a
+    lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of one more
+    rank before training."""
 
     grace: Seconds = 60.0
     """How long workers may take to reach a step boundary and save when asked to stop."""

@@ -16,8 +16,9 @@ from paceline.runtime.bench.communication import BEGIN, END, communication_of
 from paceline.runtime.data import load_text
 from paceline.runtime.models import import_named, make_model
 from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.recovery.member import Place, Settled
 from paceline.runtime.sampling import Ids
-from paceline.runtime.session import Place, Session
+from paceline.runtime.session import Session
 
 OnProgress = Callable[[str], None]
 
@@ -55,7 +56,7 @@ def bench_rank(
     )
     baseline_bytes = memory.held_bytes(device)
     session = Session(
-        job=run.job(), plan=run.plan(), run=run, place=place, channel=line, faults=marks
+        job=run.job(), plan=run.plan(), run=run, channel=line, member=Settled(place, marks)
     )
     with suppress(_Enough):
         _program(session, clock)

@@ -1,1 +1,2 @@
-"""What a rank's state can be checked against, and where it can be brought back from."""
+"""How a worker goes from one generation to the next: what it keeps, what a rank's state is checked
+against, and where a lost one is brought back from."""

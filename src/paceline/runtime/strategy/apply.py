@@ -67,6 +67,7 @@ def apply(
     precision: Precision,
     ways: Ways | None = None,
     options: Options = Options(),
+    sends: bool = True,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
     """The model, ready to train in the layout; every rank starts from rank 0's weights.
@@ -80,6 +81,7 @@ def apply(
         ways: Where the blocks are and how matrices split. Left out, it is found: for known models
             by their kind, for others from their structure, and only where the layout needs it.
         options: What is left to choose.
+        sends: Whether all start from rank 0's weights; not where other ones are loaded at once.
         on_note: Told of what is done otherwise than it was asked for.
 
     Returns:
@@ -89,7 +91,8 @@ def apply(
     Raises:
         PlanError: The model cannot be split like that; it says which module and number.
     """
-    send_from_first_rank(model, meshes.device_type)
+    if sends:
+        send_from_first_rank(model, meshes.device_type)
     ways = ways or ways_of(model)
     if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
         ways = generic_ways(model, splits_tensors=layout.tensor > 1)

@@ -71,6 +71,23 @@ class Replica(DistributedDataParallel):
         )
         self._has_looked = static_graph or looks
         self._hook: tuple[object, CommunicationHook] | None = None
+        if not looks:
+            self._settle_buckets()
+
+    def _settle_buckets(self) -> None:
+        """Fill the buckets in the order that gradients come in, once and for all.
+
+        DDP itself does so after the first backward pass it sees: then the first step after every
+        restart would add up the ranks' gradients in another order than an undisturbed run, and end
+        with other last bits on more than two ranks.
+        """
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> Any:
+        """Last parameters first, as the backward pass comes to them."""
+        parameters, is_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], is_sparse[::-1]
 
     def compress(self, state: object, hook: CommunicationHook) -> None:
         """Reduce gradients by a communication hook, which gives sums: see `hooks.py`."""
@@ -106,7 +123,8 @@ class Replica(DistributedDataParallel):
     def _look_in_every_step(self) -> None:
         """Build the reduction anew: torch's takes this option only when it is built."""
         self.find_unused_parameters = True
-        parameters, is_sparse = self._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        # Given a size, torch turns the order round by itself.
+        parameters, is_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         names = self._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
         self._ddp_init_helper(parameters, is_sparse, names, False)  # type: ignore[no-untyped-call]
         if self._hook is not None:

@@ -1,0 +1,193 @@
+"""The process groups of one generation: meet, and get out of them whatever waits inside.
+
+Nothing in torch frees a gloo collective whose peer is gone: `abort` and `shutdown` return, and the
+collective waits for its time limit; ranks that are no neighbours of the lost one hear nothing at
+all (measured, torch 2.13). Shutting down the sockets of the groups does, within milliseconds: every
+operation on them, now or later, raises. NCCL has `abort`.
+
+Leaves out: which ranks there are (the controller says), and the meshes on top.
+"""
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # where dist has them from, typed
+
+from paceline.control.messages import Join
+
+_STORE_TIMEOUT = timedelta(seconds=300)
+"""For a key that another rank has to write; torch's default."""
+
+_Sockets = dict[int, int]
+"""File descriptor -> inode, which tells a socket from a later one with the same descriptor."""
+
+
+class Interrupted(Exception):
+    """This generation is over; another one follows."""
+
+
+class Groups:
+    """The process groups of this worker, from generation to generation."""
+
+    def __init__(self, *, backend: str, listener: socket.socket) -> None:
+        """
+        Args:
+            backend: As for `init_process_group`.
+            listener: Where the rendezvous store is served; taken over.
+        """
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        """Of the store that this process serves, whether or not anybody comes."""
+
+        self._backend = backend
+        host, port = self.address
+        self._server = TCPStore(
+            host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self._store: TCPStore | None = None
+        self._generation = 0
+        self._interrupted = 0
+        self._sockets: _Sockets = {}
+        self._before: _Sockets | None = None
+        self._lock = threading.Lock()
+
+    def join(self, order: Join) -> None:
+        """Form the default group of a generation. Collective.
+
+        Raises:
+            Interrupted: Before all had met, the generation was given up.
+        """
+        self._generation = order.generation
+        with self.opening():
+            self._store = TCPStore(order.host, order.port, None, False, _STORE_TIMEOUT)
+            prefix = PrefixStore(f"generation-{order.generation}", self._store)
+            dist.init_process_group(
+                self._backend, store=prefix, rank=order.rank, world_size=order.world_size
+            )
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Around whatever makes process groups: their sockets are the ones that an interruption
+        shuts down.
+
+        Raises:
+            Interrupted: Afterwards, when an interruption came meanwhile.
+        """
+        with self._lock:
+            self._before = _tcp_sockets()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sockets |= self._opened()
+                self._before = None
+                if self._is_interrupted:
+                    _shut_down(self._sockets)
+        if self._is_interrupted:
+            raise Interrupted
+
+    def interrupt(self, generation: int) -> None:
+        """Make every operation of this generation's groups raise, in whatever thread it waits."""
+        with self._lock:
+            self._interrupted = max(self._interrupted, generation)
+            if self._is_interrupted:
+                _shut_down(self._sockets | self._opened())
+                _abort_nccl()
+
+    def leave(self) -> None:
+        """Destroy the groups, so that others can be made under the same names."""
+        with self._lock:
+            self._interrupted = max(self._interrupted, self._generation)
+            _shut_down(self._sockets)
+            self._sockets = {}
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._interrupted >= self._generation > 0
+
+    def _opened(self) -> _Sockets:
+        """Since `opening` began. What others opened to the store that is served here is theirs."""
+        if self._before is None:
+            return {}
+        found = _tcp_sockets(but_port=self.address[1])
+        return {fd: inode for fd, inode in found.items() if self._before.get(fd) != inode}
+
+
+def listen_for_store(port: int) -> socket.socket:
+    """A socket for the store, on this machine only: given a host, TCPStore listens to all of them.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        OSError: It is taken.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(4096)
+    return listener
+
+
+def _tcp_sockets(*, but_port: int | None = None) -> _Sockets:
+    """The connected TCP sockets of this process, but those accepted at one port."""
+    found: _Sockets = {}
+    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        fd = int(name)
+        with _borrowed(fd) as each:
+            if each is not None and not (but_port and each.getsockname()[1] == but_port):
+                found[fd] = os.fstat(fd).st_ino
+    return found
+
+
+def _shut_down(sockets: _Sockets) -> None:
+    for fd, inode in sockets.items():
+        with _borrowed(fd) as each:
+            if each is not None and os.fstat(fd).st_ino == inode:
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket | None]:
+    """A connected TCP socket by its descriptor, which is left open; None for anything else. A
+    socket that breaks meanwhile is as good as closed.
+
+    Listening ones are none: gloo's thread ends the process when its listener is shut down.
+    """
+    try:
+        copy = socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
+    except OSError:  # closed meanwhile
+        copy = None
+    if copy is None:
+        yield None
+        return
+    try:
+        is_tcp = (
+            copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+        )
+        is_listening = is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        yield copy if is_tcp and not is_listening else None
+    except OSError:
+        pass
+    finally:
+        copy.close()
+
+
+def _abort_nccl() -> None:
+    for group in list(dist.distributed_c10d._world.pg_map):
+        for device in group._device_types:
+            if device.type == "cuda":
+                group._get_backend(torch.device("cuda")).abort()
