@@ -52,7 +52,7 @@ class Scene:
     def write_job(self) -> None:
         (self.folder / "job.yaml").write_text(yaml.safe_dump(self.job))
 
-    def paceline(self, *arguments: str, timeout: float = 300) -> "subprocess.CompletedProcess[str]":
+    def paceline(self, *arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
         """Run the command to its end, whatever its exit code."""
         return subprocess.run(
             [sys.executable, "-m", "paceline", *arguments],
@@ -152,3 +152,12 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+def agent_of(worker: int) -> int:
+    """Process id of a worker's agent, by the worker's: the nursery that forked it is between."""
+    return _parent(_parent(worker))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.run.scene import Record, Scene, is_alive, wait_until
+from tests.run.scene import Record, Scene, agent_of, is_alive, wait_until
 
 from paceline.record import events as log
 
@@ -79,11 +79,13 @@ def test_killed_at_random_steps_fsdp2_ends_with_the_same_bits(scene, clean_fsdp2
     assert run.finished.restarts == 1
 
 
-def test_killed_while_a_checkpoint_is_written_the_previous_one_is_used(scene, clean):
+def test_killed_while_a_checkpoint_is_written_no_step_is_lost_and_it_is_written_anew(scene, clean):
     run = scene.run("killed-in-save", *drill("rank=1@step=8@save"))
     assert_same_end(run, clean)
     (recovered,) = run.of(log.Recovered)
-    assert recovered.resumed_from_step == 4
+    assert recovered.steps_lost == 0
+    (failed,) = run.of(log.CheckpointFailed)
+    assert failed.step == 8
     assert not [name for name in run.checkpoints if name.endswith(".tmp")]
 
 
@@ -109,7 +111,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, c
     record = scene.record("node")
     wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
     first = record.of(log.WorkerStarted)[0]
-    agent = int(Path(f"/proc/{first.pid}/status").read_text().split("PPid:")[1].split()[0])
+    agent = agent_of(first.pid)
     os.kill(agent, signal.SIGKILL)
     wait_until(lambda: not is_alive(first.pid), what="the agent's worker to die", timeout_s=5)
     output, _ = process.communicate(timeout=120)
@@ -285,7 +287,7 @@ def test_an_agent_that_does_not_answer_is_ended_by_force(scene, clean):
     record = scene.record("stopped-agent")
     wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
     first = record.of(log.WorkerStarted)[0]
-    agent = int(Path(f"/proc/{first.pid}/status").read_text().split("PPid:")[1].split()[0])
+    agent = agent_of(first.pid)
     os.kill(agent, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)

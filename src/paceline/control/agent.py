@@ -14,7 +14,6 @@ import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -23,7 +22,9 @@ from pathlib import Path
 import msgspec
 
 from paceline.control import messages as say
+from paceline.control.nursery import Child, Nursery
 from paceline.record.run import RunFolder, open_run
+from paceline.topology import Cluster
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 """Environment variable with the secret that proves an agent belongs to this controller."""
@@ -49,16 +50,10 @@ class _Worker:
     """A worker process and our end of its channel."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: Child
     channel: asyncio.StreamWriter
     reader: asyncio.Task[None]
     fenced: bool = False
-
-    def kill(self) -> None:
-        """SIGKILL to its whole process group, if it is still ours."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Agent:
@@ -75,14 +70,14 @@ class Agent:
         self._grace_s = spec.recovery.grace
         cluster = run.plan().cluster
         self._ranks_per_node = cluster.ranks_per_node
-        self._num_ranks = cluster.ranks_per_node * cluster.num_nodes
-        self._threads = max(1, int(cluster.cores_per_rank or 1))
+        self._nursery = Nursery(_environment(cluster), run.logs / f"agent-{node}.log")
 
     async def serve(self) -> None:
         """Obey the controller until it says leave, or is gone."""
         host, port = self._controller
         reader, writer = await asyncio.open_connection(host, port, limit=LINE_LIMIT)
         self._to_controller = writer
+        self._nursery.open()
         token = os.environ.get(TOKEN_VARIABLE, "")
         self._report(say.AgentReady(node=self._node, token=token, pid=os.getpid()))
         try:
@@ -98,6 +93,7 @@ class Agent:
             await self._stop_gently()
         finally:
             await self._end_all()
+            self._nursery.close()
             writer.close()
 
     async def _obey(self, order: say.ToAgent) -> None:
@@ -117,7 +113,7 @@ class Agent:
                 worker = self._workers.get(order.worker)
                 if worker is not None:
                     now = time.monotonic()
-                    worker.kill()
+                    worker.process.kill()
                     self._report(
                         say.FaultDone(
                             worker=order.worker,
@@ -132,57 +128,37 @@ class Agent:
     def _fence(self, worker: _Worker | None) -> None:
         if worker is not None:
             worker.fenced = True
-            worker.kill()
+            worker.process.kill()
 
     async def _start(self, order: say.StartWorker) -> None:
         ours, theirs = socket.socketpair()
-        command = [
-            *(sys.executable, "-m", "paceline.runtime.worker"),
-            *("--run", str(self._run.path), "--channel", str(theirs.fileno())),
-            *("--agent", str(os.getpid())),
-        ]
         logs = self._run
         path = logs.spare_log(order.worker) if order.rank is None else logs.rank_log(order.rank)
         with path.open("ab") as log:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             log.write(f"--- worker {order.worker}, {stamp}\n".encode())
             log.flush()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-                env=self._worker_environment(order.rank),
+            process = self._nursery.start(
+                order.worker,
+                ["--run", str(self._run.path)],
+                self._place_of(order.rank),
+                channel=theirs,
+                log=log,
             )
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         listening = asyncio.create_task(self._listen(order.worker, reader))
         worker = _Worker(order.worker, process, writer, listening)
         self._workers[order.worker] = worker
-        self._report(say.Started(worker=order.worker, pid=process.pid))
-        task = asyncio.create_task(self._wait(worker))
+        task = asyncio.create_task(self._follow(worker))
         self._exits.add(task)
         task.add_done_callback(self._exits.discard)
 
-    def _worker_environment(self, rank: int | None) -> dict[str, str]:
-        """What the launcher must set: the names torch reads, and no more threads than cores. A
-        spare learns its rank when it joins."""
-        environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
-        environment |= {
-            "WORLD_SIZE": str(self._num_ranks),
-            "LOCAL_WORLD_SIZE": str(self._ranks_per_node),
-            "PYTHONUNBUFFERED": "1",
-        }
-        if rank is not None:
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank % self._ranks_per_node)}
-            environment |= place
-        environment.setdefault("OMP_NUM_THREADS", str(self._threads))
-        # Gloo would take the interface of the host's name; everything here is on this machine.
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        return environment
+    def _place_of(self, rank: int | None) -> dict[str, str]:
+        """The names torch reads. A spare learns its rank when it joins."""
+        if rank is None:
+            return {}
+        return {"RANK": str(rank), "LOCAL_RANK": str(rank % self._ranks_per_node)}
 
     async def _listen(self, number: int, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(ConnectionError, ValueError):  # ValueError: beyond LINE_LIMIT
@@ -195,21 +171,23 @@ class Agent:
                     say.Said(worker=number, generation=word.generation, message=word.message)
                 )
 
-    async def _wait(self, worker: _Worker) -> None:
-        """Report an exit the moment the kernel knows of it."""
-        await _exit_of(worker.process)
+    async def _follow(self, worker: _Worker) -> None:
+        """Report a worker's birth, and its exit the moment it is known of."""
+        pid = await worker.process.born()
+        self._report(say.Started(worker=worker.number, pid=pid))
+        returncode = await worker.process.wait()
         # Last words first. A grandchild may hold the channel open, so do not wait long for its end.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(worker.reader, timeout=0.2)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, signal.SIGKILL)  # what it started ends with it
+            os.killpg(pid, signal.SIGKILL)  # what it started ends with it
         worker.channel.close()
         del self._workers[worker.number]
         self._report(
             say.Exited(
                 worker=worker.number,
-                pid=worker.process.pid,
-                returncode=worker.process.returncode,
+                pid=pid,
+                returncode=returncode,
                 fenced=worker.fenced,
             )
         )
@@ -231,7 +209,7 @@ class Agent:
     async def _end_all(self) -> None:
         for worker in list(self._workers.values()):
             worker.fenced = True
-            worker.kill()
+            worker.process.kill()
         if self._exits:
             await asyncio.wait(self._exits, timeout=5)
 
@@ -240,21 +218,18 @@ class Agent:
             self._to_controller.write(say.encode(message))
 
 
-async def _exit_of(process: subprocess.Popen[bytes]) -> None:
-    """Return once the process has ended and is reaped."""
-    if not hasattr(os, "pidfd_open"):  # not Linux
-        await asyncio.to_thread(process.wait)
-        return
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    fd = os.pidfd_open(process.pid)
-    loop.add_reader(fd, gone.set)
-    try:
-        await gone.wait()
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-    process.wait()
+def _environment(cluster: Cluster) -> dict[str, str]:
+    """What a launcher must set for every worker: no more threads than cores, and where to talk."""
+    environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+    environment |= {
+        "WORLD_SIZE": str(cluster.ranks_per_node * cluster.num_nodes),
+        "LOCAL_WORLD_SIZE": str(cluster.ranks_per_node),
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, int(cluster.cores_per_rank or 1))))
+    # Gloo would take the interface of the host's name; everything here is on this machine.
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    return environment
 
 
 def main() -> None:

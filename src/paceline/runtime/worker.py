@@ -1,6 +1,6 @@
 """A worker's process: take a rank, run the training function, leave a completion record.
 
-    python -m paceline.runtime.worker --run DIR ...     (the agent starts it)
+    python -m paceline.runtime.worker --run DIR ...     (the agent's nursery starts it)
 
 When another worker is lost, or this one's program raises, the process lives on: it leaves the
 process groups, keeps model and optimizer, and calls the training function again once it has a place
@@ -43,13 +43,13 @@ controller's word of that takes milliseconds."""
 class _Options:
     run: Path
     channel: int
-    agent: int
+    parent: int
 
 
 def main() -> NoReturn:
     """Entry point of the worker's process; never returns and never raises."""
     options = _parse(sys.argv[1:])
-    die_with_parent(options.agent)
+    die_with_parent(options.parent)
     channel = Channel(options.channel)
     channel.open()
     _stop_on_signals(channel)
@@ -139,10 +139,10 @@ def _log(error: BaseException) -> None:
 def _parse(arguments: Sequence[str]) -> _Options:
     parser = argparse.ArgumentParser(prog="paceline-worker", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    for name in ("channel", "agent"):
+    for name in ("channel", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args(arguments)
-    return _Options(options.run, options.channel, options.agent)
+    return _Options(options.run, options.channel, options.parent)
 
 
 def transports(backend: str, layout: Layout) -> str:
