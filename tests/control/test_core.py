@@ -1,10 +1,12 @@
-"""The controller's mind, fed with what agents say; no process is started."""
+"""The controller's mind, fed with what agents say; no process is started.
+
+Workers are told by their numbers: in a run of two ranks and one spare, 0 and 1 have the ranks, and
+2 is the spare that is started once every rank has finished a step.
+"""
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from paceline.control import messages as say
 from paceline.control import state
@@ -15,16 +17,19 @@ SETUP = state.Setup(
     num_nodes=2,
     ranks_per_node=1,
     num_steps=100,
-    max_restarts=2,
+    max_restarts=3,
     grace_s=10.0,
     versions={"paceline": "test"},
     resumed=False,
     layout="DDP over 2 ranks",
 )
+SPARE = replace(SETUP, num_nodes=1, ranks_per_node=2, num_spares=1)
+FOUR = replace(SETUP, num_nodes=2, ranks_per_node=2, num_spares=1)
+FAULT = "rank=1@step=3"
 
 
 class Scene:
-    """A controller, and a clock that moves a second with every event."""
+    """A controller, and a clock that moves a tenth of a second with every event."""
 
     def __init__(self, setup: state.Setup = SETUP, faults: tuple[str, ...] = ()) -> None:
         self.state = state.State(setup=setup, faults=faults)
@@ -32,50 +37,79 @@ class Scene:
         self.events: list[log.AnyEvent] = []
         self.sent: list[tuple[int, say.ToAgent]] = []
         self.agents_started: list[int] = []
-        self.killed_agents: list[state.KillAgent] = []
+        self.agents_killed: list[int] = []
 
     def feed(self, event: state.Happening) -> None:
-        self.now += 1.0
-        self.state, actions = decide(self.state, event, state.Clock(self.now, self.now + 1e9))
-        for action in actions:
+        self.now += 0.1
+        for action in decide(self.state, event, state.Clock(self.now, self.now + 1e9)):
             match action:
                 case state.Record(recorded):
                     self.events.append(recorded)
                 case state.Send(node, message):
                     self.sent.append((node, message))
-                case state.KillAgent():
-                    self.killed_agents.append(action)
+                case state.KillAgent(node):
+                    self.agents_killed.append(node)
                 case state.StartAgent(node):
                     self.agents_started.append(node)
 
-    def says(self, rank: int, message: say.FromWorker) -> None:
-        self.feed(say.Said(generation=self.state.generation, rank=rank, message=message))
+    def wait(self, seconds: float) -> None:
+        """Ticks, as the controller has them."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.4
+            self.feed(state.Tick())
 
-    def exits(self, rank: int, returncode: int, *, fenced: bool = False) -> None:
-        generation = self.state.generation
-        self.feed(
-            say.Exited(
-                generation=generation, rank=rank, pid=1, returncode=returncode, fenced=fenced
-            )
-        )
+    def says(self, number: int, message: say.FromWorker, *, generation: int | None = None) -> None:
+        if generation is None:
+            worker = self.state.workers.get(number)
+            generation = worker.generation if worker is not None else 0
+        self.feed(say.Said(worker=number, generation=generation, message=message))
 
-    def bring_up(self, first_step: int = 1) -> None:
-        if self.state.generation == 0:
-            self.feed(state.Begin())
+    def ready(self, *numbers: int) -> None:
+        for number in numbers:
+            self.feed(say.Started(worker=number, pid=100 + number))
+            self.says(number, say.Ready(host="10.0.0.1", port=5000 + number))
+
+    def exits(self, number: int, returncode: int = -9, *, fenced: bool = False) -> None:
+        pid = 100 + number
+        self.feed(say.Exited(worker=number, pid=pid, returncode=returncode, fenced=fenced))
+
+    def parks(self, *numbers: int, reason: str | None = None) -> None:
+        for number in numbers:
+            self.says(number, say.Parked(applied_step=1, reason=reason))
+
+    def begin(self) -> None:
+        self.feed(state.Begin())
         for node in range(self.state.setup.num_nodes):
-            if node not in self.state.agents:
-                self.feed(state.AgentJoined(node))
-        for rank in range(2):
-            self.feed(say.Started(generation=self.state.generation, rank=rank, pid=10 + rank))
-        self.says(0, say.StoreListening(host="127.0.0.1", port=4711))
-        for rank in range(2):
-            self.says(rank, say.Met(world_size=2, backend="gloo"))
-        for rank in range(2):
-            self.says(rank, restored(first_step))
+            self.feed(state.AgentJoined(node))
+
+    def meet(self, *, source: say.Source = "own", first_step: int = 1) -> None:
+        """All that have a rank meet, and have their state."""
+        for slot in self.state.slots:
+            assert slot.worker is not None
+            self.says(slot.worker, say.Met(world_size=len(self.state.slots), backend="gloo"))
+        for slot in self.state.slots:
+            assert slot.worker is not None
+            self.says(slot.worker, restored(first_step, source))
 
     def step(self, number: int) -> None:
-        for rank in range(2):
-            self.says(rank, done(number))
+        for slot in self.state.slots:
+            assert slot.worker is not None
+            self.says(slot.worker, done(number))
+
+    def train(self, steps: int = 1) -> None:
+        """From nothing to a run at work, with a spare that is ready if it has one."""
+        self.begin()
+        self.ready(*range(self.state.setup.num_ranks))
+        self.meet(source="initial")
+        for number in range(1, steps + 1):
+            self.step(number)
+        self.ready(*(n for n, worker in self.state.workers.items() if worker.rank is None))
+
+    @property
+    def ranks(self) -> list[int | None]:
+        """The worker of every rank."""
+        return [slot.worker for slot in self.state.slots]
 
     def of(self, kind: type) -> list[log.AnyEvent]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -83,10 +117,24 @@ class Scene:
     def orders(self, kind: type) -> list[say.ToAgent]:
         return [message for _, message in self.sent if isinstance(message, kind)]
 
+    def told(self, kind: type) -> list[tuple[int, say.ToWorker]]:
+        """What workers were told, with their numbers."""
+        orders = [order for _, order in self.sent if isinstance(order, say.Tell)]
+        return [(each.worker, each.message) for each in orders if isinstance(each.message, kind)]
 
-def restored(first_step: int) -> say.Restored:
-    checkpoint = f"step-{first_step - 1:08d}" if first_step > 1 else None
-    return say.Restored(first_step=first_step, checkpoint=checkpoint, refused=[])
+    @property
+    def started(self) -> list[tuple[int, int, int | None]]:
+        """Node, number and rank of the workers that were started."""
+        return [
+            (node, order.worker, order.rank)
+            for node, order in self.sent
+            if isinstance(order, say.StartWorker)
+        ]
+
+
+def restored(first_step: int, source: say.Source = "own") -> say.Restored:
+    checkpoint = f"step-{first_step - 1:08d}" if source == "checkpoint" else None
+    return say.Restored(first_step=first_step, source=source, checkpoint=checkpoint, refused=[])
 
 
 def done(step: int) -> say.StepDone:
@@ -112,116 +160,185 @@ def crashed(**changes: object) -> say.Crashed:
         "kind": "RuntimeError",
         "message": "no",
         "where": "line 1",
-        "peer_lost": False,
         "retry": True,
+        "parks": True,
+        "step": 2,
+        "samples": [7, 8],
         "exit_code": 4,
     }
     return say.Crashed(**{**record, **changes})  # type: ignore[arg-type]
 
 
+# Beginning and ending.
+
+
 def test_a_run_starts_an_agent_on_every_node_and_a_worker_for_every_rank():
-    scene = Scene()
-    scene.bring_up()
+    scene = Scene(FOUR)
+    scene.begin()
     assert scene.agents_started == [0, 1]
-    started = [order.rank for order in scene.orders(say.StartWorker)]
-    assert started == [0, 1]
-    assert all(
-        order.message == say.Rendezvous(host="127.0.0.1", port=4711)
-        for order in scene.orders(say.Tell)
-    )
+    assert scene.started == [(0, 0, 0), (0, 1, 1), (1, 2, 2), (1, 3, 3)]
+
+
+def test_workers_join_once_all_are_ready_at_the_store_of_the_first():
+    scene = Scene()
+    scene.begin()
+    scene.ready(1)
+    assert not scene.told(say.Join)
+    scene.ready(0)
+    joins = scene.told(say.Join)
+    assert [number for number, _ in joins] == [0, 1]
+    assert [(join.rank, join.world_size, join.port) for _, join in joins] == [
+        (0, 2, 5000),
+        (1, 2, 5000),
+    ]
+
+
+def test_spares_are_started_once_every_rank_has_finished_a_step():
+    scene = Scene(SPARE)
+    scene.train()
+    assert scene.started == [(0, 0, 0), (0, 1, 1), (0, 2, None)]
 
 
 def test_a_run_is_finished_when_every_rank_left_an_equal_completion_record():
     scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    for rank in range(2):
-        scene.says(rank, completed())
-        scene.exits(rank, 0)
+    scene.train()
+    for number in range(2):
+        scene.says(number, completed())
     assert scene.state.outcome == "finished"
     (finished,) = scene.of(log.RunFinished)
-    assert finished.state_digest == "abc"
-    assert scene.orders(say.Leave)
-
-
-def test_an_abort_at_exit_after_the_completion_record_is_no_failure():
-    scene = Scene()
-    scene.bring_up()
-    for rank in range(2):
-        scene.says(rank, completed())
-        scene.exits(rank, -6)
-    assert scene.state.outcome == "finished"
+    assert (finished.state_digest, finished.step, finished.peak_bytes) == ("abc", 100, [2, 2])
+    assert not scene.orders(say.KillWorkers)
+    assert len(scene.orders(say.Leave)) == 2
 
 
 def test_an_exit_code_of_zero_without_a_completion_record_is_a_failure():
     scene = Scene()
-    scene.bring_up()
-    scene.step(1)
+    scene.train()
     scene.exits(0, 0)
-    assert scene.state.phase == "fencing"
     (lost,) = scene.of(log.WorkerLost)
     assert lost.how == "exited with 0 without a completion record"
+    assert scene.state.phase == "forming"
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (completed(world_size=1), r"asked for 2 ranks, the workers saw \[1, 2\]"),
-        (completed(state_digest="other"), "different parameters"),
-        (completed(step=99), "different steps"),
+        (completed(world_size=1), r"asked for 2 ranks, the workers saw [1, 2]"),
+        (completed(state_digest="other"), "the ranks ended with different parameters"),
+        (completed(step=99), "the ranks ended at different steps"),
     ],
 )
 def test_a_run_fails_when_the_completion_records_disagree(record, reason):
     scene = Scene()
-    scene.bring_up()
-    for rank, said in enumerate([completed(), record]):
-        scene.says(rank, said)
-        scene.exits(rank, 0)
-    assert scene.state.outcome == "failed"
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(scene.state.reason)
+    scene.train()
+    for number, said in enumerate([completed(), record]):
+        scene.says(number, said)
+    assert (scene.state.outcome, scene.state.reason) == ("failed", reason)
 
 
 def test_a_world_of_the_wrong_size_is_refused_before_training():
     scene = Scene()
-    scene.bring_up()
-    scene = Scene()
-    scene.feed(state.Begin())
-    scene.feed(state.AgentJoined(0))
-    scene.feed(state.AgentJoined(1))
+    scene.begin()
+    scene.ready(0, 1)
     scene.says(0, say.Met(world_size=1, backend="gloo"))
-    for rank in range(2):
-        scene.exits(rank, -9, fenced=True)
     assert scene.state.outcome == "failed"
     assert "met a world of 1 ranks, asked for 2" in str(scene.state.reason)
 
 
-def test_a_killed_worker_ends_its_generation_and_the_next_one_starts_after_the_fence():
+def test_agents_that_never_report_end_the_run():
+    scene = Scene(replace(SETUP, agent_timeout_s=3.0))
+    scene.feed(state.Begin())
+    scene.feed(state.AgentJoined(0))
+    scene.wait(4.0)
+    assert scene.state.outcome == "failed"
+    assert scene.state.reason == "no agent on node(s) [1] within 3 s"
+
+
+def test_a_resumed_run_counts_its_generations_on():
+    scene = Scene(replace(SETUP, first_generation=4))
+    scene.begin()
+    scene.ready(0, 1)
+    assert [join.generation for _, join in scene.told(say.Join)] == [4, 4]
+
+
+def test_what_a_worker_notes_is_in_the_record():
     scene = Scene()
-    scene.bring_up()
-    scene.step(1)
+    scene.train()
+    scene.says(0, say.NoteMade(text="bf16 sends as few bytes"))
+    (note,) = scene.of(log.Noted)
+    assert (note.text, note.generation) == ("bf16 sends as few bytes", 1)
+
+
+# Losing workers.
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_spare_takes_the_place_of_a_killed_worker_and_the_others_stay(rank):
+    scene = Scene(SPARE)
+    scene.train(steps=2)
+    scene.exits(rank)
+    assert scene.told(say.Interrupt) == [(1 - rank, say.Interrupt(generation=1))]
+    assert len(scene.started) == 3
+    scene.parks(1 - rank)
+    assert scene.ranks[rank] == 2
+    joins = scene.told(say.Join)[2:]
+    assert [(number, join.rank, join.generation) for number, join in joins] == [
+        (scene.ranks[each], each, 2) for each in (0, 1)
+    ]
+    assert {join.local_rank for _, join in joins} == {0, 1}
+
+
+def test_without_a_spare_a_new_process_is_started_where_the_lost_one_was():
+    scene = Scene(FOUR)
+    scene.begin()
+    scene.ready(0, 1, 2, 3)
+    scene.meet(source="initial")
+    scene.exits(3)
+    assert scene.started[-1] == (1, 4, 3)
+    scene.parks(0, 1, 2)
+    assert scene.state.phase == "forming"
+    scene.ready(4)
+    assert scene.ranks == [0, 1, 2, 4]
+    assert scene.state.phase == "joining"
+
+
+def test_a_spare_that_is_still_starting_is_waited_for():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.exits(1)
+    scene.parks(0)
+    scene.meet(source="replica", first_step=2)
     scene.step(2)
-    scene.exits(1, -9)
-    assert [order.generation for order in scene.orders(say.KillWorkers)] == [1, 1]
-    assert scene.state.generation == 1  # rank 0 lives: no worker of the next generation yet
-    scene.exits(0, -9, fenced=True)
-    assert scene.state.generation == 2
-    assert [order.generation for order in scene.orders(say.StartWorker)] == [1, 1, 2, 2]
+    scene.exits(2)  # worker 3, its spare, has been started and is not ready
+    assert [worker for _, worker, _ in scene.started] == [0, 1, 2, 3]
+    scene.parks(0)
+    assert scene.state.phase == "forming"
+    scene.ready(3)
+    assert scene.ranks == [0, 3]
+    assert scene.state.phase == "joining"
+
+
+def test_of_two_spares_the_one_on_the_same_node_takes_the_place():
+    scene = Scene(replace(FOUR, num_spares=2))
+    scene.train()
+    assert scene.started[4:] == [(0, 4, None), (1, 5, None)]
+    scene.exits(2)
+    scene.parks(0, 1, 3)
+    assert scene.ranks == [0, 1, 5, 3]
 
 
 def test_a_recovery_is_reported_with_phases_that_add_up():
-    scene = Scene(faults=("rank=1@step=3",))
-    scene.bring_up()
-    for number in (1, 2):
-        scene.step(number)
-    scene.says(1, say.FaultDue(fault="rank=1@step=3"))
+    scene = Scene(SPARE, faults=(FAULT,))
+    scene.train(steps=2)
+    scene.says(1, say.FaultDue(fault=FAULT))
     killed_at = scene.now
-    scene.feed(
-        say.FaultDone(generation=1, rank=1, pid=11, fault="rank=1@step=3", monotonic_s=killed_at)
-    )
-    scene.exits(1, -9)
-    scene.exits(0, -9, fenced=True)
-    scene.bring_up(first_step=2)
+    scene.feed(say.FaultDone(worker=1, pid=101, fault=FAULT, monotonic_s=killed_at))
+    scene.exits(1)
+    scene.parks(0)
+    scene.says(0, say.Met(world_size=2, backend="gloo"))
+    scene.says(2, say.Met(world_size=2, backend="gloo"))
+    scene.says(0, restored(2))
+    scene.says(2, restored(2, "replica"))
     scene.step(2)
     (recovered,) = scene.of(log.Recovered)
     parts = [
@@ -231,288 +348,441 @@ def test_a_recovery_is_reported_with_phases_that_add_up():
         recovered.restore_s,
         recovered.first_step_s,
     ]
+    assert all(part > 0 for part in parts)
     assert sum(parts) == pytest.approx(recovered.downtime_s)
     assert recovered.downtime_s == pytest.approx(scene.now - killed_at)
     assert (recovered.failed_after_step, recovered.resumed_from_step) == (2, 1)
-    assert recovered.steps_lost == 1
-    assert recovered.lost_rank == 1
+    assert (recovered.steps_lost, recovered.lost_rank) == (1, 1)
+    assert (recovered.source, recovered.in_place) == ("replica", True)
+
+
+def test_a_fault_during_a_recovery_is_not_taken_for_the_beginning_of_the_next_one():
+    scene = Scene(SPARE, faults=(FAULT,))
+    scene.train()
+    scene.exits(1)
+    scene.feed(say.FaultDone(worker=0, pid=100, fault=FAULT, monotonic_s=scene.now))
+    scene.exits(0)
+    scene.ready(3)
+    scene.meet(source="checkpoint")
+    scene.step(1)
+    scene.wait(100.0)
+    scene.exits(3)
+    scene.parks(2)
+    scene.ready(4)
+    scene.meet(first_step=2)
+    scene.step(2)
+    assert [event.detect_s for event in scene.of(log.Recovered)] == [None, None]
 
 
 def test_a_fault_fires_once_and_not_again_after_the_recovery():
-    fault = "rank=1@step=3"
-    scene = Scene(faults=(fault,))
-    scene.bring_up()
-    scene.step(1)
-    scene.says(1, say.FaultDue(fault=fault))
-    scene.says(1, say.FaultDue(fault=fault))
-    assert len(scene.orders(say.InjectFault)) == 1
-    scene.exits(1, -9)
-    scene.exits(0, -9, fenced=True)
-    assert [order.faults for order in scene.orders(say.StartWorker)] == [[fault], [fault], [], []]
+    scene = Scene(SPARE, faults=(FAULT,))
+    scene.train()
+    scene.says(1, say.FaultDue(fault=FAULT))
+    scene.says(1, say.FaultDue(fault=FAULT))
+    assert scene.orders(say.InjectFault) == [say.InjectFault(worker=1, fault=FAULT)]
+    scene.exits(1)
+    scene.parks(0)
+    assert [join.faults for _, join in scene.told(say.Join)] == [[FAULT], [FAULT], [], []]
 
 
-def test_the_worker_that_a_signal_ended_is_blamed_and_not_the_one_that_lost_its_peer():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
-    scene.exits(1, -9)
-    scene.exits(0, 1)
-    scene.bring_up(first_step=1)
-    scene.step(1)
+def test_a_second_worker_lost_while_the_first_is_replaced_is_replaced_too():
+    scene = Scene(FOUR)
+    scene.train()
+    scene.exits(1)
+    scene.exits(2)
+    assert scene.started[-1] == (1, 5, 2)
+    scene.parks(0, 3)
+    assert scene.state.phase == "forming"
+    scene.ready(5)
+    assert scene.ranks == [0, 4, 5, 3]
+    assert scene.state.restarts == 1
+
+
+def test_a_worker_lost_while_they_meet_begins_another_generation():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.exits(1)
+    scene.parks(0)
+    assert (scene.state.phase, scene.state.generation) == ("joining", 2)
+    scene.exits(2)
+    assert scene.told(say.Interrupt)[-1] == (0, say.Interrupt(generation=2))
+    scene.parks(0)
+    scene.ready(3)
+    scene.meet(source="own", first_step=2)
+    scene.step(2)
+    assert (scene.state.phase, scene.state.generation) == ("training", 3)
+    assert len(scene.of(log.Recovered)) == 1
+
+
+def test_all_workers_lost_at_once_are_one_failure():
+    scene = Scene(FOUR)
+    scene.train()
+    for number in range(4):
+        scene.exits(number)
+    assert scene.state.outcome is None
+    scene.ready(*(number for number in scene.ranks if number not in (None, 4)))
+    scene.meet(source="checkpoint")
+    scene.step(2)
+    assert (scene.state.restarts, scene.state.restarts_in_a_row) == (1, 1)
     (recovered,) = scene.of(log.Recovered)
-    assert recovered.lost_rank == 1
+    assert not recovered.in_place
+
+
+def test_a_survivor_that_does_not_park_is_killed_and_replaced():
+    scene = Scene(replace(SPARE, park_timeout_s=2.0))
+    scene.train()
+    scene.exits(1)
+    scene.wait(1.0)
+    assert not scene.orders(say.KillWorker)
+    scene.wait(2.0)
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=0)]
+    lost = [(event.rank, event.how) for event in scene.of(log.WorkerLost)]
+    assert lost == [
+        (1, "killed by SIGKILL"),
+        (0, "did not leave its generation within 2 s"),
+    ]
+    scene.parks(0)  # too late
+    assert scene.ranks == [3, 2]
+    scene.exits(0, fenced=True)
+    scene.ready(3)
+    assert scene.state.phase == "joining"
+
+
+def test_an_agent_that_does_not_end_a_worker_is_ended_by_force():
+    scene = Scene(replace(SPARE, park_timeout_s=1.0, fence_timeout_s=3.0))
+    scene.train()
+    scene.exits(1)
+    scene.wait(2.0)
+    assert scene.orders(say.KillWorker)
+    assert not scene.agents_killed
+    scene.wait(3.0)
+    assert scene.agents_killed == [0]
+
+
+def test_a_worker_that_outlives_its_killing_ends_its_agent_even_when_training_goes_on():
+    scene = Scene(replace(FOUR, fence_timeout_s=3.0))
+    scene.train()
+    scene.says(3, crashed(parks=False))
+    scene.parks(0, 1, 2)
+    assert scene.state.phase == "joining"
+    scene.wait(4.0)
+    assert scene.agents_killed == [1]
+
+
+def test_a_spare_that_is_lost_is_replaced_and_training_goes_on():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.exits(2)
+    assert scene.started[-1] == (0, 3, None)
+    assert (scene.state.phase, scene.state.restarts) == ("training", 0)
+    assert not scene.of(log.WorkerLost)
+
+
+def test_spares_that_cannot_live_are_not_started_for_ever():
+    scene = Scene(SPARE)
+    scene.train()
+    for number in range(2, 30):
+        scene.exits(number, 1)
+    assert len(scene.started) < 7
+    assert scene.state.phase == "training"
+
+
+def test_news_of_a_worker_that_is_gone_changes_nothing():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.exits(1)
+    before = repr(scene.state)
+    scene.exits(1)
+    scene.says(1, done(50), generation=1)
+    scene.says(99, done(50), generation=1)
+    assert repr(scene.state) == before
+
+
+def test_news_of_an_older_generation_changes_nothing():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.exits(1)
+    scene.parks(0)
+    before = repr(scene.state)
+    for message in (done(50), crashed(), say.Parked(applied_step=1, reason=None), completed()):
+        scene.says(0, message, generation=1)
+    assert repr(scene.state) == before
+
+
+def test_a_word_that_comes_twice_is_taken_once():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.exits(1)
+    scene.parks(0)
+    scene.meet()
+    scene.meet()
+    assert len(scene.of(log.TrainingStarted)) == 2  # one in each generation
+    scene.says(0, done(1))
+    scene.says(0, done(1))
+    assert scene.state.phase == "joining"
+    scene.says(0, say.Ready(host="10.0.0.1", port=5000))
+    scene.exits(2)
+    scene.ready(3)
+    assert scene.state.phase == "forming"  # worker 0 has not parked
+
+
+# Symptoms and causes.
+
+
+def test_a_survivor_that_lost_its_peer_waits_for_the_cause_to_be_known():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.parks(0, reason="Connection closed by peer")
+    assert not scene.of(log.WorkerLost)
+    scene.exits(1)
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.how) == (1, "killed by SIGKILL")
+    assert scene.state.phase == "joining"
+
+
+def test_a_lost_connection_that_nothing_explains_makes_all_meet_again():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.parks(0, reason="Connection closed by peer")
+    scene.wait(3.0)
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.how) == (0, "lost the connection to another rank")
+    assert lost.detail == "Connection closed by peer"
+    assert scene.told(say.Interrupt) == [(1, say.Interrupt(generation=1))]
+    scene.parks(1)
+    assert (scene.ranks, scene.state.phase) == ([0, 1], "joining")
+
+
+# Workers that raise.
+
+
+def test_a_worker_that_raises_parks_and_is_tried_again():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.says(0, crashed())
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.how, lost.detail) == (0, "RuntimeError: no", "line 1")
+    assert not scene.orders(say.KillWorker)
+    scene.parks(0, 1)
+    assert (scene.ranks, scene.state.phase) == ([0, 1], "joining")
+
+
+def test_a_worker_that_raises_the_same_a_second_time_is_replaced():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.says(0, crashed())
+    scene.parks(0, 1)
+    scene.meet(first_step=2)
+    scene.says(0, crashed())
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=0)]
+    scene.parks(1)
+    assert (scene.ranks, scene.state.phase) == ([2, 1], "joining")
+
+
+def test_a_worker_whose_process_is_broken_is_replaced_at_once():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.says(1, crashed(kind="AcceleratorError", parks=False))
+    scene.parks(0)
+    assert scene.ranks == [0, 2]
 
 
 def test_an_error_before_the_first_step_is_not_retried():
     scene = Scene()
-    scene.bring_up()
+    scene.begin()
+    scene.ready(0, 1)
     scene.says(0, crashed(kind="ValueError", message="bad shape"))
-    scene.exits(0, 1)
-    scene.exits(1, -9, fenced=True)
     assert scene.state.outcome == "failed"
     assert scene.state.reason == "rank 0: ValueError: bad shape (before its first step)"
+    assert scene.orders(say.KillWorkers)
 
 
-def test_an_error_that_a_person_must_mend_is_not_retried():
+def test_an_error_that_a_person_must_mend_is_not_retried_and_gives_the_exit_code():
     scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.says(0, crashed(kind="RunError", message="R022: refused", retry=False))
-    scene.exits(0, 1)
-    scene.exits(1, -9, fenced=True)
-    assert scene.state.outcome == "failed"
+    scene.train()
+    scene.says(0, crashed(kind="RunError", message="R022: refused", retry=False, exit_code=5))
+    assert (scene.state.outcome, scene.state.exit_code) == ("failed", 5)
     assert scene.state.restarts == 0
 
 
-def test_restarts_that_get_no_further_end_the_run():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    for attempt in range(3):
-        if attempt:
-            scene.bring_up(first_step=1)
-            scene.step(1)
-        scene.exits(1, -9)
-        scene.exits(0, -9, fenced=True)
+def test_what_fails_again_and_again_ends_the_run_and_names_the_samples():
+    scene = Scene(replace(SETUP, max_restarts=2))
+    scene.train()
+    for _ in range(2):
+        scene.says(0, crashed(kind="ValueError"))
+        ready_or_park(scene)
+        scene.meet(first_step=2)
+    scene.says(scene.ranks[0], crashed(kind="ValueError"))
     assert scene.state.outcome == "failed"
-    assert "2 restart(s) got no further than step 1" in str(scene.state.reason)
+    assert scene.state.reason == (
+        "rank 0: ValueError: no; 2 restart(s) got no further than step 1; sample ids 7, 8"
+    )
+
+
+def ready_or_park(scene: Scene) -> None:
+    """Everybody who has a rank does what it needs to join."""
+    for number in scene.ranks:
+        if number is not None and scene.state.workers[number].generation:
+            scene.parks(number)
+        elif number is not None:
+            scene.ready(number)
 
 
 def test_restarts_that_get_further_do_not_count_against_the_run():
-    scene = Scene()
-    for step in range(1, 8):
-        scene.bring_up(first_step=step)
+    scene = Scene(SPARE)
+    scene.train()
+    for step in range(2, 9):
+        scene.exits(scene.ranks[1])
+        ready_or_park(scene)
+        scene.meet(first_step=step)
         scene.step(step)
-        scene.exits(1, -9)
-        scene.exits(0, -9, fenced=True)
     assert scene.state.outcome is None
     assert scene.state.restarts == 7
 
 
-def test_news_of_an_older_generation_changes_nothing():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.exits(1, -9)
-    scene.exits(0, -9, fenced=True)
-    before = scene.state
-    scene.feed(say.Exited(generation=1, rank=0, pid=1, returncode=-9, fenced=False))
-    scene.feed(say.Said(generation=1, rank=0, message=done(50)))
-    assert scene.state == before
+def test_the_last_resort_is_that_every_process_is_new():
+    scene = Scene(SPARE)
+    scene.train()
+    for _ in range(2):
+        scene.exits(scene.ranks[1])
+        ready_or_park(scene)
+        scene.meet(first_step=2)
+    before = set(scene.state.workers)
+    scene.exits(scene.ranks[1])
+    assert scene.state.phase == "clearing"
+    assert scene.orders(say.KillWorkers)
+    for number in before:
+        scene.exits(number, fenced=True)
+    assert scene.state.phase == "forming"
+    assert not before & set(scene.state.workers)
+    ready_or_park(scene)
+    scene.meet(source="checkpoint", first_step=1)
+    scene.exits(scene.ranks[1])
+    assert scene.state.outcome == "failed"
+    assert "3 restart(s) got no further than step 1" in str(scene.state.reason)
 
 
-def test_a_lost_node_is_started_again_with_all_ranks():
+def test_workers_that_die_before_they_are_ready_are_not_started_for_ever():
     scene = Scene()
-    scene.bring_up()
-    scene.step(1)
+    scene.begin()
+    for number in range(20):
+        scene.exits(number)
+    assert scene.state.outcome == "failed"
+    assert len(scene.started) < 8
+
+
+# Losing nodes.
+
+
+def test_spares_of_other_nodes_take_the_places_of_a_lost_node():
+    scene = Scene(replace(FOUR, num_spares=4))
+    scene.train()
+    assert scene.started[4:] == [(0, 4, None), (1, 5, None), (0, 6, None), (1, 7, None)]
     scene.feed(state.AgentLost(1))
     (lost,) = scene.of(log.WorkerLost)
-    assert lost.how == "node 1 is lost"
-    scene.exits(0, -9, fenced=True)
-    assert scene.agents_started == [0, 1, 1]
-    assert scene.state.phase == "gathering"
-    scene.bring_up(first_step=1)
-    assert scene.state.phase == "starting"
+    assert (lost.rank, lost.how) == (2, "node 1 is lost")
+    assert (scene.agents_killed, scene.agents_started) == ([1], [0, 1, 1])
+    scene.parks(0, 1)
+    assert (scene.ranks, scene.state.phase) == ([0, 1, 4, 6], "joining")
 
 
-def test_asked_to_stop_every_worker_is_told_and_the_run_ends_interrupted():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.feed(state.StopWanted("SIGINT"))
-    told = [
-        order.rank
-        for order in scene.orders(say.Tell)
-        if isinstance(order.message, say.StopAtBoundary)
-    ]
-    assert told == [0, 1]
-    for rank in range(2):
-        scene.says(rank, completed(step=2, outcome="interrupted"))
-        scene.exits(rank, 0)
-    assert scene.state.outcome == "interrupted"
+def test_without_spares_elsewhere_a_lost_node_is_waited_for():
+    scene = Scene(replace(FOUR, num_spares=0))
+    scene.train()
+    scene.feed(state.AgentLost(1))
+    scene.parks(0, 1)
+    assert scene.state.phase == "forming"
+    scene.feed(state.AgentJoined(1))
+    assert scene.started[-2:] == [(1, 4, 2), (1, 5, 3)]
+    scene.ready(4, 5)
+    assert scene.state.phase == "joining"
 
 
-def test_asked_twice_the_workers_are_killed_at_once():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.feed(state.StopWanted("SIGINT"))
-    scene.feed(state.StopWanted("SIGINT"))
-    assert scene.orders(say.KillWorkers)
-    for rank in range(2):
-        scene.exits(rank, -9, fenced=True)
-    assert scene.state.outcome == "interrupted"
-
-
-def test_workers_that_reach_no_boundary_within_the_grace_are_killed():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.feed(state.StopWanted("SIGTERM"))
-    for _ in range(8):
-        scene.feed(state.Tick())
-    assert not scene.orders(say.KillWorkers)
-    for _ in range(4):
-        scene.feed(state.Tick())
-    assert scene.orders(say.KillWorkers)
-
-
-def test_a_worker_lost_while_stopping_ends_the_run_without_a_restart():
-    scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.feed(state.StopWanted("SIGINT"))
-    scene.exits(1, -9)
-    scene.exits(0, -9, fenced=True)
-    assert scene.state.outcome == "interrupted"
-    assert len(scene.orders(say.StartWorker)) == 2
-
-
-def test_agents_that_never_report_end_the_run():
-    scene = Scene(replace(SETUP, agent_timeout_s=3.0))
-    scene.feed(state.Begin())
-    scene.feed(state.AgentJoined(0))
-    for _ in range(4):
-        scene.feed(state.Tick())
+def test_a_lost_node_that_does_not_come_back_ends_the_run_that_needs_it():
+    scene = Scene(replace(FOUR, num_spares=0, agent_timeout_s=5.0))
+    scene.train()
+    scene.feed(state.AgentLost(1))
+    scene.parks(0, 1)
+    scene.wait(6.0)
     assert scene.state.outcome == "failed"
-    assert scene.state.reason == "no agent on node(s) [1] within 3 s"
+    assert scene.state.reason == "no agent on node(s) [1] within 5 s"
 
 
-HAPPENINGS = st.one_of(
-    st.builds(state.AgentJoined, st.integers(0, 1)),
-    st.builds(state.AgentLost, st.integers(0, 1)),
-    st.just(state.Tick()),
-    st.builds(state.StopWanted, st.just("SIGINT")),
-    st.builds(
-        say.Exited,
-        generation=st.integers(0, 4),
-        rank=st.integers(0, 1),
-        pid=st.just(1),
-        returncode=st.sampled_from([0, 1, -9, -6]),
-        fenced=st.booleans(),
-    ),
-    st.builds(
-        say.Said,
-        generation=st.integers(0, 4),
-        rank=st.integers(0, 1),
-        message=st.sampled_from(
-            [
-                say.StoreListening(host="h", port=1),
-                say.Met(world_size=2, backend="gloo"),
-                restored(1),
-                restored(5),
-                done(1),
-                done(7),
-                completed(),
-                completed(outcome="interrupted", step=7),
-                crashed(),
-                crashed(peer_lost=True),
-                crashed(retry=False),
-                say.FaultDue(fault="rank=1@step=3"),
-            ]
-        ),
-    ),
-)
+def test_a_lost_node_that_nobody_needs_is_started_again_and_again():
+    scene = Scene(replace(FOUR, num_spares=4, agent_timeout_s=5.0))
+    scene.train()
+    scene.feed(state.AgentLost(1))
+    scene.parks(0, 1)
+    scene.meet(first_step=2)
+    scene.step(2)
+    scene.wait(11.0)
+    assert scene.state.phase == "training"
+    assert scene.agents_started == [0, 1, 1, 1, 1]
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(HAPPENINGS, max_size=60))
-def test_whatever_happens_the_laws_of_the_controller_hold(happenings):
-    scene = Scene(faults=("rank=1@step=3",))
-    scene.feed(state.Begin())
-    for event in happenings:
-        before = scene.state
-        num_started = len(scene.orders(say.StartWorker))
-        scene.feed(event)
-        after = scene.state
-        assert after.generation >= before.generation
-        assert after.furthest_step >= before.furthest_step
-        if len(scene.orders(say.StartWorker)) > num_started:
-            # Never two generations at once: all of the old one are gone before the next starts.
-            assert not any(rank.alive for rank in before.ranks) or before.phase == "fencing"
-        if before.phase == "over":
-            assert after == before
-        if after.phase == "over":
-            assert after.outcome is not None
-            assert sum(isinstance(event, log.RunFinished) for event in scene.events) == 1
-        if after.outcome == "finished":
-            assert all(rank.completed for rank in after.ranks)
+def test_a_node_lost_while_everybody_is_ended_is_not_waited_for():
+    scene = Scene(SPARE)
+    scene.train()
+    for _ in range(2):
+        scene.exits(scene.ranks[1])
+        ready_or_park(scene)
+        scene.meet(first_step=2)
+    scene.exits(scene.ranks[1])
+    assert scene.state.phase == "clearing"
+    scene.feed(state.AgentLost(0))
+    assert not scene.state.workers
+    scene.feed(state.AgentJoined(0))
+    assert [rank for _, _, rank in scene.started[-2:]] == [0, 1]
 
 
-def test_a_survivor_that_lost_its_peer_waits_for_the_cause_to_be_known():
+# Stopping.
+
+
+def test_asked_to_stop_every_rank_is_told_and_the_run_ends_interrupted():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.feed(state.StopWanted("SIGINT"))
+    assert [number for number, _ in scene.told(say.StopAtBoundary)] == [0, 1]
+    for number in range(2):
+        scene.says(number, completed(step=2, outcome="interrupted"))
+    assert (scene.state.outcome, scene.state.exit_code) == ("interrupted", 130)
+    assert scene.state.reason == "stopped by SIGINT"
+
+
+def test_asked_to_stop_before_anybody_trains_the_run_is_over():
     scene = Scene()
-    scene.bring_up()
-    scene.step(1)
-    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
-    assert not scene.of(log.WorkerLost)
-    scene.exits(1, -9)
-    (lost,) = scene.of(log.WorkerLost)
-    assert (lost.rank, lost.how) == (1, "killed by SIGKILL")
+    scene.begin()
+    scene.feed(state.StopWanted("SIGTERM"))
+    assert scene.state.reason == "stopped by SIGTERM before training"
 
 
-def test_a_lost_connection_that_nothing_explains_is_a_failure_of_its_own():
-    scene = Scene(replace(SETUP, cause_timeout_s=2.0))
-    scene.bring_up()
-    scene.step(1)
-    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
-    for _ in range(3):
-        scene.feed(state.Tick())
-    (lost,) = scene.of(log.WorkerLost)
-    assert (lost.rank, lost.how) == (0, "lost the connection to another rank")
-
-
-def test_an_agent_that_does_not_end_its_workers_is_ended_by_force():
-    scene = Scene(replace(SETUP, fence_timeout_s=3.0))
-    scene.bring_up()
-    scene.step(1)
-    scene.exits(1, -9)
-    for _ in range(4):
-        scene.feed(state.Tick())
-    assert state.KillAgent(0) in scene.killed_agents
-
-
-def test_what_a_worker_notes_is_in_the_record():
+def test_asked_twice_the_workers_are_ended_at_once():
     scene = Scene()
-    scene.bring_up()
-    scene.says(0, say.NoteMade(text="bf16 sends as few bytes"))
-    (note,) = scene.of(log.Noted)
-    assert isinstance(note, log.Noted)
-    assert (note.text, note.generation) == ("bf16 sends as few bytes", 1)
+    scene.train()
+    scene.feed(state.StopWanted("SIGINT"))
+    scene.feed(state.StopWanted("SIGINT"))
+    assert scene.orders(say.KillWorkers)
+    assert scene.agents_killed == [0, 1]
+    assert scene.state.outcome == "interrupted"
 
 
-def test_a_resumed_run_counts_its_generations_on():
-    scene = Scene(replace(SETUP, first_generation=4))
-    scene.bring_up()
-    assert [order.generation for order in scene.orders(say.StartWorker)] == [4, 4]
+def test_workers_that_reach_no_boundary_within_the_grace_are_ended():
+    scene = Scene()
+    scene.train()
+    scene.feed(state.StopWanted("SIGTERM"))
+    scene.wait(8.0)
+    assert scene.state.outcome is None
+    scene.wait(4.0)
+    assert scene.state.outcome == "interrupted"
+    assert "no step boundary within the grace of 10 s" in str(scene.state.reason)
+    assert scene.agents_killed == [0, 1]
 
 
-def test_what_survivors_say_while_they_are_fenced_does_not_hold_up_the_fence():
-    scene = Scene(replace(SETUP, fence_timeout_s=3.0))
-    scene.bring_up()
-    scene.step(1)
-    scene.exits(1, -9)
-    scene.says(0, crashed(message="Connection closed by peer", peer_lost=True))
-    for _ in range(8):
-        scene.feed(state.Tick())
-    assert state.KillAgent(0) in scene.killed_agents
+def test_a_worker_lost_while_stopping_is_replaced_and_told_to_stop_too():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.feed(state.StopWanted("SIGINT"))
+    scene.exits(1)
+    scene.parks(0)
+    scene.meet(first_step=2)
+    assert [number for number, _ in scene.told(say.StopAtBoundary)] == [0, 1, 0, 2]

@@ -74,6 +74,7 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             _begin(state, turn)
         case AgentJoined(node):
             state.agents.add(node)
+            state.agents_due_s.pop(node, None)
             _go_on(state, turn)
         case AgentLost(node):
             _agent_lost(state, node, turn)
@@ -141,10 +142,9 @@ def _begin(state: State, turn: _Turn) -> None:
         )
     )
     state.generation = setup.first_generation
-    state.form_deadline_s = turn.clock.monotonic_s + setup.agent_timeout_s
     for node in range(setup.num_nodes):
         if node not in state.agents:
-            turn.actions.append(StartAgent(node))
+            _start_agent(state, node, turn)
     _go_on(state, turn)
 
 
@@ -153,17 +153,22 @@ def _go_on(state: State, turn: _Turn) -> None:
     if state.phase == "gathering":
         if len(state.agents) < state.setup.num_nodes:
             return
-        state.form_deadline_s = None
         _form_anew(state)
     if state.phase == "clearing":
         if state.workers:
             return
-        state.form_deadline_s = None
         _form_anew(state)
     if state.phase == "forming":
         _fill_slots(state, turn)
         if all(_waits(state, slot) for slot in state.slots):
             _join(state, turn)
+    if state.phase == "training":
+        _keep_spares(state, turn)
+
+
+def _start_agent(state: State, node: int, turn: _Turn) -> None:
+    turn.actions.append(StartAgent(node))
+    state.agents_due_s[node] = turn.clock.monotonic_s + state.setup.agent_timeout_s
 
 
 def _form_anew(state: State) -> None:
@@ -262,13 +267,15 @@ def _said(state: State, event: say.Said, turn: _Turn) -> None:
     worker = state.workers[number]
     match message:
         case say.Ready(host=host, port=port):
-            worker.store, worker.waits = (host, port), True
-            _go_on(state, turn)
+            if worker.store is None and not worker.is_fenced:
+                worker.store, worker.waits = (host, port), True
+                _go_on(state, turn)
         case say.Parked():
             if event.generation == worker.generation:
                 _parked(state, number, message, turn)
         case say.Crashed():
-            _crashed(state, number, message, turn)
+            if event.generation == worker.generation:
+                _crashed(state, number, message, turn)
         case _:
             rank, is_at_work = worker.rank, state.phase in ("joining", "training")
             if rank is not None and is_at_work and event.generation == state.generation:
@@ -333,6 +340,8 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
 
 def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> None:
     at, generation = turn.clock.unix_s, state.generation
+    if state.slots[rank].restored is not None:
+        return
     state.slots[rank].restored = message
     if rank == 0:
         for checkpoint, reason in message.refused:
@@ -363,7 +372,9 @@ def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> No
 
 def _step_done(state: State, slot: Slot, step: int, turn: _Turn) -> None:
     """Every rank's news of a step passes here; what counts is when the last one is through."""
-    slot.last_step = max(slot.last_step, step)
+    if step <= slot.last_step:
+        return
+    slot.last_step = step
     state.num_at_step[step] = state.num_at_step.get(step, 0) + 1
     if state.num_at_step[step] < len(state.slots):
         return
@@ -467,6 +478,7 @@ def _gone(state: State, number: int, how: str, turn: _Turn) -> None:
     worker = state.workers[number]
     holds = worker.rank is not None and state.slots[worker.rank].worker == number
     if holds and not worker.is_fenced and state.phase != "clearing":
+        worker.is_fenced = True
         _lose(state, [number], how, turn)
     if state.phase != "over":
         _forget(state, number)
@@ -490,15 +502,15 @@ def _agent_lost(state: State, node: int, turn: _Turn) -> None:
     for number in mine:
         if number not in ranked:
             _forget(state, number)
+    for number in ranked:
+        state.workers[number].is_fenced = True
     if ranked and state.phase != "clearing":
         _lose(state, ranked, f"node {node} is lost", turn)
     if state.phase == "over":
         return
     for number in ranked:
         _forget(state, number)
-    turn.actions.append(StartAgent(node))  # again; a deadline bounds it
-    if state.form_deadline_s is None:
-        state.form_deadline_s = turn.clock.monotonic_s + state.setup.agent_timeout_s
+    _start_agent(state, node, turn)
     _go_on(state, turn)
 
 
@@ -526,9 +538,16 @@ def _lose(
     if state.failure is None:
         state.failure = _failure(state, first, how, turn, exit_code=exit_code)
     state.failure.exit_code = exit_code
+    state.fault_at = None
+    # A new process that cannot even get ready is an attempt that failed; others that are lost
+    # meanwhile belong to the failure that is being recovered from.
+    never_ready = any(not state.workers[number].waits for number in lost) and not any(
+        state.workers[number].generation for number in lost
+    )
+    if (was_at_work or never_ready) and not _may_try_again(state, first, how, samples, turn):
+        return
     if was_at_work:
-        if not _may_try_again(state, first, how, samples, turn):
-            return
+        state.restarts += 1
         state.last_crash = None
         old, state.generation = state.generation, state.generation + 1
         state.phase, state.symptom = "forming", None
@@ -539,7 +558,7 @@ def _lose(
     for number in lost:
         worker = state.workers[number]
         if ends and not worker.is_fenced:
-            worker.is_fenced, worker.waits = True, False
+            _fence(state, worker, turn)
             turn.send(worker.node, say.KillWorker(worker=number))
         if ends and worker.rank is not None:
             state.slots[worker.rank].worker = None
@@ -547,6 +566,11 @@ def _lose(
     if state.restarts_in_a_row == state.setup.max_restarts > 2:
         _clear(state, turn)
     _go_on(state, turn)
+
+
+def _fence(state: State, worker: Worker, turn: _Turn) -> None:
+    worker.is_fenced, worker.waits = True, False
+    worker.fence_by_s = turn.clock.monotonic_s + state.setup.fence_timeout_s
 
 
 def _failure(state: State, rank: int, how: str, turn: _Turn, *, exit_code: int) -> Failure:
@@ -590,7 +614,6 @@ def _may_try_again(state: State, rank: int, how: str, samples: Iterable[int], tu
         which = f"; sample ids {', '.join(map(str, ids))}" if ids else ""
         _give_up(state, "failed", f"{blame}; {tried}{which}", turn)
         return False
-    state.restarts += 1
     state.restarts_in_a_row = in_a_row
     state.failed_at_step = reached
     return True
@@ -601,9 +624,11 @@ def _clear(state: State, turn: _Turn) -> None:
     state.phase = "clearing"
     turn.send_all(state.agents, say.KillWorkers())
     for worker in state.workers.values():
-        worker.is_fenced, worker.waits, worker.rank = True, False, None
+        worker.rank = None
+        if not worker.is_fenced:
+            _fence(state, worker, turn)
     state.slots = []
-    state.form_deadline_s = turn.clock.monotonic_s + state.setup.fence_timeout_s
+    state.form_deadline_s = None
 
 
 def _how(returncode: int) -> str:
@@ -692,15 +717,37 @@ def _tick(state: State, turn: _Turn) -> None:
         reason = f"stopped by {state.stop_by}: no step boundary within the grace of {grace}"
         _give_up(state, "interrupted", reason, turn)
         return
-    if state.form_deadline_s is None or now < state.form_deadline_s:
-        return
-    missing = sorted(set(range(state.setup.num_nodes)) - state.agents)
-    if state.phase == "gathering":
+    _end_agents_that_do_not_obey(state, turn)
+    overdue = sorted(node for node, due_s in state.agents_due_s.items() if now >= due_s)
+    if overdue and _is_needed(state, overdue):
         waited = f"{state.setup.agent_timeout_s:.0f} s"
-        _give_up(state, "failed", f"no agent on node(s) {missing} within {waited}", turn)
+        _give_up(state, "failed", f"no agent on node(s) {overdue} within {waited}", turn)
         return
-    state.form_deadline_s = now + state.setup.fence_timeout_s
-    _fence_the_late(state, turn)
+    for node in overdue:
+        turn.actions.append(KillAgent(node))
+        _start_agent(state, node, turn)
+    if state.form_deadline_s is not None and now >= state.form_deadline_s:
+        state.form_deadline_s = None
+        _fence_the_late(state, turn)
+
+
+def _is_needed(state: State, nodes: list[int]) -> bool:
+    """Whether the run cannot go on without one of these nodes."""
+    if state.phase in ("gathering", "clearing"):
+        return True
+    empty = [rank for rank, slot in enumerate(state.slots) if slot.worker is None]
+    return any(state.setup.node_of(rank) in nodes for rank in empty)
+
+
+def _end_agents_that_do_not_obey(state: State, turn: _Turn) -> None:
+    """The kernel then ends their workers."""
+    now = turn.clock.monotonic_s
+    nodes = set()
+    for worker in state.workers.values():
+        if worker.fence_by_s is not None and now >= worker.fence_by_s:
+            worker.fence_by_s = now + state.setup.fence_timeout_s
+            nodes.add(worker.node)
+    turn.actions.extend(KillAgent(node) for node in sorted(nodes))
 
 
 def _regroup_of_symptom(state: State, symptom: Symptom, turn: _Turn) -> None:
@@ -713,21 +760,15 @@ def _regroup_of_symptom(state: State, symptom: Symptom, turn: _Turn) -> None:
 
 
 def _fence_the_late(state: State, turn: _Turn) -> None:
-    """Workers that should have parked or ended by now are killed; a second time, their agent is,
-    and the kernel ends its workers."""
+    """Workers that should have parked by now are killed."""
     late = [
-        (number, worker)
+        number
         for number, worker in state.workers.items()
-        if worker.is_fenced or (worker.generation and not worker.waits and worker.rank is not None)
+        if worker.generation and not worker.waits and worker.rank is not None
     ]
-    for node in sorted({worker.node for _, worker in late if worker.is_fenced}):
-        turn.actions.append(KillAgent(node))
-    if state.phase != "forming":
-        return
-    for number, worker in late:
-        if not worker.is_fenced:
-            how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
-            _lose(state, [number], how, turn)
+    if late and state.phase == "forming":
+        how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
+        _lose(state, late, how, turn)
 
 
 def _force(state: State, turn: _Turn) -> None:

@@ -94,6 +94,9 @@ class Worker:
     is_fenced: bool = False
     """Whether it was told to die."""
 
+    fence_by_s: float | None = None
+    """When its agent is ended, if it has not ended this worker by then."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Slot:
@@ -195,7 +198,10 @@ class State:
     stop_by: str | None = None
     stops: int = 0
     form_deadline_s: float | None = None
-    """When patience ends with agents that do not report and workers that do not park or die."""
+    """When patience ends with workers that do not park."""
+
+    agents_due_s: dict[int, float] = field(default_factory=dict)
+    """When patience ends with an agent that was started and has not reported, by node."""
 
     stop_deadline_s: float | None = None
     """When patience ends with workers that do not stop."""
