@@ -115,7 +115,7 @@ def test_a_renamed_checkpoint_is_refused(tmp_path):
 
 def test_a_form_of_the_future_is_refused_by_its_number(tmp_path):
     path = write(tmp_path, 50, format=9)
-    assert "has form 9, this Paceline reads form 1" in verify_checkpoint(path).what
+    assert "has form 9, this Paceline reads form 1 and 2" in verify_checkpoint(path).what
 
 
 def test_the_newest_valid_checkpoint_is_found_behind_damaged_ones(tmp_path):

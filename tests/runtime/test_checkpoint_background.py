@@ -1,4 +1,8 @@
+import os
+import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +11,7 @@ from tests.runtime.tiny import build, layout_of, train_steps
 
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
+from paceline.runtime.checkpoint._process import writer_process
 from paceline.runtime.digest import state_digest
 from paceline.spec import CheckpointSpec
 
@@ -91,7 +96,7 @@ def many_saves(rank, world, folder, num_saves):
 
 
 def test_a_hundred_saves_end_to_end_come_through_each_once(tmp_path):
-    outcomes = run_ranks(many_saves, 2, tmp_path, 100)
+    outcomes = run_ranks(many_saves, 2, tmp_path, 100, limit_s=200)
     assert outcomes[0] == outcomes[1] == [step for step in range(1, 101) if step % 10]
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["step-00000099", "step-00000100"]
@@ -150,3 +155,84 @@ def test_a_save_is_abandoned_at_once_and_the_next_one_goes_through(tmp_path):
     outcomes = run_ranks(abandon_and_go_on, 2, tmp_path)
     assert outcomes == [(1, "abandoned, as a rank was lost", 2)] * 2
     assert [path.name for path in tmp_path.glob("step-00000002")] == ["step-00000002"]
+
+
+def kill_a_writer(rank, world, folder, killed):
+    _, model, optimizer = trained(rank, world, "full")
+    keeper = Checkpointer(folder, CheckpointSpec())
+
+    def strike(phase):
+        if rank == killed:
+            os.kill(writer_process().pid, signal.SIGKILL)
+
+    keeper.start(1, model, optimizer, on_phase=strike)
+    failed = keeper.wait()
+    left = sorted(path.name for path in folder.iterdir())
+    torch.distributed.barrier()
+    keeper.start(2, model, optimizer)
+    saved = keeper.wait()
+    return failed.reason, left, saved.step
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_writer_that_is_killed_costs_its_save_and_hangs_nobody(tmp_path, killed):
+    first, second = run_ranks(kill_a_writer, 2, tmp_path, killed)
+    assert first == second
+    reason, left, step = first
+    assert reason == f"the process that writes it ended by SIGKILL (rank {killed})"
+    assert all(".tmp" in name for name in left)
+    assert step == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def kill_a_writer_between_saves(rank, world, folder):
+    _, model, optimizer = trained(rank, world, "none")
+    keeper = Checkpointer(folder, CheckpointSpec())
+    keeper.start(1, model, optimizer)
+    steps, writers = [keeper.wait().step], [writer_process().pid]
+    os.kill(writers[0], signal.SIGKILL)
+    while writer_process().pid is not None:
+        time.sleep(0.01)
+    for step in (2, 3):
+        keeper = Checkpointer(folder, CheckpointSpec())
+        keeper.start(step, model, optimizer)
+        steps.append(keeper.wait().step)
+        writers.append(writer_process().pid)
+    return steps, writers[0] != writers[1] == writers[2]
+
+
+def test_another_writer_is_started_for_one_that_died_and_then_kept(tmp_path):
+    assert run_ranks(kill_a_writer_between_saves, 1, tmp_path) == [([1, 2, 3], True)]
+
+
+def die_while_writing(rank, world, folder):
+    _, model, optimizer = trained(rank, world, "none")
+    before = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").exists() else set()
+    keeper = Checkpointer(folder / "saves", CheckpointSpec())
+    gate = threading.Event()
+    written = threading.Event()
+
+    def hold(phase):
+        written.set()
+        gate.wait(20)
+
+    keeper.start(1, model, optimizer, on_phase=hold)
+    written.wait(20)
+    named = set(Path("/dev/shm").iterdir()) - before if before else set()
+    (folder / "writer").write_text(str(writer_process().pid))
+    (folder / "named").write_text(str(len(named)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="SKIPPED: only Linux ends it at once")
+def test_a_worker_that_is_killed_takes_its_writer_and_all_memory_with_it(tmp_path):
+    with pytest.raises(AssertionError, match="ended with -9"):
+        run_ranks(die_while_writing, 1, tmp_path)
+    writer = int((tmp_path / "writer").read_text())
+    end = time.monotonic() + 5
+    while Path(f"/proc/{writer}").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{writer}").exists()
+    assert (tmp_path / "named").read_text() == "0"
+    (left,) = (tmp_path / "saves").iterdir()
+    assert left.name.endswith(".tmp")

@@ -4,13 +4,12 @@
 
 It obeys the controller. When the controller is gone it asks the workers to stop at a step
 boundary, waits for the grace, kills what is left and ends. When the agent itself is killed the
-kernel kills its workers (each asks for that at its start, see `die_with_parent`).
+kernel kills its workers (each asks for that at its start, see `parent.die_with_parent`).
 """
 
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -31,18 +30,6 @@ TOKEN_VARIABLE = "PACELINE_TOKEN"
 
 LINE_LIMIT = 1 << 20
 """Longest message in bytes; a worker's last words are cut well below it."""
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing).
-
-    Exits at once when the parent is gone already: prctl(2) does not look back.
-    """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # linux/prctl.h
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 @dataclass(slots=True)

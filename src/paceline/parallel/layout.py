@@ -78,6 +78,19 @@ class Layout:
         return prod((self.data, self.tensor, self.pipeline, self.context))
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """The ways that are split, and over how many ranks."""
+        ways = {
+            "data": self.data,
+            "shard": self.shard_degree,
+            "tensor": self.tensor,
+            "context": self.context,
+            "pipeline": self.pipeline,
+            "expert": self.expert,
+        }
+        return {way: degree for way, degree in ways.items() if degree > 1}
+
+    @property
     def global_batch(self) -> int:
         """Samples in one optimizer step."""
         return self.data * self.micro_batch * self.accumulation

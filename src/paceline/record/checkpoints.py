@@ -4,9 +4,10 @@
       step-00000050/
         __0_0.distcp ...   the data files, as torch.distributed.checkpoint writes them
         .metadata          its table of contents
+        tensors.json       where each part of each tensor lies in them, with its xxh3-128
         manifest.json      every file's size and xxh3-128, and what the state is of
         COMMIT             xxh3-128 of manifest.json
-      step-00000100.tmp/   being written, or left by a crash: never read
+      step-00000100.3f2a.tmp/   being written, or left by a crash: never read
 
 torch.distributed.checkpoint itself loads a flipped bit or a cut-off shard in silence (measured,
 torch 2.13); nothing is loaded here that its manifest does not vouch for.
@@ -18,8 +19,8 @@ accidents, not forgeries.
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,16 +28,22 @@ import msgspec
 import xxhash
 
 from paceline.errors import Problem
+from paceline.record.tensors import TENSORS, damaged_tensors, read_tensors
 from paceline.units import format_bytes
 
-FORMAT = 1
-"""Version of the folder's form. A reader refuses one it does not know."""
+FORMAT = 2
+"""Version of the folder's form. Form 1 had no `tensors.json`: its damages are told by file."""
+
+_READABLE = (1, 2)
+"""A reader refuses a form that it does not know."""
 
 MANIFEST = "manifest.json"
 COMMIT = "COMMIT"
 
 _NAME = re.compile(r"step-(\d{8,})")
+_UNFINISHED = re.compile(r"step-\d{8,}(\.[0-9a-f]+)?\.(tmp|deleting|replaced)")
 _CHUNK_BYTES = 1 << 20
+_USE_EARLIER = "nothing to do if an earlier checkpoint is valid: it is used instead"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,18 @@ class Manifest:
 
     layout: str = ""
     """Name of the layout it was trained in, for people."""
+
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """Degrees of that layout: ranks that share each way of splitting the work."""
+
+    seed: int | None = None
+    """Of the run. Samples and random numbers of a step follow from it and the step's number."""
+
+    samples: int | None = None
+    """Consumed up to that step: where the data goes on."""
+
+    written_by: str = ""
+    """Versions of the programs that wrote it."""
 
     job_digest: str | None = None
     """Digest of the resolved job, where the caller gave one."""
@@ -131,7 +150,7 @@ def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
 
 def read_manifest(path: Path) -> Manifest | Problem:
     """The manifest of a checkpoint folder, or why it is not to be trusted."""
-    where, fix = str(path), "nothing to do if an earlier checkpoint is valid: it is used instead"
+    where, fix = str(path), _USE_EARLIER
     try:
         sealed = (path / COMMIT).read_text(encoding="ascii").strip()
     except FileNotFoundError:
@@ -153,8 +172,9 @@ def read_manifest(path: Path) -> Manifest | Problem:
     except msgspec.DecodeError as error:
         what = f"{MANIFEST} of {path.name} cannot be understood: {error}"
         return Problem(code="C002", what=what, where=where, fix=fix)
-    if manifest.format != FORMAT:
-        what = f"{path.name} has form {manifest.format}, this Paceline reads form {FORMAT}"
+    if manifest.format not in _READABLE:
+        known = " and ".join(map(str, _READABLE))
+        what = f"{path.name} has form {manifest.format}, this Paceline reads form {known}"
         return Problem(code="C006", what=what, where=where, fix="use the Paceline that wrote it")
     if checkpoint_name(manifest.step) != path.name:
         what = f"{path.name} holds step {manifest.step}: the folder was renamed or swapped"
@@ -165,16 +185,21 @@ def read_manifest(path: Path) -> Manifest | Problem:
 def verify_checkpoint(path: Path) -> Problem | None:
     """The first thing that is wrong with a checkpoint, or None when every byte is as written.
 
-    Reads every data file once, 1 MiB at a time.
+    Reads every data file once, 1 MiB at a time; a damaged one again, to name the tensors.
     """
+    return next(find_damage(path), None)
+
+
+def find_damage(path: Path) -> Iterator[Problem]:
+    """Everything that is wrong with a checkpoint, one problem for each damaged file."""
     manifest = read_manifest(path)
     if isinstance(manifest, Problem):
-        return manifest
-    for name, expected in sorted(manifest.files.items()):
-        problem = _check_file(path, name, expected)
+        yield manifest
+        return
+    for name in sorted(manifest.files):
+        problem = _check_file(path, name, manifest)
         if problem is not None:
-            return problem
-    return None
+            yield problem
 
 
 def newest_valid(folder: Path) -> tuple[CheckpointEntry | None, list[tuple[Path, Problem]]]:
@@ -318,34 +343,59 @@ def _entry(path: Path, step: int) -> CheckpointEntry:
     )
 
 
-def _check_file(path: Path, name: str, expected: FileRecord) -> Problem | None:
-    where, fix = str(path / name), "an earlier checkpoint is used; look at the disk's health"
+def _check_file(path: Path, name: str, manifest: Manifest) -> Problem | None:
+    expected, where = manifest.files[name], str(path / name)
+    fix = "an earlier checkpoint is used; look at the disk's health"
     try:
         size = (path / name).stat().st_size
         if size != expected.size:
             what = (
                 f"{name} in {path.name} has {size} bytes ({format_bytes(size)}), "
-                f"{expected.size} were written"
+                f"{expected.size} were written{_whose(path, name, manifest)}"
             )
             return Problem(code="C004", what=what, where=where, fix=fix)
         found = hash_file(path / name)
     except FileNotFoundError:
-        what = f"{name} is missing in {path.name}"
+        what = f"{name} is missing in {path.name}{_whose(path, name, manifest)}"
         return Problem(code="C003", what=what, where=where, fix=fix)
     except OSError as error:
         what = f"{name} in {path.name} cannot be read: {error.strerror or error}"
         return Problem(code="C003", what=what, where=where, fix=fix)
-    if found != expected:
-        what = f"{name} in {path.name} is not what was written: its hash differs"
-        return Problem(code="C005", what=what, where=where, fix=fix)
-    return None
+    if found == expected:
+        return None
+    others = [other for other, record in manifest.files.items() if record == found]
+    told = f": it has the bytes of {others[0]}" if others else ": its hash differs"
+    what = f"{name} in {path.name} is not what was written{told}{_whose(path, name, manifest)}"
+    return Problem(code="C005", what=what, where=where, fix=fix)
+
+
+_MOST_NAMED = 3
+"""Tensors that a problem names before it counts the rest."""
+
+
+def _whose(path: Path, name: str, manifest: Manifest) -> str:
+    """`; damaged: model/a, model/b and 7 more`, where the table of tensors can be trusted."""
+    try:
+        if name == TENSORS or hash_file(path / TENSORS) != manifest.files.get(TENSORS):
+            return ""
+        table = read_tensors(path) or {}
+        if (path / name).exists():
+            damaged = damaged_tensors(path, name, table)
+        else:
+            pieces = ((each, piece) for each, record in table.items() for piece in record.pieces)
+            damaged = list(dict.fromkeys(each for each, piece in pieces if piece.file == name))
+    except (OSError, msgspec.DecodeError):
+        return ""
+    if not damaged:
+        return ""
+    rest = len(damaged) - _MOST_NAMED
+    return f"; damaged: {', '.join(damaged[:_MOST_NAMED])}" + (f" and {rest} more" * (rest > 0))
 
 
 def _leftovers(folder: Path) -> Iterable[Path]:
     """Folders of ours that are no checkpoint: half written, half deleted, or replaced."""
     for path in sorted(folder.iterdir()):
-        stem, dot, kind = path.name.rpartition(".")
-        if dot and kind in ("tmp", "deleting", "replaced") and _NAME.fullmatch(stem):
+        if _UNFINISHED.fullmatch(path.name):
             yield path
 
 

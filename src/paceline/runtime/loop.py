@@ -261,6 +261,9 @@ class Loop:
             # Only of this very step: keep-best is for weights that were measured.
             held_out_loss=session.held_out_loss if self._evaluated_step == number else None,
             layout=session.plan.layout.name,
+            mesh=session.plan.layout.degrees,
+            seed=session.job.spec.train.seed,
+            samples=number * session.plan.layout.global_batch,
             job_digest=self._job_digest,
             loss_scaler=session.scaler.state_dict() if session.scaler is not None else None,
             on_phase=lambda phase: session.faults.pass_by("save", number),

@@ -18,8 +18,8 @@ import torch
 import torch._dynamo  # the first optimizer imports it
 
 import paceline.runtime.language_model  # what a worker imports before it asks for its place
-from paceline.control.agent import die_with_parent
 from paceline.control.nursery import MAX_BYTES, Birth, News
+from paceline.control.parent import die_with_parent
 from paceline.runtime import worker
 
 assert torch is not None

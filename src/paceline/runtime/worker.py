@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.control import messages as say
-from paceline.control.agent import die_with_parent
+from paceline.control.parent import die_with_parent
 from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.parallel.layout import Layout
 from paceline.record.run import open_run

@@ -18,7 +18,7 @@ import torch
 import torch._dynamo  # the first optimizer imports it
 import torch.distributed as dist
 
-from paceline.control.agent import die_with_parent
+from paceline.control.parent import die_with_parent
 from paceline.errors import PacelineError, Problem
 from paceline.plan import Plan
 from paceline.record.bench import RankTimes, Stretch, write_times

@@ -1,10 +1,11 @@
 """All ranks hear all ranks, so that all do the same thing next."""
 
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
+
+from paceline.runtime.checkpoint._reason import plain_reason
 
 Group = dist.ProcessGroup | None
 _T = TypeVar("_T")
@@ -43,12 +44,3 @@ def attempt(action: Callable[[], _T], group: Group) -> tuple[_T | None, str | No
         return result, None
     rank, first = failed[0]
     return result, first if len(reasons) == 1 else f"{first} (rank {rank})"
-
-
-def plain_reason(error: BaseException) -> str:
-    """An error on one line, as the operating system says it where it was one."""
-    if isinstance(error, OSError) and error.errno is not None:
-        text = os.strerror(error.errno).lower()
-        return f"{text}: {error.filename}" if error.filename else text
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"

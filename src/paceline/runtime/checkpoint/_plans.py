@@ -1,55 +1,28 @@
-"""How torch.distributed.checkpoint is told what a rank writes and reads: boxes of whole tensors.
+"""How torch.distributed.checkpoint is told what a rank reads: boxes of whole tensors.
 
-Its own planners know whole tensors and DTensors; a rank may have several boxes of one tensor.
+Its own planner knows whole tensors and DTensors; a rank may have several boxes of one tensor.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
     ReadItem,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from paceline.runtime.checkpoint._share import Part
 from paceline.runtime.state import Box
-
-
-class SavePlanner(DefaultSavePlanner):
-    """Writes the boxes of a share; they were dealt out, so no rank writes another's."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def create_local_plan(self) -> SavePlan:
-        """One item for every box and other value."""
-        items: list[WriteItem] = []
-        for name, value in self.state_dict.items():
-            if isinstance(value, Part):
-                items += [_write_item(name, value, box) for box in value.boxes]
-            else:
-                items.append(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO))
-        self.plan = SavePlan(items)
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        """The box that an item is of, or the value."""
-        return _lookup(self.state_dict, index)
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -85,18 +58,6 @@ class LoadPlanner(DefaultLoadPlanner):
         """The box that is read into."""
         found: Tensor = _lookup(self.state_dict, index)
         return found
-
-
-def _write_item(name: str, part: Part, box: Box) -> WriteItem:
-    return WriteItem(
-        MetadataIndex(name, torch.Size(box.offset)),
-        WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            chunk=_chunk(box),
-            properties=TensorProperties(dtype=box.tensor.dtype),
-            size=torch.Size(part.size),
-        ),
-    )
 
 
 def _read_value(name: str) -> ReadItem:

@@ -1,40 +1,60 @@
 """A run's checkpoints: save by the job's policy, while training goes on, and restore.
 
-`save` stands still until the checkpoint is committed. `start` copies this rank's share to host
-memory and returns; a thread writes it, over a process group of its own, and `poll` at the step
-boundaries or `wait` at the end tell how it went, on all ranks at the same place. Both write the
-same bytes by the same code.
+`save` stands still until the checkpoint is committed. `start` copies this rank's share to memory
+that its writer process reads, and returns; `poll` at the step boundaries or `wait` at the end tell
+how it went, on all ranks at the same place. Both write the same bytes by the same code.
 """
 
-import threading
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.record import checkpoints
-from paceline.runtime.checkpoint._agree import Group
-from paceline.runtime.checkpoint._share import Dealer, Part, Share, Stage
+from paceline import __version__
+from paceline.runtime.checkpoint._agree import Group, gather
+from paceline.runtime.checkpoint._files import Facts, KnownFacts, WriteTask
+from paceline.runtime.checkpoint._process import OnPhase, Pending, writer_process
+from paceline.runtime.checkpoint._share import Deal, Dealer
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
 from paceline.runtime.checkpoint.write import (
-    Facts,
-    OnPhase,
+    PartOutcome,
     Saved,
     SaveFailed,
-    write_checkpoint,
+    failure_of,
+    write_together,
 )
 from paceline.runtime.state import named_state
 from paceline.spec import CheckpointSpec
 
 Outcome = Saved | SaveFailed
 
+_LIMIT_S = 1800.0
+"""How long a save may take once training waits for it; then its writers are ended and it has
+failed. A guess: a share of 180 GB at 100 MB/s."""
+
+_LOOK_S = 0.02
+"""Between two looks at the other ranks while waiting. A guess: short beside an fsync."""
+
+_ORDERLY_S = 10.0
+"""For rank 0's writer to remove what a failed save left. A guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writing:
+    """One save on its way."""
+
+    task: WriteTask
+    pending: Pending
+    start: float
+    stall_s: float
+
 
 class Checkpointer:
-    """The checkpoints of one run. Every method is collective over the group's ranks."""
+    """The checkpoints of one run. Every method but `abandon` is collective over the group."""
 
     def __init__(self, folder: Path, policy: CheckpointSpec, *, group: Group = None) -> None:
         """
@@ -47,11 +67,10 @@ class Checkpointer:
         self.policy = policy
         self.group = group
         self._dealer = Dealer()
-        self._stage = Stage()
         self._writing: _Writing | None = None
         self._untold: list[Outcome] = []
-        self._writers: Group = None
         self._pollers: Group = None
+        self._has_pollers = False
 
     def save(
         self,
@@ -59,12 +78,8 @@ class Checkpointer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        held_out_loss: float | None = None,
-        layout: str = "",
-        job_digest: str | None = None,
-        state_digest: str | None = None,
-        loss_scaler: Mapping[str, float] | None = None,
         on_phase: OnPhase | None = None,
+        **facts: Unpack[KnownFacts],
     ) -> Saved:
         """Write the state after `step` steps, and return once it is committed.
 
@@ -76,17 +91,17 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._finish_writing()
-        facts = Facts(
-            step=step,
-            layout=layout,
-            job_digest=job_digest,
-            held_out_loss=held_out_loss,
-            state_digest=state_digest,
-            loss_scaler=loss_scaler,
-        )
-        path, num_bytes = self._write(self._share(model, optimizer), facts, self.group, on_phase)
+        deal = self._deal(model, optimizer)
+        task = self._task(Facts(step=step, **facts), deal)
+        num_bytes = write_together(task, deal, group=self.group, on_phase=on_phase)
         seconds = time.perf_counter() - start
-        return Saved(path=path, step=step, num_bytes=num_bytes, stall_s=seconds, write_s=seconds)
+        return Saved(
+            path=task.final,
+            step=step,
+            num_bytes=num_bytes,
+            stall_s=seconds,
+            write_s=seconds,
+        )
 
     def start(
         self,
@@ -94,60 +109,45 @@ class Checkpointer:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        held_out_loss: float | None = None,
-        layout: str = "",
-        job_digest: str | None = None,
-        state_digest: str | None = None,
-        loss_scaler: Mapping[str, float] | None = None,
         on_phase: OnPhase | None = None,
+        **facts: Unpack[KnownFacts],
     ) -> float:
-        """Copy the state after `step` steps and write it while training goes on.
+        """Copy the state after `step` steps and have it written while training goes on.
 
         At most one save is on its way: an earlier one is waited for, and its outcome comes with
-        the next `poll` or `wait`. Host memory for one more copy of this rank's share is kept.
-        `on_phase` is called from the writing thread.
+        the next `poll` or `wait`. Host memory for one more copy of this rank's share is kept. The
+        first save starts this rank's writer process. `on_phase` is called from another thread.
 
         Returns:
             Seconds that this call took: the stall.
         """
         start = time.perf_counter()
         self._finish_writing()
-        self._meet()
-        facts = Facts(
-            step=step,
-            layout=layout,
-            job_digest=job_digest,
-            held_out_loss=held_out_loss,
-            state_digest=state_digest,
-            loss_scaler=loss_scaler,
-        )
-        share = self._stage.copy(self._share(model, optimizer))
-        writing = _Writing(
-            lambda: self._write(share, facts, self._writers, on_phase), step=step, start=start
-        )
-        writing.stall_s = time.perf_counter() - start
-        writing.begin()
-        self._writing = writing
-        return writing.stall_s
+        deal = self._deal(model, optimizer)
+        task = self._task(Facts(step=step, **facts), deal)
+        pending = writer_process().submit(task, deal, on_phase)
+        stall_s = time.perf_counter() - start
+        self._writing = _Writing(task=task, pending=pending, start=start, stall_s=stall_s)
+        return stall_s
 
     def abandon(self) -> SaveFailed | None:
         """Let go of a save that is on its way, at once and without the other ranks.
 
         For when a rank died and the process groups are gone or about to go. What was written so far
         stays in its `.tmp` folder, which the next save that comes through removes; the save may
-        still be committed if that was all that was left to do. The next `start` makes new groups.
+        still be committed, whole, if that was all that was left to do. The writer process stays,
+        and the next `start` goes on with it.
 
         Returns:
             What became of the save, if one was on its way. It does not come again with `poll`.
         """
         writing, self._writing = self._writing, None
-        self._writers = self._pollers = None
+        self._pollers, self._has_pollers = None, False
         self._dealer = Dealer()
         if writing is None:
             return None
-        # Its thread may read the copy for a while yet, and would write a mixture.
-        self._stage = Stage()
-        return SaveFailed(writing.step, "abandoned, as a rank was lost", self.folder)
+        writer_process().abandon()
+        return SaveFailed(writing.task.facts.step, "abandoned, as a rank was lost", self.folder)
 
     def poll(self) -> Outcome | None:
         """How a started save went, once it is through on every rank; None until then, or without.
@@ -155,11 +155,8 @@ class Checkpointer:
         Cheap to call after every step: it talks to the other ranks only while a save is on its
         way. A failed save is returned and not raised, as training goes on.
         """
-        if not self._untold and self._writing is not None:
-            done = torch.tensor(int(self._writing.is_done))
-            dist.all_reduce(done, dist.ReduceOp.MIN, group=self._pollers)
-            if done.item():
-                self._finish_writing()
+        if self._writing is not None and self._is_settled(self._writing):
+            self._settle()
         return self._untold.pop(0) if self._untold else None
 
     def wait(self) -> Outcome | None:
@@ -180,82 +177,86 @@ class Checkpointer:
             self.folder, model, optimizer, group=self.group, job_digest=job_digest
         )
 
-    def _share(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Part | Any]:
-        return self._dealer.own_share(named_state(model, optimizer), self.group)
+    def _deal(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Deal:
+        return self._dealer.deal(named_state(model, optimizer), self.group)
 
-    def _write(
-        self, share: Share, facts: Facts, group: Group, on_phase: OnPhase | None
-    ) -> tuple[Path, int]:
-        written = write_checkpoint(self.folder, share, facts, group=group, on_phase=on_phase)
-        if dist.get_rank(group) == 0:
-            self._prune()
-        return written
-
-    def _prune(self) -> None:
-        """A disk that refuses here costs space, not the checkpoint that was just written."""
-        try:
-            checkpoints.prune(
-                self.folder,
-                keep_last=self.policy.keep_last,
-                keep_every=self.policy.keep_every,
-                keep_best=self.policy.keep_best,
-            )
-        except OSError:
-            return  # tried again after the next save
-
-    def _meet(self) -> None:
-        """Groups of their own for the writing threads and for polling, so that neither's messages
-        get between those of training. Made by the first `start`, on all ranks."""
-        if self._writers is None:
-            ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-            self._writers = dist.new_group(ranks, backend="gloo")
-            self._pollers = dist.new_group(ranks, backend="gloo")
+    def _task(self, facts: Facts, deal: Deal) -> WriteTask:
+        policy = self.policy
+        return WriteTask(
+            folder=self.folder,
+            facts=facts,
+            attempt=deal.attempt,
+            rank=dist.get_rank(self.group),
+            world_size=dist.get_world_size(self.group),
+            num_bytes=deal.num_bytes,
+            versions=f"paceline {__version__}, torch {torch.__version__}",
+            keep={
+                "keep_last": policy.keep_last,
+                "keep_every": policy.keep_every,
+                "keep_best": policy.keep_best,
+            },
+        )
 
     def _finish_writing(self) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            self._untold.append(writing.outcome())
+        """Wait for a save that is on its way. All ranks look together, so that one which failed
+        ends the waiting of all."""
+        while self._writing is not None:
+            writing = self._writing
+            writing.pending.wait(_LOOK_S)
+            if self._is_settled(writing):
+                self._settle()
+            elif time.perf_counter() - writing.start > _LIMIT_S:
+                writer_process().kill()  # its save has failed, and the next look finds it so
 
+    def _is_settled(self, writing: _Writing) -> bool:
+        """Whether every rank's writer is through, or one has failed. Collective."""
+        ended = writing.pending.ended
+        through, well = ended is not None, ended is None or ended.reason is None
+        least = torch.tensor([int(through), int(well)])
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._polling_group())
+        all_through, all_well = least.tolist()
+        return bool(all_through or not all_well)
 
-class _Writing:
-    """One save on its way, in a thread that does not keep the process alive."""
-
-    def __init__(self, write: Any, *, step: int, start: float) -> None:
-        self.stall_s = 0.0
-        self._write = write
-        self.step = step
-        self._start = start
-        self._outcome: Outcome | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"paceline-save-{step}", daemon=True)
-
-    def begin(self) -> None:
-        self._thread.start()
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def outcome(self) -> Outcome:
-        """Waits for the thread. Raises what it raised, if that was no failure to save."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._outcome is not None
-        return self._outcome
-
-    def _run(self) -> None:
-        try:
-            path, num_bytes = self._write()
-        except SaveFailed as failed:
-            self._outcome = failed
-        except BaseException as error:  # noqa: BLE001 - the edge of the thread; raised by outcome()
-            self._error = error
-        else:
-            self._outcome = Saved(
-                path=path,
-                step=self.step,
-                num_bytes=num_bytes,
-                stall_s=self.stall_s,
-                write_s=time.perf_counter() - self._start,
+    def _settle(self) -> None:
+        """Hear from all ranks how the save went, and note it. Collective."""
+        writing = self._writing
+        assert writing is not None
+        ended = writing.pending.ended
+        mine = PartOutcome()
+        if ended is not None:
+            seconds = writing.pending.ended_at - writing.start
+            mine = PartOutcome(
+                reason=ended.reason,
+                is_space=ended.is_space,
+                num_bytes=ended.num_bytes,
+                seconds=seconds,
             )
+        parts = gather(mine, self.group)
+        task, failed = writing.task, failure_of(writing.task, parts)
+        self._writing = None
+        if failed is not None:
+            writer_process().abandon()
+            if task.rank == 0:  # its writer removes what was written, and says so
+                writing.pending.wait(_ORDERLY_S)
+            dist.barrier(self._polling_group())
+            self._untold.append(failed)
+            return
+        self._untold.append(
+            Saved(
+                path=task.final,
+                step=task.facts.step,
+                num_bytes=parts[0].num_bytes,
+                stall_s=writing.stall_s,
+                write_s=parts[0].seconds,
+            )
+        )
+
+    def _polling_group(self) -> Group:
+        """The group where it can send what lies in host memory, else one that can. Made once."""
+        if not self._has_pollers:
+            self._has_pollers = True
+            self._pollers = self.group
+            if "gloo" not in str(dist.get_backend_config(self.group)):
+                ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+                self._pollers = dist.new_group(ranks, backend="gloo")
+        return self._pollers

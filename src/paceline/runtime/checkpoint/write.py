@@ -1,40 +1,29 @@
-"""Write one checkpoint with all ranks: whole and committed, or gone and everybody knows why.
+"""What becomes of a save, and the save that training stands still for.
 
-Each rank writes its share of the state into `step-N.tmp`, reads its files back and hashes them;
-rank 0 seals the folder with a manifest and commits it (`record/checkpoints.py`). After every part
-all ranks hear whether it worked on all, so that a full disk on one of them hangs nobody.
-
-The hash is of what can be read back, which the page cache answers: it finds a torn or short write
-and anything that happens later, not a disk that already lies.
+Each rank writes its share of the state, reads it back and hashes it; rank 0 seals the folder with a
+manifest and commits it (`_files.py`). Here all ranks do so at once, and hear whether it worked on
+all; beside training, a process of each rank does (`writer.py`), by the same code.
 """
 
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.serialization import get_crc32_options, set_crc32_options
 
 from paceline.errors import Problem, RunError
-from paceline.record import checkpoints
-from paceline.record.checkpoints import FileRecord, Manifest
-from paceline.runtime.checkpoint._agree import Group, attempt, gather, plain_reason
-from paceline.runtime.checkpoint._plans import SavePlanner
-from paceline.runtime.checkpoint._share import Share, local_bytes
-from paceline.units import format_bytes
-
-OnPhase = Callable[[str], None]
-"""Called with `writing` between the data files and the commit; a drill strikes there."""
-
-_HEADER_BYTES = 2048
-"""Disk a value takes over its own bytes, in its file and in the table of contents. Measured 1910 to
-1975 for 84 to 228 tensors, blocks of the file system and manifest included (torch 2.13, ext4)."""
+from paceline.runtime.checkpoint._agree import Group, gather
+from paceline.runtime.checkpoint._files import (
+    WriteError,
+    WriteTask,
+    publish_part,
+    remove_unfinished,
+    seal,
+    write_part,
+)
+from paceline.runtime.checkpoint._process import OnPhase
+from paceline.runtime.checkpoint._reason import plain_reason
+from paceline.runtime.checkpoint._share import Deal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +43,7 @@ class Saved:
     """How long this rank's training stood still for it."""
 
     write_s: float
-    """From its start to the commit, on this rank."""
+    """From its start to the commit, as rank 0 saw it."""
 
 
 class SaveFailed(RunError):
@@ -76,165 +65,71 @@ class SaveFailed(RunError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a manifest says besides its files."""
+class PartOutcome:
+    """What one rank did of a save."""
 
-    step: int
-    layout: str = ""
-    job_digest: str | None = None
-    held_out_loss: float | None = None
-    state_digest: str | None = None
-    loss_scaler: Mapping[str, float] | None = None
+    reason: str | None = None
+    """Why it failed."""
+
+    is_space: bool = False
+    """Whether for want of disk."""
+
+    num_bytes: int = 0
+    """Of all data files; only from the rank that committed."""
+
+    seconds: float = 0.0
+    """From the start until this rank's writer was through."""
 
 
-def write_checkpoint(
-    folder: Path, share: Share, facts: Facts, *, group: Group, on_phase: OnPhase | None
-) -> tuple[Path, int]:
-    """The committed folder and the bytes of its data files. Collective over the group.
+def failure_of(task: WriteTask, parts: Sequence[PartOutcome]) -> SaveFailed | None:
+    """The lowest rank's reason why a save failed, want of disk first; None when all went well."""
+    failed = [(rank, part) for rank, part in enumerate(parts) if part.reason is not None]
+    if not failed:
+        return None
+    rank, first = next(((r, part) for r, part in failed if part.is_space), failed[0])
+    told = first.reason if len(parts) == 1 else f"{first.reason} (rank {rank})"
+    return SaveFailed(task.facts.step, str(told), task.folder, is_space=first.is_space)
+
+
+def write_together(task: WriteTask, deal: Deal, *, group: Group, on_phase: OnPhase | None) -> int:
+    """Write a checkpoint with all ranks, and return once it is committed. Collective.
+
+    Returns:
+        Bytes of its data files.
 
     Raises:
         SaveFailed: On all ranks alike, with nothing left behind under a checkpoint's name.
     """
-    name = checkpoints.checkpoint_name(facts.step)
-    tmp, final = folder / f"{name}.tmp", folder / name
-    try:
-        _make_room(tmp, share, facts.step, group)
-        _write_files(tmp, share, facts.step, group)
-        files = _hash_files(tmp, facts.step, group, on_phase)
-        manifest = Manifest(
-            step=facts.step,
-            world_size=dist.get_world_size(group),
-            files=files,
-            layout=facts.layout,
-            job_digest=facts.job_digest,
-            held_out_loss=facts.held_out_loss,
-            state_digest=facts.state_digest,
-            loss_scaler=facts.loss_scaler,
-            created=checkpoints.utc_now(),
-        )
-        _commit(tmp, final, manifest, group)
-    except SaveFailed:
-        if dist.get_rank(group) == 0:
-            shutil.rmtree(tmp, ignore_errors=True)
+    parts = gather(_write_part(task, deal, on_phase), group)
+    failed = failure_of(task, parts)
+    if failed is None:
+        parts = gather(_seal(task, deal.metadata), group)
+        failed = failure_of(task, parts)
+    if failed is not None:
+        if task.rank == 0:
+            remove_unfinished(task)
         dist.barrier(group)  # nobody goes on, to a next save or a fresh look, before it is gone
-        raise
-    return final, manifest.num_bytes
+        raise failed
+    return parts[0].num_bytes
 
 
-def _make_room(tmp: Path, share: Share, step: int, group: Group) -> None:
-    """An empty folder on a disk with room for all ranks' files."""
-
-    def make() -> int:
-        if dist.get_rank(group) == 0:
-            if tmp.exists():
-                shutil.rmtree(tmp)
-            tmp.mkdir(parents=True)
-        return free_bytes(tmp.parent)
-
-    free, reason = attempt(make, group)
-    if reason is not None:
-        raise SaveFailed(step, reason, tmp.parent)
-    rooms = gather((_disk_bytes(share), free or 0), group)
-    needed = sum(need for need, _ in rooms)
-    least_free = min(room for _, room in rooms)
-    if least_free < needed:
-        raise SaveFailed(step, _no_space(tmp.parent, needed, least_free), tmp.parent, is_space=True)
-
-
-def _disk_bytes(share: Share) -> int:
-    return local_bytes(share) + len(share) * _HEADER_BYTES
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that this process may still write to the disk of a folder, or its nearest parent's."""
-    while not folder.exists():
-        folder = folder.parent
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
-
-
-def _write_files(tmp: Path, share: Share, step: int, group: Group) -> None:
-    """The data files of all ranks, synced. A failure on one rank is raised by torch on all."""
-    writer = FileSystemWriter(tmp, single_file_per_rank=True, sync_files=True)
-    reason: str | None = None
+def _write_part(task: WriteTask, deal: Deal, on_phase: OnPhase | None) -> PartOutcome:
     try:
-        with _without_crc32():
-            save(dict(share), storage_writer=writer, planner=SavePlanner(), process_group=group)
-    except CheckpointException as error:
-        reason = _first_failure(error)
-    except Exception as error:  # noqa: BLE001 - becomes a SaveFailed, by vote
-        reason = plain_reason(error)
-    reasons = [(rank, reason) for rank, reason in enumerate(gather(reason, group)) if reason]
-    if not reasons:
-        return
-    free = gather(free_bytes(tmp.parent), group)
-    needed = sum(gather(_disk_bytes(share), group))
-    # By now what was written may be gone again, and what filled the disk as well.
-    is_full = min(free) < max(needed, 1 << 20)
-    if is_full or any(words in reason for _, reason in reasons for words in _FULL_DISK_WORDS):
-        raise SaveFailed(step, _no_space(tmp.parent, needed, min(free)), tmp.parent, is_space=True)
-    raise SaveFailed(step, reasons[0][1], tmp.parent)
-
-
-_FULL_DISK_WORDS = ("no space left", "file write failed", "unexpected pos")
-"""What the system says, and what torch's writer says after it: a write that came up short."""
-
-
-@contextmanager
-def _without_crc32() -> Iterator[None]:
-    """torch's own checksum of every record is never read back, and costs a fifth of the processor
-    time of a save (0.31 to 0.25 s for 130 MB, measured with torch 2.13); the manifest has better.
-
-    The option is the process's: a `torch.save` of the training thread meanwhile writes none either.
-    """
-    before = get_crc32_options()
-    set_crc32_options(False)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
-
-
-def _hash_files(
-    tmp: Path, step: int, group: Group, on_phase: OnPhase | None
-) -> dict[str, FileRecord]:
-    """Every rank reads back its own files; all ranks get all records."""
-    rank = dist.get_rank(group)
-
-    def read_back() -> dict[str, FileRecord]:
+        part = write_part(task, deal.share.records, deal.share.values)
         if on_phase is not None:
             on_phase("writing")
-        mine = sorted(tmp.glob(f"__{rank}_*")) + ([tmp / ".metadata"] if rank == 0 else [])
-        return {path.name: checkpoints.hash_file(path) for path in mine}
-
-    records, reason = attempt(read_back, group)
-    if reason is not None:
-        raise SaveFailed(step, reason, tmp.parent)
-    return {name: record for part in gather(records or {}, group) for name, record in part.items()}
-
-
-def _commit(tmp: Path, final: Path, manifest: Manifest, group: Group) -> None:
-    def seal() -> None:
-        if dist.get_rank(group) == 0:
-            checkpoints.commit(tmp, final, manifest)
-
-    _, reason = attempt(seal, group)
-    if reason is not None:
-        is_space = "no space left" in reason
-        raise SaveFailed(manifest.step, reason, tmp.parent, is_space=is_space)
+        publish_part(task, part)
+    except WriteError as failed:
+        return PartOutcome(reason=failed.reason, is_space=failed.is_space)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+        return PartOutcome(reason=plain_reason(error))
+    return PartOutcome()
 
 
-def _no_space(folder: Path, needed: int, free: int) -> str:
-    return (
-        f"no space left on device: {folder}, {format_bytes(needed)} needed, "
-        f"{format_bytes(free)} free"
-    )
-
-
-def _first_failure(error: CheckpointException) -> str:
-    """torch collects every rank's exception; the lowest rank's is told."""
-    failures = sorted(error.failures.items())
-    if not failures:
-        return plain_reason(error)
-    _, (cause, _) = failures[0]
-    return plain_reason(cause)
+def _seal(task: WriteTask, metadata: bytes) -> PartOutcome:
+    if task.rank != 0:
+        return PartOutcome()
+    try:
+        return PartOutcome(num_bytes=seal(task, metadata))
+    except WriteError as failed:
+        return PartOutcome(reason=failed.reason, is_space=failed.is_space)

@@ -17,7 +17,7 @@ import torch
 import torch._dynamo  # the first optimizer imports it
 import torch.distributed as dist
 
-from paceline.control.agent import die_with_parent
+from paceline.control.parent import die_with_parent
 from paceline.errors import PacelineError
 from paceline.record.verification import Case, RankFacts, read_facts, write_facts
 from paceline.runtime.verify.program import verify_rank

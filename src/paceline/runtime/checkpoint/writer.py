@@ -1,0 +1,140 @@
+"""The process that writes a rank's share of each checkpoint, beside the one that trains.
+
+    python -m paceline.runtime.checkpoint.writer --socket FD --parent PID
+
+Started at the first save and kept; a thread would take the interpreter lock from training. It does
+without torch: importing that takes 2.5 s of a core and 250 MB for each rank (measured, torch 2.13),
+and all it would do here is put the frame of a record around values (`_frames.py`). It talks
+to its own worker alone, and with the other ranks' writers only by the files that each leaves in the
+checkpoint's folder, so that no death of another hangs it. It ends with its worker, however that
+ends.
+
+torch has the like (`AsyncCheckpointerType.PROCESS`). Its daemons meet in a process group of their
+own over a TCP store: the death of one rank leaves the others waiting there for its time-out, and
+they can be neither told to stop nor used again after it.
+"""
+
+import argparse
+import contextlib
+import mmap
+import os
+import signal
+import socket
+from multiprocessing.connection import Connection
+
+from paceline.control.parent import die_with_parent
+from paceline.runtime.checkpoint._files import (
+    Abandoned,
+    WriteError,
+    publish_part,
+    remove_unfinished,
+    seal,
+    wait_for_parts,
+    write_part,
+)
+from paceline.runtime.checkpoint._memory import map_memory
+from paceline.runtime.checkpoint._talk import WANTED, Ended, GoOn, Memory, Phase, Write
+
+NICENESS = 10
+"""Training comes first where both want a core. A guess: a tenth of its weight (sched(7))."""
+
+
+class Writer:
+    """The process's side of the conversation."""
+
+    def __init__(self, channel: socket.socket, wanted: mmap.mmap) -> None:
+        self._channel = channel
+        self._talk = Connection(os.dup(channel.fileno()))
+        self._wanted = wanted
+        self._memory: mmap.mmap | None = None
+        self._overtaken: Write | None = None
+
+    def serve(self) -> None:
+        """Write what is asked until the worker is gone."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            asked: Write | None = None
+            while True:
+                asked = asked or self._next_write()
+                ended, asked = self._write(asked), self._overtaken
+                self._overtaken = None
+                self._talk.send(ended)
+
+    def _next_write(self) -> Write:
+        while True:
+            message = self._hear()
+            if isinstance(message, Write):
+                return message
+
+    def _hear(self) -> Write | GoOn:
+        while True:
+            message: Memory | Write | GoOn = self._talk.recv()
+            if not isinstance(message, Memory):
+                return message
+            _, (descriptor,), _, _ = socket.recv_fds(self._channel, 1, 1)
+            self._memory = map_memory(descriptor, message.num_bytes)
+            os.close(descriptor)
+
+    def _write(self, asked: Write) -> Ended:
+        task = asked.task
+        try:
+            self._check_wanted(asked)
+            part = write_part(task, asked.records, lambda index: self._values(asked, index))
+            self._check_wanted(asked)
+            if asked.has_phase:
+                self._pass_phase(asked.number)
+            publish_part(task, part)
+            if task.rank != 0:
+                return Ended(asked.number)
+            wait_for_parts(task, lambda: self._check_wanted(asked))
+            return Ended(asked.number, num_bytes=seal(task, asked.metadata))
+        except WriteError as failed:
+            ended = Ended(asked.number, reason=failed.reason, is_space=failed.is_space)
+        except Abandoned:
+            ended = Ended(asked.number, reason="abandoned")
+        if task.rank == 0:
+            remove_unfinished(task)
+        return ended
+
+    def _pass_phase(self, number: int) -> None:
+        self._talk.send(Phase(number))
+        while True:
+            answer = self._hear()
+            if isinstance(answer, Write):  # the worker went on without an answer
+                self._overtaken = answer
+                raise Abandoned
+            if answer.number == number:
+                if answer.reason is not None:
+                    raise WriteError(answer.reason)
+                return
+
+    def _values(self, asked: Write, index: int) -> memoryview:
+        num_bytes, start = asked.records[index].num_bytes, asked.starts[index]
+        if num_bytes == 0:
+            return memoryview(b"")
+        assert self._memory is not None, "memory comes before the first values"
+        return memoryview(self._memory)[start : start + num_bytes]
+
+    def _check_wanted(self, asked: Write) -> None:
+        if WANTED.unpack_from(self._wanted)[0] != asked.number:
+            raise Abandoned
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="paceline-writer", description=__doc__)
+    parser.add_argument("--socket", type=int, required=True, help="descriptor of the channel")
+    parser.add_argument("--wanted", type=int, required=True, help="descriptor of shared memory")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
+    options = parser.parse_args()
+    die_with_parent(options.parent)
+    # A terminal's Ctrl-C and an agent's SIGTERM are for the worker, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICENESS)
+    with socket.socket(fileno=options.socket) as channel:
+        wanted = map_memory(options.wanted, mmap.PAGESIZE)
+        Writer(channel, wanted).serve()
+
+
+if __name__ == "__main__":
+    main()
