@@ -37,7 +37,7 @@ def test_a_generated_page_is_what_the_code_says(name):
 def codes_in_source() -> set[str]:
     found: set[str] = set()
     for path in (ROOT / "src").rglob("*.py"):
-        found.update(re.findall(r'"([JMDTLPRCF]\d{3}|V00\d)"', path.read_text()))
+        found.update(re.findall(r'"([JMDTLPRCFS]\d{3}|V00\d)"', path.read_text()))
     return found
 
 

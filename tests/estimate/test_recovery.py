@@ -12,8 +12,7 @@ from paceline.estimate.recovery import (
     copies_of,
     state_plan,
 )
-from paceline.parallel import Layout
-from paceline.parallel.rank_map import coordinates
+from paceline.parallel import Layout, replicas_of_rank
 
 TRAINING = Training(
     num_parameters=8_000_000_000,
@@ -42,21 +41,14 @@ def layout_of(sharding: str = "full", **changes: int) -> Layout:
         (layout_of("none", data=4, tensor=4), 8),
         (layout_of("full", data=16), 8),
         (layout_of("hybrid", data=4, context=2, shard=4, tensor=2), 8),
+        (layout_of("hybrid", data=8, shard=2, expert=4), 4),
+        (layout_of("none", data=8, expert=4), 4),
+        (layout_of("zero1", data=8), 4),
     ],
 )
 def test_copies_are_counted_as_the_rank_map_places_them(layout: Layout, per_node: int):
-    places = [coordinates(layout, rank) for rank in range(layout.num_ranks)]
-
-    def holds_as(rank: int) -> list[int]:
-        own = places[rank]
-        return [
-            each.rank
-            for each in places
-            if (each.tensor, each.pipeline, each.shard) == (own.tensor, own.pipeline, own.shard)
-        ]
-
     for rank in range(layout.num_ranks):
-        same = holds_as(rank)
+        same = replicas_of_rank(layout, rank)
         elsewhere = [each for each in same if each // per_node != rank // per_node]
         assert copies_of(layout) == len(same)
         assert copies_elsewhere(layout, per_node) == len(elsewhere)

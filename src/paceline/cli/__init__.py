@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),
     "bench": ("paceline.cli.bench", "How does it scale over ranks, and where does the time go?"),
+    "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "runs": ("paceline.cli.runs", "List runs."),
     "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),

@@ -125,6 +125,9 @@ class StateTier:
     lost_s: float
     """Work done again after a covered failure, on the mean."""
 
+    fetch_s: float
+    """To copy one rank's piece of it from another node."""
+
     recover_s: float
     """From a covered failure to the first step after it, detection included."""
 
@@ -156,7 +159,8 @@ class StatePlan:
 
 
 def copies_of(layout: Layout) -> int:
-    """Ranks with identical parameters and optimizer state, counting the rank itself.
+    """Ranks with identical parameters and optimizer state, counting the rank itself: the size of
+    the groups of `parallel.replicas_of`, without listing them.
 
     ZeRO-1 keeps whole parameters everywhere but only one copy of each part of the optimizer, so it
     has one.
@@ -167,6 +171,8 @@ def copies_of(layout: Layout) -> int:
     1
     """
     sharers = layout.data * layout.context
+    if layout.sharding == "hybrid" and layout.expert > layout.shard_degree:
+        return 1  # the experts are shared across the copies, and no two ranks hold the same
     return max(1, sharers // max(layout.shard_degree, layout.expert))
 
 
@@ -376,6 +382,7 @@ def _priced(
         network_bytes_per_step=network_bytes,
         step_s=step_s,
         interval_s=saved["interval_s"] if name == "checkpoint" else interval_s,
+        fetch_s=case.fetch_s,
         lost_s=saved["lost_s"] if name == "checkpoint" else lost_s,
         recover_s=failures.restart_s if name == "checkpoint" else recover_s,
         useful=None if why_not is not None else useful,

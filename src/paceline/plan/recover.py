@@ -17,7 +17,9 @@ from paceline.plan.outlook import Outlook
 from paceline.spec import Job
 
 
-def plan_state(plan: Plan, job: Job, view: Outlook, gradient_bytes: float) -> StatePlan | None:
+def plan_state(
+    plan: Plan, job: Job, view: Outlook, gradient_bytes: float = 4.0
+) -> StatePlan | None:
     """The tiers of a plan; None when a step's time is unknown.
 
     Args:

@@ -1,0 +1,145 @@
+"""A simulation for people: what is useful by system and rate, where the rest goes, and on what it
+rests."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from paceline.control.simulation.costs import Costs, Phase
+from paceline.control.simulation.failures import expected_per_s
+from paceline.control.simulation.study import Case, Question, Result
+from paceline.units import format_seconds
+
+_WIDTH = 100
+_LEAST_SHARE = 5e-5
+"""Parts below this are left out of the line; `--json` has all."""
+
+
+def simulate_lines(
+    question: Question, cases: Sequence[Case], results: Sequence[Result]
+) -> Iterator[str]:
+    """The whole answer, top to bottom."""
+    failures = question.failures
+    yield from _wrapped(
+        "simulated   ",
+        f"{question.days:g} days, {_plural(question.seeds, 'run')} a rate, the controller's own "
+        "code under a virtual clock",
+    )
+    yield from _wrapped("failures    ", f"{failures.name}: {failures.source}")
+    for case in cases:
+        mine = [each for each in results if each.num_nodes == case.num_nodes]
+        yield ""
+        yield from _case(case, question, mine)
+    yield ""
+    yield from _phases(cases)
+    if question.compare:
+        yield from _wrapped(
+            "others      ",
+            "; ".join(
+                f"{each.name}: {each.restart.known}, {each.restart.source}"
+                for each in question.compare
+            )
+            + ". Their seconds are kept for all sizes, which is kind to them",
+        )
+    yield from _wrapped(
+        "left out    ",
+        "slow nodes that do not fail, silent corruption, planned maintenance, and queues; the "
+        "share of every phase is only as good as the phase",
+    )
+
+
+def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator[str]:
+    failures = question.failures
+    mtbf = format_seconds(1 / expected_per_s(failures, case.num_nodes))
+    yield from _wrapped(
+        f"{_plural(case.num_nodes, 'node')}  ".ljust(12),
+        f"{case.num_ranks:,} {case.accelerator} ranks and {_plural(case.num_spares, 'spare')}; "
+        f"{case.layout}, batch {case.global_batch:,}, {format_seconds(case.step_s)} a step "
+        f"({case.step_known}); a failure every {mtbf}",
+    )
+    tier = case.state.tier(case.tier)
+    asked = "asked for" if case.state.is_asked else "chosen"
+    yield from _wrapped(
+        " " * 12,
+        f"lost state from {case.tier} ({asked}), {format_seconds(tier.step_s)} a step for it; a "
+        f"checkpoint every {_plural(case.save_every, 'step')}",
+    )
+    rates = sorted({each.rate for each in results})
+    head = "".join(f"rate x {rate:g}".rjust(24) for rate in rates)
+    yield f"  {'useful':<26}{head}"
+    for system in dict.fromkeys(each.system for each in results):
+        cells = [_cell(each) for rate in rates for each in results if _is(each, system, rate)]
+        yield f"  {system:<26}" + "".join(cell.rjust(24) for cell in cells)
+    for each in results:
+        if each.rate == rates[0] and each.recoveries is not None:
+            yield from _where(each)
+    gave_up = [each for each in results if each.given_up]
+    for each in gave_up:
+        yield from _wrapped(
+            "    ",
+            f"{each.system} at rate x {each.rate:g} gave up {each.given_up:.1f} times in a run, "
+            "and waited for a person",
+        )
+
+
+def _is(result: Result, system: str, rate: float) -> bool:
+    return result.system == system and result.rate == rate
+
+
+def _cell(result: Result) -> str:
+    spread = ""
+    if result.useful_high - result.useful_low >= _LEAST_SHARE:
+        spread = f" ({100 * result.useful_low:.2f}-{100 * result.useful_high:.2f})"
+    return f"{result.useful:.2%}{spread}"
+
+
+def _where(result: Result) -> Iterator[str]:
+    """Where the rest of the time goes, at the process's own rate."""
+    lost = [
+        f"{part} {share:.2%}"
+        for part, share in result.shares.items()
+        if part != "useful" and share >= _LEAST_SHARE
+    ]
+    down = ""
+    if result.downtime_s is not None:
+        down = (
+            f"; {result.recoveries:.0f} recoveries, the median {format_seconds(result.downtime_s)}"
+            " from fault to the end of the next step"
+        )
+    yield from _wrapped("    ", f"{result.system}: {', '.join(lost) or 'nothing lost'}{down}")
+
+
+def _phases(cases: Sequence[Case]) -> Iterator[str]:
+    """What every phase rests on, at the sizes that were asked for."""
+    yield "phases      of a recovery, by number of nodes"
+    (first, usual), *others = cases[0].costs
+    for name, phase in usual.phases().items():
+        yield from _phase(name, phase, [dict(case.costs)[first] for case in cases], cases)
+    for variant, costs in others:
+        for name, phase in costs.phases().items():
+            if phase != usual.phases()[name]:
+                yield f"  {variant}"
+                mine = [dict(case.costs)[variant] for case in cases]
+                yield from _phase(name, phase, mine, cases)
+
+
+def _phase(name: str, phase: Phase, costs: Sequence[Costs], cases: Sequence[Case]) -> Iterator[str]:
+    seconds = [_seconds(each.phases()[name], case) for each, case in zip(costs, cases, strict=True)]
+    shown = ", ".join(dict.fromkeys(seconds))
+    yield from _wrapped(f"  {name:<12}", f"{shown} ({phase.known}: {phase.source})", " " * 14)
+
+
+def _seconds(phase: Phase, case: Case) -> str:
+    return format_seconds(phase.at(case.num_ranks, case.step_s))
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _wrapped(head: str, text: str, indent: str | None = None) -> list[str]:
+    return wrap(
+        text,
+        width=_WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head) if indent is None else indent,
+    )
