@@ -23,6 +23,7 @@ import msgspec
 from paceline.control import messages as say
 from paceline.control.nursery import Child, Nursery
 from paceline.record.run import RunFolder, open_run
+from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology import Cluster
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
@@ -56,6 +57,9 @@ class Agent:
         spec = run.job().spec
         self._grace_s = spec.recovery.grace
         cluster = run.plan().cluster
+        # Snapshots lie by node, and on one machine every rank stands for a node.
+        per_agent = cluster.ranks_per_node if cluster.is_local else 1
+        self._memories = range(node * per_agent, (node + 1) * per_agent)
         self._ranks_per_node = cluster.ranks_per_node
         self._nursery = Nursery(_environment(cluster), run.logs / f"agent-{node}.log")
 
@@ -81,6 +85,8 @@ class Agent:
         finally:
             await self._end_all()
             self._nursery.close()
+            for node in self._memories:
+                remove_snapshots(FOLDER, self._run.path, node=node)
             writer.close()
 
     async def _obey(self, order: say.ToAgent) -> None:

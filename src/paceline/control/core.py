@@ -323,6 +323,20 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
             )
         case say.StepVotedDown(step=step, reason=reason):
             turn.record(log.StepRefused(at=at, generation=generation, step=step, reason=reason))
+        case say.CorruptionSeen():
+            turn.record(
+                log.CorruptionFound(
+                    at=at,
+                    generation=generation,
+                    step=message.step,
+                    ranks=message.ranks,
+                    suspects=message.suspects,
+                    tensors=message.tensors,
+                    verdict=message.verdict,
+                    healed=message.healed,
+                    goes_on_after=message.goes_on_after,
+                )
+            )
         case say.FaultDue(fault=fault):
             if fault in state.faults and slot.worker is not None:
                 state.faults = tuple(other for other in state.faults if other != fault)

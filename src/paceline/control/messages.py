@@ -106,6 +106,23 @@ class StepVotedDown(Message, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+Healed = Literal["replica", "memory", "checkpoint", "initial", "recomputed"]
+"""Where a wrong state's numbers are now from; `recomputed`: all went back before, and the steps
+since then are done again."""
+
+
+class CorruptionSeen(Message, frozen=True, kw_only=True, tag=True):
+    """Ranks' parameters or optimizer state were found wrong, and made right."""
+
+    step: int
+    ranks: list[int]
+    suspects: list[int]
+    tensors: list[str]
+    verdict: Literal["majority", "moved", "replay", "undecided"]
+    healed: Healed
+    goes_on_after: int
+
+
 class FaultDue(Message, frozen=True, kw_only=True, tag=True):
     """The worker stands where a drill wants it dead, and waits."""
 
@@ -172,6 +189,7 @@ FromWorker = (
     | SaveDone
     | SaveError
     | StepVotedDown
+    | CorruptionSeen
     | FaultDue
     | Parked
     | Completed

@@ -213,6 +213,13 @@ def newest_valid(folder: Path) -> tuple[CheckpointEntry | None, list[tuple[Path,
     return None, refused
 
 
+def newest_step(folder: Path) -> int:
+    """Step of the newest checkpoint that is complete, whether or not its bytes are right; 0 when
+    there is none."""
+    complete = (entry.step for entry in list_checkpoints(folder) if entry.is_complete)
+    return next(complete, 0)
+
+
 def hash_file(path: Path) -> FileRecord:
     """Size and hash of a file as it can be read back now."""
     digest, size = xxhash.xxh3_128(), 0

@@ -120,6 +120,35 @@ class StepRefused(Event, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class CorruptionFound(Event, frozen=True, kw_only=True, tag=True):
+    """Parameters or optimizer state of some ranks were found wrong, and made right."""
+
+    step: int
+    """Step after which they were compared."""
+
+    ranks: list[int]
+    """Ranks that were wrong; empty while nobody knows."""
+
+    suspects: list[int]
+    """Replicas that differ, of which nobody knows who is right. Once the steps are done again,
+    another event names them, or says that this does not tell."""
+
+    tensors: list[str]
+    """What was wrong, or differed, on any of them."""
+
+    verdict: str
+    """How it is known: `majority` (most replicas agree against it), `moved` (the rank's own bytes
+    changed while nothing wrote them), `replay` (its numbers were farther from those that were
+    computed again), `undecided`."""
+
+    healed: str
+    """Where the numbers are now from: a `replica`; or, on all ranks, `memory`, a `checkpoint` or
+    the `initial` state; `recomputed` when all had gone back before."""
+
+    goes_on_after: int
+    """Last step that the state has now: those after it are done again."""
+
+
 class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
     """A drill's fault was carried out."""
 
@@ -231,6 +260,7 @@ AnyEvent = (
     | BaselineEvaluated
     | Noted
     | StepRefused
+    | CorruptionFound
     | FaultInjected
     | WorkerLost
     | Recovered

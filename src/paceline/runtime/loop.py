@@ -16,13 +16,16 @@ from paceline.control import messages as say
 from paceline.errors import Problem, RunError
 from paceline.parallel import replicas_of
 from paceline.parallel.rank_map import rank_of
-from paceline.record.checkpoints import set_aside
+from paceline.record.checkpoints import newest_step, set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
 from paceline.runtime import memory, strategy
-from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
+from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
+from paceline.runtime.checkpoint._agree import from_first
 from paceline.runtime.recovery.heal import adopt, find_routes, receive, send
 from paceline.runtime.recovery.held import StartOver
+from paceline.runtime.recovery.safekeeping import Safekeeping
+from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step
 
 if TYPE_CHECKING:
@@ -80,10 +83,14 @@ class Loop:
             self._after(session.last_step, ended=bool(lost_save) or session.last_step == last)
         elif first == 1:
             self._evaluate_after(0)
-        for number in range(first, last + 1):
+        while session.last_step < last:
+            number = session.last_step + 1
             step = self._begin(number)
             yield step
             self._check_finished(step)
+            if step.wrong is not None:
+                self._mend(step.wrong)
+                continue
             self._report(step)
             ended = step.stop or number == last
             session.newest_line = self._metrics(step)
@@ -91,6 +98,12 @@ class Loop:
                 metrics.write(session.newest_line)
                 board.write(session.newest_line)
             self._tell_of_save(self._checkpointer.poll())
+            if ended or number % session.plan.checkpoint_every == 0:
+                wrong = session.safekeeping.check()
+                if wrong is not None:
+                    self._mend(wrong)
+                    continue
+            session.safekeeping.settle_suspects()
             self._after(number, ended)
             if step.stop:
                 session.interrupted = number < last
@@ -118,24 +131,21 @@ class Loop:
         source = self._bring_back()
         checkpoint: str | None = None
         refused: list[tuple[str, str]] = []
+        session.safekeeping = Safekeeping(
+            session, self._model, self._optimizer, job_digest=self._job_digest
+        )
         if source is None:
-            restored = self._checkpointer.restore_newest(
-                self._model, self._optimizer, job_digest=self._job_digest
-            )
-            if restored.path is None and held.is_anywhere:
-                held.forget()
-                raise StartOver
+            saved = from_first(newest_step(session.run.checkpoints), None)
+            if session.safekeeping.recall(after=saved) is not None:
+                source = "memory"
+                session.newest_line = None
+                session.saved_step = saved
+        if source is None:
+            restored = self._load_checkpoint()
             source = "initial" if restored.path is None else "checkpoint"
-            session.last_step = session.saved_step = session.told_step = restored.step
-            session.newest_line = None
             refused = [(path.name, problem.what) for path, problem in restored.refused]
-            if restored.path is not None:
-                checkpoint = restored.path.name
-                if session.is_first:
-                    set_aside([path for path, _ in restored.refused])
-                session.held_out_loss = restored.held_out_loss
-                if session.scaler is not None and restored.loss_scaler is not None:
-                    session.scaler.load_state_dict(restored.loss_scaler)
+            checkpoint = restored.path.name if restored.path is not None else None
+        session.safekeeping.open()
         self._started_save = session.saved_step
         held.hold(self._model, self._optimizer)
         self._channel.send(
@@ -147,6 +157,41 @@ class Loop:
             )
         )
         return session.last_step + 1
+
+    def _load_checkpoint(self) -> Restored:
+        """Restore the newest valid checkpoint, or be at the seed's state in a new run.
+
+        Raises:
+            StartOver: There is none, and the model is no longer as the seed makes it.
+        """
+        session, held = self._session, self._session.held
+        restored = self._checkpointer.restore_newest(
+            self._model, self._optimizer, job_digest=self._job_digest
+        )
+        if restored.path is None and held.is_anywhere:
+            held.forget()
+            raise StartOver
+        session.last_step = session.saved_step = session.told_step = restored.step
+        session.newest_line = None
+        if restored.path is not None:
+            if session.is_first:
+                set_aside([path for path, _ in restored.refused])
+            session.held_out_loss = restored.held_out_loss
+            if session.scaler is not None and restored.loss_scaler is not None:
+                session.scaler.load_state_dict(restored.loss_scaler)
+        return restored
+
+    def _mend(self, wrong: Verdict) -> None:
+        """Make a state right that was found wrong; `session.last_step` is the step it has then."""
+        session = self._session
+
+        def go_back() -> int:
+            while (outcome := self._checkpointer.wait()) is not None:
+                self._tell_of_save(outcome)
+            session.held.applied = [session.last_step] * session.place.world_size
+            return self._load_checkpoint().step
+
+        session.safekeeping.mend(wrong, go_back)
 
     def _bring_back(self) -> say.Source | None:
         """The state that the ranks hold together; None when some of it is nowhere. Collective."""
@@ -251,7 +296,7 @@ class Loop:
 
     def _save(self, number: int) -> None:
         """Start a checkpoint; it is written while training goes on."""
-        if number == self._started_save:
+        if number <= self._started_save:  # done again after a state was found wrong
             return
         session = self._session
         self._checkpointer.start(

@@ -50,6 +50,7 @@ from paceline.runtime.loop import Evaluate, Loop
 from paceline.runtime.optimizer import learning_rate_at
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
+from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.step import Step
 from paceline.spec import Job
 
@@ -119,6 +120,7 @@ class Session:
         self._place: Place | None = None
         self._meshes: strategy.Meshes | None = None
         self._kept: dict[str, Any] = {}
+        self._safekeeping: Safekeeping | None = None
         self._loop: Loop | None = None
         self._baseline_bytes = 0
         self._digest: str | None = None
@@ -139,6 +141,16 @@ class Session:
             self._join()
         assert self._meshes is not None
         return self._meshes
+
+    @property
+    def safekeeping(self) -> Safekeeping:
+        """What compares and keeps the state, from when there is one."""
+        assert self._safekeeping is not None, "the steps have not begun"
+        return self._safekeeping
+
+    @safekeeping.setter
+    def safekeeping(self, new: Safekeeping) -> None:
+        self._safekeeping = new
 
     @property
     def generation(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
+from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class _Votes(NamedTuple):
 
     bad_norms: list[int]
     """Ranks whose gradients are not finite."""
+
+    wrong: Verdict | None
+    """Whose state before this step was found wrong."""
 
 
 class Step:
@@ -71,6 +75,9 @@ class Step:
 
         self.refused: str | None = None
         """Why all ranks refused to apply it, or None."""
+
+        self.wrong: Verdict | None = None
+        """Whose state was found wrong before the update: then the step is done again."""
 
         self.overflowed = False
         """Whether it was refused because gradients overflowed in fp16, whose loss scale could be
@@ -195,8 +202,14 @@ class Step:
         self.loss = loss_sum / num_targets if num_targets else 0.0
         self.grad_norm = summed_norm * mean
         self.vote_s = self._lap()
+        self.wrong = votes.wrong
+        if self.wrong is not None:
+            self.undo()
+            self.finished = True
+            return
         self.refused = self._reason_to_refuse(votes)
         self._settle_buffers()
+        session.safekeeping.before_update()
         session.held.is_torn = True
         if self.refused is None:
             clip = strategy.clip_factor(self.grad_norm, session.job.spec.train.clip_norm)
@@ -212,6 +225,7 @@ class Step:
         session.last_step = self.number
         session.held.is_torn = False
         self.apply_s = self._lap()
+        session.safekeeping.after_update(self.number, self.seconds)
         self.finished = True
 
     def undo(self) -> None:
@@ -228,10 +242,14 @@ class Step:
         sums[1], sums[2] = self._loss_sum, self._num_targets
         sums[3 + place.rank] = ~self._loss_sum.isfinite()
         sums[3 + world + place.rank] = ~norm.isfinite()
+        ballot = session.safekeeping.ballot()
+        if ballot is not None:
+            sums = torch.cat([sums, ballot])
         dist.all_reduce(sums)
         stop, loss_sum, num_targets, *flags, own_norm = torch.cat([sums, norm.view(1)]).tolist()
         bad = [[rank for rank in range(world) if flags[start + rank]] for start in (0, world)]
-        return _Votes(stop > 0, loss_sum, num_targets, own_norm, *bad)
+        wrong = session.safekeeping.judge(flags[2 * world :])
+        return _Votes(stop > 0, loss_sum, num_targets, own_norm, bad[0], bad[1], wrong)
 
     def _reason_to_refuse(self, votes: _Votes) -> str | None:
         if votes.bad_losses:

@@ -184,7 +184,17 @@ def test_snapshots_of_a_node_are_taken_away_and_no_others(tmp_path: Path):
     assert len(list(tmp_path.glob("paceline-*"))) == 1
 
 
-def test_a_wrong_states_snapshots_can_be_dropped(tmp_path: Path):
-    snapshots = taken(tmp_path, range(1, 3), small())
-    snapshots.drop(0)
-    assert snapshots.held(0) == []
+def test_what_may_be_of_a_wrong_state_is_dropped_and_what_is_certified_stays(tmp_path: Path):
+    state = small()
+    snapshots = Snapshots(tmp_path / "run", 0, generation=1, folder=tmp_path)
+    snapshots.take(0, 4, state, certified=True)
+    snapshots.take(0, 6, state, certified=True)
+    snapshots.drop(0, after=6)
+    assert snapshots.seen() == {0: [(6, True), (4, True)]}
+    snapshots.drop(0, after=5)
+    assert snapshots.seen() == {0: [(4, True)]}
+    snapshots.take(0, 6, state)
+    snapshots.drop(0, after=9)
+    assert snapshots.seen() == {0: [(4, True)]}
+    snapshots.take(0, 8, state)
+    assert [each.step for each in snapshots.held(0)] == [8, 4]

@@ -54,11 +54,7 @@ class Guard:
         self._written: tuple[int, Fingerprint] | None = None
         self._latest: Fingerprint | None = None
         self._first: int | None = None
-
-    @property
-    def num_numbers(self) -> int:
-        """Numbers that a check adds to a vote."""
-        return 3 * self._num_ranks
+        self._also: set[int] = set()
 
     def is_due(self, state_step: int) -> bool:
         """Whether the state after a step is to be compared; every rank comes to the same answer.
@@ -67,7 +63,13 @@ class Guard:
         """
         if self._first is None:
             self._first = state_step
-        return self.every > 0 and (state_step % self.every == 0 or state_step == self._first)
+        is_asked = state_step == self._first or state_step in self._also
+        return self.every > 0 and (state_step % self.every == 0 or is_asked)
+
+    def also(self, state_step: int) -> None:
+        """Compare after this step too."""
+        self._also = {step for step in self._also if step > (self.certified_step or 0)}
+        self._also.add(state_step)
 
     def after_update(self, state_step: int) -> None:
         """Remember what the update wrote, when the state after this step will be compared."""
@@ -115,7 +117,7 @@ class Guard:
 
     def forget(self) -> None:
         """The state is about to be replaced."""
-        self._written = self._latest = self._first = None
+        self._written = self._latest = self._first = self.certified_step = None
 
     def cost_s(self) -> float:
         """Seconds that one check takes on this rank, measured now."""

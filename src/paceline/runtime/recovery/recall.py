@@ -43,6 +43,7 @@ def recall(
     *,
     job_digest: str,
     certified: bool = False,
+    after: int = -1,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[int, Facts] | None:
     """Bring every rank back to the newest step that all have in memory. Collective.
@@ -54,6 +55,7 @@ def recall(
         state: To be overwritten.
         job_digest: Of the job that goes on.
         certified: Take only steps on which all replicas agreed.
+        after: Take only later ones.
         group: All ranks, over gloo or with a CPU transport.
 
     Returns:
@@ -63,6 +65,8 @@ def recall(
     rank = dist.get_rank(group)
     everywhere = gather(snapshots.seen(), group)
     for step, readers in sources(everywhere, certified=certified).items():
+        if step <= after:
+            break
         _, reason = attempt(partial(_check, snapshots, rank, step, readers, job_digest), group)
         if reason is not None:
             continue

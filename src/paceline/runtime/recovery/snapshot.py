@@ -154,6 +154,7 @@ class Snapshots:
 
     def held(self, slot: int) -> list[Held]:
         """A slot's snapshots on this node, newest first; none that is being written."""
+        self.settle()
         found = [self._header(path) for path in self._paths(slot)]
         return sorted((each for each in found if each), key=lambda each: each.step, reverse=True)
 
@@ -235,12 +236,13 @@ class Snapshots:
         slots = snapshot_slots(self._folder, self._run, node=self._node)
         return {slot: [(each.step, each.certified) for each in self.held(slot)] for slot in slots}
 
-    def drop(self, slot: int) -> None:
-        """Take a slot's snapshots away: they are of a state that was found wrong."""
+    def drop(self, slot: int, *, after: int) -> None:
+        """Take away a slot's snapshots that may be of a wrong state: those of later steps than one,
+        and those that nobody certified."""
         self.settle()
-        for path in self._paths(slot):
-            self._maps.pop(path, None)
-            path.unlink(missing_ok=True)
+        for each in self.held(slot):
+            if each.step > after or not each.certified:
+                self._map(each.path)[: _HEADER.size] = bytes(_HEADER.size)
 
     def _paths(self, slot: int) -> Iterator[Path]:
         for turn in (0, 1):
@@ -302,16 +304,17 @@ class Snapshots:
 
 def _make(path: Path, num_bytes: int) -> None:
     """A file of memory that is there: a page that is not when it is written ends the process."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, num_bytes)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise SnapshotError(
             f"{path.parent} has no room for {num_bytes} bytes: {os.strerror(error.errno or 0)}"
         ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _laid_out(entries: list[Entry], facts: Facts) -> _Table:

@@ -1,0 +1,93 @@
+"""Making a state that was found wrong right again, on all ranks together.
+
+A wrong rank that is known gets its tensors from a replica that is right, when no update has used
+them: then every number is what it would have been. Otherwise all ranks go back to the newest step
+that was found right, in memory or in a checkpoint, and compute the steps since then again: a wrong
+parameter has gone into everybody's gradients by then.
+
+Of two replicas that differ nobody knows which is right before the steps are computed again: what
+differed is kept meanwhile, and the rank whose numbers were farther from the recomputed ones is
+named then.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.recovery.live import LiveState
+from paceline.runtime.recovery.verdict import Verdict, closest
+
+
+@torch.no_grad()
+def copy_from_replicas(
+    state: LiveState,
+    verdict: Verdict,
+    tensors: Mapping[int, Sequence[str]],
+    device: torch.device,
+) -> None:
+    """Each wrong rank takes over its wrong tensors from the replica that is right. Collective."""
+    rank = dist.get_rank()
+    held = dict(state.tensors())
+    for odd in verdict.odd:
+        source = verdict.source_of[odd]
+        for name in tensors[odd]:
+            if rank == source:
+                dist.send(_as_bytes(held[name], device), dst=odd)
+            elif rank == odd:
+                received = torch.empty_like(_as_bytes(held[name], device))
+                dist.recv(received, src=source)
+                place = held[name]
+                place.copy_(received.view(place.dtype).view(place.shape))
+
+
+class Suspects:
+    """What differed among replicas of which nobody knows who is right."""
+
+    def __init__(
+        self,
+        state_step: int,
+        verdict: Verdict,
+        tensors: Mapping[int, Sequence[str]],
+        state: LiveState,
+    ) -> None:
+        self.state_step = state_step
+        """The step after which it differed."""
+
+        self.tensors = {rank: tuple(tensors[rank]) for rank in verdict.suspects}
+        """Of each suspect."""
+
+        self._groups = verdict.undecided
+        own = set(self.tensors.get(dist.get_rank(), ()))
+        self._kept = {n: t.to("cpu", copy=True) for n, t in state.tensors() if n in own}
+
+    @torch.no_grad()
+    def named(self, state: LiveState) -> tuple[int, ...]:
+        """The ranks that were wrong, now that the same step was computed again; empty when that
+        does not tell. Collective."""
+        live = dict(state.tensors())
+        mine = sum(distance(before, live[name].cpu()) for name, before in self._kept.items())
+        distances = gather(float(mine), None)
+        return tuple(
+            rank
+            for group in self._groups
+            for rank in closest({member: distances[member] for member in group})
+        )
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Sum of the magnitudes of differences; infinite where one is not finite and the other is.
+
+    >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0]))
+    0.5
+    """
+    difference = (a.double() - b.double()).abs()
+    is_same = (a == b) | (a.isnan() & b.isnan())
+    return float(difference.masked_fill(is_same, 0.0).nan_to_num(float("inf")).sum())
+
+
+def _as_bytes(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device that ranks talk from; no transport knows every type."""
+    return tensor.to(device).reshape(-1).view(torch.uint8)

@@ -1,0 +1,288 @@
+"""What one rank does in a run so that its state is right, and is not lost with its process.
+
+Between the vote of a step and its update all ranks compare their fingerprints and copy their state
+into memory, each when it is due; when the comparison finds something wrong, they mend it and do the
+step again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.control import messages as say
+from paceline.parallel.replicas import neighbour_of
+from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.recovery.guard import Guard, interval
+from paceline.runtime.recovery.held import StartOver
+from paceline.runtime.recovery.live import LiveState
+from paceline.runtime.recovery.mend import Suspects, copy_from_replicas
+from paceline.runtime.recovery.peer import Peers
+from paceline.runtime.recovery.recall import recall
+from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
+from paceline.runtime.recovery.verdict import Verdict, differing
+
+if TYPE_CHECKING:
+    from paceline.runtime.session import Session
+
+_MEASURED_STEPS = 3
+"""After which the interval of checks is chosen, the first ones being slower. A guess."""
+
+
+class Safekeeping:
+    """This rank's guard, its snapshots, and what is done when something is wrong."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        job_digest: str,
+    ) -> None:
+        spec, place, layout = session.job.spec.recovery, session.place, session.plan.layout
+        self._session = session
+        self._device = place.device
+        self._job_digest = job_digest
+        self.state = LiveState(model, optimizer)
+        """What is kept."""
+
+        self.guard = Guard(layout, place.rank, self.state, place.device)
+        """What is compared."""
+
+        asked = spec.fingerprint_every
+        self._is_auto = asked == "auto"
+        self.guard.every = 1 if asked == "auto" else asked
+        self._step_s: list[float] = []
+        self._suspects: Suspects | None = None
+        self.snapshot_every = snapshot_interval(session)
+        """Steps between two snapshots; 0 is never."""
+
+        cluster = session.plan.cluster
+        # On this machine ranks stand for nodes, as in the plan.
+        per_node = 1 if cluster.is_local else cluster.ranks_per_node
+        self.snapshots = Snapshots(
+            session.run.path, place.rank // per_node, generation=place.generation
+        )
+        """Of this rank's node."""
+
+        self._holders = [neighbour_of(layout, per_node, r) for r in range(layout.num_ranks)]
+        self._sends = bool(
+            self.snapshot_every and spec.snapshot_peers and layout.num_ranks > per_node
+        )
+        self._kept_step: int | None = None
+        self._peers: Peers | None = None
+
+    def open(self) -> None:
+        """Make the process group that snapshots travel in, where they do. Collective."""
+        if self._sends and self._peers is None:
+            with self._session.member.opening():
+                group = dist.new_group(backend="gloo")
+            self._peers = Peers(self.snapshots, self._holders, group)
+
+    def recall(self, *, certified: bool = False, after: int = -1) -> int | None:
+        """Go back to the newest step that every rank has in memory; None when there is none.
+        Collective.
+
+        Args:
+            certified: Only to one on which all ranks agreed.
+            after: Only to a later one.
+        """
+        if not self.snapshot_every:
+            return None
+        found = recall(
+            self.snapshots,
+            self.state,
+            job_digest=self._job_digest,
+            certified=certified,
+            after=after,
+        )
+        if found is None:
+            return None
+        step, facts = found
+        session = self._session
+        self._kept_step = step
+        session.last_step = session.told_step = step
+        session.held_out_loss = facts.held_out_loss
+        if session.scaler is not None and facts.loss_scaler is not None:
+            session.scaler.load_state_dict(facts.loss_scaler)
+        return step
+
+    def ballot(self) -> Tensor | None:
+        """This rank's numbers for the vote, or None when no comparison is due."""
+        step = self._state_step
+        return self.guard.ballot(step) if self.guard.is_due(step) else None
+
+    def judge(self, totals: Sequence[float]) -> Verdict | None:
+        """What the vote's numbers say of the state before this step."""
+        return self.guard.verdict(self._state_step, totals) if totals else None
+
+    def before_update(self) -> None:
+        """All ranks go on: copy the state into memory when that is due."""
+        step = self._state_step
+        self.settle_suspects()
+        if self._peers is not None:
+            self._peers.finish()
+        if not self._keeps(step) or step == self._kept_step:
+            return
+        self._kept_step = step
+        session = self._session
+        certified = self.guard.certified_step == step
+        facts = Facts(
+            job_digest=self._job_digest,
+            held_out_loss=session.held_out_loss,
+            loss_scaler=session.scaler.state_dict() if session.scaler is not None else None,
+        )
+        try:
+            content = self.snapshots.take(
+                session.place.rank, step, self.state, facts, certified=certified
+            )
+        except SnapshotError as error:
+            # Of one rank alone: the others' are of no use without it, and are not missed.
+            session.channel.send(say.NoteMade(text=f"no snapshots in memory: {error}"))
+            self.snapshot_every = 0
+            return
+        if self._peers is not None:
+            self._peers.begin(step, content, certified=certified)
+
+    def after_update(self, step: int, seconds: float) -> None:
+        """The state is that of another step."""
+        if self._keeps(step):
+            self.guard.also(step)  # so that what is kept is certified
+        self.guard.after_update(step)
+        if self._is_auto and len(self._step_s) < _MEASURED_STEPS:
+            self._step_s.append(seconds)
+            if len(self._step_s) == _MEASURED_STEPS:
+                self._choose_interval()
+
+    def check(self) -> Verdict | None:
+        """Compare now, due or not: before a checkpoint, and at the end. Collective."""
+        if not self.guard.every or self.guard.certified_step == self._state_step:
+            return None
+        totals = self.guard.ballot(self._state_step)
+        dist.all_reduce(totals)
+        return self.guard.verdict(self._state_step, totals.tolist())
+
+    def mend(self, verdict: Verdict, go_back: Callable[[], int]) -> None:
+        """Make the state right; `session.last_step` says of which step it is then. Collective.
+
+        Args:
+            verdict: Of the state after `session.last_step`.
+            go_back: Restores the newest checkpoint, and returns its step.
+
+        Raises:
+            StartOver: There is nothing to go back to but the seed.
+        """
+        step = self._state_step
+        evidence = gather(self.guard.evidence(), None)
+        moved = [changed for _, changed in evidence]
+        tensors = differing(verdict, [each for each, _ in evidence], moved)
+        is_unused = self._is_unused(step, verdict, moved)
+        if verdict.undecided:
+            self._suspects = Suspects(step, verdict, tensors, self.state)
+        how: Literal["moved", "majority"] = (
+            "moved" if any(moved[rank] for rank in verdict.odd) else "majority"
+        )
+        seen = say.CorruptionSeen(
+            step=step,
+            ranks=list(verdict.odd),
+            suspects=list(verdict.suspects),
+            tensors=sorted({name for names in tensors.values() for name in names}),
+            verdict="undecided" if verdict.undecided else how,
+            healed="initial",
+            goes_on_after=0,
+        )
+        healed: say.Healed = "replica"
+        if verdict.can_copy and is_unused:
+            copy_from_replicas(self.state, verdict, tensors, self._device)
+            back = step
+        elif (found := self.recall(certified=True)) is not None:
+            healed, back = "memory", found
+        else:
+            try:
+                healed, back = "checkpoint", go_back()
+            except StartOver:
+                self._tell(seen, healed="initial", goes_on_after=0)
+                raise
+        for slot in self.snapshots.seen() if self.snapshot_every else ():
+            self.snapshots.drop(slot, after=back)
+        dist.barrier()  # nobody may find what another is about to drop
+        self.guard.forget()
+        self.guard.also(step)
+        self._tell(seen, healed=healed, goes_on_after=back)
+
+    def settle_suspects(self) -> None:
+        """Name who was wrong, once the step at which replicas differed was computed again.
+        Collective."""
+        suspects, step = self._suspects, self._state_step
+        if suspects is None or suspects.state_step != step or self.guard.certified_step != step:
+            return
+        self._suspects = None
+        named = suspects.named(self.state)
+        if self._session.is_first:
+            told = {name for names in suspects.tensors.values() for name in names}
+            self._session.channel.send(
+                say.CorruptionSeen(
+                    step=step,
+                    ranks=list(named),
+                    suspects=[] if named else sorted(suspects.tensors),
+                    tensors=sorted(told),
+                    verdict="replay" if named else "undecided",
+                    healed="recomputed",
+                    goes_on_after=step,
+                )
+            )
+
+    def _keeps(self, step: int) -> bool:
+        return self.snapshot_every > 0 and step % self.snapshot_every == 0
+
+    @property
+    def _state_step(self) -> int:
+        return self._session.last_step
+
+    def _is_unused(self, step: int, verdict: Verdict, moved: Sequence[Sequence[str]]) -> bool:
+        """Whether no update has been made with a wrong parameter's gradients: the wrong ranks'
+        changed after the last one, or all was right one update before."""
+        if all(moved[rank] for rank in verdict.odd):
+            return True
+        return self.guard.certified_step is None or self.guard.certified_step >= step - 1
+
+    def _tell(self, seen: say.CorruptionSeen, *, healed: say.Healed, goes_on_after: int) -> None:
+        if self._session.is_first:
+            told = msgspec.structs.replace(seen, healed=healed, goes_on_after=goes_on_after)
+            self._session.channel.send(told)
+
+    def _choose_interval(self) -> None:
+        """The same on every rank: the dearest check against the shortest step. Collective."""
+        cost_s = self.guard.cost_s()
+        worst = torch.tensor([cost_s, -min(self._step_s)], dtype=torch.float64, device=self._device)
+        dist.all_reduce(worst, dist.ReduceOp.MAX)
+        dearest_s, shortest_s = worst[0].item(), -worst[1].item()
+        self.guard.every = interval(dearest_s, shortest_s)
+        if self._session.is_first and self._session.generation == 1:
+            self._session.channel.send(
+                say.NoteMade(
+                    text=f"all ranks' parameters and optimizer state are compared every "
+                    f"{self.guard.every} step(s): {dearest_s * 1e3:.2f} ms of a step's "
+                    f"{shortest_s * 1e3:.3g} ms"
+                )
+            )
+
+
+def snapshot_interval(session: Session) -> int:
+    """Steps between two snapshots: as asked, or as the plan's expectation of useful time says."""
+    asked = session.job.spec.recovery.snapshot_every
+    if asked != "auto":
+        return asked
+    plan = session.plan
+    if plan.state is None or plan.state.chosen != "memory":
+        return 0
+    interval_s, step_s = plan.state.tier("memory").interval_s, plan.estimate.step_s
+    if not interval_s or not step_s:
+        return plan.checkpoint_every
+    return max(1, min(plan.checkpoint_every, round(interval_s / step_s)))
