@@ -161,8 +161,10 @@ def reading(progress: int = 1, liveness_ns: int = 0) -> Reading:
     )
 
 
-def times(at_s: float, *, cpu_s: float = 0.0, switches: int = 0, state: str = "S") -> ProcessTimes:
-    thread = ThreadTimes(state=state, cpu_s=cpu_s, switches=switches)
+def times(
+    at_s: float, *, runnable_s: float = 0.0, switches: int = 0, state: str = "S"
+) -> ProcessTimes:
+    thread = ThreadTimes(state=state, runnable_s=runnable_s, switches=switches)
     return ProcessTimes(at_ns=round(at_s * 1e9), process=thread, training=thread, liveness=thread)
 
 

@@ -197,6 +197,14 @@ def _describe(event: log.AnyEvent) -> str | None:
             return f"step {event.step} refused by all ranks: {event.reason}"
         case log.FaultInjected():
             return f"drill: SIGKILL to rank {event.rank} (pid {event.pid}), {event.fault}"
+        case log.WorkerStuck():
+            return (
+                f"rank {event.rank} is stuck ({event.kind}): in {event.phase} of step "
+                f"{event.step} for {format_seconds(event.waited_s)}"
+            )
+        case log.StragglerNamed():
+            does = "; a spare takes its rank" if event.evicted else ""
+            return f"rank {event.rank} is {event.factor:.2f} times as slow as its peers{does}"
         case log.WorkerLost():
             return f"rank {event.rank} lost: {event.how}; it had finished step {event.last_step}"
         case log.Recovered():

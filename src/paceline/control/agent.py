@@ -10,6 +10,7 @@ kernel kills its workers (each asks for that at its start, see `parent.die_with_
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -21,7 +22,12 @@ from pathlib import Path
 import msgspec
 
 from paceline.control import messages as say
+from paceline.control.beats import BEAT_EVERY_S
+from paceline.control.kernel import num_oom_kills
+from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
 from paceline.control.nursery import Child, Nursery
+from paceline.control.probe import answer_probes
+from paceline.control.slots import SlotFile, create_slot
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology import Cluster
@@ -41,6 +47,7 @@ class _Worker:
     process: Child
     channel: asyncio.StreamWriter
     reader: asyncio.Task[None]
+    log: Path
     fenced: bool = False
 
 
@@ -54,8 +61,11 @@ class Agent:
         self._workers: dict[int, _Worker] = {}
         self._to_controller: asyncio.StreamWriter | None = None
         self._exits: set[asyncio.Task[None]] = set()
+        self._oom_kills = num_oom_kills()
+        self._looking: asyncio.Task[None] | None = None
         spec = run.job().spec
         self._grace_s = spec.recovery.grace
+        self._lookout = Lookout(floor_s=spec.recovery.patience)
         cluster = run.plan().cluster
         # Snapshots lie by node, and on one machine every rank stands for a node.
         per_agent = cluster.ranks_per_node if cluster.is_local else 1
@@ -70,7 +80,13 @@ class Agent:
         self._to_controller = writer
         self._nursery.open()
         token = os.environ.get(TOKEN_VARIABLE, "")
-        self._report(say.AgentReady(node=self._node, token=token, pid=os.getpid()))
+        here = writer.get_extra_info("sockname")[0]
+        self._report(
+            say.AgentReady(
+                node=self._node, token=token, pid=os.getpid(), probe_port=answer_probes(here)
+            )
+        )
+        always = [asyncio.create_task(self._beat()), asyncio.create_task(self._watch())]
         try:
             while line := await reader.readline():
                 order = say.to_agent(line)
@@ -83,7 +99,10 @@ class Agent:
         except ConnectionError:
             await self._stop_gently()
         finally:
+            for task in always:
+                task.cancel()
             await self._end_all()
+            self._lookout.close()
             self._nursery.close()
             for node in self._memories:
                 remove_snapshots(FOLDER, self._run.path, node=node)
@@ -102,6 +121,9 @@ class Agent:
             case say.KillWorkers():
                 for worker in self._workers.values():
                     self._fence(worker)
+            case say.Look():
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.create_task(self._look_closer())
             case say.InjectFault():
                 worker = self._workers.get(order.worker)
                 if worker is not None:
@@ -118,6 +140,38 @@ class Agent:
             case say.Leave():
                 pass
 
+    async def _beat(self) -> None:
+        while True:
+            self._report(say.Beat())
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    async def _watch(self) -> None:
+        """Tell of workers that have stood still for too long."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for found in self._lookout.late():
+                self._report(
+                    say.Stuck(
+                        worker=found.worker,
+                        generation=found.reading.generation,
+                        kind=found.sight.kind,
+                        phase=found.reading.phase.words,
+                        waited_s=found.sight.waited_s,
+                        limit_s=found.limit_s,
+                    )
+                )
+
+    async def _look_closer(self) -> None:
+        """Tell what is to be seen of every worker; a late one's log gets it too."""
+        for found in await self._lookout.look_closer():
+            worker = self._workers.get(found.worker)
+            if worker is None:
+                continue
+            self._report(_seen(found))
+            if found.is_late:
+                with worker.log.open("ab") as log:
+                    log.write(f"--- stuck in {where(found.reading)}\n{found.stacks}\n".encode())
+
     def _fence(self, worker: _Worker | None) -> None:
         if worker is not None:
             worker.fenced = True
@@ -125,6 +179,7 @@ class Agent:
 
     async def _start(self, order: say.StartWorker) -> None:
         ours, theirs = socket.socketpair()
+        slot = create_slot(order.worker)
         logs = self._run
         path = logs.spare_log(order.worker) if order.rank is None else logs.rank_log(order.rank)
         with path.open("ab") as log:
@@ -136,14 +191,15 @@ class Agent:
                 ["--run", str(self._run.path)],
                 self._place_of(order.rank),
                 channel=theirs,
+                slot=slot.fd,
                 log=log,
             )
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         listening = asyncio.create_task(self._listen(order.worker, reader))
-        worker = _Worker(order.worker, process, writer, listening)
+        worker = _Worker(order.worker, process, writer, listening, path)
         self._workers[order.worker] = worker
-        task = asyncio.create_task(self._follow(worker))
+        task = asyncio.create_task(self._follow(worker, slot))
         self._exits.add(task)
         task.add_done_callback(self._exits.discard)
 
@@ -164,11 +220,13 @@ class Agent:
                     say.Said(worker=number, generation=word.generation, message=word.message)
                 )
 
-    async def _follow(self, worker: _Worker) -> None:
+    async def _follow(self, worker: _Worker, slot: SlotFile) -> None:
         """Report a worker's birth, and its exit the moment it is known of."""
         pid = await worker.process.born()
+        self._lookout.add(worker.number, pid, slot)
         self._report(say.Started(worker=worker.number, pid=pid))
         returncode = await worker.process.wait()
+        self._lookout.drop(worker.number)
         # Last words first. A grandchild may hold the channel open, so do not wait long for its end.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(worker.reader, timeout=0.2)
@@ -182,8 +240,17 @@ class Agent:
                 pid=pid,
                 returncode=returncode,
                 fenced=worker.fenced,
+                out_of_memory=self._is_out_of_memory(worker, returncode),
             )
         )
+
+    def _is_out_of_memory(self, worker: _Worker, returncode: int) -> bool:
+        """Whether a SIGKILL that nobody here sent came with one more of the kernel's."""
+        kills = num_oom_kills()
+        before, self._oom_kills = self._oom_kills, kills
+        if returncode != -signal.SIGKILL or worker.fenced or None in (kills, before):
+            return False
+        return kills != before
 
     async def _let_exit(self) -> None:
         """The workers have said all they have to say."""
@@ -209,6 +276,23 @@ class Agent:
     def _report(self, message: say.FromAgent) -> None:
         if self._to_controller is not None and not self._to_controller.is_closing():
             self._to_controller.write(say.encode(message))
+
+
+def _seen(found: Finding) -> say.Seen:
+    return say.Seen(
+        worker=found.worker,
+        generation=found.reading.generation,
+        kind=found.sight.kind,
+        is_certain=found.sight.is_certain,
+        phase=found.reading.phase.words,
+        step=found.reading.step,
+        micro_batch=found.reading.micro_batch,
+        waited_s=found.sight.waited_s,
+        limit_s=found.limit_s if math.isfinite(found.limit_s) else None,
+        is_late=found.is_late,
+        in_collective=found.in_collective,
+        stacks=found.stacks,
+    )
 
 
 def _environment(cluster: Cluster) -> dict[str, str]:

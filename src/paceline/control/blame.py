@@ -16,8 +16,8 @@ that saves a checkpoint may take long while all others wait in the next step.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from paceline.control.messages import Kind
 from paceline.control.slots import Phase
-from paceline.control.watch import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,18 +2,20 @@
 
 import asyncio
 import hmac
+import itertools
 import secrets
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from paceline.control import messages as say
 from paceline.control import state as st
 from paceline.control.agent import LINE_LIMIT
+from paceline.control.beats import BEAT_EVERY_S, Beats
+from paceline.control.connection import Connection
 from paceline.control.core import decide
+from paceline.control.probe import Prober
 from paceline.record.events import AnyEvent, EventLog
 
 
@@ -66,23 +68,30 @@ class Controller:
         self._on_progress = on_progress
         self._token = secrets.token_hex(16)
         self._address = ""
-        self._agents: dict[int, asyncio.StreamWriter] = {}
+        self._agents: dict[int, Connection] = {}
+        self._beats = Beats(heartbeat_s=setup.heartbeat_s)
+        self._probe_ports: dict[int, int] = {}
+        self._newest_step = 0
         self._over = asyncio.Event()
         self._error: Exception | None = None
 
     async def run(self) -> st.State:
         """The state at the end; `outcome` and `reason` say how it went."""
-        server = await asyncio.start_server(self._agent, "127.0.0.1", 0, limit=LINE_LIMIT)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._connection, "127.0.0.1", 0, backlog=4096)
         host, port = server.sockets[0].getsockname()[:2]
         self._address = f"{host}:{port}"
-        loop = asyncio.get_running_loop()
+        _, prober = await loop.create_datagram_endpoint(
+            lambda: Prober(lambda node: self._beats.answered(node, time.monotonic())),
+            local_addr=("127.0.0.1", 0),
+        )
         stopping = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: outlive the terminal
             stopping.remove(signal.SIGHUP)
         for number in stopping:
             wanted = st.StopWanted(signal.Signals(number).name)
             loop.add_signal_handler(number, self._feed, wanted)
-        ticking = asyncio.create_task(self._tick())
+        ticking = asyncio.create_task(self._tick(prober))
         try:
             self._feed(st.Begin())
             await self._over.wait()
@@ -93,8 +102,9 @@ class Controller:
             ticking.cancel()
             for number in stopping:
                 loop.remove_signal_handler(number)
-            for writer in self._agents.values():
-                writer.close()
+            for connection in list(self._agents.values()):
+                connection.close()
+            prober.close()
             server.close()
         return self._state
 
@@ -119,42 +129,66 @@ class Controller:
                 self._events.write(event)
                 self._on_event(event)
             case st.Send(node, message):
-                writer = self._agents.get(node)
-                if writer is not None and not writer.is_closing():
-                    writer.write(say.encode(message))
+                connection = self._agents.get(node)
+                if connection is not None:
+                    connection.send(message)
             case st.KillAgent(node):
                 self._kill_agent(node)
             case st.StartAgent(node):
                 self._start_agent(AgentAddress(node, self._address, self._token))
 
-    async def _agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One agent's connection, from its first word to its end."""
-        node = None
-        try:
-            while line := await reader.readline():
-                message = say.from_agent(line)
-                if isinstance(message, say.AgentReady):
-                    known = hmac.compare_digest(message.token, self._token)
-                    if not known or message.node in self._agents:
-                        break
-                    node = message.node
-                    self._agents[node] = writer
-                    self._feed(st.AgentJoined(node))
-                elif node is None:
-                    break  # whoever does not say who it is first is not one of ours
-                else:
-                    self._feed(message)
-                    self._show(message)
-        except (ConnectionError, ValueError, msgspec.DecodeError):
-            pass  # a broken connection is a lost agent, reported below
-        finally:
-            writer.close()
-            if node is not None:
-                del self._agents[node]
-                self._feed(st.AgentLost(node))
+    def _connection(self) -> Connection:
+        return Connection(
+            on_message=self._hear,
+            on_beat=lambda node: self._beats.heard(node, time.monotonic()),
+            on_end=self._end_of,
+            line_limit=LINE_LIMIT,
+        )
+
+    def _hear(self, connection: Connection, message: say.FromAgent) -> None:
+        """Any message of an agent but a beat."""
+        node = connection.node
+        if isinstance(message, say.AgentReady):
+            known = hmac.compare_digest(message.token, self._token)
+            if not known or message.node in self._agents or node is not None:
+                connection.close()
+                return
+            connection.node = message.node
+            self._agents[message.node] = connection
+            self._probe_ports[message.node] = message.probe_port
+            self._beats.joined(message.node, time.monotonic())
+            self._feed(st.AgentJoined(message.node))
+        elif node is None or isinstance(message, say.Beat):
+            connection.close()  # whoever does not say who it is first is not one of ours
+        else:
+            self._beats.heard(node, time.monotonic())
+            self._feed(message)
+            self._show(message)
+
+    def _end_of(self, connection: Connection) -> None:
+        node = connection.node
+        if node is not None and self._agents.get(node) is connection:
+            del self._agents[node]
+            self._beats.left(node)
+            self._feed(st.AgentLost(node))
+
+    def _check_beats(self, prober: Prober) -> None:
+        """Ask silent agents by the second way, and give up those that nothing speaks for."""
+        checked = self._beats.check(time.monotonic())
+        for node in checked.ask:
+            connection = self._agents.get(node)
+            host = connection.host if connection is not None else None
+            if host is not None:
+                prober.ask(node, host, self._probe_ports.get(node, 0))
+        for node, _ in checked.lost:
+            connection = self._agents.get(node)
+            if connection is not None:
+                connection.abort()
+                self._end_of(connection)
 
     def _show(self, message: say.FromAgent) -> None:
         if isinstance(message, say.Said) and message.generation == self._state.generation:
+            self._note_step(message.message)
             worker = self._state.workers.get(message.worker)
             if worker is None or worker.rank is None:
                 return
@@ -167,10 +201,19 @@ class Controller:
                 )
             )
 
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(0.5)
-            self._feed(st.Tick())
+    def _note_step(self, word: say.FromWorker) -> None:
+        """A step that one rank finished was voted for by all, so all lived then."""
+        if isinstance(word, say.StepDone) and word.step != self._newest_step:
+            if word.step > self._newest_step:
+                self._beats.step_finished()
+            self._newest_step = word.step
+
+    async def _tick(self, prober: Prober) -> None:
+        for number in itertools.count(1):
+            await asyncio.sleep(BEAT_EVERY_S)
+            self._check_beats(prober)
+            if number % 2 == 0:
+                self._feed(st.Tick())
 
     async def _drain(self) -> None:
         """Let the agents end their workers and leave before the connection closes."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from paceline.control import messages as say
+from paceline.control import suspicion
 from paceline.control.state import (
     Action,
     AgentJoined,
@@ -82,7 +83,7 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             _stop_wanted(state, by, turn)
         case Tick():
             _tick(state, turn)
-        case say.Started() | say.Exited() | say.Said() | say.FaultDone():
+        case say.Started() | say.Exited() | say.Said() | say.FaultDone() | say.Stuck() | say.Seen():
             if event.worker in state.workers:
                 _from_agent(state, event, turn)
         case _:
@@ -91,7 +92,9 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
 
 
 def _from_agent(
-    state: State, event: say.Started | say.Exited | say.Said | say.FaultDone, turn: _Turn
+    state: State,
+    event: say.Started | say.Exited | say.Said | say.FaultDone | say.Stuck | say.Seen,
+    turn: _Turn,
 ) -> None:
     worker = state.workers[event.worker]
     match event:
@@ -108,6 +111,8 @@ def _from_agent(
             )
         case say.Exited():
             how = _how(event.returncode)
+            if event.out_of_memory:
+                how = f"out of memory: {how}"
             _gone(state, event.worker, how, turn)
         case say.FaultDone():
             turn.record(
@@ -122,6 +127,10 @@ def _from_agent(
             state.fault_at = event.monotonic_s
         case say.Said():
             _said(state, event, turn)
+        case say.Stuck():
+            _stuck(state, event, turn)
+        case say.Seen():
+            _seen(state, event, turn)
 
 
 # Beginning, and filling slots.
@@ -209,7 +218,10 @@ def _start(state: State, node: int, rank: int | None, turn: _Turn) -> int:
 def _join(state: State, turn: _Turn) -> None:
     """Every slot has a worker that waits: they are a generation now."""
     state.phase, state.form_deadline_s, state.symptom = "joining", None, None
-    state.num_at_step = {}
+    state.num_at_step, state.own_times = {}, {}
+    state.inquiry = state.step_done_s = None
+    if state.stragglers is not None:
+        state.stragglers.forget()
     members = [state.workers[slot.worker] for slot in state.slots if slot.worker is not None]
     store = members[0].store
     assert store is not None, "a worker that waits has said where its store is"
@@ -295,8 +307,9 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
                 state.failure.met_at = turn.clock.monotonic_s
         case say.Restored():
             _restored(state, rank, message, turn)
-        case say.StepDone(step=step):
+        case say.StepDone(step=step, own_s=own_s):
             _step_done(state, slot, step, turn)
+            _note_speed(state, rank, step, own_s, turn)
         case say.EvaluationDone(step=step, loss=loss, seconds=seconds):
             turn.record(
                 log.Evaluated(at=at, generation=generation, step=step, loss=loss, seconds=seconds)
@@ -394,6 +407,8 @@ def _step_done(state: State, slot: Slot, step: int, turn: _Turn) -> None:
         return
     state.num_at_step = {other: n for other, n in state.num_at_step.items() if other > step}
     state.furthest_step = max(state.furthest_step, step)
+    before, state.step_done_s = state.step_done_s, turn.clock.monotonic_s
+    state.step_s = state.step_done_s - before if before is not None else None
     if state.phase == "joining":
         state.phase = "training"
         if state.failure is not None:
@@ -438,6 +453,77 @@ def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
     )
 
 
+# Ranks that stand still, or are slow.
+
+
+def _stuck(state: State, event: say.Stuck, turn: _Turn) -> None:
+    """A worker is late. Among ranks at work it may only be waiting for another one."""
+    number, worker = event.worker, state.workers[event.worker]
+    if worker.is_fenced or event.generation != worker.generation:
+        return
+    if worker.rank is None:
+        worker.is_fenced = True
+        turn.send(worker.node, say.KillWorker(worker=number))
+    elif state.phase in ("joining", "training") and worker.generation == state.generation:
+        if suspicion.wants_a_look(state, event, turn.clock):
+            turn.send_all(state.agents, say.Look())
+    elif state.phase == "forming" and not worker.generation:
+        _lose(state, [number], suspicion.how_stuck(event), turn)
+
+
+def _seen(state: State, event: say.Seen, turn: _Turn) -> None:
+    worker = state.workers[event.worker]
+    if state.inquiry is not None and worker.rank is not None and not worker.is_fenced:
+        if event.generation == worker.generation == state.generation:
+            state.inquiry.seen[worker.rank] = event
+        _judge_when_answered(state, turn)
+
+
+def _judge_when_answered(state: State, turn: _Turn) -> None:
+    if state.phase not in ("joining", "training"):
+        state.inquiry = None
+    if not suspicion.is_answered(state, turn.clock):
+        return
+    verdict = suspicion.judge(state, turn.clock)
+    if verdict is None:
+        return
+    for event in verdict.events:
+        turn.record(event)
+    numbers = [state.slots[rank].worker for rank in verdict.ranks or range(len(state.slots))]
+    lost = [number for number in numbers if number is not None]
+    if verdict.ranks:
+        _lose(state, lost, verdict.how, turn)
+    elif lost:  # nobody is to blame: all leave, and meet again
+        _tell(state, lost[0], say.Interrupt(generation=state.generation), turn)
+        _lose(state, lost[:1], verdict.how, turn, ends=False)
+
+
+def _note_speed(state: State, rank: int, step: int, own_s: float | None, turn: _Turn) -> None:
+    if state.phase != "training":
+        return
+    for one in suspicion.note_own_time(state, rank, step, own_s):
+        number = state.slots[one.rank].worker
+        if number is None:
+            continue
+        evicts = suspicion.is_worth_evicting(state, one, step, state.step_s)
+        turn.record(
+            log.StragglerNamed(
+                at=turn.clock.unix_s,
+                generation=state.generation,
+                rank=one.rank,
+                node=state.workers[number].node,
+                factor=one.factor,
+                step=step,
+                num_steps=one.num_steps,
+                evicted=evicts,
+            )
+        )
+        if evicts:
+            how = f"{one.factor:.2f} times as slow as its peers"
+            _lose(state, [number], how, turn)
+            return
+
+
 # Losing workers.
 
 
@@ -460,6 +546,8 @@ def _crashed(state: State, number: int, crash: say.Crashed, turn: _Turn) -> None
     worker = state.workers[number]
     rank = worker.rank
     how = f"{crash.kind}: {crash.message}"
+    if say.names_want_of_memory(how):
+        how = f"out of memory: {how}"
     if rank is None or worker.is_fenced:
         return  # a spare: its exit follows
     if state.phase not in ("joining", "training", "forming"):
@@ -722,6 +810,7 @@ def _stop_wanted(state: State, by: str, turn: _Turn) -> None:
 
 def _tick(state: State, turn: _Turn) -> None:
     now = turn.clock.monotonic_s
+    _judge_when_answered(state, turn)
     symptom = state.symptom
     if symptom is not None and now - symptom.since_s > state.setup.cause_timeout_s:
         _regroup_of_symptom(state, symptom, turn)

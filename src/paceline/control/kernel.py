@@ -16,8 +16,8 @@ class ThreadTimes:
     """R running or waiting for a core, S sleeping, D waiting for a device, T stopped, t traced,
     Z dead; see proc(5)."""
 
-    cpu_s: float
-    """On a core, in user and kernel mode."""
+    runnable_s: float
+    """On a core, or waiting for one: a loop wants to run also where the machine is overloaded."""
 
     switches: int
     """How often it gave up its core by itself."""
@@ -31,7 +31,7 @@ class ProcessTimes:
     """Monotonic clock."""
 
     process: ThreadTimes
-    """CPU time is of all threads; state and switches of the first."""
+    """Of the first thread."""
 
     training: ThreadTimes | None
     liveness: ThreadTimes | None
@@ -51,6 +51,12 @@ def process_times(
         training=_times(tasks / str(training_thread)) if training_thread else None,
         liveness=_times(tasks / str(liveness_thread)) if liveness_thread else None,
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the kernel runs nothing of it until it is told to go on."""
+    process = _times(_PROC / str(pid))
+    return process is not None and process.state in "Tt"
 
 
 def where_it_waits(pid: int) -> str:
@@ -75,7 +81,13 @@ _MOST_THREADS = 64
 
 
 def num_oom_kills() -> int | None:
-    """How often this machine's kernel has killed a process for want of memory, since it started."""
+    """How often the kernel has killed a process for want of memory: of this process's control
+    group, where that can be read, else of the machine. None when neither can."""
+    group = _num_group_oom_kills()
+    return group if group is not None else _num_machine_oom_kills()
+
+
+def _num_machine_oom_kills() -> int | None:
     for line in _text(_PROC / "vmstat").splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
@@ -83,11 +95,8 @@ def num_oom_kills() -> int | None:
     return None
 
 
-def num_group_oom_kills() -> int | None:
-    """The same for this process's control group, whose memory may be limited; None if unreadable.
-
-    Source: memory.events of cgroup v2 (Documentation/admin-guide/cgroup-v2.rst).
-    """
+def _num_group_oom_kills() -> int | None:
+    """Source: memory.events of cgroup v2 (Documentation/admin-guide/cgroup-v2.rst)."""
     for line in _text(_PROC / "self" / "cgroup").splitlines():
         hierarchy, _, path = line.partition("::")
         if hierarchy != "0":
@@ -107,9 +116,18 @@ def _times(folder: Path) -> ThreadTimes | None:
     fields = stat.rpartition(")")[2].split()
     return ThreadTimes(
         state=fields[0],
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        runnable_s=_runnable_s(_text(folder / "schedstat"), fields),
         switches=_switches(_text(folder / "status")),
     )
+
+
+def _runnable_s(schedstat: str, stat_fields: list[str]) -> float:
+    """From the scheduler's statistics (Documentation/scheduler/sched-stats.rst), or where the
+    kernel has none the time on a core alone."""
+    if schedstat:
+        on_core, for_core, *_ = schedstat.split()
+        return (int(on_core) + int(for_core)) / 1e9
+    return (int(stat_fields[11]) + int(stat_fields[12])) / _TICKS_PER_S
 
 
 def _switches(status: str) -> int:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from paceline.control.blame import ends_in_collective
-from paceline.control.kernel import process_times, where_it_waits
+from paceline.control.kernel import is_stopped, process_times, where_it_waits
 from paceline.control.patience import Limits, Patience
 from paceline.control.slots import STACKS_SIGNAL, Reading, SlotFile
 from paceline.control.watch import Sight, Watch
@@ -136,8 +136,8 @@ class Lookout:
     def _ask_for_stacks(self, worker: int) -> bool:
         watched = self._watched[worker]
         watched.slot.clear_stacks()
-        # Before its handler is in place the signal would end it.
-        if not watched.slot.read().stacks_ready:
+        # Before its handler is in place the signal would end it; while it is stopped nothing comes.
+        if not watched.slot.read().stacks_ready or is_stopped(watched.pid):
             return False
         try:
             os.kill(watched.pid, STACKS_SIGNAL)

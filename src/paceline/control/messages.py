@@ -60,6 +60,9 @@ class StepDone(Message, frozen=True, kw_only=True, tag=True):
     unit: str
     """What `tokens_per_s` counts: `tokens` or `samples`."""
 
+    own_s: float | None = None
+    """Seconds of the step in which this rank was not waiting; None when it cannot be told."""
+
 
 class EvaluationDone(Message, frozen=True, kw_only=True, tag=True):
     """Rank 0 has the held-out loss of all ranks."""
@@ -247,6 +250,12 @@ class AgentReady(Message, frozen=True, kw_only=True, tag=True):
     node: int
     token: str
     pid: int
+    probe_port: int = 0
+    """UDP port of its host on which it answers by a thread of its own; 0 is none."""
+
+
+class Beat(Message, frozen=True, kw_only=True, tag=True):
+    """The agent is there and at its work; five times a second, always the same bytes."""
 
 
 class Started(Message, frozen=True, kw_only=True, tag=True):
@@ -267,6 +276,9 @@ class Exited(Message, frozen=True, kw_only=True, tag=True):
     fenced: bool
     """Whether this agent killed it on the controller's word."""
 
+    out_of_memory: bool = False
+    """Whether it was killed by SIGKILL while the kernel's out-of-memory killer was at work."""
+
 
 class Said(Message, frozen=True, kw_only=True, tag=True):
     """A worker said something."""
@@ -286,7 +298,49 @@ class FaultDone(Message, frozen=True, kw_only=True, tag=True):
     """When, on the machine's monotonic clock, which local agents and controller share."""
 
 
-FromAgent = AgentReady | Started | Exited | Said | FaultDone
+Kind = Literal["stopped", "gil held", "looping", "waiting"]
+"""The ways to be stuck: nothing in the process runs; somebody keeps its interpreter; its training
+thread burns a core; its training thread sleeps."""
+
+
+class Stuck(Message, frozen=True, kw_only=True, tag=True):
+    """A worker has stood still for longer than its phase may take; said again while it lasts."""
+
+    worker: int
+    generation: int
+    kind: Kind
+    phase: str
+    waited_s: float
+    limit_s: float
+
+
+class Seen(Message, frozen=True, kw_only=True, tag=True):
+    """What an agent sees of one of its workers, when it was asked to look."""
+
+    worker: int
+    generation: int
+    kind: Kind
+    is_certain: bool
+    """Whether the kernel says that it is stopped."""
+
+    phase: str
+    step: int
+    micro_batch: int
+    waited_s: float
+    limit_s: float | None
+    """None while it waits for orders, as it may for ever."""
+
+    is_late: bool
+    """Whether it has stood still for longer than its phase may take."""
+
+    in_collective: bool | None
+    """Whether its traceback ends in a collective; None when there is none."""
+
+    stacks: str
+    """What the kernel says of its threads, and their tracebacks; cut to the last part."""
+
+
+FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen
 
 # To an agent.
 
@@ -316,6 +370,10 @@ class KillWorkers(Message, frozen=True, kw_only=True, tag=True):
     """Kill every worker of this node."""
 
 
+class Look(Message, frozen=True, kw_only=True, tag=True):
+    """Say what is to be seen of every worker, with tracebacks."""
+
+
 class InjectFault(Message, frozen=True, kw_only=True, tag=True):
     """Kill one worker with SIGKILL, as the drill asks."""
 
@@ -327,7 +385,7 @@ class Leave(Message, frozen=True, kw_only=True, tag=True):
     """The run is over: let the workers exit, and end."""
 
 
-ToAgent = StartWorker | Tell | KillWorker | KillWorkers | InjectFault | Leave
+ToAgent = StartWorker | Tell | KillWorker | KillWorkers | Look | InjectFault | Leave
 
 
 def encode(message: Message | Word) -> bytes:
@@ -360,3 +418,13 @@ ProcessGroupNCCL.cpp)."""
 def names_lost_peer(text: str) -> bool:
     """Whether an error is of a rank that is gone, and so not this rank's own."""
     return any(phrase in text for phrase in _PEER_LOST)
+
+
+_OUT_OF_MEMORY = ("MemoryError", "out of memory", "Cannot allocate memory", "can't allocate memory")
+"""What Python, torch's allocators (CUDA's and the CPU's DefaultCPUAllocator, torch 2.13) and the C
+library say."""
+
+
+def names_want_of_memory(text: str) -> bool:
+    """Whether an error only says that memory ran out, which is not the hardware's fault."""
+    return any(phrase in text for phrase in _OUT_OF_MEMORY)

@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 16
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for a worker. Its channel and its log come along as file descriptors."""
+    """Asks for a worker. Its channel, its slot and its log come along as file descriptors."""
 
     worker: int
     arguments: list[str]
@@ -131,17 +131,19 @@ class Nursery:
         environment: Mapping[str, str],
         *,
         channel: socket.socket,
+        slot: int,
         log: IO[bytes],
     ) -> Child:
-        """A worker's process, in a process group of its own. It is told where its channel is."""
+        """A worker's process, in a process group of its own. It is told where its channel and its
+        slot are."""
         child = Child()
         self._children[worker] = child
         if self._forks:
             self.open()
             birth = Birth(worker=worker, arguments=list(arguments), environment=dict(environment))
-            self._send(msgspec.json.encode(birth), [channel.fileno(), log.fileno()])
+            self._send(msgspec.json.encode(birth), [channel.fileno(), slot, log.fileno()])
         else:
-            self._spawn(child, worker, arguments, environment, channel=channel, log=log)
+            self._spawn(child, worker, arguments, environment, channel=channel, slot=slot, log=log)
         return child
 
     def close(self) -> None:
@@ -190,17 +192,19 @@ class Nursery:
         environment: Mapping[str, str],
         *,
         channel: socket.socket,
+        slot: int,
         log: IO[bytes],
     ) -> None:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "paceline.runtime.worker", *arguments),
                 *("--parent", str(os.getpid()), "--channel", str(channel.fileno())),
+                *("--slot", str(slot)),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            pass_fds=[channel.fileno()],
+            pass_fds=[channel.fileno(), slot],
             process_group=0,
             env=self._environment | dict(environment),
         )

@@ -33,8 +33,16 @@ TIMES_MEDIAN = 12.0
 long as the others is slow, not stuck (row 32 of the fault matrix, with a fifth to spare)."""
 
 TIMES_LONGEST = 2.0
-"""... and this many times the longest that is remembered: the median absolute deviation does not
-see a rare long case, such as every fiftieth step. A guess."""
+"""... and this many times the longest that was seen: the median absolute deviation does not see a
+rare long case, such as every fiftieth step. A guess."""
+
+FORGET = 0.9999
+"""What the longest is multiplied with for each new duration: half of it is forgotten after 6,931. A
+guess: a rare case of a loaded machine is remembered for an hour of steps, not for a month."""
+
+SUSPECT_SHARE = 0.5
+"""Of the floor, for a process that the kernel says is stopped: it cannot only be slow. A guess;
+what is stopped for less, by a debugger or a scheduler, is let be."""
 
 TIMES_RARE = 10.0
 """Saving, loading and evaluating may take this many times the suspect limit: they are seen seldom,
@@ -76,7 +84,7 @@ class Patience:
 
     def __init__(self, *, floor_s: float) -> None:
         """Args:
-        floor_s: No phase is suspect before it has taken this long.
+        floor_s: Whatever may only be slow has at least this long; what is stopped, half of it.
         """
         self._floor_s = floor_s
         self._histories: dict[tuple[Phase, bool], _History] = {}
@@ -131,10 +139,10 @@ class _History:
 
     def add(self, seconds: float) -> None:
         self._recent.append(seconds)
+        self.longest_s = max(seconds, FORGET * self.longest_s)
         self.num_seen += 1
         self._new += 1
         if self.num_seen <= RELEARN_EVERY or self._new >= RELEARN_EVERY:
             self._new = 0
             self.middle_s = median(self._recent)
             self.spread_s = median(abs(one - self.middle_s) for one in self._recent)
-            self.longest_s = max(self._recent)

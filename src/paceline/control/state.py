@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.control import messages as say
+from paceline.control.stragglers import Stragglers
 from paceline.errors import RunError
 from paceline.record import events as log
 
@@ -39,6 +40,18 @@ class Setup:
     resumed: bool
     layout: str
     """Name of the layout, for the record."""
+
+    heartbeat_s: float = 5.0
+    """Silence after which a node is lost that nothing speaks for."""
+
+    in_order: bool = True
+    """Whether every rank does its micro-batches one after the other; not so in a pipeline."""
+
+    peers: tuple[tuple[int, ...], ...] = ()
+    """Groups of ranks that do the same work, whose speeds can be compared."""
+
+    evict_stragglers: bool = False
+    """Whether a rank that is slower than its peers is replaced when that pays."""
 
     num_spares: int = 0
     """Warm spares that are kept."""
@@ -148,6 +161,15 @@ class Symptom:
 
 
 @dataclass(slots=True, kw_only=True)
+class Inquiry:
+    """Every agent was asked what is to be seen of its ranks, as some rank is late."""
+
+    asked_s: float
+    seen: dict[int, say.Seen] = field(default_factory=dict)
+    """By rank."""
+
+
+@dataclass(slots=True, kw_only=True)
 class State:
     """Everything the controller knows. `core.decide` alone changes it."""
 
@@ -194,6 +216,21 @@ class State:
     failure: Failure | None = None
     symptom: Symptom | None = None
     """A rank that only says that another one went away, while the cause is looked for."""
+
+    inquiry: Inquiry | None = None
+    """While it is found out for whom the ranks wait."""
+
+    stragglers: Stragglers | None = None
+    """How fast the ranks are; None before the first step."""
+
+    own_times: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Step -> rank -> seconds in which it was not waiting, of steps that some ranks still do."""
+
+    step_done_s: float | None = None
+    """When all ranks had finished their last step."""
+
+    step_s: float | None = None
+    """How long after the one before."""
 
     stop_by: str | None = None
     stops: int = 0
@@ -275,6 +312,8 @@ Happening = (
     | say.Exited
     | say.Said
     | say.FaultDone
+    | say.Stuck
+    | say.Seen
 )
 
 # What the controller wants done.

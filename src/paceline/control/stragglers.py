@@ -20,20 +20,23 @@ and `EVERY` are why a rank 1.5 times as slow is named within 20 steps."""
 EVERY = 4
 """Steps between two judgements."""
 
-LEAST_FACTOR = 1.2
-"""Below, nobody is named: a run loses less than a sixth of its speed. A guess."""
+LEAST_FACTORS = (1.3, 1.25, 1.2)
+"""For each window. Below the last nobody is named, as the run loses less than a sixth of its speed;
+in few steps it takes more, as a rank that is slow for a moment is no slow rank. Guesses."""
 
-LEAST_Z = 8.0
-"""How many standard errors of its median the factor's logarithm must lie above none. Not 5, for
-the tails of real step times are heavier than the normal's and successive steps are alike (measured,
-see above)."""
+LEAST_Z = 5.0
+"""How many standard errors of its median the factor's logarithm must lie above none. Measured, see
+above: with 4 there are false alarms in normal noise, with 6 a factor of 1.5 takes too long."""
 
 LEAST_SLOW_SHARE = 0.8
 """Share of the steps in which the rank must be slower than its peers' median by half the factor:
 what happens in fewer is something that happens now and then, not a slow rank."""
 
 LEAST_ERROR = 0.01
-"""No standard error is believed below one percent: steps are not independent of each other."""
+"""No standard error is believed below one percent."""
+
+MOST_ALIKE = 0.95
+"""Largest correlation of successive steps that is reckoned with; at 1 nothing could be said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,14 @@ class Stragglers:
         if self._num_steps % EVERY:
             return []
         found: dict[int, Straggler] = {}
-        for window in WINDOWS:
+        for window, least in zip(WINDOWS, LEAST_FACTORS, strict=True):
             if window <= self._num_steps:
-                found = {one.rank: one for one in self._judge(window)} | found
+                found = {one.rank: one for one in self._judge(window, least)} | found
         new = [one for rank, one in sorted(found.items()) if rank not in self._named]
         # Once named it stays so until it is well below the bar: a rank on the brink is one finding.
-        still = {rank for rank in self._named if self._recent_factor(rank) > LEAST_FACTOR**0.5}
+        still = {
+            rank for rank in self._named if self._recent_factor(rank) > LEAST_FACTORS[-1] ** 0.5
+        }
         self._named = frozenset(still | set(found))
         return new
 
@@ -88,18 +93,22 @@ class Stragglers:
         self._logs[:] = np.nan
         self._num_steps, self._named = 0, frozenset()
 
-    def _judge(self, window: int) -> list[Straggler]:
+    def _judge(self, window: int, least_factor: float) -> list[Straggler]:
         logs = self._newest(window)
+        history = self._newest(min(self._num_steps, WINDOWS[-1]))
         factors = np.median(logs, axis=0)
         found: list[Straggler] = []
         for group in self._peers:
             # Noise of one rank around its own median, in the same steps, of all peers together.
             noise = 1.4826 * np.median(np.abs(logs[:, group] - factors[group]))
-            error = max(LEAST_ERROR, 1.2533 * float(noise) / window**0.5)
-            slow = group[factors[group] > max(np.log(LEAST_FACTOR), LEAST_Z * error)]
+            alike = likeness(logs[:, group])
+            if len(group) > 2:  # most ranks are not slow, so what was before tells of noise only
+                alike = max(alike, likeness(history[:, group]))
+            error = 1.2533 * float(noise) * ((1 + alike) / (1 - alike) / window) ** 0.5
+            bar = max(np.log(least_factor), LEAST_Z * max(LEAST_ERROR, error))
             found += [
                 Straggler(int(rank), float(np.exp(factors[rank])), window)
-                for rank in slow
+                for rank in group[factors[group] > bar]
                 if np.mean(logs[:, rank] > factors[rank] / 2) >= LEAST_SLOW_SHARE
             ]
         return found
@@ -131,6 +140,20 @@ def log_ratios(times: NDArray[np.float64]) -> NDArray[np.float64]:
 
     ratios: NDArray[np.float64] = logs - (at(low) + at(high)) / 2
     return ratios
+
+
+def likeness(logs: NDArray[np.float64]) -> float:
+    """How much a step's noise is like the one before: the correlation, median over the ranks, from
+    0 to `MOST_ALIKE`. What is alike averages out as slowly as that of fewer steps.
+
+    >>> likeness(np.array([[1.0], [-1.0], [1.0], [-1.0]]))
+    0.0
+    """
+    off = logs - np.median(logs, axis=0)
+    spread = np.sum(off * off, axis=0)
+    with np.errstate(invalid="ignore"):
+        each = np.where(spread > 0, np.sum(off[1:] * off[:-1], axis=0) / spread, 0.0)
+    return float(np.clip(np.median(each), 0.0, MOST_ALIKE))
 
 
 def worth_evicting(

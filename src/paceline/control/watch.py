@@ -10,26 +10,24 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
 
 from paceline.control.kernel import ProcessTimes
+from paceline.control.messages import Kind
 from paceline.control.slots import Reading
-
-Kind = Literal["stopped", "gil held", "looping", "waiting"]
 
 STALE_LIVENESS_S = 1.0
 """Ten ticks missed. A guess, above what a busy machine of ours makes a tick late (0.3 s)."""
 
 BURNING = 0.5
-"""Share of a core from which a thread counts as running. A guess: waiting takes below 0.05 here,
-and a loop on a machine with twice as many processes as cores still gets 0.5."""
+"""Share of the time in which a thread must run, or want to, to count as running. A guess: one that
+waits does for below 0.05 here, one that loops always."""
 
 FEW_SWITCHES = 3
 """A thread that waits for the interpreter gives up its core every switch interval (5 ms), so some
 hundred times in the time between two looks. Nothing frozen does."""
 
 LOOKBACK_S = 1.0
-"""Over how long CPU time is compared."""
+"""Over how long times are compared."""
 
 MOST_UNSEEN_S = 1.0
 """Time between two looks that counts at most. What the watcher did not see, it cannot call
@@ -78,13 +76,6 @@ class Watch:
         is_certain = kind == "stopped" and times.process.state == "T"
         return Sight(self._waited_s, kind, is_certain)
 
-    @property
-    def examined_s(self) -> float:
-        """Over how long CPU time has been compared."""
-        if not self._times:
-            return 0.0
-        return (self._times[-1].at_ns - self._times[0].at_ns) / 1e9
-
 
 def classify(reading: Reading, before: ProcessTimes, now: ProcessTimes) -> Kind:
     """The kind, from two looks at the process that lie some tenths of a second apart."""
@@ -97,13 +88,13 @@ def classify(reading: Reading, before: ProcessTimes, now: ProcessTimes) -> Kind:
 
 
 def _busy(before: ProcessTimes, now: ProcessTimes) -> float:
-    """Share of a core that the training thread burns; of the whole process if it is unknown."""
+    """Share of the time in which the training thread ran or wanted to; the first if unknown."""
     passed_s = (now.at_ns - before.at_ns) / 1e9
     if passed_s <= 0:
         return 0.0
     if before.training is not None and now.training is not None:
-        return (now.training.cpu_s - before.training.cpu_s) / passed_s
-    return (now.process.cpu_s - before.process.cpu_s) / passed_s
+        return (now.training.runnable_s - before.training.runnable_s) / passed_s
+    return (now.process.runnable_s - before.process.runnable_s) / passed_s
 
 
 def _switches(before: ProcessTimes, now: ProcessTimes) -> int:

@@ -18,6 +18,7 @@ from paceline.control.controller import AgentAddress, Controller, Progress
 from paceline.control.state import Setup, State
 from paceline.errors import JobError, Problem
 from paceline.parallel import reasons_ours_cannot
+from paceline.parallel.rank_map import peers_of
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
@@ -130,6 +131,10 @@ def run_local(
                 first_generation=max((event.generation for event in before), default=0) + 1,
                 layout=plan.layout.name,
                 num_spares=_num_spares(job, plan),
+                heartbeat_s=job.spec.recovery.heartbeat,
+                in_order=plan.layout.pipeline == 1,
+                peers=peers_of(plan.layout),
+                evict_stragglers=job.spec.recovery.evict_stragglers,
             ),
             faults=tuple(fault for fault in job.spec.drill.kill if fault not in fired),
             events=events,

@@ -83,6 +83,19 @@ def rank_map(layout: Layout) -> Iterator[Coordinates]:
     return (coordinates(layout, rank) for rank in range(layout.num_ranks))
 
 
+def peers_of(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """Ranks that do the same work, so that their speeds can be compared: those of one stage.
+
+    >>> layout = Layout(data=2, sharding="none", micro_batch=1, accumulation=2, pipeline=2)
+    >>> peers_of(layout)
+    ((0, 1), (2, 3))
+    """
+    per_stage = layout.num_ranks // layout.pipeline
+    return tuple(
+        tuple(range(stage * per_stage, (stage + 1) * per_stage)) for stage in range(layout.pipeline)
+    )
+
+
 def groups(layout: Layout, axis: str) -> list[tuple[int, ...]]:
     """Ranks that differ only along an axis: each group is one communicator.
 

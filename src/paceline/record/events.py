@@ -159,6 +159,49 @@ class FaultInjected(Event, frozen=True, kw_only=True, tag=True):
     pid: int
 
 
+class WorkerStuck(Event, frozen=True, kw_only=True, tag=True):
+    """A rank made no progress and the others waited for it: it is ended, and WorkerLost follows."""
+
+    rank: int
+    node: int
+    pid: int | None
+    kind: str
+    """`stopped` (SIGSTOP, or frozen), `gil held` (one long call keeps the interpreter), `looping`
+    (it burns a core and gets nowhere) or `waiting` (it sleeps: a lock, a file)."""
+
+    phase: str
+    """`forward`, `backward`, `vote`, `apply`, `save` and so on."""
+
+    step: int
+    """The step it was in; 0 before its first."""
+
+    waited_s: float
+    """Seconds without a change of place that its agent saw."""
+
+    limit_s: float | None
+    """How long that phase may take, as learned from how long it took before; None for a rank that
+    may wait for ever and only waits with the others."""
+
+    stacks: str
+    """What the kernel says of its threads, and their tracebacks where it could still write them."""
+
+
+class StragglerNamed(Event, frozen=True, kw_only=True, tag=True):
+    """A rank computes slower than those that do the same work; all ranks wait for it."""
+
+    rank: int
+    node: int
+    factor: float
+    """Its own time of a step over the median of its peers'."""
+
+    step: int
+    num_steps: int
+    """Steps it was judged by."""
+
+    evicted: bool
+    """Whether it is replaced by a spare, as the job asks for and the gain is worth."""
+
+
 class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     """A worker ended without a completion record. The first of a failure is its cause."""
 
@@ -262,6 +305,8 @@ AnyEvent = (
     | StepRefused
     | CorruptionFound
     | FaultInjected
+    | WorkerStuck
+    | StragglerNamed
     | WorkerLost
     | Recovered
     | StopAsked

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.control import messages as say
+from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.parallel import replicas_of
 from paceline.parallel.rank_map import rank_of
@@ -108,6 +109,7 @@ class Loop:
             if step.stop:
                 session.interrupted = number < last
                 break
+        session.progress.enter(Phase.SAVE)
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
         if metrics is not None and board is not None:
@@ -128,6 +130,7 @@ class Loop:
     def _restore(self) -> int:
         """Bring back the newest state there is; returns the first step to do."""
         session, held = self._session, self._session.held
+        session.progress.enter(Phase.RESTORING)
         source = self._bring_back()
         checkpoint: str | None = None
         refused: list[tuple[str, str]] = []
@@ -156,6 +159,7 @@ class Loop:
                 refused=refused,
             )
         )
+        session.progress.enter(Phase.BOUNDARY)
         return session.last_step + 1
 
     def _load_checkpoint(self) -> Restored:
@@ -230,6 +234,7 @@ class Loop:
         rate = self._schedule(number)
         for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
             group["lr"] = rate * share
+        session.progress.begin_step(number)
         step = Step(number, session, self._model, self._optimizer, rate, self._buffers)
         session.step = step
         return step
@@ -265,7 +270,13 @@ class Loop:
     def _report(self, step: Step) -> None:
         rate = self._units_per_step / step.seconds
         self._channel.send(
-            say.StepDone(step=step.number, loss=step.loss, tokens_per_s=rate, unit=self._unit)
+            say.StepDone(
+                step=step.number,
+                loss=step.loss,
+                tokens_per_s=rate,
+                unit=self._unit,
+                own_s=step.own_s,
+            )
         )
 
     def _after(self, number: int, ended: bool) -> None:
@@ -281,6 +292,7 @@ class Loop:
         if self._evaluate is None:
             return
         session, start = self._session, time.perf_counter()
+        session.progress.enter(Phase.EVALUATE)
         self._model.eval()
         with torch.no_grad(), session.autocast():
             loss_sum, count = self._evaluate()
@@ -288,6 +300,7 @@ class Loop:
         total, num_targets = session.vote(float(loss_sum), float(count))
         session.held_out_loss = total / num_targets
         self._evaluated_step = number
+        session.progress.enter(Phase.BOUNDARY)
         if session.is_first:
             seconds = time.perf_counter() - start
             self._channel.send(
@@ -299,6 +312,7 @@ class Loop:
         if number <= self._started_save:  # done again after a state was found wrong
             return
         session = self._session
+        session.progress.enter(Phase.SAVE)
         self._checkpointer.start(
             number,
             self._model,
@@ -314,6 +328,7 @@ class Loop:
             on_phase=lambda phase: session.faults.pass_by("save", number),
         )
         self._started_save = number
+        session.progress.enter(Phase.BOUNDARY)
 
     def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
         if isinstance(outcome, Saved):

@@ -54,7 +54,7 @@ def _serve(line: socket.socket, told: socket.socket, tells: socket.socket) -> No
             _tell_of_ends(line, workers)
         if line not in ready:
             continue
-        content, descriptors, _, _ = socket.recv_fds(line, MAX_BYTES, 2)
+        content, descriptors, _, _ = socket.recv_fds(line, MAX_BYTES, 3)
         if not content:
             return
         birth = msgspec.json.decode(content, type=Birth)
@@ -82,7 +82,7 @@ def _tell(line: socket.socket, news: News) -> None:
     line.sendall(msgspec.json.encode(news))
 
 
-def _become(birth: Birth, channel: int, log: int) -> None:
+def _become(birth: Birth, channel: int, slot: int, log: int) -> None:
     """The worker. Never returns."""
     try:
         signal.set_wakeup_fd(-1)
@@ -95,6 +95,7 @@ def _become(birth: Birth, channel: int, log: int) -> None:
         os.environ.update(birth.environment)
         parent = os.getppid()
         arguments = [*birth.arguments, "--parent", str(parent), "--channel", str(channel)]
+        arguments += ["--slot", str(slot)]
         sys.argv = ["paceline-worker", *arguments]
         worker.main()
     finally:

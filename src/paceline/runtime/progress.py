@@ -1,4 +1,4 @@
-"""What a worker says about where it is, into the slot its agent made for it. No torch.
+"""What a worker says about where it is, into the slot its agent made for it.
 
 The training thread calls `enter` at every change of phase. A second thread ticks ten times a
 second: it needs the interpreter to do so, and thereby shows that nobody else holds it for long.
@@ -19,6 +19,8 @@ class Progress:
 
     def __init__(self, slot: SlotWriter | None) -> None:
         self._slot = slot
+        self._thread = 0
+        self._at = self._before_compiling = (Phase.STARTING, 0)
         self._step = 0
         self._is_first = False
         self._first_step = 0
@@ -31,7 +33,8 @@ class Progress:
         """The calling thread is the training thread, in this generation from now on."""
         if self._slot is None:
             return
-        self._slot.begin(generation, training_thread=threading.get_native_id())
+        self._thread = threading.get_native_id()
+        self._slot.begin(generation, training_thread=self._thread)
         self._first_step = 0
         self._open_runnable()
 
@@ -46,6 +49,7 @@ class Progress:
     def enter(self, phase: Phase, micro_batch: int = 0) -> None:
         """The training thread goes on to this phase, of the step in work."""
         if self._slot is not None:
+            self._at = phase, micro_batch
             self._slot.enter(phase, self._step, micro_batch, self._is_first)
 
     def begin_step(self, step: int) -> None:
@@ -73,6 +77,25 @@ class Progress:
         if self._slot is not None:
             self._is_first = False
             self._slot.abandon(phase, self._step)
+
+    def tell_of_compiling(self) -> None:
+        """Call it once torch is there: torch.compile compiles whenever it meets something new, and
+        that is no part of the phase it happens in."""
+        if self._slot is None:
+            return
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(lambda _: self._compiling())
+        callback_handler.register_end_callback(lambda _: self._compiled())
+
+    def _compiling(self) -> None:
+        if threading.get_native_id() == self._thread:
+            self._before_compiling = self._at
+            self.enter(Phase.COMPILING)
+
+    def _compiled(self) -> None:
+        if threading.get_native_id() == self._thread:
+            self.enter(*self._before_compiling)
 
     def _tick(self) -> None:
         slot = self._slot

@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.control import messages as say
+from paceline.control.slots import Phase
 from paceline.errors import PlanError, Problem, RunError
 from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
@@ -48,6 +49,7 @@ from paceline.runtime.digest import state_digest
 from paceline.runtime.faults import Faults
 from paceline.runtime.loop import Evaluate, Loop
 from paceline.runtime.optimizer import learning_rate_at
+from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
 from paceline.runtime.recovery.safekeeping import Safekeeping
@@ -61,7 +63,14 @@ class Session:
     """One rank's part in a run. The worker makes it; a training function uses it."""
 
     def __init__(
-        self, *, job: Job, plan: Plan, run: RunFolder, channel: Channel, member: Membership
+        self,
+        *,
+        job: Job,
+        plan: Plan,
+        run: RunFolder,
+        channel: Channel,
+        member: Membership,
+        progress: Progress | None = None,
     ) -> None:
         self.job = job
         """What is asked; `job.spec` has the fields, `job.folder` is where its paths start."""
@@ -95,6 +104,9 @@ class Session:
 
         self.member = member
         """How this worker gets its place."""
+
+        self.progress = progress or Progress(None)
+        """Where this worker says where it is; its agent reads it."""
 
         self.held = Held()
         """What this worker keeps from generation to generation."""
@@ -210,6 +222,7 @@ class Session:
         if self._baseline_bytes == 0 and self.plan.cluster.backend == "gloo":
             self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
         torch.manual_seed(self.job.spec.train.seed % 2**63)
+        self.progress.enter(Phase.BUILDING)
         whole = [make_model()]
         place = self.place
         self._baseline_bytes = self._baseline_bytes or memory.held_bytes(place.device)
@@ -286,6 +299,7 @@ class Session:
         )
         self._loop = loop
         yield from loop.run()
+        self.progress.enter(Phase.ENDING)
         self._digest = state_digest(model, optimizer)
 
     def complete(self) -> None:
@@ -320,6 +334,7 @@ class Session:
 
     def park(self, reason: str | None) -> None:
         """Leave this generation, with what this worker holds, and say so."""
+        self.progress.interrupted()
         if self._loop is not None:
             self._loop.leave()
         self._loop = self._digest = None
@@ -349,6 +364,7 @@ class Session:
         self.channel.send(say.Met(world_size=len(self.held.applied), backend=dist.get_backend()))
         self._check_precision(place.device)
         self._place, self._meshes = place, meshes
+        self.progress.enter(Phase.BUILDING)
 
     def _check_precision(self, device: torch.device) -> None:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None

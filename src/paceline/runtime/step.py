@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
 from paceline.runtime.recovery.verdict import Verdict
@@ -91,6 +92,10 @@ class Step:
         """Ids of the micro-batch that was begun last."""
 
         self.forward_s = self.backward_s = self.vote_s = self.apply_s = 0.0
+        self.own_s: float | None = None
+        """Seconds of the step in which this rank was not waiting, once applied; None when unknown.
+        On an accelerator the host only waits, so it is unknown there."""
+
         self._session = session
         self._model = model
         self._optimizer = optimizer
@@ -98,6 +103,7 @@ class Step:
         self._num_targets = torch.zeros_like(self._loss_sum)
         self._expected_targets = 1.0
         self._num_backward = 0
+        self._num_forward = 0
         self._buffers = buffers
         self._buffers_before = [buffer.clone() for buffer in buffers.tensors()]
         self._in_backward = False
@@ -193,6 +199,7 @@ class Step:
         """
         session = self._session
         self._check_complete()
+        session.progress.enter(Phase.VOTE, self._num_forward)
         strategy.finish_gradients(self._model)
         session.stop_wanted |= session.channel.stop_wanted
         votes = self._vote(strategy.gradient_norm(self._model, session.meshes))
@@ -204,9 +211,11 @@ class Step:
         self.vote_s = self._lap()
         self.wrong = votes.wrong
         if self.wrong is not None:
+            session.progress.enter(Phase.BOUNDARY, self._num_forward)
             self.undo()
             self.finished = True
             return
+        session.progress.enter(Phase.APPLY, self._num_forward)
         self.refused = self._reason_to_refuse(votes)
         self._settle_buffers()
         session.safekeeping.before_update()
@@ -224,6 +233,10 @@ class Step:
         self._optimizer.zero_grad()
         session.last_step = self.number
         session.held.is_torn = False
+        session.progress.applied(self.number)
+        session.progress.enter(Phase.BOUNDARY, self._num_forward)
+        own_s = session.progress.step_done()
+        self.own_s = own_s if session.place.device.type == "cpu" else None
         self.apply_s = self._lap()
         session.safekeeping.after_update(self.number, self.seconds)
         self.finished = True
@@ -286,6 +299,11 @@ class Step:
         else:
             self.forward_s += self._lap()
         self._in_backward = phase == "backward"
+        if phase == "forward":
+            self._session.progress.enter(Phase.FORWARD, self._num_forward)
+            self._num_forward += 1
+        elif phase == "backward":
+            self._session.progress.enter(Phase.BACKWARD, max(0, self._num_forward - 1))
         if phase == "forward" or phase == "backward":
             self._session.faults.pass_by(phase, self.number)
 

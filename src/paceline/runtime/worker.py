@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.control import messages as say
 from paceline.control.parent import die_with_parent
+from paceline.control.slots import Phase
 from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.parallel.layout import Layout
 from paceline.record.run import open_run
 from paceline.runtime.channel import Channel
+from paceline.runtime.progress import Progress, open_progress
 
 if TYPE_CHECKING:
     from paceline.runtime.session import Session
@@ -44,18 +46,23 @@ class _Options:
     run: Path
     channel: int
     parent: int
+    slot: int | None
 
 
 def main() -> NoReturn:
     """Entry point of the worker's process; never returns and never raises."""
     options = _parse(sys.argv[1:])
     die_with_parent(options.parent)
+    progress = open_progress(options.slot)
+    progress.begin(0)
+    progress.watch()
+    progress.enter(Phase.IMPORTING)
     channel = Channel(options.channel)
     channel.open()
     _stop_on_signals(channel)
     pid = os.getpid()
     try:
-        _work(options, channel)
+        _work(options, channel, progress)
     except SystemExit as end:
         _leave(0 if end.code is None else int(end.code) if isinstance(end.code, int) else 1)
     except BaseException as error:  # noqa: BLE001
@@ -68,7 +75,7 @@ def main() -> NoReturn:
     _leave(0)
 
 
-def _work(options: _Options, channel: Channel) -> None:
+def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     import torch
 
     from paceline.runtime.recovery.groups import Groups
@@ -82,8 +89,13 @@ def _work(options: _Options, channel: Channel) -> None:
         backend=transports(plan.cluster.backend, plan.layout), listener=_listener(job, channel)
     )
     channel.on_interrupt = groups.interrupt
-    member = Member(channel=channel, groups=groups, run=run, backend=plan.cluster.backend)
-    session = Session(job=job, plan=plan, run=run, channel=channel, member=member)
+    member = Member(
+        channel=channel, groups=groups, run=run, backend=plan.cluster.backend, progress=progress
+    )
+    session = Session(
+        job=job, plan=plan, run=run, channel=channel, member=member, progress=progress
+    )
+    progress.tell_of_compiling()
     program = _program(job)
     while not _finish(program, session, channel):
         pass
@@ -95,6 +107,7 @@ def _finish(program: Callable[[Session], None], session: Session, channel: Chann
     try:
         program(session)
         session.complete()
+        session.progress.enter(Phase.PARKED)
         if channel.wait_for_exit():
             return True
         session.park(None)
@@ -141,8 +154,9 @@ def _parse(arguments: Sequence[str]) -> _Options:
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     for name in ("channel", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--slot", type=int, help="descriptor of this worker's slot")
     options = parser.parse_args(arguments)
-    return _Options(options.run, options.channel, options.parent)
+    return _Options(options.run, options.channel, options.parent, options.slot)
 
 
 def transports(backend: str, layout: Layout) -> str:

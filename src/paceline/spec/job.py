@@ -395,6 +395,19 @@ class RecoverySpec:
     snapshot_peers: bool = True
     """Whether each copy is also sent to another node's memory."""
 
+    patience: Seconds = 10.0
+    """A worker is never called stuck before it has stood still for this long, or half as long when
+    the kernel says that it is stopped. Beyond, what counts is how long the same phase took before:
+    see `docs/concepts/detection.md`."""
+
+    heartbeat: Seconds = 5.0
+    """A node whose agent is silent for this long, and does not answer when asked another way, is
+    lost."""
+
+    evict_stragglers: bool = False
+    """Replace a rank that is named as slower than its peers, when there is a warm spare and the
+    rest of the run gains more than the replacement costs. Otherwise it is only named."""
+
 
 _KILL = r"rank=(\d+)@step=(\d+)(?:@(forward|backward|apply|save))?"
 

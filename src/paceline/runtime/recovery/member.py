@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from paceline.control import messages as say
+from paceline.control.slots import Phase
 from paceline.record.run import RunFolder
 from paceline.runtime.channel import Channel
 from paceline.runtime.faults import Faults
+from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.groups import Groups
 
 
@@ -52,7 +54,16 @@ class Membership(Protocol):
 class Member:
     """A worker that an agent started: the controller says when it is who."""
 
-    def __init__(self, *, channel: Channel, groups: Groups, run: RunFolder, backend: str) -> None:
+    def __init__(
+        self,
+        *,
+        channel: Channel,
+        groups: Groups,
+        run: RunFolder,
+        backend: str,
+        progress: Progress,
+    ) -> None:
+        self._progress = progress
         self._channel = channel
         self._groups = groups
         self._run = run
@@ -66,7 +77,10 @@ class Member:
         if not self.generation:
             host, port = self._groups.address
             self._channel.send(say.Ready(host=host, port=port))
+        self._progress.enter(Phase.PARKED)
         order = self._channel.wait_for_join()
+        self._progress.begin(order.generation)
+        self._progress.enter(Phase.JOINING)
         self._take_log(order.rank)
         device = _device(self._backend, order.local_rank)
         self._groups.join(order)

@@ -1,0 +1,50 @@
+"""Workers that do not die but stand still, in whole runs."""
+
+import os
+import signal
+
+import pytest
+from tests.run.scene import Record, Scene, is_alive, wait_until
+
+from paceline.record import events as log
+
+pytestmark = pytest.mark.ranks
+
+PATIENCE_S = 2.0
+LONG = ("--set", "train.steps=200", "--set", f"recovery.patience={PATIENCE_S}")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return Scene(tmp_path_factory.mktemp("stuck"))
+
+
+@pytest.fixture(scope="module")
+def clean(scene: Scene) -> Record:
+    return scene.run("clean", *LONG)
+
+
+def test_an_undisturbed_run_calls_nobody_stuck(clean):
+    assert not clean.of(log.WorkerStuck)
+    assert not clean.of(log.WorkerLost)
+
+
+def test_a_stopped_worker_is_fenced_within_its_limit_and_the_end_has_the_same_bits(scene, clean):
+    process = scene.start("stopped", *LONG)
+    record = scene.record("stopped")
+    wait_until(lambda: len(record.all_metrics) >= 40, what="the fortieth step")
+    wait_until(lambda: len(record.of(log.WorkerStarted)) > 2, what="the spare")
+    victim = next(event for event in record.of(log.WorkerStarted) if event.rank == 1)
+    os.kill(victim.pid, signal.SIGSTOP)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    (stuck,) = record.of(log.WorkerStuck)
+    assert (stuck.rank, stuck.kind) == (1, "stopped")
+    assert stuck.limit_s is not None
+    assert stuck.waited_s < stuck.limit_s + 0.5
+    (recovered,) = record.of(log.Recovered)
+    assert recovered.steps_lost == 0
+    assert stuck.waited_s + recovered.downtime_s < stuck.limit_s + 1.0 + 1.0  # a busy machine's
+    assert record.digest == clean.digest
+    assert record.samples == clean.samples
+    assert not is_alive(victim.pid)
