@@ -1,7 +1,7 @@
-"""Inside the ranks of `checkpoint_stall.py`: what a save costs beside a copy of the same bytes.
+"""Inside the ranks of `checkpoint_stall.py`: what a save costs, paired with steps beside none.
 
-Replicated state is dealt out over the ranks when it is saved, so the copy is of as many bytes as
-this rank's part of a checkpoint.
+Windows of ten steps in turn: one begins with a save, the next with a plain copy of the same bytes
+into memory that is kept. The copy's time is not counted in its window.
 """
 
 import json
@@ -12,32 +12,64 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from paceline.runtime import Session
+from paceline.runtime.checkpoint import Checkpointer, Saved
+from paceline.runtime.checkpoint._share import Dealer
 from paceline.runtime.data import load_text
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.state import named_state
 
+WINDOW = 10
+
 
 def train(session: Session) -> None:
-    """Train, and after every step also copy what this rank would save."""
+    """Train, and note windows, stalls, copies and writes."""
     spec, shape = session.job.spec, session.plan.decoder
     assert shape is not None
     text, _ = load_text(session.job)
     model = session.build(lambda: Decoder(shape, spec.data.seq_len))
     optimizer = make_optimizer(model, spec.train)
-    copies = []
+    keeper = Checkpointer(session.run.path / "timed", spec.checkpoint)
+    seen: dict[str, list[float]] = {
+        name: [] for name in ("save", "plain", "stall", "copy", "write")
+    }
+    room: list[torch.Tensor] = []
+    num_bytes, late, began = [0, 0], 0, 0.0
     for step in session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len):
+        window, place = divmod(step.number - 1, WINDOW)
+        saves = window % 2 == 1
+        if place == 0:
+            if window > 0:
+                seen["plain" if saves else "save"].append(time.perf_counter() - began)
+            late += keeper._writing is not None
+            while (outcome := keeper.wait()) is not None:
+                assert isinstance(outcome, Saved), outcome
+                seen["write"].append(outcome.write_s)
+                num_bytes[0] = outcome.num_bytes
+            dist.barrier()
+            if window > 0 and not saves:
+                share = Dealer().deal(named_state(model, optimizer), None).share
+                live = [each for each in share.tensors if each is not None]
+                room = room or [torch.empty_like(each) for each in live]
+                dist.barrier()
+                start = time.perf_counter()
+                for kept, each in zip(room, live, strict=True):
+                    kept.copy_(each)
+                seen["copy"].append(time.perf_counter() - start)
+                num_bytes[1] = sum(each.nbytes for each in live)
+                dist.barrier()
+            began = time.perf_counter()
+            if saves:
+                seen["stall"].append(keeper.start(step.number, model, optimizer))
         for ids in step.micro_batches(text.num_samples):
             inputs, targets = text.samples(ids)
             step.backward(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
         step.apply()
-        tensors = [t for t in named_state(model, optimizer).values() if torch.is_tensor(t)]
-        local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-        if session.plan.layout.sharding == "none":
-            local = local[: len(local) // session.place.world_size]
-        dist.barrier()
-        start = time.perf_counter()
-        clones = [tensor.clone() for tensor in local]
-        copies.append((time.perf_counter() - start, sum(t.nbytes for t in clones)))
+        outcome = keeper.poll()
+        if isinstance(outcome, Saved):
+            seen["write"].append(outcome.write_s)
+            num_bytes[0] = outcome.num_bytes
+    keeper.wait()
     if session.is_first:
-        (session.run.path / "copies.json").write_text(json.dumps(copies))
+        told = {**seen, "bytes": num_bytes, "late": late}
+        (session.run.path / "saving.json").write_text(json.dumps(told))

@@ -1,5 +1,6 @@
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -221,3 +222,52 @@ def test_pruning_removes_old_checkpoints_and_what_crashes_left(tmp_path):
         "step-00000020",
         "step-00000040",
     ]
+
+
+def write_until(folder, call):
+    """Write in a process that is gone before its n-th call of the system; how it ended."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    left = call
+
+    def counting(function):
+        def counted(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os._exit(9)
+            return function(*args, **kwargs)
+
+        return counted
+
+    for owner, names in (
+        (os, ("fsync", "open", "rename", "rmdir", "unlink")),
+        (Path, ("rename", "mkdir", "open", "write_bytes")),
+    ):
+        for name in names:
+            setattr(owner, name, counting(getattr(owner, name)))
+    try:
+        write(folder, 60)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
+def test_a_crash_before_any_call_of_a_commit_leaves_the_old_checkpoint_or_the_new(tmp_path):
+    write(tmp_path, 50)
+    used = []
+    for call in range(200):
+        folder = tmp_path / f"at-{call}"
+        shutil.copytree(tmp_path / "step-00000050", folder / "step-00000050")
+        ended = write_until(folder, call)
+        entry, refused = newest_valid(folder)
+        assert refused == []
+        used.append(entry.step)
+        prune(folder, keep_last=2, keep_every=None, keep_best=0)
+        assert {path.name for path in folder.iterdir()} <= {"step-00000050", "step-00000060"}
+        if ended == 0:
+            break
+        assert ended == 9
+    assert used == sorted(used)
+    assert (used[0], used[-1], len(used) > 10) == (50, 60, True)

@@ -202,6 +202,15 @@ def find_damage(path: Path) -> Iterator[Problem]:
             yield problem
 
 
+def damaged_in(path: Path, name: str) -> list[str]:
+    """Names of the tensors that one file of a checkpoint has not as they were written.
+
+    Nothing for a file that holds none, and where the table of tensors cannot be trusted.
+    """
+    manifest = read_manifest(path)
+    return [] if isinstance(manifest, Problem) else _damaged_in(path, name, manifest)
+
+
 def newest_valid(folder: Path) -> tuple[CheckpointEntry | None, list[tuple[Path, Problem]]]:
     """The newest checkpoint whose every byte is as written, and the newer ones refused."""
     refused: list[tuple[Path, Problem]] = []
@@ -380,19 +389,22 @@ _MOST_NAMED = 3
 """Tensors that a problem names before it counts the rest."""
 
 
-def _whose(path: Path, name: str, manifest: Manifest) -> str:
-    """`; damaged: model/a, model/b and 7 more`, where the table of tensors can be trusted."""
+def _damaged_in(path: Path, name: str, manifest: Manifest) -> list[str]:
     try:
         if name == TENSORS or hash_file(path / TENSORS) != manifest.files.get(TENSORS):
-            return ""
+            return []
         table = read_tensors(path) or {}
         if (path / name).exists():
-            damaged = damaged_tensors(path, name, table)
-        else:
-            pieces = ((each, piece) for each, record in table.items() for piece in record.pieces)
-            damaged = list(dict.fromkeys(each for each, piece in pieces if piece.file == name))
+            return damaged_tensors(path, name, table)
+        pieces = ((each, piece) for each, record in table.items() for piece in record.pieces)
+        return list(dict.fromkeys(each for each, piece in pieces if piece.file == name))
     except (OSError, msgspec.DecodeError):
-        return ""
+        return []
+
+
+def _whose(path: Path, name: str, manifest: Manifest) -> str:
+    """`; damaged: model/a, model/b and 7 more`, where the table of tensors can be trusted."""
+    damaged = _damaged_in(path, name, manifest)
     if not damaged:
         return ""
     rest = len(damaged) - _MOST_NAMED
