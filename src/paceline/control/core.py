@@ -386,6 +386,11 @@ def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> No
             generation=generation,
             first_step=message.first_step,
             checkpoint=message.checkpoint,
+            pids=[
+                state.workers[each.worker].pid or 0
+                for each in state.slots
+                if each.worker in state.workers
+            ],
             backend=met.backend if met is not None else "unknown",
             world_size=len(state.slots),
         )

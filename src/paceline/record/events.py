@@ -55,7 +55,10 @@ class TrainingStarted(Event, frozen=True, kw_only=True, tag=True):
     """The next step to do; 1 in a new run."""
 
     checkpoint: str | None
-    """Checkpoint folder the state came from; None is the seeded initial state."""
+    """Checkpoint folder the state came from; None where it came from no checkpoint."""
+
+    pids: list[int]
+    """Process of each rank, by rank."""
 
     backend: str
     world_size: int
