@@ -338,6 +338,8 @@ class Session:
         if self._loop is not None:
             self._loop.leave()
         self._loop = self._digest = None
+        if self._meshes is not None:
+            strategy.let_go(self._meshes)
         self._place = self._meshes = None
         self.interrupted = False
         self.member.leave()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -98,7 +99,9 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     progress.tell_of_compiling()
     program = _program(job)
     while not _finish(program, session, channel):
-        pass
+        # What refers to itself (modules, hooks, the error's frames) holds old process groups, with
+        # their sockets and threads. Some milliseconds, as what was imported is frozen.
+        gc.collect()
 
 
 def _finish(program: Callable[[Session], None], session: Session, channel: Channel) -> bool:

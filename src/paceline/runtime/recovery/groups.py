@@ -11,6 +11,7 @@ Leaves out: which ranks there are (the controller says), and the meshes on top.
 import os
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,9 +68,11 @@ class Groups:
         with self.opening():
             self._store = TCPStore(order.host, order.port, None, False, _STORE_TIMEOUT)
             prefix = PrefixStore(f"generation-{order.generation}", self._store)
+            hook = sys.excepthook  # torch wraps it each time, to print a rank before each line
             dist.init_process_group(
                 self._backend, store=prefix, rank=order.rank, world_size=order.world_size
             )
+            sys.excepthook = hook
 
     @contextmanager
     def opening(self) -> Iterator[None]:

@@ -123,6 +123,18 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     )
 
 
+def let_go(meshes: Meshes) -> None:
+    """Keep no process group alive: torch's caches of what it has seen of DTensors keep meshes for
+    ever (torch 2.13, `ShardingPropagator`), and those the groups, with sockets and threads.
+
+    What still holds such a mesh finds the group of the same name in the next generation, where the
+    same groups are made in the same order.
+    """
+    for mesh in (meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp):
+        mesh._get_root_mesh()._pg_registry.clear()
+        mesh._pg_registry.clear()
+
+
 def _sharing(
     root: DeviceMesh, sharers: DeviceMesh, layout: Layout
 ) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
