@@ -206,7 +206,7 @@ def test_a_job_without_data_needs_a_program_of_its_own():
 
 
 def test_a_fault_is_written_as_rank_and_step():
-    assert "write it like rank=1@step=150" in only(GOOD, "drill.kill=[rank 1]").what
+    assert "write it like `kill rank=1 step=150`" in only(GOOD, "drill.kill=[rank 1]").what
 
 
 def test_the_template_is_a_job(tmp_path: Path):

@@ -196,7 +196,8 @@ def _describe(event: log.AnyEvent) -> str | None:
         case log.StepRefused():
             return f"step {event.step} refused by all ranks: {event.reason}"
         case log.FaultInjected():
-            return f"drill: SIGKILL to rank {event.rank} (pid {event.pid}), {event.fault}"
+            who = f"rank {event.rank}" if event.rank >= 0 else "a spare"
+            return f"drill: {event.fault}, at {who} (pid {event.pid})"
         case log.WorkerStuck():
             return (
                 f"rank {event.rank} is stuck ({event.kind}): in {event.phase} of step "

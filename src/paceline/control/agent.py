@@ -25,11 +25,13 @@ from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
 from paceline.control.kernel import num_oom_kills
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
+from paceline.control.injection import carry_out
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
+from paceline.spec.faults import parse_fault
 from paceline.topology import Cluster
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
@@ -63,6 +65,7 @@ class Agent:
         self._exits: set[asyncio.Task[None]] = set()
         self._oom_kills = num_oom_kills()
         self._looking: asyncio.Task[None] | None = None
+        self._injections: set[asyncio.Task[None]] = set()
         spec = run.job().spec
         self._grace_s = spec.recovery.grace
         self._lookout = Lookout(floor_s=spec.recovery.patience)
@@ -125,18 +128,7 @@ class Agent:
                 if self._looking is None or self._looking.done():
                     self._looking = asyncio.create_task(self._look_closer())
             case say.InjectFault():
-                worker = self._workers.get(order.worker)
-                if worker is not None:
-                    now = time.monotonic()
-                    worker.process.kill()
-                    self._report(
-                        say.FaultDone(
-                            worker=order.worker,
-                            pid=worker.process.pid,
-                            fault=order.fault,
-                            monotonic_s=now,
-                        )
-                    )
+                self._inject(order)
             case say.Leave():
                 pass
 
@@ -176,6 +168,26 @@ class Agent:
         if worker is not None:
             worker.fenced = True
             worker.process.kill()
+
+    def _inject(self, order: say.InjectFault) -> None:
+        """Say that a drill's fault happens now, and have it happen."""
+        worker = self._workers.get(order.worker)
+        if worker is None:
+            return
+        fault = parse_fault(order.fault)
+        pid, now = worker.process.pid, time.monotonic()
+        self._report(
+            say.FaultDone(worker=order.worker, pid=pid, fault=order.fault, monotonic_s=now)
+        )
+        if fault.row.maker == "worker":
+            worker.channel.write(say.encode(say.Fire(fault=order.fault)))
+            return
+        pids = [each.process.pid for each in self._workers.values()]
+        task = asyncio.create_task(carry_out(fault, pid, pids, self._run.checkpoints))
+        self._injections.add(task)
+        task.add_done_callback(self._injections.discard)
+        if fault.kind == "partition" and self._to_controller is not None:
+            self._to_controller.transport.abort()
 
     async def _start(self, order: say.StartWorker) -> None:
         ours, theirs = socket.socketpair()

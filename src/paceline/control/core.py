@@ -37,6 +37,7 @@ from paceline.control.state import (
 )
 from paceline.errors import RunError
 from paceline.record import events as log
+from paceline.spec.faults import parse_fault
 
 _SPARE_ATTEMPTS = 3
 """Spares that may be lost for each one that is kept, before no more are started. A guess: a spare
@@ -124,7 +125,8 @@ def _from_agent(
                     pid=event.pid,
                 )
             )
-            state.fault_at = event.monotonic_s
+            if parse_fault(event.fault).row.end in ("recovers", "stops"):
+                state.fault_at = event.monotonic_s
         case say.Said():
             _said(state, event, turn)
         case say.Stuck():
@@ -243,7 +245,7 @@ def _join(state: State, turn: _Turn) -> None:
                 world_size=len(state.slots),
                 host=store[0],
                 port=store[1],
-                faults=list(state.faults),
+                faults=_due_now(state),
             ),
             turn,
         )
@@ -282,6 +284,7 @@ def _said(state: State, event: say.Said, turn: _Turn) -> None:
             if worker.store is None and not worker.is_fenced:
                 worker.store, worker.waits = (host, port), True
                 _go_on(state, turn)
+                _fault_of_spare(state, worker, turn)
         case say.Parked():
             if event.generation == worker.generation:
                 _parked(state, number, message, turn)
@@ -351,10 +354,7 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
                 )
             )
         case say.FaultDue(fault=fault):
-            if fault in state.faults and slot.worker is not None:
-                state.faults = tuple(other for other in state.faults if other != fault)
-                order = say.InjectFault(worker=slot.worker, fault=fault)
-                turn.send(state.workers[slot.worker].node, order)
+            _fault_due(state, rank, fault, turn)
         case say.Completed():
             slot.completed = message
             if all(each.completed for each in state.slots):
@@ -363,6 +363,66 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
             pass  # not about a generation: `_said` has them
         case _:
             assert_never(message)
+
+
+def _fault_due(state: State, rank: int, text: str, turn: _Turn) -> None:
+    """A rank stands at the place of a drill's fault, and waits: let it happen to whom it should."""
+    fault = parse_fault(text)
+    waits = "spare" in (fault.when, fault.kind)
+    if text in state.faults and waits and not _spares_ready(state):
+        state.waiting_faults.append((rank, text))
+        return
+    trigger = state.slots[rank].worker
+    victims: list[int | None] = [trigger]
+    if text in state.faults:
+        if fault.sample is None:
+            at = state.faults.index(text)
+            state.faults = state.faults[:at] + state.faults[at + 1 :]
+        victims = [state.slots[each].worker for each in fault.victims(rank)]
+        if fault.kind == "spare":
+            victims = [None, *_spares_ready(state)][1:2]
+    for victim in victims:
+        if victim is not None:
+            turn.send(state.workers[victim].node, say.InjectFault(worker=victim, fault=text))
+    if trigger not in victims or fault.row.maker == "agent":
+        _tell(state, trigger, say.Fire(fault=text), turn)
+
+
+def _fault_of_spare(state: State, worker: Worker, turn: _Turn) -> None:
+    """A worker is ready: what waited for a spare need not wait any more, if it is one."""
+    if worker.rank is None and worker.waits:
+        waiting, state.waiting_faults = state.waiting_faults, []
+        for rank, text in waiting:
+            _fault_due(state, rank, text, turn)
+
+
+def _spares_ready(state: State) -> list[int]:
+    """Warm spares that wait for a rank."""
+    return [
+        number
+        for number, worker in state.workers.items()
+        if worker.rank is None and worker.waits and not worker.is_fenced
+    ]
+
+
+def _due_now(state: State) -> list[str]:
+    """Faults that workers of the next generation may come to: those of a recovery only in one, and
+    from their step on."""
+    return [
+        text
+        for text in state.faults
+        for fault in [parse_fault(text)]
+        if not fault.in_recovery
+        or (state.failure is not None and state.furthest_step + 1 >= fault.step)
+    ]
+
+
+def _fault_while_parked(state: State, rank: int, turn: _Turn) -> None:
+    for text in state.faults:
+        fault = parse_fault(text)
+        if fault.phase == "parked" and fault.ranks[0] == rank and text in _due_now(state):
+            _fault_due(state, rank, text, turn)
+            return
 
 
 def _restored(state: State, rank: int, message: say.Restored, turn: _Turn) -> None:
@@ -543,6 +603,8 @@ def _parked(state: State, number: int, message: say.Parked, turn: _Turn) -> None
             reason = message.reason or "left its generation"
             state.symptom = Symptom(worker.rank, reason, turn.clock.monotonic_s)
         return
+    if worker.rank is not None:
+        _fault_while_parked(state, worker.rank, turn)
     _go_on(state, turn)
 
 
@@ -657,6 +719,7 @@ def _lose(
         state.restarts += 1
         state.last_crash = None
         old, state.generation = state.generation, state.generation + 1
+        state.waiting_faults = []
         state.phase, state.symptom = "forming", None
         state.form_deadline_s = turn.clock.monotonic_s + state.setup.park_timeout_s
         for slot in state.slots:

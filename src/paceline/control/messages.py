@@ -127,7 +127,7 @@ class CorruptionSeen(Message, frozen=True, kw_only=True, tag=True):
 
 
 class FaultDue(Message, frozen=True, kw_only=True, tag=True):
-    """The worker stands where a drill wants it dead, and waits."""
+    """The worker stands where a drill wants a fault, and waits for the word."""
 
     fault: str
 
@@ -229,7 +229,13 @@ class Exit(Message, frozen=True, kw_only=True, tag=True):
     """The run is over for this worker."""
 
 
-ToWorker = Join | Interrupt | StopAtBoundary | Exit
+class Fire(Message, frozen=True, kw_only=True, tag=True):
+    """The fault that you wait for is due: do it, if it is one that you do yourself, and go on."""
+
+    fault: str
+
+
+ToWorker = Join | Interrupt | StopAtBoundary | Exit | Fire
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -375,7 +381,7 @@ class Look(Message, frozen=True, kw_only=True, tag=True):
 
 
 class InjectFault(Message, frozen=True, kw_only=True, tag=True):
-    """Kill one worker with SIGKILL, as the drill asks."""
+    """Carry out a drill's fault: on the worker or the node from outside, or by the worker."""
 
     worker: int
     fault: str

@@ -192,6 +192,9 @@ class State:
     faults: tuple[str, ...] = ()
     """Faults of the drill that have not fired."""
 
+    waiting_faults: list[tuple[int, str]] = field(default_factory=list)
+    """Ranks that stand at the place of a fault which waits for a spare."""
+
     fault_at: float | None = None
     """When a fault was last carried out, until its failure is known."""
 

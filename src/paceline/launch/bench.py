@@ -130,7 +130,7 @@ def _on_this_machine(job: Job, count: int) -> tuple[Job, list[str]]:
         checkpoint=replace(spec.checkpoint, every=_FOREVER),
         evaluate=replace(spec.evaluate, every=_FOREVER, samples=1),
         metrics=replace(spec.metrics, tensorboard=False),
-        drill=replace(spec.drill, kill=[]),
+        drill=replace(spec.drill, kill=[], faults=[]),
         plan=replace(spec.plan, objective="time", budget=None, deadline=None),
     )
     return replace(job, spec=quiet), notes

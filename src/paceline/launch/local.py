@@ -9,7 +9,8 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 import paceline
@@ -116,7 +117,7 @@ def run_local(
     with hold_run(run, patience_s=_PATIENCE_S) as lock:
         write_resolved(run, job.spec, plan)
         before = read_events(run.events_file)
-        fired = {event.fault for event in before if isinstance(event, FaultInjected)}
+        fired = Counter(event.fault for event in before if isinstance(event, FaultInjected))
         events = EventLog(run.events_file)
         agents = _Agents(run, lock)
         controller = Controller(
@@ -136,7 +137,7 @@ def run_local(
                 peers=peers_of(plan.layout),
                 evict_stragglers=job.spec.recovery.evict_stragglers,
             ),
-            faults=tuple(fault for fault in job.spec.drill.kill if fault not in fired),
+            faults=_left(job.spec.drill.all_faults, fired),
             events=events,
             start_agent=agents.start,
             kill_agent=agents.kill,
@@ -148,6 +149,17 @@ def run_local(
         finally:
             agents.end()
             events.close()
+
+
+def _left(faults: Iterable[str], fired: Counter[str]) -> tuple[str, ...]:
+    """Faults that have not happened yet; each counts as often as it was asked for."""
+    left = []
+    for fault in faults:
+        if fired[fault]:
+            fired[fault] -= 1
+        else:
+            left.append(fault)
+    return tuple(left)
 
 
 def _num_spares(job: Job, plan: Plan) -> int:

@@ -1,6 +1,5 @@
 """What the job left open besides the layout, decided by stated rules; and all decisions listed."""
 
-import re
 from collections.abc import Iterator
 
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
@@ -8,6 +7,7 @@ from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.spec import Job, JobSpec, LayoutSpec
+from paceline.spec.faults import parse_fault
 from paceline.topology import Cluster
 from paceline.units import format_bytes
 
@@ -170,14 +170,13 @@ def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
 
 def _silent_faults(job: Job, cluster: Cluster) -> Iterator[Decision]:
     """Faults that cannot fire, said rather than dropped."""
-    for fault in job.spec.drill.kill:
-        match = re.match(r"rank=(\d+)@step=(\d+)", fault)
-        assert match is not None, "spec/ has checked it"
-        rank, step = int(match[1]), int(match[2])
-        if rank >= cluster.num_ranks or not 1 <= step <= job.spec.train.steps:
+    for text in job.spec.drill.all_faults:
+        fault = parse_fault(text)
+        is_late = fault.sample is None and not 1 <= fault.step <= job.spec.train.steps
+        if max(fault.ranks, default=0) >= cluster.num_ranks or is_late:
             yield Decision(
-                field="drill.kill",
-                value=f"{fault} never fires",
+                field="drill.kill" if text in job.spec.drill.kill else "drill.faults",
+                value=f"{text} never fires",
                 reason=f"the ranks are 0 to {cluster.num_ranks - 1}, "
                 f"the steps 1 to {job.spec.train.steps}",
             )

@@ -62,6 +62,10 @@ class StepMetrics:
     samples_digest: str
     """xxh3 of the ids of every sample of the global batch, in order."""
 
+    state_digest: str | None = None
+    """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for
+    it and no recovery came between."""
+
 
 class MetricsLog:
     """The writer of a run's `metrics.jsonl`."""

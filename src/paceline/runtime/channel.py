@@ -20,6 +20,7 @@ class Channel:
 
         self._socket = socket.socket(fileno=fd)
         self._joins: list[say.Join] = []
+        self._fires: list[str] = []
         self._interrupted = 0
         self._stop = self._exit = self._closed = False
         self._news = threading.Condition()
@@ -67,6 +68,15 @@ class Channel:
         with self._news:
             return self._news.wait_for(lambda: self.is_interrupted, timeout_s)
 
+    def wait_for_fire(self, fault: str) -> bool:
+        """Block until a drill's fault is due, True, or this generation is to be left, False."""
+        with self._news:
+            self._news.wait_for(lambda: fault in self._fires or self._closed or self.is_interrupted)
+            if fault not in self._fires:
+                return False
+            self._fires.remove(fault)
+            return True
+
     def ask_to_stop(self) -> None:
         """As if the agent had asked: for signals to this process."""
         self._stop = True
@@ -103,6 +113,8 @@ class Channel:
                     self._stop = True
                 case say.Exit():
                     self._exit = True
+                case say.Fire(fault=fault):
+                    self._fires.append(fault)
                 case _:
                     assert_never(message)
             self._news.notify_all()

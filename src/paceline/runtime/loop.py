@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from paceline.record.run import training_digest
 from paceline.runtime import memory, strategy
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._agree import from_first
+from paceline.runtime.digest import state_digest
 from paceline.runtime.recovery.heal import adopt, find_routes, receive, send
 from paceline.runtime.recovery.held import StartOver
 from paceline.runtime.recovery.safekeeping import Safekeeping
@@ -70,6 +72,7 @@ class Loop:
     def run(self) -> Iterator[Step]:
         """Restore, then every step that is left, then the end's evaluation and checkpoint."""
         session, last = self._session, self._session.job.spec.train.steps
+        every = session.job.spec.drill.digest_every
         first = self._restore()
         metrics = MetricsLog(session.run.metrics_file) if session.is_first else None
         board = _TensorBoard(session) if session.is_first else None
@@ -92,9 +95,13 @@ class Loop:
             if step.wrong is not None:
                 self._mend(step.wrong)
                 continue
+            session.faults.pass_by("applied", number)
             self._report(step)
             ended = step.stop or number == last
             session.newest_line = self._metrics(step)
+            if every and number % every == 0:
+                digest = state_digest(self._model, self._optimizer)
+                session.newest_line = replace(session.newest_line, state_digest=digest)
             if metrics is not None and board is not None:
                 metrics.write(session.newest_line)
                 board.write(session.newest_line)
@@ -131,6 +138,7 @@ class Loop:
         """Bring back the newest state there is; returns the first step to do."""
         session, held = self._session, self._session.held
         session.progress.enter(Phase.RESTORING)
+        session.faults.pass_by("restore", 0)
         source = self._bring_back()
         checkpoint: str | None = None
         refused: list[tuple[str, str]] = []
@@ -151,6 +159,7 @@ class Loop:
         session.safekeeping.open()
         self._started_save = session.saved_step
         held.hold(self._model, self._optimizer)
+        session.faults.model, session.faults.optimizer = self._model, self._optimizer
         self._channel.send(
             say.Restored(
                 first_step=session.last_step + 1,
@@ -220,6 +229,7 @@ class Loop:
 
     def _begin(self, number: int) -> Step:
         session = self._session
+        session.faults.pass_by("start", number)
         # Dropout and the like: the same on a resumed run, different in every step and on all ranks
         # but those of a tensor group, whose masks `strategy` tells apart where they must differ.
         place = session.meshes.place
@@ -366,6 +376,7 @@ class Loop:
             memory_bytes=memory.peak_bytes(place.device),
             applied=step.refused is None,
             samples_digest=step.samples_digest,
+            state_digest=None,
         )
 
 

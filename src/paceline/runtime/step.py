@@ -200,8 +200,11 @@ class Step:
         session = self._session
         self._check_complete()
         session.progress.enter(Phase.VOTE, self._num_forward)
+        session.faults.pass_by("reduce", self.number)
         strategy.finish_gradients(self._model)
         session.stop_wanted |= session.channel.stop_wanted
+        if "nan" in session.faults.pass_by("vote", self.number):
+            self._loss_sum.fill_(float("nan"))
         votes = self._vote(strategy.gradient_norm(self._model, session.meshes))
         self.stop, summed_norm = votes.stop, votes.norm
         loss_sum, num_targets = votes.loss_sum, votes.num_targets
@@ -290,6 +293,7 @@ class Step:
                 self.number - 1, part, seed=seed, global_batch=batch, num_samples=num_samples
             )
             self.samples_at = [int(one) for one in ids]
+            session.faults.see(self.samples_at)
             yield ids
 
     def _enter(self, phase: strategy.Phase | None) -> None:

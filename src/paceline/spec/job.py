@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 from pydantic.dataclasses import dataclass as _pydantic_dataclass
 
 from paceline import units
+from paceline.spec.faults import expand, parse_fault
 
 _T = TypeVar("_T")
 
@@ -409,33 +410,40 @@ class RecoverySpec:
     rest of the run gains more than the replacement costs. Otherwise it is only named."""
 
 
-_KILL = r"rank=(\d+)@step=(\d+)(?:@(forward|backward|apply|save))?"
-
-
-def _check_kill(text: str) -> str:
-    import re
-
-    if re.fullmatch(_KILL, text) is None:
-        raise ValueError(
-            f"{text!r} is not a fault; write it like rank=1@step=150, or rank=1@step=150@apply "
-            "(forward, backward, apply or save)"
-        )
+def _check_fault(text: str) -> str:
+    parse_fault(text)
     return text
 
 
-Fault = Annotated[
-    str, AfterValidator(_check_kill), Field(json_schema_extra={"pattern": f"^{_KILL}$"})
+FaultText = Annotated[
+    str,
+    AfterValidator(_check_fault),
+    Field(json_schema_extra={"examples": ["kill rank=1 step=150 phase=backward"]}),
 ]
 
 
 @_section
 class DrillSpec:
-    """Faults to inject, to see the recovery work. Each fires once."""
+    """Faults to inject, to see the recovery work. Each fires once. `paceline drill` runs the job
+    with and without them and compares."""
 
-    kill: list[Fault] = Field(default_factory=list)
-    """SIGKILL a worker: `rank=1@step=150` in the backward pass of that step, or name the moment:
+    faults: list[FaultText] = Field(default_factory=list)
+    """What, who and when: `kill rank=1 step=150`, in the backward pass of that step, or
+    `stop rank=0 step=20 phase=vote`. `paceline drill --list` shows every kind."""
+
+    kill: list[FaultText] = Field(default_factory=list)
+    """The same, for SIGKILL alone and in short: `rank=1@step=150`, or with the moment:
     `rank=1@step=150@forward`, `backward`, `apply` (the optimizer step) or `save` (while the
     checkpoint of that step is written)."""
+
+    digest_every: Whole = 0
+    """Steps between SHA-256 digests of the whole state, which go into `metrics.jsonl`; 0 is none.
+    Each takes as long as hashing all of the state."""
+
+    @property
+    def all_faults(self) -> tuple[str, ...]:
+        """One text for each time that something is to happen, in the order written."""
+        return expand([*self.kill, *self.faults])
 
 
 @_section

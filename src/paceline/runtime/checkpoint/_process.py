@@ -24,7 +24,7 @@ from paceline.runtime.checkpoint._share import Deal
 from paceline.runtime.checkpoint._stage import Stage
 from paceline.runtime.checkpoint._talk import NOTHING, WANTED, Ended, GoOn, Memory, Phase, Write
 
-OnPhase = Callable[[str], None]
+OnPhase = Callable[[str], object]
 """Called with `writing` between the data files and the commit; a drill strikes there."""
 
 

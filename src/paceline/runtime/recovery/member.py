@@ -83,6 +83,8 @@ class Member:
         self._progress.enter(Phase.JOINING)
         self._take_log(order.rank)
         device = _device(self._backend, order.local_rank)
+        faults = Faults(order.faults, rank=order.rank, channel=self._channel)
+        faults.pass_by("meet", 0)
         self._groups.join(order)
         place = Place(
             rank=order.rank,
@@ -91,7 +93,7 @@ class Member:
             generation=order.generation,
             device=device,
         )
-        return place, Faults(order.faults, rank=order.rank, channel=self._channel)
+        return place, faults
 
     @contextmanager
     def opening(self) -> Iterator[None]:
