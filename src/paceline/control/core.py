@@ -367,24 +367,24 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
 
 def _fault_due(state: State, rank: int, text: str, turn: _Turn) -> None:
     """A rank stands at the place of a drill's fault, and waits: let it happen to whom it should."""
+    if text not in state.faults:
+        return
     fault = parse_fault(text)
-    waits = "spare" in (fault.when, fault.kind)
-    if text in state.faults and waits and not _spares_ready(state):
+    if "spare" in (fault.when, fault.kind) and not _spares_ready(state):
         state.waiting_faults.append((rank, text))
         return
+    if fault.sample is None:
+        at = state.faults.index(text)
+        state.faults = state.faults[:at] + state.faults[at + 1 :]
     trigger = state.slots[rank].worker
-    victims: list[int | None] = [trigger]
-    if text in state.faults:
-        if fault.sample is None:
-            at = state.faults.index(text)
-            state.faults = state.faults[:at] + state.faults[at + 1 :]
-        victims = [state.slots[each].worker for each in fault.victims(rank)]
-        if fault.kind == "spare":
-            victims = [None, *_spares_ready(state)][1:2]
+    victims: list[int | None] = [state.slots[each].worker for each in fault.victims(rank)]
+    if fault.kind == "spare":
+        victims = [None, *_spares_ready(state)][1:2]
     for victim in victims:
         if victim is not None:
             turn.send(state.workers[victim].node, say.InjectFault(worker=victim, fault=text))
-    if trigger not in victims or fault.row.maker == "agent":
+    dies = trigger in victims and fault.kind in ("kill", "store")
+    if fault.row.maker == "agent" and not dies:
         _tell(state, trigger, say.Fire(fault=text), turn)
 
 
