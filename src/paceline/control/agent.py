@@ -23,9 +23,9 @@ import msgspec
 
 from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
+from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
-from paceline.control.injection import carry_out
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
