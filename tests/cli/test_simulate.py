@@ -60,6 +60,20 @@ def test_a_phase_of_ones_own_takes_the_place_of_the_assumed_one():
     assert "meets as cited" not in shown
 
 
+def test_a_step_that_was_measured_takes_the_place_of_the_estimate():
+    shown = called(LARGE, "--nodes", "64", "--step", "7s", *FAST).stdout
+    assert "7 s a step (given)" in shown
+
+
+def test_phases_that_vary_cost_more_on_the_mean():
+    def useful(tail: str) -> float:
+        arguments = ("--nodes", "2048", "--phase", "meet=60", "--tail", tail, "--json", *FAST)
+        found = json.loads(called(LARGE, *arguments).stdout)
+        return found["results"][-1]["useful"]
+
+    assert useful("1.5") < useful("0")
+
+
 def test_this_machines_job_is_simulated_on_one_node_and_not_on_many():
     assert "1 node " in called(TINY, *FAST).stdout
     with pytest.raises(JobError, match="the job's cluster is this machine"):
@@ -75,6 +89,8 @@ def test_this_machines_job_is_simulated_on_one_node_and_not_on_many():
         (("--rates", "-1"), "is not a list of numbers"),
         (("--compare", "magic"), "is no system to compare with"),
         (("--phase", "met=3"), "is no phase"),
+        (("--step", "soon"), "is not a duration"),
+        (("--step", "0s"), "is not above 0"),
         (("--failures", "often"), "S001"),
     ],
 )

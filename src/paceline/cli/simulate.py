@@ -76,6 +76,20 @@ _MOST_NODES = 200_000
     help="Other systems on the same faults: checkpoint, flashrecovery, trainmover, stall, or all.",
 )
 @click.option(
+    "--step",
+    "step_text",
+    metavar="TIME",
+    help="A step's time that you measured, such as 1.2s, instead of the planner's estimate.",
+)
+@click.option(
+    "--tail",
+    type=click.FloatRange(min=0, max=3),
+    default=0.0,
+    show_default=True,
+    help="How far the phases of a recovery vary: the standard deviation of their logarithm. At 1, "
+    "one in a hundred takes ten times its figure.",
+)
+@click.option(
     "--phase",
     "phases",
     metavar="NAME=SECONDS",
@@ -96,6 +110,8 @@ def command(
     seeds: int,
     rates_text: str,
     compare_text: str,
+    step_text: str | None,
+    tail: float,
     phases: tuple[str, ...],
     overrides: tuple[str, ...],
     as_json: bool,
@@ -134,12 +150,30 @@ def command(
     job = read_job(job_file, (*overrides, *cluster))
     counts = _counts(job, nodes_text)
     question = study.Question(
-        failures=failures, days=days, seeds=seeds, rates=rates, compare=compare
+        failures=failures,
+        days=days,
+        seeds=seeds,
+        rates=rates,
+        compare=compare,
+        max_restarts=job.spec.recovery.max_restarts,
+        tail=tail,
     )
+    step_s = None if step_text is None else _seconds(step_text)
+    facts: Any = None
+    if job.spec.model.factory is not None:
+        from paceline.launch.factory import measure_factory
+
+        facts = measure_factory(job)
     cases, results = [], []
     for count in counts:
         case = study.make_case(
-            job, failures, count, job_nodes=job.spec.cluster.nodes, num_spares=spares
+            job,
+            failures,
+            count,
+            job_nodes=job.spec.cluster.nodes,
+            num_spares=spares,
+            step_s=step_s,
+            facts=facts,
         )
         case = study.with_phases(case, dict(changed))
         cases.append(case)
@@ -192,6 +226,21 @@ def _numbers(text: str, where: str, kind: Any) -> list[Any]:
         fix = "write it like 600,2048" if kind is int else "write it like 1,2,4"
         raise JobError(Problem(code="S002", what=what, where=where, fix=fix))
     return found
+
+
+def _seconds(text: str) -> float:
+    from paceline.errors import JobError, Problem
+    from paceline.units import parse_seconds
+
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        seconds, what = 0.0, str(error)
+    else:
+        what = f"{text!r} is not above 0"
+    if not seconds > 0:
+        raise JobError(Problem(code="S002", what=what, where="--step", fix="write it like 1.2s"))
+    return seconds
 
 
 def _counts(job: "Job", text: str | None) -> list[int]:

@@ -21,6 +21,7 @@ from paceline.estimate.recovery import StatePlan, Tier
 from paceline.plan import Plan, plan_job
 from paceline.plan.outlook import DEFAULTS, outlook
 from paceline.plan.recover import plan_state
+from paceline.profile import ModuleFacts
 from paceline.spec import Job
 from paceline.spec.failures import FailuresSpec
 
@@ -50,7 +51,7 @@ class Case:
     layout: str
     global_batch: int
     step_s: float
-    step_known: Literal["estimated"]
+    step_known: Literal["estimated", "given"]
     state: StatePlan
     save_s: float
     write_s: float
@@ -111,7 +112,9 @@ def make_case(
     num_nodes: int,
     *,
     job_nodes: int,
-    num_spares: int | None,
+    num_spares: int | None = None,
+    step_s: float | None = None,
+    facts: ModuleFacts | None = None,
 ) -> Case:
     """A job planned on so many nodes, with the phases of its recoveries.
 
@@ -121,15 +124,19 @@ def make_case(
         num_nodes: To plan for.
         job_nodes: That the job's batch is for.
         num_spares: Nodes besides; None is a hundredth.
+        step_s: Seconds of a step, measured; None is the planner's estimate.
+        facts: Of a module of the person's own, as `plan_job` takes them.
 
     Raises:
         PlanError: No layout fits, or the time of a step is unknown.
     """
     job = _on(job, num_nodes, job_nodes)
-    plan = plan_job(job)
-    step_s = plan.estimate.step_s
+    plan = plan_job(job, facts)
+    known: Literal["estimated", "given"] = "estimated" if step_s is None else "given"
+    step_s = plan.estimate.step_s if step_s is None else step_s
     if step_s is None:
         raise PlanError(_unknown_step(job, plan))
+    plan = replace(plan, estimate=replace(plan.estimate, step_s=step_s))
     per_node = plan.cluster.ranks_per_node
     rank_mtbf_s = DAY_S * per_node / failures.at(num_nodes)
     view = outlook(plan, job, assumptions=replace(DEFAULTS, rank_mtbf_s=rank_mtbf_s))
@@ -152,7 +159,7 @@ def make_case(
         layout=plan.layout.name,
         global_batch=plan.layout.global_batch,
         step_s=step_s,
-        step_known="estimated",
+        step_known=known,
         state=state,
         save_s=view.save_s,
         write_s=write_s,
@@ -196,8 +203,8 @@ def _unknown_step(job: Job, plan: Plan) -> Problem:
         what=f"the time of a step on {plan.cluster.name} is unknown, and goodput is counted in "
         "steps",
         where=job.where("cluster"),
-        fix="name an accelerator that the catalog knows (`paceline catalog accelerators`), or a "
-        "model whose FLOPs are known",
+        fix="say what you measured: --step 1.2s; or name an accelerator that the catalog knows "
+        "(`paceline catalog accelerators`)",
     )
 
 
@@ -220,6 +227,8 @@ class Question:
     rates: tuple[float, ...] = RATES
     compare: tuple[System, ...] = ()
     max_restarts: int = 3
+    tail: float = 0.0
+    """Of the phases of our own recoveries, as `Scene.tail`."""
 
     @property
     def horizon_s(self) -> float:
@@ -314,6 +323,7 @@ def scene_of(case: Case, costs: Costs, question: Question) -> Scene:
         repair_s=question.failures.repair,
         horizon_s=question.horizon_s,
         max_restarts=question.max_restarts,
+        tail=question.tail,
     )
 
 

@@ -25,7 +25,7 @@ import simpy
 
 from paceline.control import messages as say
 from paceline.control.core import decide
-from paceline.control.simulation.costs import Costs
+from paceline.control.simulation.costs import Costs, Phase
 from paceline.control.simulation.failures import Fault
 from paceline.control.simulation.goodput import Ledger, Part
 from paceline.control.simulation.machines import Machines
@@ -63,6 +63,9 @@ _MAX_RESTARTS = 3
 _LEAST_SPARES = 4
 """Spares that the core sees of few parts; of more, one for eight."""
 
+_CALM = (say.Met, say.Restored, say.StepDone)
+"""After which nothing new is waited for."""
+
 _ENDLESS = 10**12
 
 
@@ -88,6 +91,9 @@ class Scene:
     horizon_s: float
     max_restarts: int = _MAX_RESTARTS
     representatives: int = REPRESENTATIVES
+    tail: float = 0.0
+    """Standard deviation of the logarithm of every phase, around its figure as the median. 0 has
+    none."""
 
     @property
     def num_ranks(self) -> int:
@@ -211,8 +217,13 @@ class _World:
         self.env.timeout(delay_s).callbacks.append(happen)
 
     def _phase_s(self, name: str) -> float:
-        phase = self.scene.costs.phases()[name]
-        return phase.at(self.scene.num_ranks, self.scene.rhythm.step_s)
+        return self._drawn_s(self.scene.costs.phases()[name])
+
+    def _drawn_s(self, phase: Phase) -> float:
+        seconds = phase.at(self.scene.num_ranks, self.scene.rhythm.step_s)
+        if not self.scene.tail:
+            return seconds
+        return seconds * float(self.rng.lognormal(0.0, self.scene.tail))
 
     # The core.
 
@@ -223,8 +234,8 @@ class _World:
             self._act(action)
         if self.state.phase == "over":
             self._give_up()
-            return
-        self._see_to_a_tick()
+        elif not (isinstance(event, say.Said) and isinstance(event.message, _CALM)):
+            self._see_to_a_tick()
 
     def _see_to_a_tick(self) -> None:
         """The shell ticks all the time; here only when the core waits for a moment."""
