@@ -235,15 +235,15 @@ class Agent:
     async def _follow(self, worker: _Worker, slot: SlotFile) -> None:
         """Report a worker's birth, and its exit the moment it is known of."""
         pid = await worker.process.born()
-        self._lookout.add(worker.number, pid, slot)
-        self._report(say.Started(worker=worker.number, pid=pid))
+        if pid:
+            self._lookout.add(worker.number, pid, slot)
+            self._report(say.Started(worker=worker.number, pid=pid))
         returncode = await worker.process.wait()
         self._lookout.drop(worker.number)
         # Last words first. A grandchild may hold the channel open, so do not wait long for its end.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(worker.reader, timeout=0.2)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # what it started ends with it
+        worker.process.end_group()  # what it started ends with it
         worker.channel.close()
         del self._workers[worker.number]
         self._report(

@@ -25,6 +25,11 @@ MAX_BYTES = 1 << 16
 """Of one request or answer: a few paths and numbers."""
 
 
+_LEAVE_S = 0.5
+"""How long the nursery may take to end by itself once its line is closed. A guess: it does
+nothing else then."""
+
+
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for a worker. Its channel, its slot and its log come along as file descriptors."""
 
@@ -60,7 +65,12 @@ class Child:
     def kill(self) -> None:
         """SIGKILL to its whole process group, as soon as there is one."""
         self._is_doomed = True
-        if self.pid and self.returncode is None:
+        if self.returncode is None:
+            self.end_group()
+
+    def end_group(self) -> None:
+        """SIGKILL to whatever is left of its process group."""
+        if self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -153,6 +163,8 @@ class Nursery:
             self._line.close()
             self._line = None
         if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_LEAVE_S)
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -175,14 +187,21 @@ class Nursery:
             return
         news = msgspec.json.decode(content, type=News)
         child = self._children.get(news.worker)
-        if child is not None:
-            child.hear(news)
+        if child is None:
+            return
+        child.hear(news)
+        if news.returncode is not None:
+            del self._children[news.worker]
 
     def _lose_all(self) -> None:
-        """The nursery is gone, and with it every worker."""
+        """The nursery is gone, and with it every worker; those to be born get its exit status."""
+        process = self._process
         self.close()
+        ended = process.returncode if process is not None else -signal.SIGKILL
         for worker, child in self._children.items():
-            child.hear(News(worker=worker, pid=child.pid, returncode=-9))
+            returncode = -signal.SIGKILL if child.pid else ended
+            child.hear(News(worker=worker, pid=child.pid, returncode=returncode))
+        self._children.clear()
 
     def _spawn(
         self,

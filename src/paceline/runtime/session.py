@@ -287,7 +287,9 @@ class Session:
             CheckpointError: There are checkpoints and none is valid.
         """
         spec = self.job.spec
-        checkpointer = Checkpointer(self.run.checkpoints, spec.checkpoint)
+        checkpointer = Checkpointer(
+            self.run.checkpoints, spec.checkpoint, opening=self.member.opening
+        )
         loop = Loop(
             session=self,
             checkpointer=checkpointer,

@@ -6,6 +6,8 @@ how it went, on all ranks at the same place. Both write the same bytes by the sa
 """
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -56,16 +58,25 @@ class _Writing:
 class Checkpointer:
     """The checkpoints of one run. Every method but `abandon` is collective over the group."""
 
-    def __init__(self, folder: Path, policy: CheckpointSpec, *, group: Group = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: CheckpointSpec,
+        *,
+        group: Group = None,
+        opening: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """
         Args:
             folder: Where the checkpoint folders are; made by the first save.
             policy: Which ones are kept.
             group: The ranks that save together; all of them when left out.
+            opening: Around what makes a process group, so that it can be interrupted.
         """
         self.folder = folder
         self.policy = policy
         self.group = group
+        self._opening = opening
         self._dealer = Dealer()
         self._writing: _Writing | None = None
         self._untold: list[Outcome] = []
@@ -258,5 +269,6 @@ class Checkpointer:
             self._pollers = self.group
             if "gloo" not in str(dist.get_backend_config(self.group)):
                 ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-                self._pollers = dist.new_group(ranks, backend="gloo")
+                with self._opening():
+                    self._pollers = dist.new_group(ranks, backend="gloo")
         return self._pollers
