@@ -11,6 +11,7 @@ EXIT_CODES: dict[int, str] = {
     4: "the run failed and could not be recovered",
     5: "no checkpoint is valid",
     6: "trained to the end, but the last state could not be saved",
+    7: "stopped: it failed again and again without getting further; starting it again is no help",
     130: "interrupted: at a step boundary with a checkpoint, or at once when asked twice",
 }
 """Every exit code of the command line and what it means."""
@@ -68,3 +69,9 @@ class CheckpointError(PacelineError):
     """No checkpoint is valid."""
 
     exit_code = 5
+
+
+class CrashLoop(RunError):
+    """The run fails at the same place however often it is tried."""
+
+    exit_code = 7

@@ -81,9 +81,44 @@ def test_an_exception_before_the_first_step_is_shown_and_not_retried(tmp_path):
 
 def test_a_batch_that_always_raises_ends_the_run_after_the_restarts_allowed(tmp_path):
     scene = own_scene(tmp_path, fault="assert step.number != 6, 'poison'")
-    run = scene.run("run", code=4)
+    run = scene.run("run", code=7)
     assert run.finished.restarts == 1
     assert "got no further than step 5" in run.output
+
+
+POISON = "assert not (step.number == 6 and 3 in ids.tolist() + [3] * session.place.rank), 'poison'"
+"""Rank 1 raises in step 6, whatever process it is."""
+
+
+def test_a_poison_batch_stops_the_run_and_is_named_by_its_sample_ids(tmp_path):
+    scene = own_scene(tmp_path, fault=POISON)
+    run = scene.run("run", "--set", "recovery.max_restarts=3", code=7)
+    assert "step 6 raised it on two processes: a poison batch, sample ids" in run.output
+    assert run.of(log.WorkerLost)[-1].cause == "data or software"
+    assert len({lost.pid for lost in run.of(log.WorkerLost)}) == 2
+    assert not run.of(log.NodeSetAside)
+
+
+def test_a_poison_batch_is_left_out_by_every_rank_when_the_job_says_skip(tmp_path):
+    scene = own_scene(tmp_path, fault=POISON)
+    option = ("--set", "recovery.max_restarts=3", "--set", "recovery.poison=skip")
+    run = scene.run("run", *option)
+    (skipped,) = run.of(log.BatchSkipped)
+    assert skipped.step == 6
+    assert len(skipped.samples) == 4
+    (refused,) = run.of(log.StepRefused)
+    assert refused.reason.startswith("poison batch, sample ids")
+    assert [line.step for line in run.metrics if not line.applied] == [6]
+    assert [line.step for line in run.metrics] == list(range(1, 13))
+
+
+def test_a_full_memory_is_told_apart_and_not_held_against_the_node(tmp_path):
+    full = "session.place.generation < 4 and step.number == 4 and torch.empty(10**15)"
+    scene = own_scene(tmp_path, fault=full)
+    run = scene.run("run", "--set", "recovery.max_restarts=9", "--set", "recovery.node_strikes=1")
+    lost = run.of(log.WorkerLost)
+    assert {event.cause for event in lost} == {"out of memory"}
+    assert not run.of(log.NodeSetAside)
 
 
 def test_a_step_without_apply_is_named(tmp_path):

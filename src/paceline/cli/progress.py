@@ -207,7 +207,18 @@ def _describe(event: log.AnyEvent) -> str | None:
             does = "; a spare takes its rank" if event.evicted else ""
             return f"rank {event.rank} is {event.factor:.2f} times as slow as its peers{does}"
         case log.WorkerLost():
-            return f"rank {event.rank} lost: {event.how}; it had finished step {event.last_step}"
+            return (
+                f"rank {event.rank} lost ({event.cause}): {event.how}; "
+                f"it had finished step {event.last_step}"
+            )
+        case log.NodeSetAside():
+            return (
+                f"node {event.node} failed {event.strikes} times within "
+                f"{format_seconds(event.window_s)}: what it loses goes to other nodes"
+            )
+        case log.BatchSkipped():
+            ids = ", ".join(map(str, event.samples))
+            return f"step {event.step} is left out by all ranks: poison batch, sample ids {ids}"
         case log.Recovered():
             return _describe_recovery(event)
         case log.StopAsked():

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from paceline.control import messages as say
-from paceline.control import suspicion
+from paceline.control import policy, suspicion
+from paceline.control.policy import Cause, Verdict, note
 from paceline.control.state import (
     Action,
     AgentJoined,
@@ -35,7 +36,6 @@ from paceline.control.state import (
     Tick,
     Worker,
 )
-from paceline.errors import RunError
 from paceline.record import events as log
 from paceline.spec.faults import parse_fault
 
@@ -111,10 +111,7 @@ def _from_agent(
                 )
             )
         case say.Exited():
-            how = _how(event.returncode)
-            if event.out_of_memory:
-                how = f"out of memory: {how}"
-            _gone(state, event.worker, how, turn)
+            _gone(state, event.worker, event, turn)
         case say.FaultDone():
             turn.record(
                 log.FaultInjected(
@@ -153,6 +150,7 @@ def _begin(state: State, turn: _Turn) -> None:
         )
     )
     state.generation = setup.first_generation
+    state.history.poison.update(setup.skipped)
     for node in range(setup.num_nodes):
         if node not in state.agents:
             _start_agent(state, node, turn)
@@ -193,12 +191,13 @@ def _waits(state: State, slot: Slot) -> bool:
 
 def _fill_slots(state: State, turn: _Turn) -> None:
     """A spare for every empty slot, or else a new process."""
+    aside = state.history.set_aside
     for rank, slot in enumerate(state.slots):
         if slot.worker is not None:
             continue
         home = state.setup.node_of(rank)
         spares = [
-            (worker.node != home, not worker.waits, number)
+            (worker.node in aside, worker.node != home, not worker.waits, number)
             for number, worker in state.workers.items()
             if worker.rank is None and not worker.is_fenced
         ]
@@ -246,6 +245,7 @@ def _join(state: State, turn: _Turn) -> None:
                 host=store[0],
                 port=store[1],
                 faults=_due_now(state),
+                skipped={step: list(ids) for step, ids in state.history.poison.items()},
             ),
             turn,
         )
@@ -267,7 +267,8 @@ def _keep_spares(state: State, turn: _Turn) -> None:
     limit = setup.num_spares * _SPARE_ATTEMPTS + state.restarts
     spares = [worker.node for worker in state.workers.values() if worker.rank is None]
     while len(spares) < setup.num_spares and state.num_spares_started < limit and state.agents:
-        node = min(sorted(state.agents), key=spares.count)
+        aside = state.history.set_aside
+        node = min(sorted(state.agents), key=lambda node: (node in aside, spares.count(node)))
         _start(state, node, None, turn)
         state.num_spares_started += 1
         spares.append(node)
@@ -533,7 +534,7 @@ def _stuck(state: State, event: say.Stuck, turn: _Turn) -> None:
         if suspicion.wants_a_look(state, event, turn.clock):
             turn.send_all(state.agents, say.Look())
     elif state.phase == "forming" and not worker.generation:
-        _lose(state, [number], suspicion.how_stuck(event), turn)
+        _lose(state, [number], suspicion.how_stuck(event), turn, cause="hang")
 
 
 def _seen(state: State, event: say.Seen, turn: _Turn) -> None:
@@ -557,10 +558,10 @@ def _judge_when_answered(state: State, turn: _Turn) -> None:
     numbers = [state.slots[rank].worker for rank in verdict.ranks or range(len(state.slots))]
     lost = [number for number in numbers if number is not None]
     if verdict.ranks:
-        _lose(state, lost, verdict.how, turn)
+        _lose(state, lost, verdict.how, turn, cause="hang")
     elif lost:  # nobody is to blame: all leave, and meet again
         _tell(state, lost[0], say.Interrupt(generation=state.generation), turn)
-        _lose(state, lost[:1], verdict.how, turn, ends=False)
+        _lose(state, lost[:1], verdict.how, turn, cause="network", ends=False)
 
 
 def _note_speed(state: State, rank: int, step: int, own_s: float | None, turn: _Turn) -> None:
@@ -585,7 +586,7 @@ def _note_speed(state: State, rank: int, step: int, own_s: float | None, turn: _
         )
         if evicts:
             how = f"{one.factor:.2f} times as slow as its peers"
-            _lose(state, [number], how, turn)
+            _lose(state, [number], how, turn, cause="slow")
             return
 
 
@@ -611,44 +612,23 @@ def _parked(state: State, number: int, message: say.Parked, turn: _Turn) -> None
 def _crashed(state: State, number: int, crash: say.Crashed, turn: _Turn) -> None:
     """A worker's own exception. A sound process tries again; a second time it is replaced."""
     worker = state.workers[number]
-    rank = worker.rank
-    how = f"{crash.kind}: {crash.message}"
-    if say.names_want_of_memory(how):
-        how = f"out of memory: {how}"
-    if rank is None or worker.is_fenced:
+    if worker.rank is None or worker.is_fenced:
         return  # a spare: its exit follows
-    if state.phase not in ("joining", "training", "forming"):
-        return
-    never_worked = state.restarts == 0 and state.furthest_step == 0
-    if not crash.retry or never_worked:
-        blame = f"rank {rank}: {how}" + (" (before its first step)" if crash.retry else "")
-        _note_loss(state, number, how, crash.where, turn)
-        state.failure = _failure(state, rank, how, turn, exit_code=crash.exit_code)
-        _give_up(state, "failed", blame, turn)
-        return
-    at_work = state.phase in ("joining", "training")
-    again = at_work and state.last_crash == crash.kind
-    _lose(
-        state,
-        [number],
-        how,
-        turn,
-        detail=crash.where,
-        samples=crash.samples,
-        ends=not crash.parks or again,
-        exit_code=crash.exit_code,
-    )
-    if at_work:
-        state.last_crash = crash.kind
+    if state.phase in ("joining", "training", "forming"):
+        how = f"{crash.kind}: {crash.message}"
+        if say.names_want_of_memory(how):
+            how = f"out of memory: {how}"
+        _lose(state, [number], how, turn, crash=crash, ends=not crash.parks)
 
 
-def _gone(state: State, number: int, how: str, turn: _Turn) -> None:
+def _gone(state: State, number: int, end: say.Exited, turn: _Turn) -> None:
     """A process has ended."""
     worker = state.workers[number]
     holds = worker.rank is not None and state.slots[worker.rank].worker == number
     if holds and not worker.is_fenced and state.phase != "clearing":
+        cause: Cause = "out of memory" if end.out_of_memory else "process"
         worker.is_fenced = True
-        _lose(state, [number], how, turn)
+        _lose(state, [number], _how(end), turn, cause=cause)
     if state.phase != "over":
         _forget(state, number)
         _go_on(state, turn)
@@ -674,7 +654,7 @@ def _agent_lost(state: State, node: int, turn: _Turn) -> None:
     for number in ranked:
         state.workers[number].is_fenced = True
     if ranked and state.phase != "clearing":
-        _lose(state, ranked, f"node {node} is lost", turn)
+        _lose(state, ranked, f"node {node} is lost", turn, cause="node")
     if state.phase == "over":
         return
     for number in ranked:
@@ -689,35 +669,42 @@ def _lose(
     how: str,
     turn: _Turn,
     *,
+    cause: Cause = "process",
+    crash: say.Crashed | None = None,
     detail: str | None = None,
-    samples: Iterable[int] = (),
     ends: bool = True,
-    exit_code: int = RunError.exit_code,
 ) -> None:
     """Workers with a rank are lost: note it, and bring the others to the next generation.
 
     Args:
         lost: Which ones; the first is told of.
+        cause: As far as this alone tells; that of a crash follows from it.
         ends: Whether their processes end; otherwise they try again.
     """
-    first = state.workers[lost[0]].rank
-    assert first is not None
-    _note_loss(state, lost[0], how, detail, turn)
-    was_at_work = state.phase in ("joining", "training")
-    if state.failure is None:
-        state.failure = _failure(state, first, how, turn, exit_code=exit_code)
-    state.failure.exit_code = exit_code
-    state.fault_at = None
+    loss = _loss(state, lost[0], how, cause, crash)
+    at_work = state.phase in ("joining", "training")
+    never_worked = crash is not None and state.restarts == 0 and state.furthest_step == 0
     # A new process that cannot even get ready is an attempt that failed; others that are lost
     # meanwhile belong to the failure that is being recovered from.
     never_ready = any(not state.workers[number].waits for number in lost) and not any(
         state.workers[number].generation for number in lost
     )
-    if (was_at_work or never_ready) and not _may_try_again(state, first, how, samples, turn):
+    needs_a_person = crash is not None and not crash.retry
+    if at_work or never_ready or never_worked or needs_a_person:
+        verdict = _judge(state, loss, turn)
+    else:
+        verdict = Verdict(cause=note(state.history, loss), rung="replace process")
+    _note_loss(state, loss, verdict.cause, crash.where if crash is not None else detail, turn)
+    if state.failure is None:
+        state.failure = _failure(state, loss, turn)
+    state.fault_at = None
+    state.failure.exit_code = verdict.exit_code
+    if verdict.rung == "stop":
+        _give_up(state, "failed", verdict.reason, turn)
         return
-    if was_at_work:
+    _note_measures(state, loss, verdict, turn)
+    if at_work:
         state.restarts += 1
-        state.last_crash = None
         old, state.generation = state.generation, state.generation + 1
         state.waiting_faults = []
         state.phase, state.symptom = "forming", None
@@ -725,15 +712,10 @@ def _lose(
         for slot in state.slots:
             if slot.worker is not None and slot.worker not in lost:
                 _tell(state, slot.worker, say.Interrupt(generation=old), turn)
+    is_sound = crash is None or (crash.parks and verdict.rung in ("retry", "skip"))
     for number in lost:
-        worker = state.workers[number]
-        if ends and not worker.is_fenced:
-            _fence(state, worker, turn)
-            turn.send(worker.node, say.KillWorker(worker=number))
-        if ends and worker.rank is not None:
-            state.slots[worker.rank].worker = None
-            worker.rank = None
-    if state.restarts_in_a_row == state.setup.max_restarts > 2:
+        _vacate(state, number, turn, ends=ends or (at_work and not is_sound))
+    if verdict.rung == "clear":
         _clear(state, turn)
     _go_on(state, turn)
 
@@ -743,50 +725,93 @@ def _fence(state: State, worker: Worker, turn: _Turn) -> None:
     worker.fence_by_s = turn.clock.monotonic_s + state.setup.fence_timeout_s
 
 
-def _failure(state: State, rank: int, how: str, turn: _Turn, *, exit_code: int) -> Failure:
-    happened_at, state.fault_at = state.fault_at, None
-    return Failure(
-        rank=rank,
-        how=how,
-        happened_at=happened_at,
-        known_at=turn.clock.monotonic_s,
-        after_step=max(state.step, state.furthest_step),
-        exit_code=exit_code,
+def _vacate(state: State, number: int, turn: _Turn, *, ends: bool) -> None:
+    """Take the slot from a worker that ends; one that does not keeps it."""
+    worker = state.workers[number]
+    if ends and not worker.is_fenced:
+        _fence(state, worker, turn)
+        turn.send(worker.node, say.KillWorker(worker=number))
+    if ends and worker.rank is not None:
+        state.slots[worker.rank].worker = None
+        worker.rank = None
+
+
+def _loss(
+    state: State, number: int, how: str, cause: Cause, crash: say.Crashed | None
+) -> policy.Loss:
+    worker = state.workers[number]
+    assert worker.rank is not None
+    told = None
+    if crash is not None:
+        cause = policy.cause_of(how)
+        told = policy.Crash(
+            kind=crash.kind,
+            message=crash.message,
+            step=crash.step,
+            samples=tuple(crash.samples),
+            may_retry=crash.retry,
+            is_sound=crash.parks,
+            exit_code=crash.exit_code,
+        )
+    return policy.Loss(
+        slot=worker.rank, node=worker.node, worker=number, how=how, cause=cause, crash=told
     )
 
 
-def _note_loss(state: State, number: int, how: str, detail: str | None, turn: _Turn) -> None:
-    worker = state.workers[number]
-    assert worker.rank is not None
+def _judge(state: State, loss: policy.Loss, turn: _Turn) -> Verdict:
+    # A step that one rank is through was taken by all, even if not all have said so yet.
+    reached = max([state.furthest_step, *(slot.step for slot in state.slots)])
+    now_s = turn.clock.monotonic_s
+    return policy.judge(state.history, loss, state.setup.rules, reached=reached, now_s=now_s)
+
+
+def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, turn: _Turn) -> None:
+    """What is decided for longer than this generation."""
+    at, generation = turn.clock.unix_s, state.generation
+    if verdict.strikes:
+        turn.record(
+            log.NodeSetAside(
+                at=at,
+                generation=generation,
+                node=loss.node,
+                strikes=verdict.strikes,
+                window_s=state.setup.strike_window_s,
+            )
+        )
+    if verdict.rung == "skip":
+        step, samples = list(state.history.poison.items())[-1]
+        turn.record(
+            log.BatchSkipped(at=at, generation=generation, step=step, samples=list(samples))
+        )
+
+
+def _failure(state: State, loss: policy.Loss, turn: _Turn) -> Failure:
+    happened_at, state.fault_at = state.fault_at, None
+    return Failure(
+        rank=loss.slot,
+        how=loss.how,
+        happened_at=happened_at,
+        known_at=turn.clock.monotonic_s,
+        after_step=max(state.step, state.furthest_step),
+    )
+
+
+def _note_loss(
+    state: State, loss: policy.Loss, cause: Cause, detail: str | None, turn: _Turn
+) -> None:
     turn.record(
         log.WorkerLost(
             at=turn.clock.unix_s,
             generation=state.generation,
-            rank=worker.rank,
-            node=worker.node,
-            pid=worker.pid,
-            how=how,
+            rank=loss.slot,
+            node=loss.node,
+            pid=state.workers[loss.worker].pid,
+            how=loss.how,
             detail=detail,
-            last_step=state.slots[worker.rank].step,
+            last_step=state.slots[loss.slot].step,
+            cause=cause,
         )
     )
-
-
-def _may_try_again(state: State, rank: int, how: str, samples: Iterable[int], turn: _Turn) -> bool:
-    """Whether another generation may help; otherwise the run is over, and says why."""
-    # A step that one rank is through was taken by all, even if not all have said so yet.
-    reached = max([state.furthest_step, *(slot.step for slot in state.slots)])
-    in_a_row = 1 if reached > state.failed_at_step else state.restarts_in_a_row + 1
-    if in_a_row > state.setup.max_restarts:
-        blame = f"rank {rank}: {how}"
-        tried = f"{state.setup.max_restarts} restart(s) got no further than step {reached}"
-        ids = list(samples)
-        which = f"; sample ids {', '.join(map(str, ids))}" if ids else ""
-        _give_up(state, "failed", f"{blame}; {tried}{which}", turn)
-        return False
-    state.restarts_in_a_row = in_a_row
-    state.failed_at_step = reached
-    return True
 
 
 def _clear(state: State, turn: _Turn) -> None:
@@ -801,13 +826,14 @@ def _clear(state: State, turn: _Turn) -> None:
     state.form_deadline_s = None
 
 
-def _how(returncode: int) -> str:
-    if returncode >= 0:
-        return f"exited with {returncode} without a completion record"
+def _how(end: say.Exited) -> str:
+    if end.returncode >= 0:
+        return f"exited with {end.returncode} without a completion record"
+    why = "out of memory: " if end.out_of_memory else ""
     try:
-        return f"killed by {signal.Signals(-returncode).name}"
+        return f"{why}killed by {signal.Signals(-end.returncode).name}"
     except ValueError:
-        return f"killed by signal {-returncode}"
+        return f"{why}killed by signal {-end.returncode}"
 
 
 # Ending.
@@ -927,7 +953,7 @@ def _regroup_of_symptom(state: State, symptom: Symptom, turn: _Turn) -> None:
     state.symptom = None
     if number is not None and state.phase in ("joining", "training"):
         how = "lost the connection to another rank"
-        _lose(state, [number], how, turn, detail=symptom.reason, ends=False)
+        _lose(state, [number], how, turn, cause="network", detail=symptom.reason, ends=False)
 
 
 def _fence_the_late(state: State, turn: _Turn) -> None:
@@ -939,7 +965,7 @@ def _fence_the_late(state: State, turn: _Turn) -> None:
     ]
     if late and state.phase == "forming":
         how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
-        _lose(state, late, how, turn)
+        _lose(state, late, how, turn, cause="hang")
 
 
 def _force(state: State, turn: _Turn) -> None:

@@ -214,6 +214,9 @@ class Join(Message, frozen=True, kw_only=True, tag=True):
     faults: list[str]
     """Faults of the drill that have not fired yet."""
 
+    skipped: dict[int, list[int]] = {}
+    """Steps that every rank leaves out, and the samples on whose account."""
+
 
 class Interrupt(Message, frozen=True, kw_only=True, tag=True):
     """Leave the process groups of this generation, whatever waits in them, and park."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.control import messages as say
+from paceline.control.policy import History, Rules
 from paceline.control.stragglers import Stragglers
 from paceline.errors import RunError
 from paceline.record import events as log
@@ -53,6 +54,18 @@ class Setup:
     evict_stragglers: bool = False
     """Whether a rank that is slower than its peers is replaced when that pays."""
 
+    poison: Literal["stop", "skip"] = "stop"
+    """What is done with a batch that no process gets through."""
+
+    node_strikes: int = 3
+    """Failures of a node after which its lost ranks go to other nodes."""
+
+    strike_window_s: float = 3600.0
+    """How long a failure of a node counts."""
+
+    skipped: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Steps that earlier parts of the run left out, and the samples on whose account."""
+
     num_spares: int = 0
     """Warm spares that are kept."""
 
@@ -77,6 +90,16 @@ class Setup:
     @property
     def num_ranks(self) -> int:
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def rules(self) -> Rules:
+        """The part that the policy goes by."""
+        return Rules(
+            max_restarts=self.max_restarts,
+            poison=self.poison,
+            node_strikes=self.node_strikes,
+            strike_window_s=self.strike_window_s,
+        )
 
     def node_of(self, rank: int) -> int:
         """Where a rank's first worker runs."""
@@ -207,14 +230,8 @@ class State:
     restarts: int = 0
     """Generations after the first."""
 
-    restarts_in_a_row: int = 0
-    """Without getting further than before."""
-
-    failed_at_step: int = -1
-    """`furthest_step` at the last failure."""
-
-    last_crash: str | None = None
-    """Kind of the last failure, if it was a worker's own exception."""
+    history: History = field(default_factory=History)
+    """What went wrong before and still counts."""
 
     failure: Failure | None = None
     symptom: Symptom | None = None

@@ -22,7 +22,13 @@ from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.rank_map import peers_of
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
-from paceline.record.events import AnyEvent, EventLog, FaultInjected, read_events
+from paceline.record.events import (
+    AnyEvent,
+    BatchSkipped,
+    EventLog,
+    FaultInjected,
+    read_events,
+)
 from paceline.record.run import RunFolder, hold_run, write_resolved
 from paceline.spec import Job
 
@@ -136,6 +142,14 @@ def run_local(
                 in_order=plan.layout.pipeline == 1,
                 peers=peers_of(plan.layout),
                 evict_stragglers=job.spec.recovery.evict_stragglers,
+                poison=job.spec.recovery.poison,
+                node_strikes=job.spec.recovery.node_strikes,
+                strike_window_s=job.spec.recovery.strike_window,
+                skipped=tuple(
+                    (event.step, tuple(event.samples))
+                    for event in before
+                    if isinstance(event, BatchSkipped)
+                ),
             ),
             faults=_left(job.spec.drill.all_faults, fired),
             events=events,

@@ -220,6 +220,32 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     last_step: int
     """Last step this rank finished."""
 
+    cause: str = "unknown"
+    """Class of the loss: `program` (a person has to mend it), `data or software` (two processes
+    raised the same in the same step), `exception`, `out of memory`, `accelerator`, `process`,
+    `node`, `hang`, `network` or `slow`. Exceptions and a full memory are not held against the
+    node."""
+
+
+class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
+    """A node failed too often: ranks that it loses go to other nodes, while there are any."""
+
+    node: int
+    strikes: int
+    """Failures of it that may be the hardware's."""
+
+    window_s: float
+    """Within how long."""
+
+
+class BatchSkipped(Event, frozen=True, kw_only=True, tag=True):
+    """A batch that no process gets through is left out from now on: every rank refuses its step.
+    The job asks for this with `recovery.poison: skip`."""
+
+    step: int
+    samples: list[int]
+    """Ids of the samples that it raised at."""
+
 
 class Recovered(Event, frozen=True, kw_only=True, tag=True):
     """Every rank has finished a step again. The parts add up to `downtime_s`."""
@@ -311,6 +337,8 @@ AnyEvent = (
     | WorkerStuck
     | StragglerNamed
     | WorkerLost
+    | NodeSetAside
+    | BatchSkipped
     | Recovered
     | StopAsked
     | RunFinished

@@ -60,7 +60,8 @@ class StepMetrics:
     """False when the step was refused."""
 
     samples_digest: str
-    """xxh3 of the ids of every sample of the global batch, in order."""
+    """xxh3 of the ids of every sample of the global batch, in order; empty for a step that was
+    left out, whose samples were not read."""
 
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for

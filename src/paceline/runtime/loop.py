@@ -90,8 +90,11 @@ class Loop:
         while session.last_step < last:
             number = session.last_step + 1
             step = self._begin(number)
-            yield step
-            self._check_finished(step)
+            if number in session.member.skipped:
+                self._leave_out(step)
+            else:
+                yield step
+                self._check_finished(step)
             if step.wrong is not None:
                 self._mend(step.wrong)
                 continue
@@ -276,6 +279,13 @@ class Loop:
                     fix="lower train.learning_rate, lengthen train.warmup_steps, or use fp32",
                 )
             )
+
+    def _leave_out(self, step: Step) -> None:
+        """A step with a poison batch: left out by every rank alike, as all were told of it."""
+        samples = self._session.member.skipped[step.number]
+        step.leave_out(f"poison batch, sample ids {', '.join(map(str, samples))}")
+        if self._session.is_first and step.refused is not None:
+            self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
 
     def _report(self, step: Step) -> None:
         rate = self._units_per_step / step.seconds

@@ -350,13 +350,14 @@ class Session:
 
     @property
     def step_at(self) -> int | None:
-        """Number of the step that is being done."""
-        return self.step.number if self.step is not None else None
+        """Number of the step that is being done; None between two."""
+        is_being_done = self.step is not None and not self.step.finished
+        return self.step.number if self.step is not None and is_being_done else None
 
     @property
     def samples_at(self) -> list[int]:
         """Ids of the micro-batch that is being done."""
-        return self.step.samples_at if self.step is not None else []
+        return self.step.samples_at if self.step is not None and self.step_at else []
 
     def _join(self) -> None:
         """Wait for a place, and meet the others. Collective."""

@@ -244,6 +244,13 @@ class Step:
         session.safekeeping.after_update(self.number, self.seconds)
         self.finished = True
 
+    def leave_out(self, reason: str) -> None:
+        """Refuse the step without computing it; its samples are not read."""
+        self.loss = self.grad_norm = float("nan")
+        self.refused, self.finished = reason, True
+        self._session.last_step = self.number
+        self.forward_s = self._lap()
+
     def undo(self) -> None:
         """Give up the step: the same can be done again."""
         self._optimizer.zero_grad()

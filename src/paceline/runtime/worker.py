@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from paceline.control import messages as say
 from paceline.control.parent import die_with_parent
+from paceline.control.policy import cause_of
 from paceline.control.slots import Phase
 from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.parallel.layout import Layout
@@ -225,8 +226,8 @@ def _stop_on_signals(channel: Channel) -> None:
     signal.signal(signal.SIGINT, stop)
 
 
-_BROKEN = ("CUDA error", "AcceleratorError", "out of memory", "MemoryError", "NCCL error")
-"""What a process does not get over: the accelerator's context is lost, or its memory is full."""
+_BROKEN = ("accelerator", "out of memory")
+"""Causes that a process does not get over: the accelerator's context is lost, or memory is full."""
 
 
 def _last_words(error: BaseException, session: Session | None = None) -> say.Crashed:
@@ -234,7 +235,7 @@ def _last_words(error: BaseException, session: Session | None = None) -> say.Cra
     kind = type(error).__name__
     frames = traceback.format_exception(error)[-6:]
     needs_a_person = isinstance(error, PacelineError | ImportError | SyntaxError)
-    is_broken = any(words in f"{kind}: {text}" for words in _BROKEN)
+    is_broken = cause_of(f"{kind}: {text}") in _BROKEN
     retry = not needs_a_person
     return say.Crashed(
         kind=kind,

@@ -368,6 +368,17 @@ class RecoverySpec:
     """Recoveries in a row without a finished step between them before the run gives up. The last
     one ends every process and goes on from a checkpoint."""
 
+    poison: Literal["stop", "skip"] = "stop"
+    """What to do with a batch that two processes raised the same exception at. `stop` the run and
+    name its samples, or `skip` its step: no rank applies it, and the record says so."""
+
+    node_strikes: Positive = 3
+    """Failures of a node, by kills, hangs and lost connections, after which the ranks that it loses
+    go to other nodes."""
+
+    strike_window: Seconds = 3600.0
+    """How long a failure of a node counts: `1h`."""
+
     spares: Whole | Auto = "auto"
     """Warm spares: processes that have imported everything and built the model, and wait to take a
     lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of one more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,6 +41,10 @@ class Membership(Protocol):
     def generation(self) -> int:
         """The one it is in; 0 before its first."""
 
+    @property
+    def skipped(self) -> Mapping[int, Sequence[int]]:
+        """Steps that every rank of this generation leaves out, and the samples on whose account."""
+
     def join(self) -> tuple[Place, Faults]:
         """Wait for a place in the next one, and form the default process group. Collective."""
 
@@ -68,10 +72,15 @@ class Member:
         self._groups = groups
         self._run = run
         self._backend = backend
+        self._skipped: Mapping[int, Sequence[int]] = {}
 
     @property
     def generation(self) -> int:
         return self._channel.generation
+
+    @property
+    def skipped(self) -> Mapping[int, Sequence[int]]:
+        return self._skipped
 
     def join(self) -> tuple[Place, Faults]:
         if not self.generation:
@@ -82,6 +91,7 @@ class Member:
         self._progress.begin(order.generation)
         self._progress.enter(Phase.JOINING)
         self._take_log(order.rank)
+        self._skipped = order.skipped
         device = _device(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
         faults.pass_by("meet", 0)
@@ -125,6 +135,10 @@ class Settled:
     @property
     def generation(self) -> int:
         return self._place.generation
+
+    @property
+    def skipped(self) -> Mapping[int, Sequence[int]]:
+        return {}
 
     def join(self) -> tuple[Place, Faults]:
         return self._place, self._faults

@@ -1,0 +1,261 @@
+"""What a loss means, and what is done about it: pure, from the loss and those before it.
+
+From the gentlest to the last resort:
+
+    retry             the process is sound and does the step again, with all others
+    meet again        nobody ended, a connection did: the same processes form new groups
+    replace process   a spare or a new process takes the rank
+    replace node      the same, and the ranks that this node loses go to other nodes from now on
+    clear             every process is ended, and the run goes on from a checkpoint
+    skip              the batch of this step is left out, where the job allows it
+    stop
+
+Shrinking has no rung: it is what filling a slot comes to when nothing is left to fill it with.
+
+Leaves out: how a rung is carried out (`core.py`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.control.messages import names_want_of_memory
+from paceline.errors import CrashLoop, RunError
+
+Cause = Literal[
+    "program",
+    "data or software",
+    "exception",
+    "out of memory",
+    "accelerator",
+    "process",
+    "node",
+    "hang",
+    "network",
+    "slow",
+]
+"""`program`: what a person has to mend. `data or software`: the same exception in the same step on
+two processes, so it is no process's fault. `exception`: one that was raised once, of whatever
+cause. `process`: it ended, or was killed. `hang`: it stood still, or did not leave when told to.
+`network`: a connection was lost and nobody's end explains it. `slow`: it was slower than its peers
+by more than its replacement costs."""
+
+Rung = Literal["retry", "meet again", "replace process", "replace node", "clear", "skip", "stop"]
+
+HARDWARE: frozenset[Cause] = frozenset(
+    {"accelerator", "process", "node", "hang", "network", "slow"}
+)
+"""Causes that count against the node they happened on."""
+
+_ACCELERATOR = ("CUDA error", "AcceleratorError", "NCCL error", "cuDNN error", "ECC", "Xid")
+"""What torch says of an accelerator that is broken or lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """An exception that ended a try, as the worker tells of it."""
+
+    kind: str
+    """Class of the exception."""
+
+    message: str
+    step: int | None
+    """Of the step it was in."""
+
+    samples: tuple[int, ...]
+    """Ids of the micro-batch it was at."""
+
+    may_retry: bool
+    """Whether starting again could help."""
+
+    is_sound: bool
+    """Whether its process can go on."""
+
+    exit_code: int = RunError.exit_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A worker that is lost, as the controller hears of it."""
+
+    slot: int
+    node: int
+    worker: int
+    how: str
+    cause: Cause
+    """As far as this loss alone tells."""
+
+    crash: Crash | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the job asks for; fields of `recovery` in the job file."""
+
+    max_restarts: int
+    poison: Literal["stop", "skip"] = "stop"
+    node_strikes: int = 3
+    strike_window_s: float = 3600.0
+
+
+@dataclass(slots=True)
+class History:
+    """The losses that still count."""
+
+    crashes: list[tuple[int, Crash]] = field(default_factory=list)
+    """Worker and exception, since the run last got further."""
+
+    strikes: dict[int, list[float]] = field(default_factory=dict)
+    """By node, when something happened there that may be the hardware's fault (monotonic)."""
+
+    set_aside: set[int] = field(default_factory=set)
+    """Nodes that get no rank while another one can take it."""
+
+    failures: int = 0
+    """Without getting further than before."""
+
+    failed_at_step: int = -1
+    """How far the run was at the last one."""
+
+    poison: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Steps that are left out, and the samples on whose account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a loss means, and what is to be done."""
+
+    cause: Cause
+    rung: Rung
+    reason: str | None = None
+    """Why the run stops, where it does."""
+
+    exit_code: int = RunError.exit_code
+    """Of the command, should this end the run."""
+
+    strikes: int = 0
+    """Of a node that is set aside by this loss; 0 for none."""
+
+
+def judge(history: History, loss: Loss, rules: Rules, *, reached: int, now_s: float) -> Verdict:
+    """What to do about the first loss of a failure; it is added to the history.
+
+    Args:
+        history: Changed.
+        reached: Last step that the run has finished, as far as anybody knows.
+        now_s: On the monotonic clock.
+    """
+    crash = loss.crash
+    blame = f"rank {loss.slot}: {loss.how}"
+    exit_code = crash.exit_code if crash is not None else RunError.exit_code
+    if crash is not None and not crash.may_retry:
+        return Verdict(cause="program", rung="stop", reason=blame, exit_code=exit_code)
+    if crash is not None and reached == 0 and history.failures == 0:
+        reason = f"{blame} (before its first step)"
+        return Verdict(cause=loss.cause, rung="stop", reason=reason, exit_code=exit_code)
+    if reached > history.failed_at_step:
+        history.failures = 0
+        history.crashes.clear()
+    history.failures += 1
+    history.failed_at_step = reached
+    again = crash is not None and any(other.kind == crash.kind for _, other in history.crashes)
+    cause = note(history, loss)
+    poison = _poison(history, loss) if cause == "data or software" else None
+    if poison is not None and poison.samples and poison.step is not None:
+        if rules.poison == "skip" and poison.step not in history.poison:
+            history.poison[poison.step] = poison.samples
+            return Verdict(cause=cause, rung="skip")
+        return Verdict(
+            cause=cause,
+            rung="stop",
+            reason=f"{blame}; step {poison.step} raised it on two processes: a poison batch, "
+            f"sample ids {_ids(poison.samples)}",
+            exit_code=CrashLoop.exit_code,
+        )
+    if history.failures > rules.max_restarts:
+        return Verdict(
+            cause=cause,
+            rung="stop",
+            reason=_loop(blame, crash, rules, reached),
+            exit_code=CrashLoop.exit_code if rules.max_restarts else exit_code,
+        )
+    strikes = _strike(history, loss.node, rules, now_s) if cause in HARDWARE else 0
+    return Verdict(
+        cause=cause,
+        rung=_rung(history, cause, crash, rules, again=again, strikes=strikes),
+        exit_code=exit_code,
+        strikes=strikes,
+    )
+
+
+def note(history: History, loss: Loss) -> Cause:
+    """The cause of one more loss of the same failure, which is added to the history."""
+    crash = loss.crash
+    if crash is None or loss.cause != "exception":
+        return loss.cause
+    history.crashes.append((loss.worker, crash))
+    return "data or software" if _poison(history, loss) is not None else "exception"
+
+
+def cause_of(text: str) -> Cause:
+    """What an exception alone tells.
+
+    >>> cause_of("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory")
+    'out of memory'
+    >>> cause_of("ZeroDivisionError: division by zero")
+    'exception'
+    """
+    if names_want_of_memory(text):
+        return "out of memory"
+    if any(words in text for words in _ACCELERATOR):
+        return "accelerator"
+    return "exception"
+
+
+def _poison(history: History, loss: Loss) -> Crash | None:
+    """An exception of this kind in this step that two processes raised for the same samples."""
+    mine = loss.crash
+    assert mine is not None
+    raised: dict[tuple[int, ...], int] = {}
+    for worker, other in history.crashes:
+        if mine.step is None or (other.kind, other.step) != (mine.kind, mine.step):
+            continue
+        if raised.setdefault(other.samples, worker) != worker:
+            return other
+    return None
+
+
+def _strike(history: History, node: int, rules: Rules, now_s: float) -> int:
+    """How often the node was struck, when that sets it aside now; otherwise 0."""
+    recent = [at for at in history.strikes.get(node, []) if now_s - at <= rules.strike_window_s]
+    history.strikes[node] = [*recent, now_s]
+    if len(recent) + 1 < rules.node_strikes or node in history.set_aside:
+        return 0
+    history.set_aside.add(node)
+    return len(recent) + 1
+
+
+def _rung(
+    history: History,
+    cause: Cause,
+    crash: Crash | None,
+    rules: Rules,
+    *,
+    again: bool,
+    strikes: int,
+) -> Rung:
+    if history.failures == rules.max_restarts > 2:
+        return "clear"
+    if strikes:
+        return "replace node"
+    if crash is not None and crash.is_sound and not again:
+        return "retry"
+    return "meet again" if cause == "network" else "replace process"
+
+
+def _loop(blame: str, crash: Crash | None, rules: Rules, reached: int) -> str:
+    which = f"; sample ids {_ids(crash.samples)}" if crash is not None and crash.samples else ""
+    return f"{blame}; {rules.max_restarts} restart(s) got no further than step {reached}{which}"
+
+
+def _ids(samples: tuple[int, ...]) -> str:
+    return ", ".join(map(str, samples))

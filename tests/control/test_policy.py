@@ -1,0 +1,161 @@
+"""What a loss means and what is done about it."""
+
+import pytest
+
+from paceline.control.policy import (
+    Cause,
+    Crash,
+    History,
+    Loss,
+    Rules,
+    Verdict,
+    cause_of,
+    judge,
+)
+from paceline.errors import EXIT_CODES, CrashLoop
+
+RULES = Rules(max_restarts=5)
+
+
+def loss(cause: Cause = "process", *, worker: int = 0, node: int = 0, slot: int = 1) -> Loss:
+    return Loss(slot=slot, node=node, worker=worker, how="killed by SIGKILL", cause=cause)
+
+
+def crash(
+    *,
+    worker: int = 0,
+    kind: str = "ValueError",
+    step: int | None = 7,
+    samples: tuple[int, ...] = (3, 9),
+    **more: bool,
+) -> Loss:
+    told = Crash(
+        kind=kind,
+        message="no",
+        step=step,
+        samples=samples,
+        may_retry=more.get("may_retry", True),
+        is_sound=more.get("is_sound", True),
+    )
+    cause = cause_of(f"{kind}: no")
+    return Loss(slot=1, node=0, worker=worker, how=f"{kind}: no", cause=cause, crash=told)
+
+
+def judged(history: History, event: Loss, rules: Rules = RULES, *, reached: int = 6) -> Verdict:
+    return judge(history, event, rules, reached=reached, now_s=100.0)
+
+
+def test_a_first_exception_is_retried_in_its_process_and_a_second_replaces_it():
+    history = History()
+    assert judged(history, crash()).rung == "retry"
+    assert judged(history, crash()).rung == "replace process"
+
+
+def test_an_exception_of_another_kind_is_tried_again():
+    history = History()
+    judged(history, crash())
+    assert judged(history, crash(kind="KeyError")).rung == "retry"
+
+
+def test_an_exception_after_the_run_got_further_is_a_first_one():
+    history = History()
+    judged(history, crash())
+    assert judged(history, crash(step=9), reached=8).rung == "retry"
+
+
+def test_a_process_that_is_not_sound_is_replaced_at_once():
+    assert judged(History(), crash(is_sound=False)).rung == "replace process"
+
+
+def test_the_same_exception_for_the_same_samples_on_two_processes_is_a_poison_batch():
+    history = History()
+    judged(history, crash(worker=0))
+    judged(history, crash(worker=0))
+    verdict = judged(history, crash(worker=4))
+    assert (verdict.cause, verdict.rung) == ("data or software", "stop")
+    assert verdict.exit_code == CrashLoop.exit_code
+    assert verdict.reason is not None
+    assert verdict.reason.endswith("a poison batch, sample ids 3, 9")
+
+
+@pytest.mark.parametrize("other", [{"samples": (4,)}, {"step": 6}, {"kind": "KeyError"}])
+def test_what_differs_in_kind_step_or_samples_is_no_poison_batch(other):
+    history = History()
+    judged(history, crash(worker=0))
+    assert judged(history, crash(worker=4, **other)).cause == "exception"
+
+
+def test_a_poison_batch_is_skipped_once_where_the_job_allows_it():
+    history, rules = History(), Rules(max_restarts=5, poison="skip")
+    judged(history, crash(worker=0), rules)
+    assert judged(history, crash(worker=4), rules).rung == "skip"
+    assert history.poison == {7: (3, 9)}
+    assert judged(history, crash(worker=5), rules).rung == "stop"
+
+
+def test_the_breaker_stops_with_an_exit_code_of_its_own():
+    history, rules = History(), Rules(max_restarts=2)
+    assert judged(history, loss(), rules).rung == "replace process"
+    assert judged(history, loss(), rules).rung == "replace process"
+    verdict = judged(history, loss(), rules)
+    assert verdict.rung == "stop"
+    assert verdict.reason is not None
+    assert "2 restart(s) got no further than step 6" in verdict.reason
+    assert "again and again" in EXIT_CODES[verdict.exit_code]
+
+
+def test_progress_gives_the_breaker_its_patience_back():
+    history, rules = History(), Rules(max_restarts=1)
+    for reached in range(1, 20):
+        assert judged(history, loss(), rules, reached=reached).rung != "stop"
+
+
+def test_a_run_that_may_not_restart_fails_as_it_failed():
+    assert judged(History(), loss(), Rules(max_restarts=0)).exit_code == 4
+
+
+def test_before_giving_up_every_process_is_ended_and_a_checkpoint_tried():
+    history, rules = History(), Rules(max_restarts=3)
+    rungs = [judged(history, loss(), rules).rung for _ in range(4)]
+    assert rungs[2:] == ["clear", "stop"]
+
+
+def test_a_lost_connection_without_a_lost_process_only_makes_them_meet_again():
+    assert judged(History(), loss("network")).rung == "meet again"
+
+
+def test_a_node_that_fails_three_times_in_the_window_is_set_aside_and_told_once():
+    history = History()
+    for reached, at in enumerate([0.0, 10.0, 20.0, 30.0], start=1):
+        verdict = judge(history, loss(node=1), RULES, reached=reached, now_s=at)
+        assert verdict.strikes == (3 if reached == 3 else 0)
+    assert history.set_aside == {1}
+
+
+def test_failures_further_apart_than_the_window_do_not_add_up():
+    history = History()
+    for reached in range(1, 9):
+        judge(history, loss(node=1), RULES, reached=reached, now_s=reached * 3000.0)
+    assert not history.set_aside
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MemoryError: ",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        "OSError: [Errno 12] Cannot allocate memory",
+    ],
+)
+def test_a_full_memory_is_a_class_of_its_own_and_strikes_no_node(text):
+    assert cause_of(text) == "out of memory"
+    history, rules = History(), Rules(max_restarts=9, node_strikes=1)
+    judged(history, loss("out of memory"), rules)
+    assert not history.set_aside
+
+
+def test_a_broken_accelerator_strikes_its_node():
+    history, rules = History(), Rules(max_restarts=9, node_strikes=1)
+    verdict = judged(history, crash(kind="AcceleratorError", is_sound=False), rules)
+    assert (verdict.cause, verdict.rung) == ("accelerator", "replace node")
