@@ -423,7 +423,7 @@ def test_all_workers_lost_at_once_are_one_failure():
     scene.ready(*(number for number in scene.ranks if number not in (None, 4)))
     scene.meet(source="checkpoint")
     scene.step(2)
-    assert (scene.state.restarts, scene.state.restarts_in_a_row) == (1, 1)
+    assert (scene.state.restarts, scene.state.history.failures) == (1, 1)
     (recovered,) = scene.of(log.Recovered)
     assert not recovered.in_place
 
@@ -615,7 +615,7 @@ def test_what_fails_again_and_again_ends_the_run_and_names_the_samples():
     scene.says(scene.ranks[0], crashed(kind="ValueError"))
     assert scene.state.outcome == "failed"
     assert scene.state.reason == (
-        "rank 0: ValueError: no; 2 restart(s) got no further than step 1; sample ids 7, 8"
+        "rank 0: ValueError: no; step 2 raised it on two processes: a poison batch, sample ids 7, 8"
     )
 
 

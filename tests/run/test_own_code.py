@@ -113,7 +113,7 @@ def test_a_poison_batch_is_left_out_by_every_rank_when_the_job_says_skip(tmp_pat
 
 
 def test_a_full_memory_is_told_apart_and_not_held_against_the_node(tmp_path):
-    full = "session.place.generation < 4 and step.number == 4 and torch.empty(10**15)"
+    full = "session.place.generation < 2 and step.number == 4 and torch.empty(10**15)"
     scene = own_scene(tmp_path, fault=full)
     run = scene.run("run", "--set", "recovery.max_restarts=9", "--set", "recovery.node_strikes=1")
     lost = run.of(log.WorkerLost)
