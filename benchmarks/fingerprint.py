@@ -34,7 +34,7 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.recovery.fingerprint import fingerprint, sums_of_words
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.mend import distance
+from paceline.runtime.recovery.mend import distance, unequal
 from paceline.runtime.recovery.verdict import Verdict, closest
 
 CPU = torch.device("cpu")
@@ -226,6 +226,19 @@ def flip(tensor: Tensor, bit: int) -> None:
     flat[bit // 8] ^= 1 << bit % 8
 
 
+def far_from(right: list[list[Tensor]], wrong: list[list[Tensor]], rank: int) -> float:
+    """How far a replica's numbers were from the right ones, where replicas differed."""
+    total = 0.0
+    for index, mine in enumerate(wrong[rank]):
+        others = [wrong[other][index].reshape(-1) for other in range(len(wrong))]
+        first = others[0].view(torch.uint8)
+        size = mine.element_size()
+        places = [unequal(first, other.view(torch.uint8), size) for other in others[1:]]
+        where = torch.cat(places).unique()
+        total += distance(mine.reshape(-1)[where], right[rank][index].reshape(-1)[where])
+    return total
+
+
 def trial(ranks: Ranks, every: int, start: int, draw: random.Random) -> tuple[str, str]:
     """One flip between two comparisons: what was found, and how."""
     saved = ranks.save()
@@ -259,11 +272,7 @@ def trial(ranks: Ranks, every: int, start: int, draw: random.Random) -> tuple[st
     if found.odd == (rank,):
         return kind, "named at once"
     if found.undecided:
-        suspects = {
-            member: sum(distance(a, b) for a, b in zip(wrong[member], right[member], strict=True))
-            for member in found.suspects
-        }
-        told = closest(suspects)
+        told = closest({one: far_from(right, wrong, one) for one in found.suspects})
         return kind, "named by the replay" if told == (rank,) else (
             "found, not named" if not told else "WRONG RANK NAMED"
         )

@@ -122,6 +122,7 @@ class Loop:
         session.progress.enter(Phase.SAVE)
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
+        session.safekeeping.close()
         if metrics is not None and board is not None:
             metrics.close()
             board.close()

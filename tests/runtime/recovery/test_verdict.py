@@ -78,3 +78,4 @@ def test_the_replay_accuses_the_rank_that_is_farther_from_it():
     assert closest({0: 0.0, 1: 1e-30}) == (1,)
     assert closest({0: float("inf"), 1: 3.0}) == (0,)
     assert closest({2: 0.5, 3: 0.5}) == ()
+    assert closest({2: 0.5, 3: 0.6}) == ()  # off by what a wrong parameter did to all

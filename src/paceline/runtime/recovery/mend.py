@@ -6,8 +6,8 @@ that was found right, in memory or in a checkpoint, and compute the steps since 
 parameter has gone into everybody's gradients by then.
 
 Of two replicas that differ nobody knows which is right before the steps are computed again: what
-differed is kept meanwhile, and the rank whose numbers were farther from the recomputed ones is
-named then.
+differed is kept meanwhile, and the rank whose numbers were clearly farther from the recomputed
+ones is named then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,9 @@ class Suspects:
         verdict: Verdict,
         tensors: Mapping[int, Sequence[str]],
         state: LiveState,
+        device: torch.device,
     ) -> None:
+        """Collective."""
         self.state_step = state_step
         """The step after which it differed."""
 
@@ -60,21 +62,60 @@ class Suspects:
         """Of each suspect."""
 
         self._groups = verdict.undecided
-        own = set(self.tensors.get(dist.get_rank(), ()))
-        self._kept = {n: t.to("cpu", copy=True) for n, t in state.tensors() if n in own}
+        held = dict(state.tensors())
+        differ = gather(self._unlike_first(held, device), None)
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        """Name -> where replicas differed, and this rank's numbers there."""
+        for group in self._groups:
+            for name in self.tensors[group[0]] if dist.get_rank() in group else ():
+                places = torch.unique(torch.cat([differ[rank][name] for rank in group[1:]]))
+                self._kept[name] = places, held[name].reshape(-1).cpu()[places]
 
     @torch.no_grad()
     def named(self, state: LiveState) -> tuple[int, ...]:
         """The ranks that were wrong, now that the same step was computed again; empty when that
         does not tell. Collective."""
         live = dict(state.tensors())
-        mine = sum(distance(before, live[name].cpu()) for name, before in self._kept.items())
+        mine = sum(
+            distance(before, live[name].reshape(-1).cpu()[places])
+            for name, (places, before) in self._kept.items()
+        )
         distances = gather(float(mine), None)
         return tuple(
             rank
             for group in self._groups
             for rank in closest({member: distances[member] for member in group})
         )
+
+    def _unlike_first(self, held: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Where this suspect's numbers differ from those of its group's first. Collective over the
+        group."""
+        rank = dist.get_rank()
+        differ: dict[str, Tensor] = {}
+        for group in self._groups:
+            if rank not in group:
+                continue
+            for name in self.tensors[rank]:
+                mine = _as_bytes(held[name], device)
+                if rank == group[0]:
+                    for other in group[1:]:
+                        dist.send(mine, dst=other)
+                    continue
+                firsts = torch.empty_like(mine)
+                dist.recv(firsts, src=group[0])
+                differ[name] = unequal(firsts, mine, held[name].element_size())
+        return differ
+
+
+def unequal(a: Tensor, b: Tensor, size: int) -> Tensor:
+    """Numbers of which some byte differs, counted from 0, in host memory.
+
+    Args:
+        a: Bytes.
+        b: As many.
+        size: Of one number.
+    """
+    return (a != b).view(-1, size).any(1).nonzero().flatten().cpu()
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -85,7 +126,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     """
     difference = (a.double() - b.double()).abs()
     is_same = (a == b) | (a.isnan() & b.isnan())
-    return float(difference.masked_fill(is_same, 0.0).nan_to_num(float("inf")).sum())
+    return float(difference.masked_fill(is_same, 0.0).nan_to_num(float("inf"), float("inf")).sum())
 
 
 def _as_bytes(tensor: Tensor, device: torch.device) -> Tensor:

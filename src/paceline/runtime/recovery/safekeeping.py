@@ -184,7 +184,7 @@ class Safekeeping:
         tensors = differing(verdict, [each for each, _ in evidence], moved)
         is_unused = self._is_unused(step, verdict, moved)
         if verdict.undecided:
-            self._suspects = Suspects(step, verdict, tensors, self.state)
+            self._suspects = Suspects(step, verdict, tensors, self.state, self._device)
         how: Literal["moved", "majority"] = (
             "moved" if any(moved[rank] for rank in verdict.odd) else "majority"
         )
@@ -215,6 +215,15 @@ class Safekeeping:
         self.guard.forget()
         self.guard.also(step)
         self._tell(seen, healed=healed, goes_on_after=back)
+
+    def close(self) -> None:
+        """The run is through, and what it was for is on disk: take the snapshots of this node away.
+        Called by every rank."""
+        if not self.snapshot_every:
+            return
+        if self._peers is not None:
+            self._peers.finish()
+        self.snapshots.remove()
 
     def settle_suspects(self) -> None:
         """Name who was wrong, once the step at which replicas differed was computed again.

@@ -23,7 +23,12 @@ import torch
 import xxhash
 from torch import Tensor
 
-from paceline.record.snapshot_files import FOLDER, snapshot_path, snapshot_slots
+from paceline.record.snapshot_files import (
+    FOLDER,
+    remove_snapshots,
+    snapshot_path,
+    snapshot_slots,
+)
 from paceline.runtime.recovery.live import Entry, LiveState
 
 _HEADER_BYTES = 4096
@@ -243,6 +248,12 @@ class Snapshots:
         for each in self.held(slot):
             if each.step > after or not each.certified:
                 self._map(each.path)[: _HEADER.size] = bytes(_HEADER.size)
+
+    def remove(self) -> None:
+        """Take away every slot's snapshots on this node."""
+        self.settle()
+        self._maps.clear()
+        remove_snapshots(self._folder, self._run, node=self._node)
 
     def _paths(self, slot: int) -> Iterator[Path]:
         for turn in (0, 1):
