@@ -28,7 +28,7 @@ should not ask for `place`, and what is costly there goes into `session.keep`.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -53,6 +53,7 @@ from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
 from paceline.runtime.recovery.safekeeping import Safekeeping
+from paceline.runtime.recovery.undrawn import Undrawn
 from paceline.runtime.step import Step
 from paceline.spec import Job
 
@@ -210,7 +211,9 @@ class Session:
 
         Args:
             make_model: Builds the whole model on the CPU. Called with torch's generator seeded
-                from `train.seed`, so that every layout starts from the same weights.
+                from `train.seed`, so that every layout starts from the same weights. Where this
+                process has the state from before a failure, it is not called, or its parameters
+                are not drawn, as they are replaced at once.
             ways: How a model of your own may be split over tensor and pipeline ranks. Known ones
                 need none, nor do layouts over data ranks alone.
 
@@ -221,9 +224,25 @@ class Session:
         """
         if self._baseline_bytes == 0 and self.plan.cluster.backend == "gloo":
             self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
-        torch.manual_seed(self.job.spec.train.seed % 2**63)
         self.progress.enter(Phase.BUILDING)
-        whole = [make_model()]
+        options = strategy.options_of(self.job.spec.train)
+        live = self.held.model
+        if live is not None:
+            place = self.place
+            self.ways = ways or strategy.ways_of(live)
+            kept = strategy.rejoin(
+                live,
+                self.plan.layout,
+                self.meshes,
+                precision=self.precision,
+                ways=self.ways,
+                options=options,
+            )
+            if kept is not None:
+                return kept
+        torch.manual_seed(self.job.spec.train.seed % 2**63)
+        with nullcontext() if live is None else Undrawn():
+            whole = [make_model()]
         place = self.place
         self._baseline_bytes = self._baseline_bytes or memory.held_bytes(place.device)
         self.ways = ways or strategy.ways_of(whole[0])
@@ -234,7 +253,7 @@ class Session:
             self.meshes,
             precision=self.precision,
             ways=self.ways,
-            options=strategy.options_of(self.job.spec.train),
+            options=options,
             sends=not self.held.is_anywhere,
             on_note=self._note,
         )

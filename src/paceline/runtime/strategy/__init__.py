@@ -3,7 +3,7 @@
 Imports nothing of ours below `parallel/`, so that `prove` may use it.
 """
 
-from paceline.runtime.strategy.apply import Options, apply, options_of
+from paceline.runtime.strategy.apply import Options, apply, options_of, rejoin
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.context.split import attention, positions
 from paceline.runtime.strategy.data.hooks import RISKS
@@ -67,6 +67,7 @@ __all__ = [
     "next_token_loss",
     "options_of",
     "positions",
+    "rejoin",
     "repeated_blocks",
     "saved_buffers",
     "scale_gradients",

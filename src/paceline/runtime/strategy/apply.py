@@ -14,6 +14,7 @@ from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.context.split import split_context
 from paceline.runtime.strategy.data.hooks import Compression
+from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.shard import shard
 from paceline.runtime.strategy.expert.split import check_expert, split_experts, tensor_ways
 from paceline.runtime.strategy.fp8 import use_float8
@@ -114,6 +115,37 @@ def apply(
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)
+    return _shard(model, layout, meshes, precision, ways, options)
+
+
+def rejoin(
+    model: nn.Module,
+    layout: Layout,
+    meshes: Meshes,
+    *,
+    precision: Precision,
+    ways: Ways | None,
+    options: Options,
+) -> nn.Module | None:
+    """The same model, live, over the process groups of a new generation; None where it has to be
+    built anew, because its parts have the old groups in them.
+
+    Args:
+        model: What `apply` gave with the same arguments, but over other groups.
+    """
+    if not isinstance(model, Replica):
+        return None
+    return _shard(model.take_apart(), layout, meshes, precision, ways, options)
+
+
+def _shard(
+    model: nn.Module,
+    layout: Layout,
+    meshes: Meshes,
+    precision: Precision,
+    ways: Ways | None,
+    options: Options,
+) -> nn.Module:
     return shard(
         model,
         layout,

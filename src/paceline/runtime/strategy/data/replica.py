@@ -89,6 +89,15 @@ class Replica(DistributedDataParallel):
         parameters, is_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return parameters[::-1], is_sparse[::-1]
 
+    def take_apart(self) -> nn.Module:
+        """The model itself, to be wrapped anew after its process group is gone. The reduction's
+        hooks on the gradients go with it; this wrapper can do nothing any more."""
+        self.reducer = self.logger = None  # type: ignore[assignment]
+        for parameter in self.module.parameters():
+            parameter.grad = None  # it lies in the reduction's buckets
+        module: nn.Module = self.module
+        return module
+
     def compress(self, state: object, hook: CommunicationHook) -> None:
         """Reduce gradients by a communication hook, which gives sums: see `hooks.py`."""
         self._hook = state, hook
