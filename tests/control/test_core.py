@@ -698,6 +698,18 @@ def test_without_spares_elsewhere_a_lost_node_is_waited_for():
     assert scene.state.phase == "joining"
 
 
+def test_ranks_of_a_node_that_cannot_be_reached_are_not_given_away_before_it_ended_them():
+    scene = Scene(replace(FOUR, num_spares=4))
+    scene.train()
+    scene.feed(state.AgentLost(1, in_doubt_s=5.0))
+    scene.parks(0, 1)
+    assert (scene.ranks, scene.state.phase) == ([0, 1, None, None], "forming")
+    scene.wait(4.0)
+    assert scene.state.phase == "forming"
+    scene.wait(2.0)
+    assert (scene.ranks, scene.state.phase) == ([0, 1, 4, 6], "joining")
+
+
 def test_a_lost_node_that_does_not_come_back_ends_the_run_that_needs_it():
     scene = Scene(replace(FOUR, num_spares=0, agent_timeout_s=5.0))
     scene.train()

@@ -120,8 +120,8 @@ def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, c
     assert record.of(log.WorkerLost)[0].how == f"node {first.node} is lost"
 
 
-def test_a_killed_controller_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean):
-    process = scene.start("controller")
+def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean):
+    process = scene.start("controller", "--set", "recovery.lease=1")
     record = scene.record("controller")
     wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
     pids = [event.pid for event in record.of(log.WorkerStarted)]

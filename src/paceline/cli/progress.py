@@ -221,6 +221,11 @@ def _describe(event: log.AnyEvent) -> str | None:
             return f"step {event.step} is left out by all ranks: poison batch, sample ids {ids}"
         case log.Recovered():
             return _describe_recovery(event)
+        case log.ControllerReplaced():
+            return (
+                f"the controller was killed; another one took over after "
+                f"{format_seconds(event.away_s)}, and training went on"
+            )
         case log.StopAsked():
             return f"{event.by}: stopping at the next step boundary; again to stop at once"
         case _:

@@ -89,6 +89,7 @@ def _anew(
 
 
 def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, Plan]":
+    from paceline.launch.local import can_take_over
     from paceline.record.run import (
         check_same_data,
         check_same_training,
@@ -103,7 +104,8 @@ def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, P
     if corpus is not None:
         check_same_data(run, corpus)
     if not overrides:
-        check_steps_left(run, before)
+        if not can_take_over(run):  # if it can be, what it lacks is its end
+            check_steps_left(run, before)
         plan = _plan_of(run, before)
         _check(before, plan)
         return run, before, plan

@@ -2,9 +2,14 @@
 
     python -m paceline.control.agent --run DIR --node 0 --controller 127.0.0.1:4711
 
-It obeys the controller. When the controller is gone it asks the workers to stop at a step
-boundary, waits for the grace, kills what is left and ends. When the agent itself is killed the
-kernel kills its workers (each asks for that at its start, see `parent.die_with_parent`).
+Environment: `PACELINE_HOST` and `GLOO_SOCKET_IFNAME` say where its workers talk to others, if that
+is not 127.0.0.1.
+
+It obeys the controller. When the controller is gone training goes on, what the workers say is kept
+for the next one, and the agent looks for it (`control.json` in the run's folder). When none has
+come for the time of the lease it asks the workers to stop at a step boundary, waits for the grace,
+kills what is left and ends. When the agent itself is killed the kernel kills its workers (each asks
+for that at its start, see `parent.die_with_parent`).
 """
 
 import argparse
@@ -12,6 +17,7 @@ import asyncio
 import contextlib
 import math
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -25,10 +31,12 @@ from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
+from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
+from paceline.record.holding import find_controller
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec.faults import parse_fault
@@ -36,6 +44,20 @@ from paceline.topology import Cluster
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 """Environment variable with the secret that proves an agent belongs to this controller."""
+
+RETRY_S = 0.1
+"""Between two attempts to find a controller. A guess: a new one is there after some ten
+milliseconds."""
+
+CONNECT_S = 2.0
+"""How long an attempt may take. A guess: it takes a millisecond, unless the way is cut."""
+
+FIRST_S = 30.0
+"""How long an agent looks for its first controller. A guess: half of what that waits for it."""
+
+MOST_KEPT = 20_000
+"""Messages kept for a controller to come, before news of steps are forgotten. A guess: some hundred
+steps a second for the time of a lease."""
 
 LINE_LIMIT = 1 << 20
 """Longest message in bytes; a worker's last words are cut well below it."""
@@ -50,6 +72,9 @@ class _Worker:
     channel: asyncio.StreamWriter
     reader: asyncio.Task[None]
     log: Path
+    waits: bool = True
+    """Whether it has nothing to do until it is told: before, between and after generations."""
+
     fenced: bool = False
 
 
@@ -59,7 +84,16 @@ class Agent:
     def __init__(self, *, run: RunFolder, node: int, controller: tuple[str, int]) -> None:
         self._run = run
         self._node = node
-        self._controller = controller
+        self._first_controller = controller
+        self._incarnation = secrets.token_hex(8)
+        self._outbox: Outbox[say.FromAgent] = Outbox(limit=MOST_KEPT, can_drop=_is_passing)
+        self._inbox = Inbox()
+        self._epoch = 0
+        self._is_known = False
+        self._lease_s = 0.0
+        self._heard_s = time.monotonic()
+        self._probe_port = 0
+        self._stops = False
         self._workers: dict[int, _Worker] = {}
         self._to_controller: asyncio.StreamWriter | None = None
         self._exits: set[asyncio.Task[None]] = set()
@@ -77,30 +111,16 @@ class Agent:
         self._nursery = Nursery(_environment(cluster), run.logs / f"agent-{node}.log")
 
     async def serve(self) -> None:
-        """Obey the controller until it says leave, or is gone."""
-        host, port = self._controller
-        reader, writer = await asyncio.open_connection(host, port, limit=LINE_LIMIT)
-        self._to_controller = writer
+        """Obey the controller, and those that follow it, until one says leave, or none is there."""
         self._nursery.open()
-        token = os.environ.get(TOKEN_VARIABLE, "")
-        here = writer.get_extra_info("sockname")[0]
-        self._report(
-            say.AgentReady(
-                node=self._node, token=token, pid=os.getpid(), probe_port=answer_probes(here)
-            )
-        )
-        always = [asyncio.create_task(self._beat()), asyncio.create_task(self._watch())]
+        always = [
+            asyncio.create_task(work())
+            for work in (self._beat, self._watch, self._follow_controllers, self._keep_lease)
+        ]
         try:
-            while line := await reader.readline():
-                order = say.to_agent(line)
-                if isinstance(order, say.Leave):
-                    await self._let_exit()
-                    break
-                await self._obey(order)
-            else:
-                await self._stop_gently()
-        except ConnectionError:
-            await self._stop_gently()
+            done, _ = await asyncio.wait(always, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             for task in always:
                 task.cancel()
@@ -109,7 +129,79 @@ class Agent:
             self._nursery.close()
             for node in self._memories:
                 remove_snapshots(FOLDER, self._run.path, node=node)
+
+    async def _follow_controllers(self) -> None:
+        """Returns when one has said leave, or the first one there does not want this agent."""
+        while True:
+            connection = await self._connect()
+            if connection is not None:
+                left = await self._converse(*connection)
+                if left or not self._is_known:
+                    return
+            elif not self._is_known and time.monotonic() - self._heard_s > FIRST_S:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        found = find_controller(self._run.path) if self._is_known else None
+        host, port = found.address if found is not None else self._first_controller
+        try:
+            opening = asyncio.open_connection(host, port, limit=LINE_LIMIT)
+            return await asyncio.wait_for(opening, CONNECT_S)
+        except (OSError, TimeoutError):
+            return None
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One connection, to its end; whether the controller said leave."""
+        if not self._probe_port:
+            self._probe_port = answer_probes(writer.get_extra_info("sockname")[0])
+        ready = say.AgentReady(
+            node=self._node,
+            token=os.environ.get(TOKEN_VARIABLE, ""),
+            pid=os.getpid(),
+            incarnation=self._incarnation,
+            is_known=self._is_known,
+            epoch=self._epoch,
+            probe_port=self._probe_port,
+        )
+        writer.write(say.seal(self._frame(ready)))
+        try:
+            while line := await reader.readline():
+                order = say.open_order(line)
+                if order.epoch < self._epoch:
+                    return False  # of a controller that has a successor
+                self._epoch, self._heard_s = order.epoch, time.monotonic()
+                self._outbox.heard(order.heard)
+                if isinstance(order.message, say.Welcome):
+                    self._is_known, self._lease_s = True, order.message.lease_s
+                    for number, before, message in list(self._outbox.after(order.heard)):
+                        writer.write(say.seal(self._frame(message, number, before)))
+                    self._to_controller = writer
+                elif order.message is not None:
+                    if order.number and not self._inbox.take(order.number, order.before):
+                        continue
+                    if isinstance(order.message, say.Leave):
+                        await self._let_exit()
+                        return True
+                    await self._obey(order.message)
+        except (OSError, ValueError, msgspec.DecodeError, Lost):
+            pass  # a broken or damaged connection: the next one says again what is missing
+        finally:
+            self._to_controller = None
             writer.close()
+        return False
+
+    async def _keep_lease(self) -> None:
+        """Returns when no controller has been heard for the lease, and the workers have stopped."""
+        while True:
+            await asyncio.sleep(min(1.0, max(0.1, self._lease_s / 20)))
+            silent_s = time.monotonic() - self._heard_s
+            writer = self._to_controller
+            if writer is not None and silent_s > self._lease_s / 2:
+                writer.transport.abort()  # connected, and yet nothing comes
+            if self._is_known and silent_s > self._lease_s:
+                await self._stop_gently()
+                return
 
     async def _obey(self, order: say.ToAgent) -> None:
         match order:
@@ -118,6 +210,7 @@ class Agent:
             case say.Tell():
                 worker = self._workers.get(order.worker)
                 if worker is not None:
+                    worker.waits = worker.waits and not isinstance(order.message, say.Join)
                     worker.channel.write(say.encode(order.message))
             case say.KillWorker():
                 self._fence(self._workers.get(order.worker))
@@ -134,7 +227,9 @@ class Agent:
 
     async def _beat(self) -> None:
         while True:
-            self._report(say.Beat())
+            writer = self._to_controller
+            if writer is not None and not writer.is_closing():
+                writer.write(say.encode(say.Beat()))
             await asyncio.sleep(BEAT_EVERY_S)
 
     async def _watch(self) -> None:
@@ -231,6 +326,10 @@ class Agent:
                 self._report(
                     say.Said(worker=number, generation=word.generation, message=word.message)
                 )
+                if isinstance(word.message, say.Parked | say.Completed):
+                    self._workers[number].waits = True
+                    if self._stops:
+                        self._let_go(self._workers[number])
 
     async def _follow(self, worker: _Worker, slot: SlotFile) -> None:
         """Report a worker's birth, and its exit the moment it is known of."""
@@ -267,14 +366,20 @@ class Agent:
     async def _let_exit(self) -> None:
         """The workers have said all they have to say."""
         for worker in self._workers.values():
-            worker.channel.write(say.encode(say.Exit()))
+            self._let_go(worker)
         if self._exits:
             await asyncio.wait(self._exits, timeout=5)
 
+    def _let_go(self, worker: _Worker) -> None:
+        worker.channel.write(say.encode(say.Exit()))
+
     async def _stop_gently(self) -> None:
         """The controller is gone: let the workers reach a step boundary and save."""
+        self._stops = True
         for worker in self._workers.values():
             worker.channel.write(say.encode(say.StopAtBoundary()))
+            if worker.waits:
+                self._let_go(worker)
         if self._exits:
             await asyncio.wait(self._exits, timeout=self._grace_s)
 
@@ -286,8 +391,20 @@ class Agent:
             await asyncio.wait(self._exits, timeout=5)
 
     def _report(self, message: say.FromAgent) -> None:
-        if self._to_controller is not None and not self._to_controller.is_closing():
-            self._to_controller.write(say.encode(message))
+        number, before = self._outbox.add(message)
+        writer = self._to_controller
+        if writer is not None and not writer.is_closing():
+            writer.write(say.seal(self._frame(message, number, before)))
+
+    def _frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> say.Report:
+        return say.Report(number=number, before=before, heard=self._inbox.last, message=message)
+
+
+def _is_passing(message: say.FromAgent) -> bool:
+    """News that later ones make old."""
+    if isinstance(message, say.Said):
+        return isinstance(message.message, say.StepDone)
+    return isinstance(message, say.Stuck | say.Seen)
 
 
 def _seen(found: Finding) -> say.Seen:

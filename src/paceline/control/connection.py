@@ -21,7 +21,7 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         *,
-        on_message: Callable[["Connection", say.FromAgent], None],
+        on_message: Callable[["Connection", say.Report], None],
         on_beat: Callable[[int], None],
         on_end: Callable[["Connection"], None],
         line_limit: int,
@@ -33,6 +33,9 @@ class Connection(asyncio.Protocol):
         line_limit: Longest message in bytes; whoever sends more is cut off.
         """
         self.node: int | None = None
+        self.sent = 0
+        """Number of the last order that was sent here."""
+
         self._on_message = on_message
         self._on_beat = on_beat
         self._on_end = on_end
@@ -67,10 +70,10 @@ class Connection(asyncio.Protocol):
         host: str = self._transport.get_extra_info("peername")[0]
         return host
 
-    def send(self, message: say.ToAgent) -> None:
+    def send(self, order: say.Order) -> None:
         """Send now, if it still can be."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(say.encode(message))
+            self._transport.write(say.seal(order))
 
     def close(self) -> None:
         """End it once everything is sent."""
@@ -88,4 +91,4 @@ class Connection(asyncio.Protocol):
         if line == BEAT[:-1] and self.node is not None:
             self._on_beat(self.node)
         else:
-            self._on_message(self, say.from_agent(line))
+            self._on_message(self, say.open_report(line))

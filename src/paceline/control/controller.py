@@ -1,22 +1,39 @@
-"""The controller's shell: sockets, clock and journal around the pure `core.decide`."""
+"""The controller's shell: sockets, clock and journal around the pure `core.decide`.
+
+What happens goes into the journal before anything is done about it, so that another controller can
+go on where this one dies; see `succession.py`.
+"""
 
 import asyncio
 import hmac
 import itertools
-import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.control import messages as say
 from paceline.control import state as st
 from paceline.control.agent import LINE_LIMIT
 from paceline.control.beats import BEAT_EVERY_S, Beats
 from paceline.control.connection import Connection
-from paceline.control.core import decide
+from paceline.control.journal import Journal
+from paceline.control.link import Lost
 from paceline.control.probe import Prober
+from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
 from paceline.record.events import AnyEvent, EventLog
+
+RENEWALS = 10
+"""How often in a lease an agent hears that the controller is there. A guess: nine may be lost."""
+
+MARGIN_S = 10.0
+"""Longer than an agent's lease and grace before the ranks of its workers are given away: it looks
+at its lease once a second and takes up to five to end its workers. The rest is a guess."""
+
+RETRY_JOURNAL_S = 10.0
+"""Between two attempts to begin a journal on a full disk. A guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +57,58 @@ class Progress:
     num_ranks: int
 
 
+class Agents(Protocol):
+    """Where agents are started. `pid` is known of those that have reported."""
+
+    def start(self, address: AgentAddress) -> None:
+        """Place an agent on a node; called again when that agent was lost."""
+
+    def kill(self, node: int, pid: int) -> None:
+        """End a node's agent and all its workers by force; harmless when it is gone."""
+
+    def is_gone(self, node: int, pid: int) -> bool:
+        """Whether the agent has surely ended."""
+
+    @property
+    def kills_surely(self) -> bool:
+        """Whether what `kill` ended has ended; not so on machines that may be out of reach."""
+
+
 class Controller:
-    """Runs one job to its end on agents that `start_agent` brings up."""
+    """Brings one job to its end, from its beginning or from where another controller died."""
 
     def __init__(
         self,
         *,
-        setup: st.Setup,
-        faults: tuple[str, ...],
+        memory: Memory,
+        journal: Journal,
+        listener: socket.socket,
         events: EventLog,
-        start_agent: Callable[[AgentAddress], None],
-        kill_agent: Callable[[int], None],
+        agents: Agents,
+        lease_s: float,
         on_event: Callable[[AnyEvent], None] = lambda event: None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         """Args:
-        start_agent: Places an agent on a node; called again when that agent was lost.
-        kill_agent: Ends a node's agent and all its workers by force; harmless when it is gone.
+        memory: New, or what the last controller knew.
+        journal: Begun, or gone on with.
+        listener: Where agents connect.
+        lease_s: Silence after which agents stop their workers.
         on_event: Told of every event after it is in the log.
         on_progress: Told of everything a worker says.
         """
-        self._state = st.State(setup=setup, faults=faults)
+        self._memory = memory
+        self._journal = journal
+        self._listener = listener
         self._events = events
-        self._start_agent = start_agent
-        self._kill_agent = kill_agent
+        self._where = agents
+        self._lease_s = lease_s
         self._on_event = on_event
         self._on_progress = on_progress
-        self._token = secrets.token_hex(16)
-        self._address = ""
+        host, port = listener.getsockname()[:2]
+        self._address = f"{host}:{port}"
         self._agents: dict[int, Connection] = {}
-        self._beats = Beats(heartbeat_s=setup.heartbeat_s)
+        self._beats = Beats(heartbeat_s=memory.state.setup.heartbeat_s)
         self._probe_ports: dict[int, int] = {}
         self._newest_step = 0
         self._over = asyncio.Event()
@@ -78,12 +117,10 @@ class Controller:
     async def run(self) -> st.State:
         """The state at the end; `outcome` and `reason` say how it went."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._connection, "127.0.0.1", 0, backlog=4096)
-        host, port = server.sockets[0].getsockname()[:2]
-        self._address = f"{host}:{port}"
+        server = await loop.create_server(self._connection, sock=self._listener, backlog=4096)
         _, prober = await loop.create_datagram_endpoint(
             lambda: Prober(lambda node: self._beats.answered(node, time.monotonic())),
-            local_addr=("127.0.0.1", 0),
+            local_addr=(self._listener.getsockname()[0], 0),
         )
         stopping = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: outlive the terminal
@@ -91,13 +128,15 @@ class Controller:
         for number in stopping:
             wanted = st.StopWanted(signal.Signals(number).name)
             loop.add_signal_handler(number, self._feed, wanted)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
         ticking = asyncio.create_task(self._tick(prober))
         try:
-            self._feed(st.Begin())
+            self._take_charge()
             await self._over.wait()
             if self._error is not None:
                 raise self._error
             await self._drain()
+            self._journal.end()
         finally:
             ticking.cancel()
             for number in stopping:
@@ -106,36 +145,83 @@ class Controller:
                 connection.close()
             prober.close()
             server.close()
-        return self._state
+        return self._memory.state
 
-    def _feed(self, event: st.Happening) -> None:
+    def _take_charge(self) -> None:
+        state, now_s = self._memory.state, time.monotonic()
+        if not self._memory.at_s:
+            self._feed(st.Begin())
+            return
+        for node in self._memory.links:  # each may take as long as a silent one to come back
+            self._beats.joined(node, now_s)
+        self._newest_step = state.furthest_step
+        if state.phase == "over":  # it died between the last decision and the end
+            self._over.set()
+        else:
+            self._feed(st.TookOver(away_s=max(0.0, now_s - self._memory.at_s)))
+
+    def _feed(self, event: st.Happening, node: int | None = None, number: int = 0) -> None:
         """Decide and act. An error here ends the run: the agents then stop their workers."""
         try:
-            self._turn(event)
+            self._turn(event, node, number)
         except Exception as error:  # noqa: BLE001 - asyncio's callbacks would swallow it
             self._error = error
             self._over.set()
 
-    def _turn(self, event: st.Happening) -> None:
-        clock = st.Clock(monotonic_s=time.monotonic(), unix_s=time.time())
-        for action in decide(self._state, event, clock):
-            self._act(action)
-        if self._state.phase == "over":
+    def _turn(self, event: st.Happening, node: int | None, number: int) -> None:
+        entry = Entry(
+            monotonic_s=time.monotonic(),
+            unix_s=time.time(),
+            node=node,
+            number=number,
+            event=event,
+        )
+        pid_of = {node: link.pid for node, link in self._memory.links.items()}
+        actions = advance(self._memory, entry)
+        self._journal.write(encode_entry(entry), sync=bool(actions))
+        for action in actions:
+            self._act(action, pid_of)
+        if self._memory.state.phase == "over":
             self._over.set()
+        elif self._journal.is_grown:
+            self._journal.begin(snapshot(self._memory))
 
-    def _act(self, action: st.Action) -> None:
+    def _act(self, action: st.Action, pid_of: dict[int, int]) -> None:
         match action:
             case st.Record(event):
                 self._events.write(event)
                 self._on_event(event)
-            case st.Send(node, message):
-                connection = self._agents.get(node)
-                if connection is not None:
-                    connection.send(message)
+            case st.Send(node, _):
+                self._send_rest(node)
             case st.KillAgent(node):
-                self._kill_agent(node)
+                self._where.kill(node, pid_of.get(node, 0))
             case st.StartAgent(node):
-                self._start_agent(AgentAddress(node, self._address, self._token))
+                address = AgentAddress(node, self._address, self._memory.token)
+                self._where.start(address)
+
+    def _send_rest(self, node: int) -> None:
+        """What the node's agent was not sent on this connection, nor has from another."""
+        connection, link = self._agents.get(node), self._memory.links.get(node)
+        if connection is None or link is None:
+            return
+        for number, before, message in list(link.outbox.after(connection.sent)):
+            connection.send(self._order(link, message, number=number, before=before))
+            connection.sent = number
+
+    def _order(
+        self,
+        link: Link,
+        message: "say.ToAgent | say.Welcome | None",
+        number: int = 0,
+        before: int = 0,
+    ) -> say.Order:
+        return say.Order(
+            epoch=self._memory.state.epoch,
+            number=number,
+            before=before,
+            heard=link.inbox.last,
+            message=message,
+        )
 
     def _connection(self) -> Connection:
         return Connection(
@@ -145,35 +231,92 @@ class Controller:
             line_limit=LINE_LIMIT,
         )
 
-    def _hear(self, connection: Connection, message: say.FromAgent) -> None:
+    def _hear(self, connection: Connection, report: say.Report) -> None:
         """Any message of an agent but a beat."""
-        node = connection.node
+        node, message = connection.node, report.message
         if isinstance(message, say.AgentReady):
-            known = hmac.compare_digest(message.token, self._token)
-            if not known or message.node in self._agents or node is not None:
+            if node is None and hmac.compare_digest(message.token, self._memory.token):
+                self._welcome(connection, message, heard=report.heard)
+            else:
                 connection.close()
-                return
-            connection.node = message.node
-            self._agents[message.node] = connection
-            self._probe_ports[message.node] = message.probe_port
-            self._beats.joined(message.node, time.monotonic())
-            self._feed(st.AgentJoined(message.node))
-        elif node is None or isinstance(message, say.Beat):
+            return
+        link = self._memory.links.get(node) if node is not None else None
+        if link is None or node is None or isinstance(message, say.Beat):
             connection.close()  # whoever does not say who it is first is not one of ours
-        else:
-            self._beats.heard(node, time.monotonic())
-            self._feed(message)
+            return
+        self._beats.heard(node, time.monotonic())
+        link.outbox.heard(report.heard)
+        try:
+            is_new = link.inbox.can_take(report.number, report.before)
+        except Lost:
+            connection.close()  # it comes again, and says again what is missing
+            return
+        if is_new:
+            self._feed(message, node, report.number)
             self._show(message)
 
+    def _welcome(self, connection: Connection, agent: say.AgentReady, *, heard: int) -> None:
+        node = agent.node
+        link, other = self._memory.links.get(node), self._agents.get(node)
+        is_same = link is not None and link.incarnation == agent.incarnation
+        if agent.epoch > self._memory.state.epoch or (other is not None and not is_same):
+            connection.close()
+            return
+        connection.node = node
+        if not is_same and agent.is_known:
+            # Given up meanwhile, and its ranks may have other workers: it must end its own.
+            stranger = Link(agent.incarnation, agent.pid)
+            connection.send(self._order(stranger, say.KillWorkers()))
+            connection.send(self._order(stranger, say.Leave()))
+            connection.close()
+            return
+        if link is not None and not is_same:
+            self._feed(st.AgentLost(node))
+        self._agents[node] = connection
+        self._probe_ports[node] = agent.probe_port
+        self._beats.joined(node, time.monotonic())
+        if is_same:
+            if other is not None:
+                other.abort()
+        else:
+            self._feed(st.AgentJoined(node, agent.incarnation, agent.pid))
+        link = self._memory.links[node]
+        connection.send(self._order(link, say.Welcome(lease_s=self._lease_s)))
+        connection.sent = heard
+        self._send_rest(node)
+
     def _end_of(self, connection: Connection) -> None:
+        """An agent that lives connects again; only its end or its silence is its loss."""
         node = connection.node
         if node is not None and self._agents.get(node) is connection:
             del self._agents[node]
-            self._beats.left(node)
-            self._feed(st.AgentLost(node))
+            # Sockets close before the process has ended, so look again a moment later.
+            for moment_s in (0.0, 0.005, 0.02, 0.05, 0.1):
+                asyncio.get_running_loop().call_later(moment_s, self._look_after, node)
+
+    def _look_after(self, node: int) -> None:
+        """Whether an agent without a connection has ended."""
+        link = self._memory.links.get(node)
+        if node in self._agents or link is None:
+            return
+        if self._where.is_gone(node, link.pid):
+            self._lose(node)
+
+    def _lose(self, node: int) -> None:
+        self._beats.left(node)
+        link = self._memory.links.get(node)
+        is_certain = self._where.kills_surely or (
+            link is not None and self._where.is_gone(node, link.pid)
+        )
+        # The agent has heard nothing from here since it was given up; then its lease began.
+        grace_s = self._memory.state.setup.grace_s
+        in_doubt_s = 0.0 if is_certain else self._lease_s + grace_s + MARGIN_S
+        self._feed(st.AgentLost(node, in_doubt_s))
 
     def _check_beats(self, prober: Prober) -> None:
         """Ask silent agents by the second way, and give up those that nothing speaks for."""
+        for node in self._memory.links.keys() - self._agents.keys():
+            self._look_after(node)
         checked = self._beats.check(time.monotonic())
         for node in checked.ask:
             connection = self._agents.get(node)
@@ -181,23 +324,24 @@ class Controller:
             if host is not None:
                 prober.ask(node, host, self._probe_ports.get(node, 0))
         for node, _ in checked.lost:
-            connection = self._agents.get(node)
+            connection = self._agents.pop(node, None)
             if connection is not None:
                 connection.abort()
-                self._end_of(connection)
+            self._lose(node)
 
     def _show(self, message: say.FromAgent) -> None:
-        if isinstance(message, say.Said) and message.generation == self._state.generation:
+        state = self._memory.state
+        if isinstance(message, say.Said) and message.generation == state.generation:
             self._note_step(message.message)
-            worker = self._state.workers.get(message.worker)
+            worker = state.workers.get(message.worker)
             if worker is None or worker.rank is None:
                 return
             self._on_progress(
                 Progress(
                     rank=worker.rank,
                     message=message.message,
-                    num_alive=self._state.num_alive,
-                    num_ranks=self._state.setup.num_ranks,
+                    num_alive=state.num_alive,
+                    num_ranks=state.setup.num_ranks,
                 )
             )
 
@@ -209,14 +353,26 @@ class Controller:
             self._newest_step = word.step
 
     async def _tick(self, prober: Prober) -> None:
+        renew_every = max(1, round(self._lease_s / RENEWALS / BEAT_EVERY_S))
         for number in itertools.count(1):
             await asyncio.sleep(BEAT_EVERY_S)
             self._check_beats(prober)
             if number % 2 == 0:
                 self._feed(st.Tick())
+            if number % renew_every == 0:
+                self._renew()
+            if self._journal.is_lost and number % round(RETRY_JOURNAL_S / BEAT_EVERY_S) == 0:
+                self._journal.begin(snapshot(self._memory))
+
+    def _renew(self) -> None:
+        """Tell every agent that the controller is there, and what of its words is kept."""
+        for node, connection in self._agents.items():
+            link = self._memory.links.get(node)
+            if link is not None:
+                connection.send(self._order(link, None))
 
     async def _drain(self) -> None:
         """Let the agents end their workers and leave before the connection closes."""
         deadline = time.monotonic() + 10
-        while self._agents and time.monotonic() < deadline:
+        while self._memory.links and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

@@ -10,7 +10,7 @@ spares or new processes -> all join the next generation, and bring each other to
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from paceline.control import messages as say
@@ -34,6 +34,7 @@ from paceline.control.state import (
     StopWanted,
     Symptom,
     Tick,
+    TookOver,
     Worker,
 )
 from paceline.record import events as log
@@ -74,12 +75,14 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
     match event:
         case Begin():
             _begin(state, turn)
-        case AgentJoined(node):
+        case TookOver(away_s):
+            _took_over(state, away_s, turn)
+        case AgentJoined(node=node):
             state.agents.add(node)
             state.agents_due_s.pop(node, None)
             _go_on(state, turn)
-        case AgentLost(node):
-            _agent_lost(state, node, turn)
+        case AgentLost():
+            _agent_lost(state, event, turn)
         case StopWanted(by):
             _stop_wanted(state, by, turn)
         case Tick():
@@ -157,6 +160,31 @@ def _begin(state: State, turn: _Turn) -> None:
     _go_on(state, turn)
 
 
+def _took_over(state: State, away_s: float, turn: _Turn) -> None:
+    """Nobody is late for having waited for a controller."""
+    state.epoch += 1
+    turn.record(
+        log.ControllerReplaced(
+            at=turn.clock.unix_s,
+            generation=state.generation,
+            epoch=state.epoch,
+            away_s=away_s,
+        )
+    )
+    for node in state.agents_due_s:
+        _start_agent(state, node, turn)  # whether or not the last one came to it
+    for worker in state.workers.values():
+        if worker.fence_by_s is not None:
+            worker.fence_by_s += away_s
+    if state.form_deadline_s is not None:
+        state.form_deadline_s += away_s
+    if state.stop_deadline_s is not None:
+        state.stop_deadline_s += away_s
+    if state.symptom is not None:
+        state.symptom = replace(state.symptom, since_s=state.symptom.since_s + away_s)
+    state.inquiry = None  # whoever is late says so again
+
+
 def _go_on(state: State, turn: _Turn) -> None:
     """Whatever can happen next on the way to a generation at work."""
     if state.phase == "gathering":
@@ -193,7 +221,7 @@ def _fill_slots(state: State, turn: _Turn) -> None:
     """A spare for every empty slot, or else a new process."""
     aside = state.history.set_aside
     for rank, slot in enumerate(state.slots):
-        if slot.worker is not None:
+        if slot.worker is not None or rank in state.in_doubt_s:
             continue
         home = state.setup.node_of(rank)
         spares = [
@@ -642,8 +670,10 @@ def _forget(state: State, number: int) -> None:
             slot.worker = None
 
 
-def _agent_lost(state: State, node: int, turn: _Turn) -> None:
-    """Workers die with their agent, so none of this node's is alive now."""
+def _agent_lost(state: State, event: AgentLost, turn: _Turn) -> None:
+    """Workers die with their agent. One that cannot be reached ends them when its lease is over;
+    until then their ranks are nobody's."""
+    node = event.node
     state.agents.discard(node)
     turn.actions.append(KillAgent(node))  # only the connection may be gone
     mine = [number for number, worker in state.workers.items() if worker.node == node]
@@ -652,7 +682,10 @@ def _agent_lost(state: State, node: int, turn: _Turn) -> None:
         if number not in ranked:
             _forget(state, number)
     for number in ranked:
-        state.workers[number].is_fenced = True
+        worker = state.workers[number]
+        worker.is_fenced = True
+        if event.in_doubt_s and worker.generation and worker.rank is not None:
+            state.in_doubt_s[worker.rank] = turn.clock.monotonic_s + event.in_doubt_s
     if ranked and state.phase != "clearing":
         _lose(state, ranked, f"node {node} is lost", turn, cause="node")
     if state.phase == "over":
@@ -915,6 +948,11 @@ def _tick(state: State, turn: _Turn) -> None:
         _give_up(state, "interrupted", reason, turn)
         return
     _end_agents_that_do_not_obey(state, turn)
+    certain = [rank for rank, until_s in state.in_doubt_s.items() if now >= until_s]
+    for rank in certain:
+        del state.in_doubt_s[rank]
+    if certain:
+        _go_on(state, turn)
     overdue = sorted(node for node, due_s in state.agents_due_s.items() if now >= due_s)
     if overdue and _is_needed(state, overdue):
         waited = f"{state.setup.agent_timeout_s:.0f} s"

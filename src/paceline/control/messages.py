@@ -6,6 +6,7 @@ It takes a rank in one generation after the other. What it says carries the gene
 that nothing late from an older one is ever taken for news.
 """
 
+import zlib
 from typing import Literal
 
 import msgspec
@@ -259,6 +260,15 @@ class AgentReady(Message, frozen=True, kw_only=True, tag=True):
     node: int
     token: str
     pid: int
+    incarnation: str = ""
+    """Which of this node's agents, one after the other."""
+
+    is_known: bool = False
+    """Whether a controller has welcomed it before, so that it may have workers."""
+
+    epoch: int = 0
+    """The highest that it has obeyed."""
+
     probe_port: int = 0
     """UDP port of its host on which it answers by a thread of its own; 0 is none."""
 
@@ -394,7 +404,40 @@ class Leave(Message, frozen=True, kw_only=True, tag=True):
     """The run is over: let the workers exit, and end."""
 
 
+class Welcome(Message, frozen=True, kw_only=True, tag=True):
+    """The agent is known, or known again; what it says and was not heard comes once more."""
+
+    lease_s: float
+    """Silence after which it stops its workers."""
+
+
 ToAgent = StartWorker | Tell | KillWorker | KillWorkers | Look | InjectFault | Leave
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says, as it is on the wire; see `link.py`."""
+
+    number: int
+    """0 is outside of the conversation that outlives connections."""
+
+    before: int
+    heard: int
+    """Number of the last order it has."""
+
+    message: FromAgent
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What a controller says, as it is on the wire."""
+
+    epoch: int
+    number: int
+    before: int
+    heard: int
+    """Number of the last report that is in the journal."""
+
+    message: "ToAgent | Welcome | None"
+    """None says only that the controller is there."""
 
 
 def encode(message: Message | Word) -> bytes:
@@ -402,10 +445,39 @@ def encode(message: Message | Word) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
+def seal(frame: Report | Order) -> bytes:
+    """One line that tells whether it was damaged on its way: TCP's checksum has 16 bits."""
+    content = msgspec.json.encode(frame)
+    return b"%08x %b\n" % (zlib.crc32(content), content)
+
+
+def open_report(line: bytes) -> Report:
+    """
+    Raises:
+        DecodeError: The line is damaged, or is none.
+    """
+    return _report(_unsealed(line))
+
+
+def open_order(line: bytes) -> Order:
+    """
+    Raises:
+        DecodeError: The line is damaged, or is none.
+    """
+    return _order(_unsealed(line))
+
+
+def _unsealed(line: bytes) -> bytes:
+    crc, _, content = line.rstrip(b"\n").partition(b" ")
+    if crc != b"%08x" % zlib.crc32(content):
+        raise msgspec.DecodeError("a line of the control connection is damaged")
+    return content
+
+
 from_worker = msgspec.json.Decoder(Word).decode
 to_worker = msgspec.json.Decoder(ToWorker).decode
-from_agent = msgspec.json.Decoder(FromAgent).decode
-to_agent = msgspec.json.Decoder(ToAgent).decode
+_report = msgspec.json.Decoder(Report).decode
+_order = msgspec.json.Decoder(Order).decode
 
 
 _PEER_LOST = (

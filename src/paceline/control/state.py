@@ -18,6 +18,8 @@ are spares. A generation is one set of workers in the slots. The run goes throug
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from paceline.control import messages as say
 from paceline.control.policy import History, Rules
 from paceline.control.stragglers import Stragglers
@@ -201,6 +203,9 @@ class State:
     generation: int = 0
     """The one that is forming or at work."""
 
+    epoch: int = 1
+    """How many controllers this part of the run has had; orders of older ones are refused."""
+
     agents: set[int] = field(default_factory=set)
     workers: dict[int, Worker] = field(default_factory=dict)
     """Those that live, by number."""
@@ -257,6 +262,9 @@ class State:
     form_deadline_s: float | None = None
     """When patience ends with workers that do not park."""
 
+    in_doubt_s: dict[int, float] = field(default_factory=dict)
+    """Until when a rank may still have a worker that nobody can reach, by rank."""
+
     agents_due_s: dict[int, float] = field(default_factory=dict)
     """When patience ends with an agent that was started and has not reported, by node."""
 
@@ -292,38 +300,51 @@ class State:
         return min((slot.step for slot in self.slots), default=0)
 
 
-# What happens to the controller, besides what agents say.
+# What happens to the controller, besides what agents say. All of it goes into the journal.
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Event(msgspec.Struct, frozen=True, tag_field="type"):
+    """What every one of them has: a name of its own."""
+
+
+class Begin(Event, frozen=True, tag=True):
     """Take charge."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentJoined:
+class TookOver(Event, frozen=True, tag=True):
+    """Go on in the place of a controller that died."""
+
+    away_s: float
+    """For how long nobody was in charge."""
+
+
+class AgentJoined(Event, frozen=True, tag=True):
     node: int
+    incarnation: str = ""
+    """Which of this node's agents, one after the other."""
+
+    pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLost:
+class AgentLost(Event, frozen=True, tag=True):
     node: int
+    in_doubt_s: float = 0.0
+    """For how long its workers may live on; 0 when they are surely gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopWanted:
+class StopWanted(Event, frozen=True, tag=True):
     """Somebody pressed Ctrl-C or sent SIGTERM. The second time means at once."""
 
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event, frozen=True, tag=True):
     """Time has passed."""
 
 
 Happening = (
     Begin
+    | TookOver
     | AgentJoined
     | AgentLost
     | StopWanted

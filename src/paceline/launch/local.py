@@ -6,18 +6,26 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import secrets
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import paceline
 from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress, Controller, Progress
+from paceline.control.journal import Journal
 from paceline.control.state import Setup, State
+from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError, Problem
+from paceline.launch.front import supervise
 from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.rank_map import peers_of
 from paceline.plan import Plan
@@ -29,8 +37,17 @@ from paceline.record.events import (
     FaultInjected,
     read_events,
 )
-from paceline.record.run import RunFolder, hold_run, write_resolved
-from paceline.spec import Job
+from paceline.record.holding import (
+    InCharge,
+    claim_control,
+    find_controller,
+    hold_agents,
+    hold_alone,
+    is_held,
+    publish_controller,
+)
+from paceline.record.run import RunFolder, write_resolved
+from paceline.spec import Job, dump_job
 
 _PATIENCE_S = 5.0
 """How long to wait for what is left of the run's last controller. A guess: a step and a save."""
@@ -120,41 +137,86 @@ def run_local(
     problems = list(check_can_run(job, plan))
     if problems:
         raise JobError(*problems)
-    with hold_run(run, patience_s=_PATIENCE_S) as lock:
-        write_resolved(run, job.spec, plan)
-        before = read_events(run.events_file)
-        fired = Counter(event.fault for event in before if isinstance(event, FaultInjected))
-        events = EventLog(run.events_file)
-        agents = _Agents(run, lock)
+    with claim_control(run.path, patience_s=_PATIENCE_S):
+        lock, takes_over = _hold(job, run)
+        with lock, _listen(run) as listener:
+            post = _Post(job, plan, run, lock, listener)
+            return supervise(
+                post.serve, takes_over=takes_over, on_event=on_event, on_progress=on_progress
+            )
+
+
+def can_take_over(run: RunFolder) -> bool:
+    """Whether the run goes on, or waits for its end, without a controller."""
+    if not run.journal_file.exists():
+        return False
+    try:
+        claim_control(run.path, patience_s=0.0).close()
+    except JobError:
+        return False
+    return is_held(run.path)
+
+
+def _hold(job: Job, run: RunFolder) -> tuple[IO[bytes], bool]:
+    """What agents hold the run by, and whether there are some of a controller that died."""
+    try:
+        return hold_alone(run.path, patience_s=0.0), False
+    except JobError:
+        is_same = run.job_file.read_bytes() == dump_job(job.spec).encode()
+        if is_same and run.journal_file.exists():
+            return hold_agents(run.path), True
+        return hold_alone(run.path, patience_s=_PATIENCE_S), False
+
+
+def _listen(run: RunFolder) -> socket.socket:
+    """Where agents connect; where the last controller was, if that is free."""
+    last = find_controller(run.path)
+    for host, port in [*([last.address] if last is not None else []), ("127.0.0.1", 0)]:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError:
+            listener.close()
+            continue
+        listener.listen(4096)
+        listener.setblocking(False)
+        return listener
+    raise OSError("no port is free on 127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """What every controller of a run is given, one after the other."""
+
+    job: Job
+    plan: Plan
+    run: RunFolder
+    lock: IO[bytes]
+    listener: socket.socket
+
+    def serve(
+        self,
+        takes_over: bool,
+        on_event: Callable[[AnyEvent], None],
+        on_progress: Callable[[Progress], None],
+    ) -> State:
+        """Control the run to its end."""
+        events = EventLog(self.run.events_file)
+        journal = Journal(self.run.journal_file)
+        agents = _Agents(self.run, self.lock)
+        memory = self._take_over(events, journal, on_event) if takes_over else self._begin(journal)
+        host, port = self.listener.getsockname()[:2]
+        epoch = memory.state.epoch + takes_over
+        in_charge = InCharge(pid=os.getpid(), epoch=epoch, host=host, port=port)
+        publish_controller(self.run.path, in_charge)
         controller = Controller(
-            setup=Setup(
-                num_nodes=plan.cluster.num_nodes,
-                ranks_per_node=plan.cluster.ranks_per_node,
-                num_steps=job.spec.train.steps,
-                max_restarts=job.spec.recovery.max_restarts,
-                grace_s=job.spec.recovery.grace,
-                versions=_versions(),
-                resumed=bool(before),
-                first_generation=max((event.generation for event in before), default=0) + 1,
-                layout=plan.layout.name,
-                num_spares=_num_spares(job, plan),
-                heartbeat_s=job.spec.recovery.heartbeat,
-                in_order=plan.layout.pipeline == 1,
-                peers=peers_of(plan.layout),
-                evict_stragglers=job.spec.recovery.evict_stragglers,
-                poison=job.spec.recovery.poison,
-                node_strikes=job.spec.recovery.node_strikes,
-                strike_window_s=job.spec.recovery.strike_window,
-                skipped=tuple(
-                    (event.step, tuple(event.samples))
-                    for event in before
-                    if isinstance(event, BatchSkipped)
-                ),
-            ),
-            faults=_left(job.spec.drill.all_faults, fired),
+            memory=memory,
+            journal=journal,
+            listener=self.listener,
             events=events,
-            start_agent=agents.start,
-            kill_agent=agents.kill,
+            agents=agents,
+            lease_s=self.job.spec.recovery.lease,
             on_event=on_event,
             on_progress=on_progress,
         )
@@ -163,6 +225,58 @@ def run_local(
         finally:
             agents.end()
             events.close()
+            journal.close()
+
+    def _begin(self, journal: Journal) -> Memory:
+        write_resolved(self.run, self.job.spec, self.plan)
+        before = read_events(self.run.events_file)
+        fired = Counter(event.fault for event in before if isinstance(event, FaultInjected))
+        state = State(
+            setup=_setup(self.job, self.plan, before),
+            faults=_left(self.job.spec.drill.all_faults, fired),
+        )
+        memory = Memory(state=state, token=secrets.token_hex(16), lines_before=len(before))
+        journal.begin(snapshot(memory))
+        return memory
+
+    def _take_over(
+        self, events: EventLog, journal: Journal, on_event: Callable[[AnyEvent], None]
+    ) -> Memory:
+        replayed = replay(self.run.journal_file)
+        journal.go_on()
+        memory = replayed.memory
+        num_written = len(read_events(self.run.events_file)) - memory.lines_before
+        for event in replayed.events[max(0, num_written - replayed.events_before) :]:
+            events.write(event)
+            on_event(event)
+        return memory
+
+
+def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
+    return Setup(
+        num_nodes=plan.cluster.num_nodes,
+        ranks_per_node=plan.cluster.ranks_per_node,
+        num_steps=job.spec.train.steps,
+        max_restarts=job.spec.recovery.max_restarts,
+        grace_s=job.spec.recovery.grace,
+        versions=_versions(),
+        resumed=bool(before),
+        first_generation=max((event.generation for event in before), default=0) + 1,
+        layout=plan.layout.name,
+        num_spares=_num_spares(job, plan),
+        heartbeat_s=job.spec.recovery.heartbeat,
+        in_order=plan.layout.pipeline == 1,
+        peers=peers_of(plan.layout),
+        evict_stragglers=job.spec.recovery.evict_stragglers,
+        poison=job.spec.recovery.poison,
+        node_strikes=job.spec.recovery.node_strikes,
+        strike_window_s=job.spec.recovery.strike_window,
+        skipped=tuple(
+            (event.step, tuple(event.samples))
+            for event in before
+            if isinstance(event, BatchSkipped)
+        ),
+    )
 
 
 def _left(faults: Iterable[str], fired: Counter[str]) -> tuple[str, ...]:
@@ -197,6 +311,7 @@ class _Agents:
         self._lock = lock
         self._processes: list[subprocess.Popen[bytes]] = []
         self._newest: dict[int, subprocess.Popen[bytes]] = {}
+        self._adopted: set[int] = set()
 
     def start(self, address: AgentAddress) -> None:
         command = [
@@ -218,19 +333,51 @@ class _Agents:
         self._processes.append(process)
         self._newest[address.node] = process
 
-    def kill(self, node: int) -> None:
+    def kill(self, node: int, pid: int) -> None:
         """SIGKILL to an agent; the kernel then kills its workers."""
         process = self._newest.get(node)
         if process is not None and process.poll() is None:
             process.kill()
+        if pid:
+            self._adopted.add(pid)
+            if self._is_agent(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def is_gone(self, node: int, pid: int) -> bool:
+        """Whether the agent has ended. Those of an earlier controller are nobody's children."""
+        self._adopted.add(pid)
+        for process in self._processes:
+            if process.pid == pid:
+                return process.poll() is not None
+        return not self._is_agent(pid)
+
+    @property
+    def kills_surely(self) -> bool:
+        """The kernel sees to it: all are on this machine."""
+        return True
 
     def end(self) -> None:
+        """Wait until all have ended, and see to it."""
+        deadline = time.monotonic() + 10
         for process in self._processes:
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        while any(map(self._is_agent, self._adopted)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for pid in filter(self._is_agent, self._adopted):
+            os.kill(pid, signal.SIGKILL)
+
+    def _is_agent(self, pid: int) -> bool:
+        """Whether this process is an agent of this run, and no zombie: those have no arguments."""
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return b"paceline.control.agent" in arguments and str(self._run.path).encode() in arguments
 
 
 def _is_free(port: int) -> bool:

@@ -287,6 +287,16 @@ class Recovered(Event, frozen=True, kw_only=True, tag=True):
     """From the failure (or the controller knowing of it) until every rank had finished a step."""
 
 
+class ControllerReplaced(Event, frozen=True, kw_only=True, tag=True):
+    """The controller died, and another one took its place. Training went on meanwhile."""
+
+    epoch: int
+    """How many controllers there have been since the last start, with this one."""
+
+    away_s: float
+    """From the last thing that the dead one took note of."""
+
+
 class StopAsked(Event, frozen=True, kw_only=True, tag=True):
     """Somebody asked the run to stop at the next step boundary."""
 
@@ -340,6 +350,7 @@ AnyEvent = (
     | NodeSetAside
     | BatchSkipped
     | Recovered
+    | ControllerReplaced
     | StopAsked
     | RunFinished
 )

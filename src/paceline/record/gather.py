@@ -12,8 +12,9 @@ import msgspec
 from paceline.plan import Plan
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import AnyEvent, read_events
+from paceline.record.holding import is_held
 from paceline.record.metrics import StepMetrics, read_all_metrics
-from paceline.record.run import RunFolder, is_held
+from paceline.record.run import RunFolder
 from paceline.spec import JobSpec
 
 
@@ -61,7 +62,7 @@ def gather(run: RunFolder) -> RunRecord:
         kept=tuple(
             entry.path.name for entry in list_checkpoints(run.checkpoints) if entry.is_complete
         ),
-        is_running=is_held(run),
+        is_running=is_held(run.path),
     )
 
 

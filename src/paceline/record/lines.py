@@ -48,3 +48,13 @@ class LineFile:
         except OSError as error:
             if error.errno not in _MEANWHILE_FULL:
                 raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in place, whole or not at all, and on the disk itself."""
+    partial = path.with_name(path.name + ".tmp")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

@@ -9,17 +9,16 @@ runs/tiny-lm-20261121-101500/
   checkpoints/    step-00000050/ ...
   logs/           rank-0.log, agent-0.log ...
   report.html     the page
+  journal         what the controller knows, while it runs; control.json says where it is
 """
 
-import fcntl
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +26,8 @@ from paceline.errors import JobError, Problem
 from paceline.plan import Plan, plan_from_json, plan_to_json
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import RunFinished, RunStarted, TrainingStarted, read_events
+from paceline.record.holding import is_held
+from paceline.record.lines import write_whole
 from paceline.record.metrics import read_metrics
 from paceline.spec import Job, JobSpec, dump_job, load_job
 from paceline.spec.corpus import Corpus
@@ -78,6 +79,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def journal_file(self) -> Path:
+        """What a controller needs to go on where another one died."""
+        return self.path / "journal"
 
     @property
     def logs(self) -> Path:
@@ -169,8 +175,8 @@ def create_run(
 
 def write_resolved(run: RunFolder, spec: JobSpec, plan: Plan) -> None:
     """Put the resolved job and the plan in place, each whole or not at all."""
-    _write_whole(run.job_file, dump_job(spec).encode())
-    _write_whole(run.plan_file, plan_to_json(plan))
+    write_whole(run.job_file, dump_job(spec).encode())
+    write_whole(run.plan_file, plan_to_json(plan))
 
 
 def open_run(folder: Path) -> RunFolder:
@@ -281,54 +287,6 @@ def check_same_data(run: RunFolder, corpus: Corpus) -> None:
         )
 
 
-def hold_run(run: RunFolder, *, patience_s: float = 0.0) -> IO[bytes]:
-    """The run's lock, held until every process that has the returned file open is through.
-
-    Agents inherit it, so that a run whose controller was killed stays held until its workers have
-    stopped, and nobody starts a second set of them.
-
-    Args:
-        patience_s: How long to wait for another holder to end.
-
-    Raises:
-        JobError: Another process holds it.
-    """
-    lock = (run.path / "lock").open("ab")
-    deadline = time.monotonic() + patience_s
-    while not _take(lock):
-        if time.monotonic() < deadline:
-            time.sleep(0.1)
-            continue
-        lock.close()
-        raise JobError(
-            Problem(
-                code="R004",
-                what=f"another process is running {run.path}",
-                where=str(run.path),
-                fix="wait for it, or stop it with Ctrl-C where it runs; after a kill, its workers "
-                "take up to recovery.grace to stop",
-            )
-        )
-    return lock
-
-
-def _take(lock: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def is_held(run: RunFolder) -> bool:
-    """Whether a process is running this run now."""
-    try:
-        hold_run(run).close()
-    except JobError:
-        return True
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """One row of the registry."""
@@ -380,7 +338,7 @@ def _summarise(run: RunFolder) -> RunSummary:
     finished = [event for event in events if isinstance(event, RunFinished)]
     started = [event for event in events if isinstance(event, RunStarted | RunFinished)]
     over = bool(started) and isinstance(started[-1], RunFinished)
-    if is_held(run):
+    if is_held(run.path):
         state = "running"
     elif not started:
         state = "new"
@@ -433,12 +391,3 @@ def _fresh_name(runs: Path, name: str) -> Path:
         again += 1
         path = runs / f"{name}-{stamp}-{again}"
     return path
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".tmp")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)

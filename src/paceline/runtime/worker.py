@@ -179,13 +179,14 @@ def _listener(job: Job, channel: Channel) -> socket.socket:
 
     asked = job.spec.cluster.rendezvous_port
     port = asked if asked != "auto" and os.environ.get("RANK") == "0" else 0
+    host = os.environ.get("PACELINE_HOST", "127.0.0.1")
     try:
-        return listen_for_store(port)
+        return listen_for_store(port, host)
     except OSError as error:
         raise JobError(
             Problem(
                 code="R012",
-                what=f"port {port} cannot be used on 127.0.0.1: {error.strerror}",
+                what=f"port {port} cannot be used on {host}: {error.strerror}",
                 where=job.where("cluster.rendezvous_port"),
                 fix="leave it out to take a free port, or end the program that holds it",
             )

@@ -416,6 +416,10 @@ class RecoverySpec:
     """A node whose agent is silent for this long, and does not answer when asked another way, is
     lost."""
 
+    lease: Seconds = 30.0
+    """How long training goes on while no controller is there. After that the agents ask their
+    workers to stop at a step boundary and save."""
+
     evict_stragglers: bool = False
     """Replace a rank that is named as slower than its peers, when there is a warm spare and the
     rest of the run gains more than the replacement costs. Otherwise it is only named."""

@@ -125,8 +125,8 @@ class Groups:
         return {fd: inode for fd, inode in found.items() if self._before.get(fd) != inode}
 
 
-def listen_for_store(port: int) -> socket.socket:
-    """A socket for the store, on this machine only: given a host, TCPStore listens to all of them.
+def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """A socket for the store, on this host only: given a host, TCPStore listens to all of them.
 
     Args:
         port: 0 for any that is free.
@@ -137,7 +137,7 @@ def listen_for_store(port: int) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
+        listener.bind((host, port))
     except OSError:
         listener.close()
         raise
