@@ -180,6 +180,16 @@ def _snapshot(state: st.State) -> str:
     return repr(state)
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_worker_that_stops_between_being_ready_and_joining_is_fenced(rank):
+    """It waits for orders, as it may for ever, and the others wait for it."""
+    for tenth in range(12):
+        hang = Fault(0.5 + 0.1 * tenth, "hang", rank)
+        world = World(SETUP, [hang], seed=16)
+        world.play()
+        assert world.state.outcome == "finished", f"{hang}: {world.state.phase}"
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_an_undisturbed_run_starts_every_rank_once_and_finishes(spares):
     world = played([], spares=spares)

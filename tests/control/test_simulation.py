@@ -302,7 +302,8 @@ def test_snapshots_in_memory_lose_what_came_after_them():
 def test_a_hang_takes_as_long_to_notice_as_the_learned_time_out():
     scene = scene_of()
     hang = lived(scene, Fault(2 * DAY_S, "hang", 17, 1))
-    assert hang.ledger.seconds["detect"] == pytest.approx(1 + 3 * 20)
+    # Then every agent looks at its workers, which may take 0.3 s, and the core names the one.
+    assert hang.ledger.seconds["detect"] == pytest.approx(1 + 3 * 20 + 0.3, abs=0.01)
 
 
 def test_more_lost_nodes_than_spares_wait_for_the_repair():

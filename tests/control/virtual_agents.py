@@ -16,6 +16,9 @@ from paceline.control import state as st
 from paceline.control.core import decide
 from paceline.record import events as log
 
+LIMIT_S = 3.0
+"""What the agents have learned that a phase may take."""
+
 
 @dataclass(slots=True)
 class Process:
@@ -30,8 +33,22 @@ class Process:
     """Last step it holds the state of; -1 is none."""
 
     is_parked: bool = False
+    is_ready: bool = False
+    has_to_meet: bool = False
+    moved_s: float = 0.0
+    """When it last came further."""
+
     crashes_at: int | None = None
     """Step in which it raises."""
+
+    @property
+    def phase(self) -> str:
+        """In the words of its slot."""
+        if not self.is_ready:
+            return "building"
+        if self.is_parked or not self.generation:
+            return "parked"
+        return "joining" if self.has_to_meet else "backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +182,7 @@ class World:
         if node not in self.agents:
             self.agents.add(node)
             self.feed(st.AgentJoined(node))
+            self.later(1.5, lambda: self.look_out(node))
 
     def lose_agent(self, node: int) -> None:
         for process in self.processes.values():
@@ -179,15 +197,17 @@ class World:
             return
         match message:
             case say.StartWorker(worker=number):
-                self.processes[number] = Process(node=node)
+                self.processes[number] = Process(node=node, moved_s=self.now)
                 self.hear(node, say.Started(worker=number, pid=100 + number))
-                self.later(self.delay(1.0), lambda: self.ready(number))
+                self.later(self.delay(0.5), lambda: self.ready(number))
             case say.Tell(worker=number, message=told) if number in self.processes:
                 process = self.processes[number]
                 if process.alive and not process.hangs:
                     self.tell(number, process, told)
             case say.KillWorker(worker=number):
                 self.end(number, -9)
+            case say.Look():
+                self.look(node)
             case say.KillWorkers():
                 for number, process in list(self.processes.items()):
                     if process.node == node:
@@ -206,16 +226,59 @@ class World:
         # The kernel tells of the end after everything that the worker had said.
         self.hear(process.node, exited, 0.05 if self.is_slow else 0.02)
 
+    def look_out(self, node: int) -> None:
+        """An agent says, again and again, which of its workers have stood still for too long."""
+        if node not in self.agents:
+            return
+        for number, process in self.processes.items():
+            if process.node == node and process.alive and self.is_late(process):
+                stuck = say.Stuck(
+                    worker=number,
+                    generation=process.generation,
+                    kind="stopped" if process.hangs else "waiting",
+                    phase=process.phase,
+                    waited_s=self.now - process.moved_s,
+                    limit_s=LIMIT_S,
+                )
+                self.hear(node, stuck)
+        self.later(1.5, lambda: self.look_out(node))
+
+    def is_late(self, process: Process) -> bool:
+        """Whoever waits for orders may do so for ever."""
+        return process.phase != "parked" and self.now - process.moved_s > LIMIT_S
+
+    def look(self, node: int) -> None:
+        for number, process in self.processes.items():
+            if process.node == node and process.alive:
+                seen = say.Seen(
+                    worker=number,
+                    generation=process.generation,
+                    kind="stopped" if process.hangs else "waiting",
+                    is_certain=process.hangs,
+                    phase=process.phase,
+                    step=process.applied + 1,
+                    micro_batch=0,
+                    waited_s=self.now - process.moved_s,
+                    limit_s=None if process.phase == "parked" else LIMIT_S,
+                    is_late=self.is_late(process),
+                    in_collective=not process.hangs,
+                    stacks="",
+                )
+                self.hear(node, seen, self.delay(0.3))
+
     # Workers.
 
     def ready(self, number: int) -> None:
-        if self.processes[number].alive:
+        process = self.processes[number]
+        if process.alive and not process.hangs:
+            process.is_ready = True
             self.says(number, say.Ready(host="h", port=number + 1))
 
     def tell(self, number: int, process: Process, told: say.ToWorker) -> None:
         match told:
             case say.Join(generation=generation, rank=rank):
                 process.generation, process.rank, process.is_parked = generation, rank, False
+                process.has_to_meet, process.moved_s = True, self.now
                 self.later(0.0, lambda: self.meet(generation))
             case say.Interrupt(generation=generation) if generation == process.generation:
                 self.later(self.delay(0.02), lambda: self.park(number, generation))
@@ -260,7 +323,8 @@ class World:
                 source=source,  # type: ignore[arg-type]
             )
             self.says(number, restored, 0.2)
-            self.processes[number].applied = step
+            process = self.processes[number]
+            process.applied, process.has_to_meet, process.moved_s = step, False, self.now
         self.later(0.3, lambda: self.step(generation, step + 1))
 
     def step(self, generation: int, step: int) -> None:
@@ -278,6 +342,7 @@ class World:
             return
         for number in everyone:
             self.processes[number].applied = step
+            self.processes[number].moved_s = self.now
             done = say.StepDone(step=step, loss=1.0, tokens_per_s=1.0, unit="tokens")
             self.says(number, done)
         if step % 5 == 0:
@@ -336,7 +401,5 @@ class World:
             self.end(number, -9)
         elif kind == "hang" and process.alive:
             process.hangs = True
-            # The agent's learned time-out ends it.
-            self.later(self.delay(2.0), lambda: self.end(number, -9))
         elif kind == "crash":
             process.crashes_at = process.applied + 1

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+import msgspec
+
 from paceline.control import messages as say
 from paceline.control import policy, suspicion
 from paceline.control.policy import Cause, Verdict, note
@@ -568,7 +570,10 @@ def _stuck(state: State, event: say.Stuck, turn: _Turn) -> None:
 def _seen(state: State, event: say.Seen, turn: _Turn) -> None:
     worker = state.workers[event.worker]
     if state.inquiry is not None and worker.rank is not None and not worker.is_fenced:
-        if event.generation == worker.generation == state.generation:
+        if worker.generation == state.generation:
+            if event.generation < worker.generation:
+                # It was told to join and has not, while others have stood still waiting for it.
+                event = msgspec.structs.replace(event, is_late=True)
             state.inquiry.seen[worker.rank] = event
         _judge_when_answered(state, turn)
 

@@ -30,6 +30,7 @@ from paceline.control.simulation.failures import Fault
 from paceline.control.simulation.goodput import Ledger, Part
 from paceline.control.simulation.machines import Machines
 from paceline.control.simulation.rhythm import Rhythm, train
+from paceline.control.slots import Phase as WorkPhase
 from paceline.control.state import (
     Action,
     AgentJoined,
@@ -45,6 +46,7 @@ from paceline.control.state import (
     State,
     Tick,
 )
+from paceline.control.suspicion import ANSWER_S
 from paceline.estimate.recovery import Tier
 from paceline.record import events as log
 
@@ -62,6 +64,14 @@ _MAX_RESTARTS = 3
 
 _LEAST_SPARES = 4
 """Spares that the core sees of few parts; of more, one for eight."""
+
+_LOOK_S = 0.3
+"""Tracebacks may take so long (design/recovery.md, section 3.1)."""
+
+_AGAIN_S = 2.0
+"""Between two reports of a worker that stands still. A guess."""
+
+_HUNG_IN = WorkPhase.BACKWARD.words
 
 _CALM = (say.Met, say.Restored, say.StepDone)
 """After which nothing new is waited for."""
@@ -248,6 +258,8 @@ class _World:
             moments.append(state.form_deadline_s)
         if state.symptom is not None:
             moments.append(state.symptom.since_s + state.setup.cause_timeout_s)
+        if state.inquiry is not None:
+            moments.append(state.inquiry.asked_s + ANSWER_S)
         if not moments or min(moments) >= self.next_tick_s:
             return
         self.next_tick_s = min(moments)
@@ -310,6 +322,10 @@ class _World:
                 self._interrupt(number)
             case say.KillWorker(worker=number):
                 self._later(0.0, lambda: self._exit(number, fenced=True))
+            case say.Look():
+                for number, worker in self.workers.items():
+                    if worker.node == node and worker.generation:
+                        self._feed_later(_LOOK_S, number, self._seen(number, worker))
             case say.KillWorkers():
                 for number in [n for n, each in self.workers.items() if each.node == node]:
                     self._later(0.0, lambda number=number: self._exit(number, fenced=True))  # type: ignore[misc]
@@ -515,13 +531,47 @@ class _World:
         seconds = self.scene.costs.of(fault.kind).at(self.scene.num_ranks, self.scene.rhythm.step_s)
         if fault.kind == "hang":
             worker.hangs = self.is_broken = True
-            self._later(seconds, lambda: self._exit(number, fenced=False))
+            self._later(seconds, lambda: self._stands_still(number, seconds))
             return
         self._end(number)
         if fault.kind == "process":
             self._later(seconds, lambda: self._exit(number, fenced=False))
         else:
             self._later(seconds, lambda: self._lose_node(number))
+
+    def _stands_still(self, number: int, waited_s: float) -> None:
+        """Its agent says so, again and again while it lasts."""
+        worker = self.workers.get(number)
+        if worker is None or not worker.alive:
+            return
+        self._feed(
+            say.Stuck(
+                worker=number,
+                generation=worker.generation,
+                kind="stopped",
+                phase=_HUNG_IN,
+                waited_s=waited_s,
+                limit_s=waited_s,
+            )
+        )
+        self._later(_AGAIN_S, lambda: self._stands_still(number, waited_s + _AGAIN_S))
+
+    def _seen(self, number: int, worker: _Worker) -> say.Seen:
+        """What its agent sees of it: the one that hangs stands, and the others wait for it."""
+        return say.Seen(
+            worker=number,
+            generation=worker.generation,
+            kind="stopped" if worker.hangs else "waiting",
+            is_certain=worker.hangs,
+            phase=_HUNG_IN,
+            step=self.step + 1,
+            micro_batch=0,
+            waited_s=0.0,
+            limit_s=None,
+            is_late=worker.hangs,
+            in_collective=not worker.hangs,
+            stacks="",
+        )
 
     def _lose_node(self, number: int) -> None:
         """A machine is gone with its agent. Its part has others, whose agents and spares live on,
