@@ -33,7 +33,7 @@ FAULTS = some.lists(
     ),
     max_size=6,
 )
-CALM = settings(max_examples=200, deadline=None)
+CALM = settings(max_examples=60, deadline=None)
 
 
 def played(faults: list[Fault], seed: int = 0, spares: int = 1, **how: object) -> World:

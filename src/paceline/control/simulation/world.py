@@ -252,6 +252,7 @@ class _World:
         state = self.state
         moments = [
             *state.agents_due_s.values(),
+            *state.in_doubt_s.values(),
             *(each.fence_by_s for each in state.workers.values() if each.fence_by_s is not None),
         ]
         if state.form_deadline_s is not None:
