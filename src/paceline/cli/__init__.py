@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "advise": ("paceline.cli.advise", "Small answers: batch, learning rate, buckets, checkpoints."),
     "run": ("paceline.cli.run", "Train: plan, start, watch, recover, report."),
     "verify": ("paceline.cli.verify", "Does the layout compute what one device computes?"),
+    "drill": ("paceline.cli.drill", "Break it on purpose, and prove that it comes through."),
     "bench": ("paceline.cli.bench", "How does it scale over ranks, and where does the time go?"),
     "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),

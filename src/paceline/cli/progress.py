@@ -86,7 +86,7 @@ class ProgressView:
     def event(self, event: log.AnyEvent) -> None:
         """An event that a person wants to see."""
         self._note(event)
-        text = _describe(event)
+        text = describe(event)
         if text is not None:
             clock = time.strftime("%H:%M:%S", time.localtime(event.at))
             self._line(f"{clock}  {text}")
@@ -173,7 +173,7 @@ class ProgressView:
                 self._is_read = False
 
 
-def _describe(event: log.AnyEvent) -> str | None:
+def describe(event: log.AnyEvent) -> str | None:
     """One line for a person, or None for what only the record wants."""
     match event:
         case log.TrainingStarted():

@@ -402,8 +402,10 @@ def _fault_due(state: State, rank: int, text: str, turn: _Turn) -> None:
         return
     fault = parse_fault(text)
     if "spare" in (fault.when, fault.kind) and not _spares_ready(state):
-        state.waiting_faults.append((rank, text))
-        return
+        _keep_spares(state, turn)
+        if any(worker.rank is None for worker in state.workers.values()):
+            state.waiting_faults.append((rank, text))
+            return
     if fault.sample is None:
         at = state.faults.index(text)
         state.faults = state.faults[:at] + state.faults[at + 1 :]

@@ -66,22 +66,20 @@ KINDS: Mapping[str, Kind] = {
     "abort": Kind(does="the worker dies of SIGABRT", verdict=r"killed by SIGABRT"),
     "exit": Kind(does="os._exit(77) in the worker", verdict=r"exited with 77"),
     "raise": Kind(does="an exception that nobody catches", verdict=r"InjectedError"),
-    "oom": Kind(does="the worker runs into RLIMIT_AS", verdict=r"MemoryError|memory"),
-    "stop": Kind(does="SIGSTOP a worker", maker="agent", verdict=r"stopped|SIGSTOP"),
+    "oom": Kind(does="the worker runs into RLIMIT_AS", verdict=r"out of memory|MemoryError"),
+    "stop": Kind(does="SIGSTOP a worker", maker="agent", verdict=r"^stopped"),
     "zombie": Kind(
         does="SIGSTOP a worker, and SIGCONT when its place has long been taken",
         maker="agent",
-        verdict=r"stopped|SIGSTOP",
+        verdict=r"^stopped",
         takes=("for",),
         for_s=60.0,
     ),
-    "deadlock": Kind(
-        does="the training thread waits for a lock for ever", verdict=r"deadlock|stuck|waits"
-    ),
+    "deadlock": Kind(does="the training thread waits for a lock for ever", verdict=r"^waiting"),
     "gil": Kind(
-        does="the training thread sleeps with the interpreter's lock", verdict=r"GIL|interpreter"
+        does="the training thread sleeps with the interpreter's lock", verdict=r"^gil held"
     ),
-    "loop": Kind(does="the training thread counts for ever", verdict=r"loop|stuck|busy"),
+    "loop": Kind(does="the training thread counts for ever", verdict=r"^looping"),
     "agent": Kind(
         does="SIGKILL the node's agent, which takes its workers along",
         maker="agent",

@@ -1,0 +1,89 @@
+"""The ledger: every step's samples consumed exactly once, audited against the pure function.
+
+Each committed step leaves a line in `metrics.jsonl` with a hash of its sample ids. Here every line
+is held against the ids that the step must have had. Leaves out how the samples were computed on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from paceline.record.metrics import StepMetrics
+from paceline.runtime.sampling import batch_digest
+
+_MOST = 5
+"""Complaints of one sort that are told."""
+
+
+def audit(
+    lines: Sequence[StepMetrics],
+    *,
+    num_steps: int,
+    first_steps: Mapping[int, int],
+    digest_of: Callable[[int], str | None],
+) -> list[str]:
+    """What is wrong with a run's ledger; empty when every step was consumed exactly once.
+
+    Args:
+        lines: Every line, also of steps that were done again, in the order written.
+        num_steps: Steps that the run should have done.
+        first_steps: Generation -> the first step that it did, from `TrainingStarted`: what stands
+            before it is committed, and must not be done again.
+        digest_of: Step, from 1 -> the hash of its sample ids; None when it is not known.
+    """
+    return [
+        *_few(_missing(lines, num_steps)),
+        *_few(_wrong(lines, digest_of)),
+        *_few(_twice(lines)),
+        *_few(_gone_back(lines, first_steps)),
+    ]
+
+
+def pure_digest(seed: int, global_batch: int, num_samples: int) -> Callable[[int], str]:
+    """Step, from 1 -> the hash of the sample ids that it must have."""
+    return lambda step: batch_digest(
+        step - 1, seed=seed, global_batch=global_batch, num_samples=num_samples
+    )
+
+
+def _missing(lines: Sequence[StepMetrics], num_steps: int) -> Iterator[str]:
+    seen = {line.step for line in lines}
+    yield from (f"step {step} has no line" for step in range(1, num_steps + 1) if step not in seen)
+    extra = sorted(step for step in seen if not 1 <= step <= num_steps)
+    yield from (f"step {step} is beyond the run's {num_steps}" for step in extra)
+
+
+def _wrong(lines: Sequence[StepMetrics], digest_of: Callable[[int], str | None]) -> Iterator[str]:
+    for line in lines:
+        wanted = digest_of(line.step)
+        if wanted is not None and line.samples_digest != wanted:
+            yield (
+                f"step {line.step} of generation {line.generation} read samples "
+                f"{line.samples_digest}, it should have read {wanted}"
+            )
+
+
+def _twice(lines: Sequence[StepMetrics]) -> Iterator[str]:
+    seen: set[tuple[int, int]] = set()
+    for line in lines:
+        key = line.generation, line.step
+        if key in seen:
+            yield f"step {line.step} stands twice in generation {line.generation}"
+        seen.add(key)
+
+
+def _gone_back(lines: Sequence[StepMetrics], first_steps: Mapping[int, int]) -> Iterator[str]:
+    done: dict[int, int] = {}
+    for line in lines:
+        before = done.get(line.step)
+        first = first_steps.get(line.generation)
+        if before is not None and first is not None and line.step < first:
+            yield (
+                f"step {line.step} was committed in generation {before} and done again in "
+                f"{line.generation}, which began at step {first}"
+            )
+        done[line.step] = line.generation
+
+
+def _few(complaints: Iterator[str]) -> list[str]:
+    found = list(complaints)
+    more = [f"and {len(found) - _MOST} more like this"] if len(found) > _MOST else []
+    return found[:_MOST] + more

@@ -1,0 +1,321 @@
+"""Did the run come through? What a drill's run did, held against an undisturbed one.
+
+Only arithmetic on the record. Every check says what it compared; one that could not be made says
+why, and does not count as passed.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.check.drill.ledger import audit
+from paceline.record import events as log
+from paceline.record.metrics import StepMetrics
+from paceline.spec.faults import Fault, parse_fault
+
+_ROUNDING_S = 1e-3
+"""By how much the phases of a recovery may miss its downtime: they are differences of the same
+clock readings, so only rounding is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that must hold."""
+
+    name: str
+    ok: bool | None
+    """None when it could not be checked."""
+
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One fault, and what came of it."""
+
+    fault: str
+    happened: bool
+    verdict: str | None
+    """What the run's record says of it; None when it says nothing."""
+
+    is_right: bool | None
+    """Whether that is the right name, rank and node; None when there is nothing to name."""
+
+    recovered: log.Recovered | None
+    """The recovery that ended it; several faults may share one."""
+
+    needs: str
+    """What was expected: `recovers`, `unharmed`, `refuses`, `stops`, `relaunches`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The undisturbed run."""
+
+    digest: str | None
+    """At its end."""
+
+    digests: Mapping[int, str] = field(default_factory=dict)
+    """By step, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a drill found."""
+
+    outcomes: tuple[Outcome, ...]
+    checks: tuple[Check, ...]
+    steps_lost: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether everything that could be checked held."""
+        return all(check.ok is not False for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drilled:
+    """Everything there is to know of a run with faults."""
+
+    faults: tuple[str, ...]
+    events: Sequence[log.AnyEvent]
+    lines: Sequence[StepMetrics]
+    num_steps: int
+    ranks_per_node: int
+    replicas: Sequence[Sequence[int]]
+    """Groups of ranks that hold the same; see `parallel.replicas_of`."""
+
+    max_restarts: int
+    left_behind: Sequence[str]
+    """What was found of the run after its end."""
+
+    digest_of_samples: Mapping[int, str] | None
+    """Step -> the hash of the sample ids it must have; None for a program of one's own."""
+
+
+def judge(run: Drilled, reference: Reference) -> Verdict:
+    """Every check of a drill."""
+    outcomes = tuple(_outcomes(run))
+    ends_early = any(_stops(run, each) for each in outcomes)
+    lost, unjustified = _steps_lost(run)
+    checks = (
+        _happened(run, outcomes, ends_early=ends_early),
+        _ended(run, outcomes, ends_early=ends_early),
+        _state(run, outcomes, reference, ends_early=ends_early),
+        _ledger(run, ends_early=ends_early),
+        Check(
+            name="steps lost",
+            ok=not unjustified,
+            says="; ".join(unjustified)
+            if unjustified
+            else f"{lost} finished steps done again"
+            + (": no rank that had the state was left" if lost else ""),
+        ),
+        _verdicts(outcomes),
+        _times(run),
+        Check(
+            name="left behind",
+            ok=not run.left_behind,
+            says=", ".join(run.left_behind) or "no process, memory file, lock or half a checkpoint",
+        ),
+    )
+    return Verdict(outcomes=outcomes, checks=checks, steps_lost=lost)
+
+
+def _stops(run: Drilled, outcome: Outcome) -> bool:
+    """Whether the run should have ended because of it."""
+    repeats = Counter(run.faults)[outcome.fault]
+    return outcome.happened and (outcome.needs == "stops" or repeats > run.max_restarts)
+
+
+def _outcomes(run: Drilled) -> Iterator[Outcome]:
+    """Each fault with the loss that it explains and the recovery that follows."""
+    happened: list[tuple[Fault, log.FaultInjected, int]] = []
+    asked = Counter(run.faults)
+    for index, event in enumerate(run.events):
+        if isinstance(event, log.FaultInjected):
+            happened.append((parse_fault(event.fault), event, index))
+            asked[event.fault] -= 1
+    taken: set[int] = set()
+    for fault, event, index in happened:
+        needs = fault.row.end
+        how, right = _named(run, fault, event, index, taken)
+        after = (e for e in run.events[index:] if isinstance(e, log.Recovered))
+        recovered = next(after, None) if needs == "recovers" else None
+        yield Outcome(
+            fault=event.fault,
+            happened=True,
+            verdict=how,
+            is_right=right,
+            recovered=recovered,
+            needs=needs,
+        )
+    for text, count in asked.items():
+        for _ in range(count):
+            yield Outcome(
+                fault=text,
+                happened=False,
+                verdict=None,
+                is_right=None,
+                recovered=None,
+                needs=parse_fault(text).row.end,
+            )
+
+
+def _named(
+    run: Drilled, fault: Fault, injected: log.FaultInjected, index: int, taken: set[int]
+) -> tuple[str | None, bool | None]:
+    """What the record calls a fault, and whether that is what it was."""
+    rest = list(enumerate(run.events))[index:]
+    if fault.row.end == "unharmed":
+        return _unharmed(fault, injected, [event for _, event in rest])
+    if fault.row.end == "refuses":
+        refused = [e for _, e in rest if isinstance(e, log.StepRefused) and e.step == fault.step]
+        right = bool(refused) and str(injected.rank) in refused[0].reason
+        return (refused[0].reason if refused else None), right
+    if fault.row.end == "stops":
+        reasons = [e.reason for _, e in rest if isinstance(e, log.RunFinished)]
+        told = reasons[-1] if reasons else None
+        return told, told is not None and str(fault.sample) in told
+    if fault.row.end == "relaunches":
+        return "started again", any(isinstance(e, log.RunStarted) for _, e in rest) or None
+    node = injected.rank // run.ranks_per_node
+    for number, event in rest:
+        if isinstance(event, log.WorkerLost) and number not in taken:
+            of_node = fault.row.is_whole_node and event.node == node
+            if event.rank == injected.rank or of_node:
+                taken.add(number)
+                pattern = fault.row.verdict or ""
+                return event.how, re.search(pattern, event.how) is not None
+        if isinstance(event, log.Recovered):
+            break
+    # In a recovery the loss may be told before the word of the fault: a worker without a rank yet.
+    return None, None if fault.in_recovery else False
+
+
+def _unharmed(
+    fault: Fault, injected: log.FaultInjected, rest: Sequence[log.AnyEvent]
+) -> tuple[str | None, bool | None]:
+    if fault.kind == "flip":
+        found = [event for event in rest if isinstance(event, log.CorruptionFound)]
+        if not found:
+            return None, False
+        named = any(injected.rank in event.ranks for event in found)
+        return f"{found[-1].verdict}, healed from {found[-1].healed}", named
+    following = rest[1:]
+    ends = (i for i, e in enumerate(following) if isinstance(e, log.FaultInjected))
+    mine = following[: next(ends, len(following))]
+    blamed = [e for e in mine if isinstance(e, log.WorkerLost | log.WorkerStuck)]
+    if not blamed:
+        return "nobody was blamed", True
+    return f"rank {blamed[0].rank} was blamed", False
+
+
+def _happened(run: Drilled, outcomes: Sequence[Outcome], *, ends_early: bool) -> Check:
+    missed = [outcome.fault for outcome in outcomes if not outcome.happened]
+    num = len(outcomes) - len(missed)
+    return Check(
+        name="faults",
+        ok=not missed or (ends_early and num > 0),
+        says=f"{num} of {len(outcomes)} happened" + (f"; not: {', '.join(missed)}" * bool(missed)),
+    )
+
+
+def _ended(run: Drilled, outcomes: Sequence[Outcome], *, ends_early: bool) -> Check:
+    ends = [event for event in run.events if isinstance(event, log.RunFinished)]
+    last = ends[-1] if ends else None
+    if last is None:
+        return Check(name="end", ok=False, says="the run left no word of its end")
+    says = f"{last.outcome} at step {last.step}" + (f": {last.reason}" if last.reason else "")
+    return Check(name="end", ok=last.outcome == ("failed" if ends_early else "finished"), says=says)
+
+
+def _state(
+    run: Drilled, outcomes: Sequence[Outcome], reference: Reference, *, ends_early: bool
+) -> Check:
+    name = "state"
+    if ends_early:
+        return Check(name=name, ok=None, says="not compared: the run was to stop")
+    if any(outcome.needs == "refuses" and outcome.happened for outcome in outcomes):
+        says = "not compared: a step was to be refused, which the undisturbed run did"
+        return Check(name=name, ok=None, says=says)
+    ends = [event for event in run.events if isinstance(event, log.RunFinished)]
+    mine = ends[-1].state_digest if ends else None
+    layouts = {e.layout for e in run.events if isinstance(e, log.RunStarted)}
+    if mine is None or reference.digest is None:
+        return Check(name=name, ok=False, says="no digest of the state at the end")
+    same = mine == reference.digest
+    steps = {line.step: line.state_digest for line in run.lines if line.state_digest is not None}
+    differ = [step for step in sorted(steps) if reference.digests.get(step) != steps[step]]
+    if same and not (reference.digests and differ):
+        also = f", and after {len(steps)} steps between" if reference.digests else ""
+        says = f"SHA-256 equal to the undisturbed run: {mine[:16]}{also}"
+        return Check(name=name, ok=True, says=says)
+    where = f"; first seen after step {differ[0]}" if differ and reference.digests else ""
+    shrunk = f"; it ran as {', '.join(sorted(layouts))}" if len(layouts) > 1 else ""
+    says = f"SHA-256 {mine[:16]}, undisturbed {reference.digest[:16]}{where}{shrunk}"
+    return Check(name=name, ok=False, says=says)
+
+
+def _ledger(run: Drilled, *, ends_early: bool) -> Check:
+    started = [event for event in run.events if isinstance(event, log.TrainingStarted)]
+    known = run.digest_of_samples
+    last = max((line.step for line in run.lines), default=0)
+    wrong = audit(
+        run.lines,
+        num_steps=last if ends_early else run.num_steps,
+        first_steps={event.generation: event.first_step for event in started},
+        digest_of=(lambda step: None) if known is None else known.get,
+    )
+    says = f"{last} steps, each with its samples, once"
+    if known is None:
+        says += " (which samples is the program's own affair)"
+    return Check(name="ledger", ok=not wrong, says="; ".join(wrong) or says)
+
+
+def _steps_lost(run: Drilled) -> tuple[int, list[str]]:
+    """Finished steps that were done again, and the recoveries in which that need not have been."""
+    lost, complaints = 0, []
+    gone: set[int] = set()
+    for event in run.events:
+        if isinstance(event, log.WorkerLost):
+            node = event.rank // run.ranks_per_node
+            mates = range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)
+            gone |= set(mates) if "node" in event.how else {event.rank}
+        if isinstance(event, log.Recovered):
+            lost += event.steps_lost
+            some_all_gone = any(set(group) <= gone for group in run.replicas)
+            if event.steps_lost and not some_all_gone:
+                complaints.append(
+                    f"{event.steps_lost} steps were done again after step "
+                    f"{event.resumed_from_step}, though of every rank a replica was left"
+                )
+            gone = set()
+    return lost, complaints
+
+
+def _verdicts(outcomes: Sequence[Outcome]) -> Check:
+    wrong = [
+        f"{outcome.fault}: {outcome.verdict or 'not named'}"
+        for outcome in outcomes
+        if outcome.happened and outcome.is_right is False
+    ]
+    right = sum(outcome.is_right is True for outcome in outcomes)
+    return Check(
+        name="verdicts", ok=not wrong, says="; ".join(wrong) or f"{right} named as what they were"
+    )
+
+
+def _times(run: Drilled) -> Check:
+    back = [event for event in run.events if isinstance(event, log.Recovered)]
+    off = [event for event in back if abs(_sum_of_phases(event) - event.downtime_s) > _ROUNDING_S]
+    says = f"{len(back)} recoveries, whose phases add up"
+    if off:
+        says = f"the phases add up to {_sum_of_phases(off[0]):.3f} s of {off[0].downtime_s:.3f} s"
+    return Check(name="times", ok=not off, says=says)
+
+
+def _sum_of_phases(event: log.Recovered) -> float:
+    parts = (event.fence_s, event.start_s, event.restore_s, event.first_step_s)
+    return (event.detect_s or 0.0) + sum(parts)

@@ -1,0 +1,404 @@
+"""`paceline drill`: break the job on purpose, and prove that it comes through."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option, runs_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.check.drill.oracle import Drilled, Outcome, Reference, Verdict
+    from paceline.launch.drill import Ran
+    from paceline.plan import Plan
+    from paceline.spec import Job
+    from paceline.spec.corpus import Corpus
+
+_USUAL = 40
+"""Steps of a drill at most when `--steps` is left out and no fault comes later."""
+
+_ROOM = 10
+"""Steps after the last fault when `--steps` is left out: enough to see the run go on."""
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="FAULT",
+    help="`kill rank=1 step=20 phase=backward`; see --list. May be given again.",
+)
+@click.option(
+    "--random", "num_random", type=click.IntRange(min=1), help="This many faults, drawn at random."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the draw.")
+@click.option(
+    "--soak",
+    "num_soak",
+    type=click.IntRange(min=1),
+    help="This many random schedules, of 1 to 5 faults each.",
+)
+@click.option("--kinds", metavar="KIND,...", help="Kinds to draw from. Left out: the quick ones.")
+@click.option("--steps", type=click.IntRange(min=2), help="Optimizer steps of the run.")
+@click.option(
+    "--model",
+    "model",
+    type=click.Choice(["job", "small"]),
+    default="job",
+    show_default=True,
+    help="`small` trains a tiny decoder instead of the job's model.",
+)
+@click.option(
+    "--reference",
+    type=click.Path(path_type=Path),
+    help="A finished run of the same job without faults. Left out: run it, once for each job.",
+)
+@click.option(
+    "--timeout",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    default=3600.0,
+    show_default=True,
+    help="Seconds after which a run counts as hung.",
+)
+@click.option("--list", "as_list", is_flag=True, help="Show the kinds and the fault matrix.")
+@runs_option
+@set_option
+@json_option
+def command(
+    job_file: Path | None,
+    faults: tuple[str, ...],
+    num_random: int | None,
+    seed: int,
+    num_soak: int | None,
+    kinds: str | None,
+    steps: int | None,
+    model: str,
+    reference: Path | None,
+    limit_s: float,
+    as_list: bool,
+    runs: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Break the job in JOB on purpose, and prove that it comes through.
+
+    The job is run once without faults, then with them. Every fault is timed (detect, fence, meet,
+    state, first step) and its name in the record checked. Then the oracle: SHA-256 of parameters
+    and optimizer state equal to the undisturbed run, every sample consumed exactly once, no
+    finished step lost that a living rank had, nothing left behind.
+
+    A soak runs many schedules in one long run: the state's SHA-256 after each schedule's steps is
+    compared with the undisturbed run's there. Processes really die; only the start of a whole run
+    is saved. `soak.jsonl` keeps what is done, and the same command goes on from it.
+
+    \b
+    Examples:
+      paceline drill job.yaml --fault "kill rank=1 step=20"
+      paceline drill job.yaml --fault "kill rank=0 step=9 phase=apply" --fault "stop rank=1 step=30"
+      paceline drill job.yaml --random 5 --seed 7
+      paceline drill job.yaml --soak 1000 --model small
+      paceline drill --list
+
+    \b
+    Exit codes: 0 all of it held; 1 something did not; 2 and 3 the job or a fault cannot be run; 4
+    the undisturbed run failed.
+    """
+    if as_list:
+        _show_list(as_json)
+        return 0
+    if job_file is None:
+        raise click.UsageError("Give a job file, or --list.")
+    if sum([bool(faults), num_random is not None, num_soak is not None]) > 1:
+        raise click.UsageError("Give one of --fault, --random and --soak.")
+    from paceline.check.drill.schedule import QUICK
+
+    chosen = tuple(kinds.split(",")) if kinds is not None else QUICK
+    _check_texts(faults)
+    _check_kinds(chosen)
+    job = _job(job_file, overrides, model)
+    if num_soak is not None:
+        from paceline.cli.soak import soak
+
+        return soak(
+            job, num=num_soak, seed=seed, kinds=chosen, runs=runs, limit_s=limit_s, as_json=as_json
+        )
+    return _drill(
+        job,
+        faults,
+        num_random=num_random,
+        seed=seed,
+        kinds=chosen,
+        steps=steps,
+        reference=reference,
+        runs=runs,
+        limit_s=limit_s,
+        as_json=as_json,
+    )
+
+
+def _drill(
+    job: "Job",
+    faults: tuple[str, ...],
+    *,
+    num_random: int | None,
+    seed: int,
+    kinds: Sequence[str],
+    steps: int | None,
+    reference: Path | None,
+    runs: Path,
+    limit_s: float,
+    as_json: bool,
+) -> int:
+    from paceline.check.drill.oracle import judge
+    from paceline.check.drill.schedule import random_schedule
+    from paceline.launch.drill import check_faults, raise_problems, run_to_end
+    from paceline.record.run import create_run
+
+    if num_random is not None:
+        ranks = plan_of(job).layout.num_ranks
+        last = max(3, (steps or min(job.spec.train.steps, _USUAL)) - 5)
+        faults = random_schedule(
+            seed,
+            num_faults=num_random,
+            num_ranks=ranks,
+            first_step=2,
+            last_step=last,
+            kinds=kinds,
+        )
+    job = _with_faults(job, faults, steps)
+    if not job.spec.drill.all_faults:
+        raise click.UsageError("There is no fault: give --fault, --random, or drill.faults in JOB.")
+    plan, corpus = plan_of(job), corpus_of(job)
+    raise_problems(check_faults(job, plan))
+    calm = _reference(job, plan, reference, runs, corpus, limit_s)
+    run = create_run(job, plan, folder=None, runs=runs, corpus=corpus)
+    _say(f"with faults  {run.path}")
+    ran = run_to_end(run, on_event=_tell, limit_s=limit_s)
+    verdict = judge(drilled(job, plan, ran, corpus), reference_of(calm))
+    data = _data(verdict, ran, calm, seed if num_random is not None else None)
+    (run.path / "drill.json").write_text(json.dumps(data, indent=2) + "\n")
+    if as_json:
+        click.echo(json.dumps(data, indent=2))
+    else:
+        for line in verdict_lines(verdict, ran):
+            click.echo(line)
+    return 0 if verdict.is_right else 1
+
+
+def _job(job_file: Path, overrides: tuple[str, ...], model: str) -> "Job":
+    from paceline.cli.job_input import read_job
+    from paceline.spec import DecoderSpec, ModelSpec
+
+    job = read_job(job_file, overrides)
+    if model == "job":
+        return job
+    decoder = DecoderSpec(layers=2, hidden=32, heads=2)
+    spec = replace(
+        job.spec, model=ModelSpec(decoder=decoder), data=replace(job.spec.data, seq_len=32)
+    )
+    return replace(job, spec=spec)
+
+
+def _with_faults(job: "Job", faults: Sequence[str], steps: int | None) -> "Job":
+    """The job with these faults instead of its own, and as many steps as it takes."""
+    from paceline.spec.faults import parse_fault
+
+    spec = job.spec
+    if faults:
+        spec = replace(spec, drill=replace(spec.drill, kill=[], faults=list(faults)))
+    last = max((parse_fault(text).step for text in spec.drill.all_faults), default=0)
+    if steps is None:
+        steps = max(min(spec.train.steps, _USUAL), last + _ROOM)
+    return replace(job, spec=replace(spec, train=replace(spec.train, steps=steps)))
+
+
+def plan_of(job: "Job") -> "Plan":
+    """The plan of what is run here, checked.
+
+    Raises:
+        JobError, PlanError: It cannot be run.
+    """
+    from paceline.launch.drill import raise_problems
+    from paceline.launch.factory import measure_factory
+    from paceline.launch.local import check_can_run
+    from paceline.plan import plan_job
+
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    plan = plan_job(job, facts)
+    raise_problems(check_can_run(job, plan))
+    return plan
+
+
+def corpus_of(job: "Job") -> "Corpus | None":
+    """The job's text, if it trains on text."""
+    from paceline.spec.corpus import find_corpus
+
+    asked = job.spec.data.path is not None or job.spec.data.corpus is not None
+    return find_corpus(job) if asked else None
+
+
+def _reference(
+    job: "Job",
+    plan: "Plan",
+    given: Path | None,
+    runs: Path,
+    corpus: "Corpus | None",
+    limit_s: float,
+) -> "Ran":
+    from paceline.launch.drill import read_run, run_reference
+
+    if given is not None:
+        return read_run(given)
+    ran = run_reference(job, plan, runs, corpus, on_event=lambda event: None, limit_s=limit_s)
+    how = f"{ran.seconds:.1f} s" if ran.seconds else "from an earlier drill"
+    _say(f"undisturbed  {ran.run.path}, {how}, sha256 {(ran.digest or '')[:16]}")
+    return ran
+
+
+def drilled(job: "Job", plan: "Plan", ran: "Ran", corpus: "Corpus | None") -> "Drilled":
+    """What the oracle is told of a run."""
+    from paceline.check.drill.ledger import pure_digest
+    from paceline.check.drill.oracle import Drilled
+    from paceline.parallel.replicas import replicas_of
+
+    spec, known = job.spec, None
+    if corpus is not None and spec.program is None:
+        num_samples = max(0, (corpus.num_train_bytes - 1) // spec.data.seq_len)
+        digest_of = pure_digest(spec.train.seed, plan.layout.global_batch, num_samples)
+        known = {step: digest_of(step) for step in range(1, spec.train.steps + 1)}
+    return Drilled(
+        faults=spec.drill.all_faults,
+        events=ran.events,
+        lines=ran.lines,
+        num_steps=spec.train.steps,
+        ranks_per_node=plan.cluster.ranks_per_node,
+        replicas=replicas_of(plan.layout),
+        max_restarts=spec.recovery.max_restarts,
+        left_behind=ran.left_behind,
+        digest_of_samples=known,
+    )
+
+
+def reference_of(ran: "Ran") -> "Reference":
+    """What the oracle compares with."""
+    from paceline.check.drill.oracle import Reference
+
+    return Reference(digest=ran.digest, digests=ran.digests)
+
+
+def verdict_lines(verdict: "Verdict", ran: "Ran") -> list[str]:
+    """What a drill found, for a person."""
+    lines = [""]
+    for outcome in verdict.outcomes:
+        lines += _outcome_lines(outcome)
+    lines.append("")
+    marks = {True: "ok", False: "NO", None: "--"}
+    lines += [f"{marks[check.ok]:<3} {check.name:<12} {check.says}" for check in verdict.checks]
+    lines += ["", f"{'PASSED' if verdict.is_right else 'FAILED'}  {ran.run.path}"]
+    return lines
+
+
+def _outcome_lines(outcome: "Outcome") -> list[str]:
+    from paceline.units import format_seconds
+
+    if not outcome.happened:
+        return [f"{outcome.fault}: did not happen"]
+    mark = {True: "right", False: "WRONG", None: "not checked"}[outcome.is_right]
+    lines = [f"{outcome.fault}: {outcome.verdict or 'not named'} ({mark})"]
+    event = outcome.recovered
+    if event is not None:
+        phases = [
+            ("detect", event.detect_s),
+            ("fence", event.fence_s),
+            ("meet", event.start_s),
+            ("state", event.restore_s),
+            ("first step", event.first_step_s),
+            ("in all", event.downtime_s),
+        ]
+        shown = ", ".join(f"{n} {format_seconds(s)}" for n, s in phases if s is not None)
+        lines.append(f"    {shown}; {event.steps_lost} steps lost, state from {event.source}")
+    return lines
+
+
+def _data(verdict: "Verdict", ran: "Ran", calm: "Ran", seed: int | None) -> dict[str, Any]:
+    import msgspec
+
+    outcomes = [
+        {
+            **{k: v for k, v in asdict(outcome).items() if k != "recovered"},
+            "recovered": msgspec.to_builtins(outcome.recovered),
+        }
+        for outcome in verdict.outcomes
+    ]
+    return {
+        "passed": verdict.is_right,
+        "run": str(ran.run.path),
+        "reference": str(calm.run.path),
+        "seed": seed,
+        "seconds": ran.seconds,
+        "steps_lost": verdict.steps_lost,
+        "faults": outcomes,
+        "checks": [asdict(check) for check in verdict.checks],
+    }
+
+
+def _tell(event: object) -> None:
+    from paceline.cli.progress import describe
+
+    text = describe(event)  # type: ignore[arg-type]
+    if text is not None:
+        _say(f"  {text}")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _check_texts(faults: Sequence[str]) -> None:
+    from paceline.errors import JobError, Problem
+    from paceline.spec.faults import GRAMMAR, parse_fault
+
+    problems = []
+    for text in faults:
+        try:
+            parse_fault(text)
+        except ValueError as error:
+            problems.append(
+                Problem(code="R061", what=str(error), where="--fault", fix=f"write it as {GRAMMAR}")
+            )
+    if problems:
+        raise JobError(*problems)
+
+
+def _check_kinds(kinds: Sequence[str]) -> None:
+    from paceline.spec.faults import KINDS
+
+    unknown = [kind for kind in kinds if kind not in KINDS or "sample" in KINDS[kind].takes]
+    if unknown:
+        raise click.UsageError(f"--kinds: {', '.join(unknown)}; known are {', '.join(KINDS)}.")
+
+
+def _show_list(as_json: bool) -> None:
+    from paceline.check.drill.matrix import MATRIX, rows_of
+    from paceline.spec.faults import GRAMMAR, KINDS, PHASES
+
+    if as_json:
+        kinds = {name: asdict(kind) | {"rows": rows_of(name)} for name, kind in KINDS.items()}
+        matrix = [asdict(row) for row in MATRIX]
+        click.echo(json.dumps({"kinds": kinds, "phases": PHASES, "matrix": matrix}, indent=2))
+        return
+    click.echo(f"{GRAMMAR}\n\nKinds:")
+    for name, kind in KINDS.items():
+        click.echo(f"  {name:<12} {kind.does}")
+    click.echo(f"\nPhases: {', '.join(PHASES)}\n\nThe fault matrix:")
+    for row in MATRIX:
+        how = "; ".join(row.faults) or row.elsewhere or f"SKIPPED: {row.skipped}"
+        click.echo(f"  {row.number:>2}  {row.title}\n        {how}")
+    skipped = [str(row.number) for row in MATRIX if row.skipped]
+    click.echo(f"\n{len(skipped)} rows skipped: {', '.join(skipped)}")

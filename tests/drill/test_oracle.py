@@ -1,0 +1,173 @@
+"""The oracle and the ledger: what is right passes, and every kind of wrong is caught."""
+
+import random
+
+import pytest
+from tests.drill.made import (
+    WANTED,
+    drilled,
+    finished,
+    injected,
+    line,
+    lost,
+    recovered,
+)
+
+from paceline.check.drill.ledger import audit, pure_digest
+from paceline.check.drill.matrix import MATRIX
+from paceline.check.drill.oracle import Reference, judge
+from paceline.check.drill.schedule import random_schedule
+from paceline.runtime.sampling import batch_digest
+from paceline.spec.faults import KINDS, parse_fault
+
+KILL = "kill rank=1 step=6"
+SAME = Reference(digest="same")
+
+
+def failed(verdict) -> list[str]:
+    return [check.name for check in verdict.checks if check.ok is False]
+
+
+def test_a_recovered_run_with_the_same_end_passes():
+    run = drilled(injected(KILL), lost("killed by SIGKILL"), recovered())
+    verdict = judge(run, SAME)
+    assert verdict.is_right, verdict.checks
+    (outcome,) = verdict.outcomes
+    assert outcome.recovered is not None
+    assert outcome.is_right
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (drilled(), "faults"),
+        (drilled(injected(KILL), lost("exited with 1"), recovered()), "verdicts"),
+        (drilled(injected(KILL), lost("killed by SIGKILL", rank=0), recovered()), "verdicts"),
+        (drilled(injected(KILL), lost("killed by SIGKILL"), recovered(steps_lost=2)), "steps lost"),
+        (drilled(injected(KILL), lost("killed by SIGKILL"), recovered(downtime_s=9.0)), "times"),
+        (
+            drilled(injected(KILL), lost("killed by SIGKILL"), recovered(), left=["x"]),
+            "left behind",
+        ),
+        (
+            drilled(injected(KILL), lost("killed by SIGKILL"), recovered(), finished("other")),
+            "state",
+        ),
+        (
+            drilled(injected(KILL), lost("killed by SIGKILL"), finished(None, "failed", "why")),
+            "end",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_named(run, name):
+    assert name in failed(judge(run, SAME))
+
+
+def test_steps_may_be_lost_when_every_replica_is():
+    both = "kill rank=0+1 step=6"
+    run = drilled(
+        injected(both, rank=0),
+        injected(both, rank=1),
+        lost("killed by SIGKILL", rank=0),
+        lost("killed by SIGKILL", rank=1),
+        recovered(steps_lost=2),
+        faults=(both,),
+    )
+    verdict = judge(run, SAME)
+    assert verdict.is_right, verdict.checks
+    assert verdict.steps_lost == 2
+
+
+def test_a_false_alarm_is_caught():
+    long = "long rank=1 step=6 for=2s"
+    assert judge(drilled(injected(long), faults=(long,)), SAME).is_right
+    alarmed = drilled(injected(long), lost("looping"), recovered(), faults=(long,))
+    assert failed(judge(alarmed, SAME)) == ["verdicts"]
+
+
+def test_a_poisoned_sample_must_be_named_in_the_reason():
+    poison = "poison sample=3"
+    end = finished(None, "failed", "rank 1: InjectedError; sample ids 2, 3")
+    assert judge(drilled(injected(poison), end, faults=(poison,)), SAME).is_right
+    vague = finished(None, "failed", "rank 1: InjectedError")
+    assert "verdicts" in failed(judge(drilled(injected(poison), vague, faults=(poison,)), SAME))
+
+
+def test_a_difference_between_is_told_with_the_first_step_it_is_seen_at():
+    lines = [line(step) for step in range(1, 21)]
+    lines[9] = line(10)
+    object.__setattr__(lines[9], "state_digest", "other")
+    run = drilled(injected(KILL), lost("killed by SIGKILL"), recovered(), lines=lines)
+    verdict = judge(run, Reference(digest="same", digests={10: "same"}))
+    (state,) = (check for check in verdict.checks if check.name == "state")
+    assert state.ok is False
+    assert "first seen after step 10" in state.says
+
+
+GOOD = [*(line(step) for step in range(1, 8)), *(line(step, 2) for step in range(8, 21))]
+
+
+def complaints(lines) -> list[str]:
+    return audit(lines, num_steps=20, first_steps={1: 1, 2: 8}, digest_of=WANTED.get)
+
+
+def test_a_ledger_with_every_step_once_is_right():
+    assert complaints(GOOD) == []
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_mutation_of_a_ledger_is_caught(seed):
+    draw = random.Random(seed)
+    lines = list(GOOD)
+    place = draw.randrange(len(lines))
+    mutation = draw.choice(["drop", "repeat", "other samples", "swap", "beyond", "again"])
+    if mutation == "drop":
+        del lines[place]
+    elif mutation == "repeat":
+        lines.insert(place, lines[place])
+    elif mutation == "other samples":
+        lines[place] = line(lines[place].step, lines[place].generation, samples="others")
+    elif mutation == "swap":
+        other = (place + 1) % len(lines)
+        first, second = lines[place], lines[other]
+        lines[place] = line(first.step, first.generation, samples=second.samples_digest)
+    elif mutation == "beyond":
+        lines.append(line(20, 2))
+        object.__setattr__(lines[-1], "step", 21)
+    else:
+        lines.append(line(draw.randint(1, 7), 2))
+    assert complaints(lines), mutation
+
+
+def test_steps_done_again_after_going_back_are_no_complaint():
+    lines = [*(line(step) for step in range(1, 10)), *(line(step, 2) for step in range(8, 21))]
+    assert complaints(lines) == []
+
+
+def test_the_pure_digest_is_that_of_the_step_itself():
+    digest_of = pure_digest(seed=3, global_batch=8, num_samples=50)
+    assert digest_of(5) == batch_digest(4, seed=3, global_batch=8, num_samples=50)
+
+
+def test_a_schedule_is_the_same_every_time_and_keeps_to_its_bounds():
+    asked = {"num_faults": 4, "num_ranks": 4, "first_step": 2, "last_step": 10}
+    for seed in range(100):
+        texts = random_schedule(seed, **asked)
+        assert texts == random_schedule(seed, **asked)
+        faults = [parse_fault(text) for text in texts]
+        assert len(faults) == 4
+        assert all(2 <= fault.step <= 10 and fault.ranks[0] < 4 for fault in faults)
+        assert not faults[0].in_recovery
+
+
+def test_every_row_of_the_matrix_is_drilled_or_says_where_or_why_not():
+    assert [row.number for row in MATRIX] == list(range(1, 36))
+    for row in MATRIX:
+        assert row.faults or row.elsewhere or row.skipped, row.title
+        for text in row.faults:
+            parse_fault(text)
+
+
+def test_every_kind_stands_for_a_row():
+    used = {text.split()[0] for row in MATRIX for text in row.faults}
+    assert set(KINDS) - used == {"full-disk"}
