@@ -18,8 +18,9 @@ import paceline
 from paceline.errors import JobError, Problem, RunError
 from paceline.plan import Plan
 from paceline.record import events as log
+from paceline.record.holding import is_held
 from paceline.record.metrics import StepMetrics, read_all_metrics
-from paceline.record.run import RunFolder, create_run, is_held, open_run
+from paceline.record.run import RunFolder, create_run, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec import DrillSpec, Job, dump_job
 from paceline.spec.corpus import Corpus
@@ -31,6 +32,9 @@ _MARK = "PACELINE_DRILL"
 _LOOK_S = 0.1
 _END_S = 5.0
 """How long what is left of a run may take to go after it; a guess, ten times what it takes."""
+
+_HELD = JobError.exit_code
+"""What starting a run again ends with while what is left of it still holds its lock."""
 
 OnEvent = Callable[[log.AnyEvent], None]
 
@@ -114,9 +118,12 @@ def run_to_end(
         process.wait()
         told = _tell(run, told, on_event)
         events = log.read_events(run.events_file)
-        if time.monotonic() - began >= limit_s or not _starts_again(events, starts):
+        if time.monotonic() - began >= limit_s:
             break
-        _wait_until_free(run)
+        if process.returncode == _HELD and starts > 1:  # what is left of the last one is ending
+            starts -= 1
+        elif not _starts_again(events, starts):
+            break
     left = tuple(_left_behind(run, token))
     return _read(run, left, time.monotonic() - began)
 
@@ -166,12 +173,6 @@ def _starts_again(events: list[log.AnyEvent], starts: int) -> bool:
     return ended >= starts and not is_over
 
 
-def _wait_until_free(run: RunFolder) -> None:
-    deadline = time.monotonic() + run.job().spec.recovery.grace + _END_S
-    while is_held(run) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-
-
 def _read(run: RunFolder, left: tuple[str, ...], seconds: float) -> Ran:
     return Ran(
         run=run,
@@ -191,7 +192,7 @@ def _left_behind(run: RunFolder, token: str) -> Iterator[str]:
         yield f"process {pid}"
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
-    if is_held(run):
+    if is_held(run.path):
         yield "the run's lock"
     files = remove_snapshots(FOLDER, run.path) if FOLDER.is_dir() else 0
     if files:

@@ -179,7 +179,11 @@ def _named(
         told = reasons[-1] if reasons else None
         return told, told is not None and str(fault.sample) in told
     if fault.row.end == "relaunches":
-        return "started again", any(isinstance(e, log.RunStarted) for _, e in rest) or None
+        took_over = any(isinstance(e, log.ControllerReplaced) for _, e in rest)
+        if took_over:
+            return "another controller took over", True
+        again = any(isinstance(e, log.RunStarted) for _, e in rest)
+        return ("started again" if again else None), again
     node = injected.rank // run.ranks_per_node
     for number, event in rest:
         if isinstance(event, log.WorkerLost) and number not in taken:
