@@ -147,6 +147,11 @@ class Controller:
             server.close()
         return self._memory.state
 
+    @property
+    def state(self) -> st.State:
+        """What it knows now; only to be read."""
+        return self._memory.state
+
     def _take_charge(self) -> None:
         state, now_s = self._memory.state, time.monotonic()
         if not self._memory.at_s:
