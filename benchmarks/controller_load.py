@@ -2,11 +2,12 @@
 
     .venv/bin/python benchmarks/controller_load.py [--agents 2048] [--minutes 1]
 
-The product's controller, with real TCP connections of as many agents as asked, each a node of one
-rank, from two processes that only pretend to have workers: every agent beats five times a second,
-answers orders as workers would, and its rank finishes a step every `--step` seconds. After a clean
-time in which any lost node is a false alarm, sockets are closed, and then agents fall silent
-without closing, one after the other; each time is from the deed to the controller's word.
+The product's controller with its journal, and real TCP connections of as many agents as asked, each
+a node of one rank, from two processes that only pretend to have workers: every agent beats five
+times a second, answers orders as workers would, and its rank finishes a step every `--step`
+seconds. After a clean time in which any lost node is a false alarm, sockets are closed, and then
+agents fall silent without closing, one after the other; each time is from the deed to the
+controller's word.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import multiprocessing
 import os
 import random
 import resource
+import secrets
 import selectors
 import socket
 import statistics
@@ -31,7 +33,10 @@ from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
 from paceline.control.connection import BEAT
 from paceline.control.controller import AgentAddress, Controller
-from paceline.control.state import Setup
+from paceline.control.journal import Journal
+from paceline.control.link import Inbox, Outbox
+from paceline.control.state import Setup, State
+from paceline.control.succession import Memory, snapshot
 from paceline.record import events as log
 
 NUM_GENERATORS = 2
@@ -46,21 +51,37 @@ class Pretender:
 
     node: int
     line: socket.socket
+    step_s: float
     worker: int = -1
     generation: int = 0
-    step: int = 0
     unread: bytes = b""
     silent: bool = False
+    outbox: Outbox[say.FromAgent] = field(default_factory=Outbox)
+    inbox: Inbox = field(default_factory=Inbox)
 
-    def send(self, message: say.Message) -> None:
-        self.line.sendall(say.encode(message))
+    def send(self, message: say.FromAgent) -> None:
+        number, before = self.outbox.add(message)
+        self.frame(message, number, before)
+
+    def frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> None:
+        report = say.Report(number=number, before=before, heard=self.inbox.last, message=message)
+        self.line.sendall(say.seal(report))
+
+    @property
+    def step(self) -> int:
+        """The last one finished: all ranks finish one together, as if they voted."""
+        return int(time.monotonic() / self.step_s)
 
     def says(self, message: say.FromWorker) -> None:
         self.send(say.Said(worker=self.worker, generation=self.generation, message=message))
 
-    def obey(self, order: say.ToAgent) -> bool:
+    def obey(self, line: bytes) -> bool:
         """As agent and worker would; False when it is to leave."""
-        match order:
+        order = say.open_order(line)
+        self.outbox.heard(order.heard)
+        if order.number and not self.inbox.take(order.number, order.before):
+            return True
+        match order.message:
             case say.StartWorker(worker=worker):
                 self.worker, self.generation = worker, 0
                 self.send(say.Started(worker=worker, pid=1))
@@ -88,20 +109,30 @@ class Crowd:
     step_s: float
     agents: dict[int, Pretender] = field(default_factory=dict)
     due: list[tuple[float, int]] = field(default_factory=list)
+    held: bool = False
+    """Whether no step can be finished, as some rank's agent is silent and its ranks stopped."""
+
     chosen: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def join(self, node: int) -> None:
         host, _, port = self.address.controller.rpartition(":")
         line = socket.create_connection((host, int(port)))
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        agent = self.agents[node] = Pretender(node, line)
-        agent.send(say.AgentReady(node=node, token=self.address.token, pid=os.getpid()))
+        agent = self.agents[node] = Pretender(node, line, self.step_s)
+        agent.frame(
+            say.AgentReady(
+                node=node,
+                token=self.address.token,
+                pid=os.getpid(),
+                incarnation=secrets.token_hex(8),
+            )
+        )
         self.chosen.register(line, selectors.EVENT_READ, agent)
         heapq.heappush(self.due, (time.monotonic() + random.random() * BEAT_EVERY_S, node))
 
     def run(self, pipe: Pipe) -> None:
         self.chosen.register(pipe, selectors.EVENT_READ, None)
-        next_step = time.monotonic() + self.step_s
+        next_step = (int(time.monotonic() / self.step_s) + 1) * self.step_s
         while True:
             now = time.monotonic()
             while self.due and self.due[0][0] <= now:
@@ -122,12 +153,11 @@ class Crowd:
                     self.hear(key.data)
 
     def finish_step(self) -> None:
+        if self.held:
+            return
         for agent in self.agents.values():
             if agent.generation and not agent.silent:
-                agent.step += 1
-                agent.says(
-                    say.StepDone(step=agent.step, loss=1.0, tokens_per_s=1.0, unit="tokens")
-                )
+                agent.says(say.StepDone(step=agent.step, loss=1.0, tokens_per_s=1.0, unit="tokens"))
 
     def told(self, order: tuple[str, int], pipe: Pipe) -> bool:
         what, node = order
@@ -142,6 +172,8 @@ class Crowd:
         elif what == "silence":
             self.agents[node].silent = True
             pipe.send((node, time.monotonic()))
+        elif what in ("hold", "go"):
+            self.held = what == "hold"
         return what != "end"
 
     def hear(self, agent: Pretender) -> None:
@@ -152,11 +184,12 @@ class Crowd:
         if agent.silent and received:
             return
         *lines, agent.unread = (agent.unread + received).split(b"\n")
-        goes_on = bool(received) and all([agent.obey(say.to_agent(line)) for line in lines])
+        goes_on = bool(received) and all(agent.obey(line) for line in lines)
         if not goes_on:
             self.chosen.unregister(agent.line)
             agent.line.close()
-            self.agents.pop(agent.node, None)
+            if self.agents.get(agent.node) is agent:
+                del self.agents[agent.node]
 
 
 def generate(address: AgentAddress, nodes: list[int], step_s: float, pipe: Pipe) -> None:
@@ -181,8 +214,14 @@ class Load:
     lost_at: dict[int, float] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
 
-    def start_agent(self, address: AgentAddress) -> None:
+    closed: set[int] = field(default_factory=set)
+    """Nodes whose agent has ended and is not started again yet."""
+
+    kills_surely: bool = True
+
+    def start(self, address: AgentAddress) -> None:
         """The controller wants an agent on a node: the first time all come, later that one."""
+        self.closed.discard(address.node)
         self.started.add(address.node)
         if self.processes:
             self.pipes[address.node % NUM_GENERATORS].send(("join", address.node))
@@ -198,12 +237,20 @@ class Load:
                 self.pipes.append(ours)
                 self.processes.append(process)
 
-    def lost(self, node: int) -> None:
+    def kill(self, node: int, pid: int) -> None:
+        """The controller gave a node up."""
         self.lost_at.setdefault(node, time.monotonic())
+
+    def is_gone(self, node: int, pid: int) -> bool:
+        return node in self.closed
 
     async def do(self, what: str, node: int) -> float:
         """Have something happen to an agent; seconds until the controller knew."""
         self.lost_at.pop(node, None)
+        if what == "close":
+            self.closed.add(node)
+        for each in self.pipes:
+            each.send(("hold", 0))
         pipe = self.pipes[node % NUM_GENERATORS]
         pipe.send((what, node))
         while not pipe.poll():
@@ -212,6 +259,8 @@ class Load:
         until = time.monotonic() + 120
         while node not in self.lost_at and time.monotonic() < until:
             await asyncio.sleep(0.001)
+        for each in self.pipes:
+            each.send(("go", 0))
         return self.lost_at.get(node, float("inf")) - at
 
 
@@ -228,26 +277,32 @@ def line_of(values: list[float]) -> str:
     )
 
 
-async def measure(options: argparse.Namespace, events: log.EventLog) -> None:
+async def measure(options: argparse.Namespace, events: log.EventLog, folder: Path) -> None:
     """Start, watch, kill."""
     load = Load(options.agents, options.step)
+    setup = Setup(
+        num_nodes=options.agents,
+        ranks_per_node=1,
+        num_steps=10**9,
+        max_restarts=10**9,
+        grace_s=5.0,
+        versions={},
+        resumed=False,
+        layout="pretended",
+        heartbeat_s=options.heartbeat,
+        agent_timeout_s=120.0,
+    )
+    memory = Memory(state=State(setup=setup), token=secrets.token_hex(16), lines_before=0)
+    journal = Journal(folder / "journal")
+    journal.begin(snapshot(memory))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     controller = Controller(
-        setup=Setup(
-            num_nodes=options.agents,
-            ranks_per_node=1,
-            num_steps=10**9,
-            max_restarts=10**9,
-            grace_s=5.0,
-            versions={},
-            resumed=False,
-            layout="pretended",
-            heartbeat_s=options.heartbeat,
-            agent_timeout_s=120.0,
-        ),
-        faults=(),
+        memory=memory,
+        journal=journal,
+        listener=listener,
         events=events,
-        start_agent=load.start_agent,
-        kill_agent=load.lost,
+        agents=load,
+        lease_s=60.0,
     )
     running = asyncio.create_task(controller.run())
     state = controller.state
@@ -297,10 +352,11 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     print(f"measured; {machine()}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        events = log.EventLog(Path(folder) / "events.jsonl")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        events = log.EventLog(folder / "events.jsonl")
         try:
-            asyncio.run(measure(options, events))
+            asyncio.run(measure(options, events, folder))
         finally:
             events.close()
 

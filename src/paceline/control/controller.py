@@ -181,17 +181,23 @@ class Controller:
             number=number,
             event=event,
         )
-        pid_of = {node: link.pid for node, link in self._memory.links.items()}
+        lost = event.node if isinstance(event, st.AgentLost) else None
+        pid_of_lost = self._pid_of(lost)
         actions = advance(self._memory, entry)
         self._journal.write(encode_entry(entry), sync=bool(actions))
         for action in actions:
-            self._act(action, pid_of)
+            self._act(action, lost, pid_of_lost)
         if self._memory.state.phase == "over":
             self._over.set()
         elif self._journal.is_grown:
             self._journal.begin(snapshot(self._memory))
 
-    def _act(self, action: st.Action, pid_of: dict[int, int]) -> None:
+    def _pid_of(self, node: int | None) -> int:
+        """Of a node's agent; 0 when it has none."""
+        link = self._memory.links.get(node) if node is not None else None
+        return link.pid if link is not None else 0
+
+    def _act(self, action: st.Action, lost: int | None, pid_of_lost: int) -> None:
         match action:
             case st.Record(event):
                 self._events.write(event)
@@ -199,7 +205,7 @@ class Controller:
             case st.Send(node, _):
                 self._send_rest(node)
             case st.KillAgent(node):
-                self._where.kill(node, pid_of.get(node, 0))
+                self._where.kill(node, pid_of_lost if node == lost else self._pid_of(node))
             case st.StartAgent(node):
                 address = AgentAddress(node, self._address, self._memory.token)
                 self._where.start(address)
