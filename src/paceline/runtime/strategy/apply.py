@@ -133,7 +133,7 @@ def rejoin(
     Args:
         model: What `apply` gave with the same arguments, but over other groups.
     """
-    if not isinstance(model, Replica):
+    if not isinstance(model, Replica) or layout.num_ranks > layout.data:
         return None
     return _shard(model.take_apart(), layout, meshes, precision, ways, options)
 

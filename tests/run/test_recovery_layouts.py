@@ -1,0 +1,32 @@
+"""A rank is killed in every kind of layout with a copy of its state: nothing is lost."""
+
+import pytest
+from tests.run.scene import Scene
+
+from paceline.record import events as log
+
+pytestmark = pytest.mark.ranks
+
+LAYOUTS = [
+    pytest.param(("sharding=hybrid", "shard=2"), id="HSDP 2x2"),
+    pytest.param(("tensor=2",), id="DDP 2 x tensor 2"),
+    pytest.param(("pipeline=2",), id="DDP 2 x pipeline 2", marks=pytest.mark.slow),
+    pytest.param(("context=2",), id="DDP 2 x context 2", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_kills_cost_no_step_and_no_bit(layout, tmp_path):
+    scene = Scene(tmp_path)
+    degree = 4 if layout[0].startswith("sharding") else 2
+    options = [f"layout.{option}" for option in (f"data={degree}", *layout)]
+    sets = [part for option in ("cluster.per_node=4", *options) for part in ("--set", option)]
+    clean = scene.run("clean", *sets)
+    kills = "drill.kill=[rank=1@step=5@backward, rank=0@step=9@apply]"
+    run = scene.run("killed", *sets, "--set", kills)
+    assert run.digest == clean.digest
+    assert run.samples == clean.samples
+    recovered = run.of(log.Recovered)
+    assert [event.lost_rank for event in recovered] == [1, 0]
+    assert [event.steps_lost for event in recovered] == [0, 0]
+    assert {event.source for event in recovered} == {"replica"}
