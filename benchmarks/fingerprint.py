@@ -34,8 +34,8 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.recovery.fingerprint import fingerprint, sums_of_words
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.mend import distance, unequal
-from paceline.runtime.recovery.verdict import Verdict, closest
+from paceline.runtime.recovery.mend import far_apart, unequal
+from paceline.runtime.recovery.verdict import Verdict, farther
 
 CPU = torch.device("cpu")
 
@@ -191,12 +191,16 @@ class Ranks:
             draw = torch.Generator().manual_seed(number * 100 + rank)
             inputs = torch.randn(8, 16, generator=draw)
             F.mse_loss(model(inputs), inputs.roll(1, 1)).backward()
-        for parameters in zip(*(model.parameters() for model in self.models), strict=True):
-            mean = torch.stack([parameter.grad for parameter in parameters]).mean(0)
-            for parameter in parameters:
+        means = [
+            torch.stack([parameter.grad for parameter in parameters]).mean(0)
+            for parameters in zip(*(model.parameters() for model in self.models), strict=True)
+        ]
+        is_finite = all(bool(mean.isfinite().all()) for mean in means)
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            for parameter, mean in zip(model.parameters(), means, strict=True):
                 parameter.grad = mean.clone()
-        for optimizer in self.optimizers:
-            optimizer.step()
+            if is_finite:  # as the vote of all ranks would have it
+                optimizer.step()
             optimizer.zero_grad()
         in_update()
         for guard in self.guards:
@@ -226,17 +230,22 @@ def flip(tensor: Tensor, bit: int) -> None:
     flat[bit // 8] ^= 1 << bit % 8
 
 
-def far_from(right: list[list[Tensor]], wrong: list[list[Tensor]], rank: int) -> float:
-    """How far a replica's numbers were from the right ones, where replicas differed."""
-    total = 0.0
+def far_from(
+    right: list[list[Tensor]], wrong: list[list[Tensor]], rank: int
+) -> tuple[float, float]:
+    """How far a replica's numbers were from the right ones, in tensors of which replicas differed:
+    where they did, and elsewhere."""
+    there = elsewhere = 0.0
     for index, mine in enumerate(wrong[rank]):
         others = [wrong[other][index].reshape(-1) for other in range(len(wrong))]
         first = others[0].view(torch.uint8)
         size = mine.element_size()
         places = [unequal(first, other.view(torch.uint8), size) for other in others[1:]]
         where = torch.cat(places).unique()
-        total += distance(mine.reshape(-1)[where], right[rank][index].reshape(-1)[where])
-    return total
+        if where.numel():
+            pair = far_apart(mine.reshape(-1), right[rank][index].reshape(-1), where)
+            there, elsewhere = max(there, pair[0]), max(elsewhere, pair[1])
+    return there, elsewhere
 
 
 def trial(ranks: Ranks, every: int, start: int, draw: random.Random) -> tuple[str, str]:
@@ -272,7 +281,9 @@ def trial(ranks: Ranks, every: int, start: int, draw: random.Random) -> tuple[st
     if found.odd == (rank,):
         return kind, "named at once"
     if found.undecided:
-        told = closest({one: far_from(right, wrong, one) for one in found.suspects})
+        far = {one: far_from(right, wrong, one) for one in found.suspects}
+        noise = max(other for _, other in far.values())
+        told = farther({one: there for one, (there, _) in far.items()}, noise)
         return kind, "named by the replay" if told == (rank,) else (
             "found, not named" if not told else "WRONG RANK NAMED"
         )

@@ -136,7 +136,7 @@ def test_of_two_replicas_the_steps_done_again_name_the_wrong_one(scene, clean):
 
 @pytest.mark.slow
 def test_what_was_wrong_for_some_steps_goes_back_to_a_step_found_right(scene, clean):
-    flips = [{"at": "update", "step": 6, "rank": 2, "tensor": 1, "bit": 30}]
+    flips = [{"at": "update", "step": 6, "rank": 2, "tensor": 1, "bit": 20}]
     found = run(scene, "late", flips, *ranks(3), "--set", "recovery.fingerprint_every=5")
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks, event.verdict) == (8, [2], "majority")  # before it is saved

@@ -220,6 +220,8 @@ class Step:
             return
         session.progress.enter(Phase.APPLY, self._num_forward)
         self.refused = self._reason_to_refuse(votes)
+        if self.refused is not None:
+            session.safekeeping.suspect(self.number)
         self._settle_buffers()
         session.safekeeping.before_update()
         session.held.is_torn = True

@@ -8,18 +8,20 @@ from torch import nn
 
 from paceline.runtime.recovery.fingerprint import fingerprint
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.mend import Suspects, copy_from_replicas, distance, unequal
+from paceline.runtime.recovery.mend import Suspects, copy_from_replicas, far_apart, unequal
 from paceline.runtime.recovery.verdict import Verdict
 
 CPU = torch.device("cpu")
 
 
-def test_distance_counts_what_is_not_finite_as_infinitely_far():
+def test_what_is_not_finite_is_infinitely_far_from_what_is():
     nan, inf = float("nan"), float("inf")
-    assert distance(torch.tensor([1.0, nan, inf]), torch.tensor([1.0, nan, inf])) == 0
-    assert distance(torch.tensor([1.0, nan]), torch.tensor([1.0, 0.0])) == inf
-    assert distance(torch.tensor([-inf]), torch.tensor([inf])) == inf
-    assert distance(torch.tensor([3, 5], dtype=torch.uint8), torch.tensor([3, 9])) == 4
+    first, none = torch.tensor([0]), torch.tensor([], dtype=torch.int64)
+    same = torch.tensor([1.0, nan, inf])
+    assert far_apart(same, same.clone(), first) == (0, 0)
+    assert far_apart(torch.tensor([1.0, nan]), torch.tensor([1.0, 0.0]), first) == (0, inf)
+    assert far_apart(torch.tensor([-inf]), torch.tensor([inf]), first) == (inf, 0)
+    assert far_apart(torch.tensor([3, 5], dtype=torch.uint8), torch.tensor([3, 9]), none) == (0, 4)
 
 
 def test_numbers_of_which_a_bit_differs_are_found():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.runtime.recovery.verdict import Verdict, closest, differing, judge
+from paceline.runtime.recovery.verdict import Verdict, differing, farther, judge
 
 PAIR, THREE, PAIRS = ((0, 1),), ((0, 1, 2),), ((0, 2), (1, 3))
 
@@ -75,7 +75,8 @@ def test_tensors_are_those_that_differ_from_the_replica_that_is_right():
 
 
 def test_the_replay_accuses_the_rank_that_is_farther_from_it():
-    assert closest({0: 0.0, 1: 1e-30}) == (1,)
-    assert closest({0: float("inf"), 1: 3.0}) == (0,)
-    assert closest({2: 0.5, 3: 0.5}) == ()
-    assert closest({2: 0.5, 3: 0.6}) == ()  # off by what a wrong parameter did to all
+    assert farther({0: 0.0, 1: 1e-30}) == (1,)
+    assert farther({0: float("inf"), 1: 3.0}) == (0,)
+    assert farther({2: 0.5, 3: 0.5}) == ()
+    assert farther({2: 0.5, 3: 0.6}) == ()  # off by what a wrong parameter did to all
+    assert farther({0: 0.0, 1: 1e-9}, noise=1e-8) == ()  # right by chance

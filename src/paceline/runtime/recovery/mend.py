@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.runtime.checkpoint._agree import gather
 from paceline.runtime.recovery.live import LiveState
-from paceline.runtime.recovery.verdict import Verdict, closest
+from paceline.runtime.recovery.verdict import Verdict, farther
 
 
 @torch.no_grad()
@@ -65,26 +65,30 @@ class Suspects:
         held = dict(state.tensors())
         differ = gather(self._unlike_first(held, device), None)
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
-        """Name -> where replicas differed, and this rank's numbers there."""
+        """Name -> where replicas differed, and this rank's numbers."""
         for group in self._groups:
             for name in self.tensors[group[0]] if dist.get_rank() in group else ():
                 places = torch.unique(torch.cat([differ[rank][name] for rank in group[1:]]))
-                self._kept[name] = places, held[name].reshape(-1).cpu()[places]
+                self._kept[name] = places, held[name].reshape(-1).to("cpu", copy=True)
 
     @torch.no_grad()
     def named(self, state: LiveState) -> tuple[int, ...]:
         """The ranks that were wrong, now that the same step was computed again; empty when that
         does not tell. Collective."""
         live = dict(state.tensors())
-        mine = sum(
-            distance(before, live[name].reshape(-1).cpu()[places])
+        pairs = [
+            far_apart(before, live[name].reshape(-1).cpu(), places)
             for name, (places, before) in self._kept.items()
-        )
-        distances = gather(float(mine), None)
+        ]
+        mine = [max((pair[which] for pair in pairs), default=0.0) for which in (0, 1)]
+        everyone = gather(mine, None)
         return tuple(
             rank
             for group in self._groups
-            for rank in closest({member: distances[member] for member in group})
+            for rank in farther(
+                {member: everyone[member][0] for member in group},
+                noise=max(everyone[member][1] for member in group),
+            )
         )
 
     def _unlike_first(self, held: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -118,15 +122,23 @@ def unequal(a: Tensor, b: Tensor, size: int) -> Tensor:
     return (a != b).view(-1, size).any(1).nonzero().flatten().cpu()
 
 
-def distance(a: Tensor, b: Tensor) -> float:
-    """Sum of the magnitudes of differences; infinite where one is not finite and the other is.
+def far_apart(a: Tensor, b: Tensor, places: Tensor) -> tuple[float, float]:
+    """The largest difference of two flat tensors at some places, and everywhere else.
 
-    >>> distance(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 2.0]))
-    0.5
+    >>> far_apart(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.5, 2.0, 3.25]), torch.tensor([0]))
+    (0.5, 0.25)
     """
+    difference = _difference(a, b)
+    there = difference[places].max() if places.numel() else torch.zeros(())
+    difference[places] = 0.0
+    return float(there), float(difference.max()) if difference.numel() else 0.0
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """Magnitudes; infinite where one is not finite and the other is another."""
     difference = (a.double() - b.double()).abs()
     is_same = (a == b) | (a.isnan() & b.isnan())
-    return float(difference.masked_fill(is_same, 0.0).nan_to_num(float("inf"), float("inf")).sum())
+    return difference.masked_fill(is_same, 0.0).nan_to_num(float("inf"), float("inf"))
 
 
 def _as_bytes(tensor: Tensor, device: torch.device) -> Tensor:

@@ -150,6 +150,10 @@ class Safekeeping:
         if self._peers is not None:
             self._peers.begin(step, content, certified=certified)
 
+    def suspect(self, step: int) -> None:
+        """A step was refused: a wrong parameter may be why, so compare after it."""
+        self.guard.also(step)
+
     def after_update(self, step: int, seconds: float) -> None:
         """The state is that of another step."""
         if self._keeps(step):

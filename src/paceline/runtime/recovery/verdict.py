@@ -100,17 +100,23 @@ def differing(
     return found
 
 
-def closest(distances: Mapping[int, float]) -> tuple[int, ...]:
+def farther(distances: Mapping[int, float], noise: float = 0.0) -> tuple[int, ...]:
     """The ranks that are wrong, from how far each suspect's numbers were from the recomputed ones.
 
     The nearest is right, and others that are clearly farther are wrong; empty when none is: then
     the replay does not tell.
 
-    >>> closest({0: 0.0, 1: 0.5}), closest({0: 0.25, 1: 0.25}), closest({0: 0.25, 1: 0.26})
+    Args:
+        distances: Where the suspects differed, by rank.
+        noise: How far their other numbers were, which they agreed on.
+
+    >>> farther({0: 0.0, 1: 0.5}), farther({0: 0.25, 1: 0.25}), farther({0: 0.25, 1: 0.26})
     ((1,), (), ())
+    >>> farther({0: 0.0, 1: 0.001}, noise=0.002)
+    ()
     """
-    least = min(distances.values())
-    return tuple(rank for rank, far in sorted(distances.items()) if far > CLEARLY * least)
+    least = CLEARLY * max(noise, min(distances.values()))
+    return tuple(rank for rank, far in sorted(distances.items()) if far > least)
 
 
 def _majority(values: Sequence[int]) -> int | None:
