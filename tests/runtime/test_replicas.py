@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.ranks import run_ranks
 from tests.runtime import equality
-from tests.runtime.tiny import fake_rank
+from tests.runtime.tiny import build, fake_rank, layout_of, train_steps
 
 from paceline.parallel.layout import Layout
 from paceline.parallel.replicas import replicas_of
@@ -85,6 +85,20 @@ def test_replicas_hold_the_same_bytes_after_three_steps_of_adam(name: str, model
     layout = equality.layout_of(ALL[name], {})
     held = run_ranks(train_and_tell, 4, ALL[name], model, limit_s=120)
     assert _groups(held) == set(replicas_of(layout))
+
+
+def train_tiny(rank: int, world: int, optimizer: str) -> str:
+    """What a replica holds after ten steps."""
+    layout = layout_of(world, "none")
+    model, updates = build(layout, optimizer=optimizer)
+    train_steps(model, updates, layout, rank, range(10))
+    return _digest(model, updates)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon", "adafactor", "adamw-8bit"])
+def test_replicas_of_every_optimizer_stay_the_same_to_the_bit(optimizer: str):
+    assert len(set(run_ranks(train_tiny, 4, optimizer))) == 1
 
 
 def _groups(held: list[str]) -> set[tuple[int, ...]]:
