@@ -113,6 +113,12 @@ def test_tracebacks_say_where_it_is_stuck_even_if_the_interpreter_is_held(stuck:
     assert not closer.is_late
 
 
+@pytest.mark.parametrize("stuck", ["holds the interpreter asleep"], indirect=True)
+def test_asking_for_tracebacks_does_not_change_what_it_is_called(stuck: Watched):
+    assert stuck.watch_until_late().sight.kind == "gil held"
+    assert stuck.look_closer().sight.kind == "gil held"
+
+
 @pytest.mark.parametrize("stuck", ["runs"], indirect=True)
 def test_a_worker_that_goes_on_is_never_late_and_can_be_looked_at(stuck: Watched):
     assert stuck.watch(2.5) == []

@@ -95,6 +95,8 @@ class Lookout:
         """What is to be seen of these workers now (None: of all), with their tracebacks; takes up
         to `STACKS_WAIT_S`."""
         chosen = [w for w in self._watched if workers is None or w in workers]
+        # First, for the signal ends the system call that somebody may be stuck in.
+        before = {w: self._look(w, self._watched[w], examine=True) for w in chosen}
         asked = {worker for worker in chosen if self._ask_for_stacks(worker)}
         deadline = time.monotonic() + STACKS_WAIT_S
         lengths: dict[int, int] = {}
@@ -111,8 +113,9 @@ class Lookout:
         for worker in chosen:
             watched = self._watched.get(worker)
             if watched is not None:
-                seen = self._look(worker, watched, examine=True)
-                found.append(_with_stacks(seen, watched))
+                now = self._look(worker, watched)
+                has_moved = now.reading.progress != before[worker].reading.progress
+                found.append(_with_stacks(now if has_moved else before[worker], watched))
         return found
 
     def _look(self, worker: int, watched: _Watched, *, examine: bool = False) -> Finding:
