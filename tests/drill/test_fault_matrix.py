@@ -1,0 +1,196 @@
+"""Every row of the fault matrix that this machine can inject, each against its oracle.
+
+A test is one `paceline drill`: the job on real ranks, with the fault and without. The rows that no
+drill can make are tests that are skipped, each with its reason, so that they are counted.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.run.scene import Scene
+
+from paceline.check.drill.matrix import MATRIX
+
+pytestmark = pytest.mark.ranks
+
+USUAL = ("--steps", "14", "--set", "checkpoint.every=4", "--set", "evaluate.every=100")
+FOUR = ("--set", "cluster.per_node=4")
+NODES = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
+FROM_DISK = ("--set", "recovery.state=checkpoint")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """One folder, so that every drill finds the undisturbed run of the first."""
+    return Scene(tmp_path_factory.mktemp("drills"))
+
+
+def drill(scene: Scene, *faults: str, options: tuple[str, ...] = ()) -> dict:
+    """What a drill says, which must be that all held."""
+    asked = [part for fault in faults for part in ("--fault", fault)]
+    done = scene.paceline("drill", "job.yaml", *asked, *USUAL, *options, "--json", timeout=240)
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    wrong = [check for check in said["checks"] if check["ok"] is False]
+    logs = scene.logs(str(Path(said["run"]).relative_to(scene.folder)))
+    assert not wrong, f"{wrong}\n{done.stderr}\n{logs}"
+    assert done.returncode == 0
+    return said
+
+
+def sources(said: dict) -> set[str]:
+    return {fault["recovered"]["source"] for fault in said["faults"] if fault["recovered"]}
+
+
+def test_row_1_and_10_a_killed_worker_is_replaced_from_a_replica(scene):
+    said = drill(scene, "kill rank=1 step=6", "kill rank=0 step=9 phase=vote")
+    assert sources(said) == {"replica"}
+    assert said["steps_lost"] == 0
+
+
+def test_row_2_every_way_to_die_is_told_from_the_others(scene):
+    said = drill(
+        scene,
+        "segv rank=1 step=3",
+        "abort rank=0 step=5 phase=forward",
+        "exit rank=1 step=7 phase=reduce",
+        "raise rank=0 step=9 phase=start",
+    )
+    assert said["steps_lost"] == 0
+
+
+def test_row_25_killed_at_each_place_of_a_step(scene):
+    places = ("start", "forward", "backward", "reduce", "vote", "apply", "applied")
+    said = drill(
+        scene, *(f"kill rank={n % 2} step={n + 3} phase={at}" for n, at in enumerate(places))
+    )
+    assert said["steps_lost"] == 0
+
+
+def test_row_7_and_6_a_lost_node_comes_back(scene):
+    said = drill(scene, "agent rank=1 step=6", "node rank=0 step=9", options=NODES)
+    assert said["steps_lost"] == 0
+
+
+@pytest.mark.parametrize("fault", ["store rank=1 step=6", "store rank=1 step=6 phase=vote"])
+def test_row_8_the_store_dies_at_work(scene, fault):
+    drill(scene, fault)
+
+
+@pytest.mark.slow
+def test_row_8_the_store_dies_while_the_others_meet(scene):
+    drill(scene, "kill rank=1 step=6", "store rank=1 step=6 phase=meet", options=FOUR)
+
+
+def test_row_9_another_controller_takes_over(scene):
+    drill(scene, "controller rank=1 step=6", "kill rank=1 step=9")
+
+
+@pytest.mark.slow
+def test_row_11_a_node_that_lost_its_controller(scene):
+    drill(scene, "partition rank=1 step=6", options=NODES)
+
+
+@pytest.mark.parametrize("phase", ["meet", "restore"])
+def test_row_26_a_fault_during_the_recovery_from_another(scene, phase):
+    drill(scene, "kill rank=1 step=6", f"kill rank=1 step=6 phase={phase}")
+
+
+def test_row_26_a_survivor_dies_parked(scene):
+    drill(scene, "kill rank=1 step=6", "kill rank=0 step=6 phase=parked", options=FOUR)
+
+
+def test_row_27_two_at_once_leave_a_replica(scene):
+    said = drill(scene, "kill rank=0+2 step=6", options=FOUR)
+    assert said["steps_lost"] == 0
+
+
+def test_row_28_a_parked_spare_dies(scene):
+    drill(scene, "kill rank=1 step=3", "spare rank=0 step=6", "kill rank=0 step=9")
+
+
+def test_row_29_no_spare_is_left(scene):
+    said = drill(scene, "kill rank=1 step=6", options=("--set", "recovery.spares=0"))
+    assert said["steps_lost"] == 0
+
+
+def test_row_24_killed_while_a_checkpoint_is_written(scene):
+    drill(scene, "kill rank=1 step=8 phase=save")
+
+
+@pytest.mark.parametrize("kind", ["torn", "zeroed", "flipped", "swapped", "missing"])
+@pytest.mark.slow
+def test_rows_15_to_17_a_damaged_checkpoint_is_passed_over(scene, kind):
+    said = drill(scene, f"{kind} rank=0 step=11", options=FROM_DISK)
+    assert sources(said) <= {"checkpoint", "initial"}
+    events = (scene.folder / said["run"] / "events.jsonl").read_text()
+    assert "CheckpointRefused" in events
+
+
+@pytest.mark.parametrize("of", ["parameters", "optimizer"])
+def test_row_18_a_flipped_bit_is_found_and_healed(scene, of):
+    drill(scene, f"flip rank=1 step=6 of={of}", options=FOUR)
+
+
+def test_row_20_a_loss_that_is_no_number_is_never_applied(scene):
+    drill(scene, "nan rank=1 step=6")
+    drill(scene, "nan rank=0+1 step=6")
+
+
+def test_row_21_a_poisoned_sample_is_named(scene):
+    said = drill(scene, "poison sample=3", options=("--steps", "14"))
+    assert "3" in said["faults"][0]["verdict"]
+
+
+def test_row_22_out_of_memory_is_no_fault_of_the_machine(scene):
+    drill(scene, "oom rank=1 step=6")
+
+
+def test_row_23_the_wall_clock_jumps(scene):
+    drill(scene, "clock rank=0 step=6", "kill rank=1 step=9")
+
+
+def test_row_30_sigterm_saves_and_goes_on_when_started_again(scene):
+    drill(scene, "term rank=1 step=6")
+
+
+def test_row_31_a_crash_loop_ends(scene):
+    drill(scene, "raise rank=1 step=6 times=9")
+
+
+def test_row_32_what_only_takes_long_is_left_alone(scene):
+    drill(
+        scene,
+        "long rank=1 step=6 for=2s",
+        "pause rank=0 step=8 for=1s",
+        "long rank=1 step=8 phase=save for=1s",
+        "pause-agent rank=1 step=10 for=500ms",
+        "slow rank=1 step=11 for=1s",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stop", "deadlock", "gil", "loop"])
+def test_rows_3_and_5_a_hang_is_found_named_and_fenced(scene, kind):
+    said = drill(scene, f"{kind} rank=1 step=8")
+    assert said["steps_lost"] == 0
+
+
+@pytest.mark.slow
+def test_row_4_a_zombie_comes_back_and_is_refused(scene):
+    drill(scene, "zombie rank=1 step=8 for=13s", options=("--steps", "400"))
+
+
+@pytest.mark.parametrize("row", [row for row in MATRIX if row.skipped], ids=lambda r: r.title)
+def test_a_row_that_cannot_be_injected(row):
+    pytest.skip(f"row {row.number}, {row.title}: {row.skipped}")
+
+
+def test_random_faults_and_a_schedule_of_their_own(scene):
+    seed = int.from_bytes(os.urandom(3))
+    done = scene.paceline(
+        *("drill", "job.yaml", "--random", "4", "--seed", str(seed), *USUAL), timeout=240
+    )
+    assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"
