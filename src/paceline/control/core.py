@@ -248,7 +248,8 @@ def _start(state: State, node: int, rank: int | None, turn: _Turn) -> int:
 
 def _join(state: State, turn: _Turn) -> None:
     """Every slot has a worker that waits: they are a generation now."""
-    state.phase, state.form_deadline_s, state.symptom = "joining", None, None
+    state.phase, state.symptom = "joining", None
+    state.form_deadline_s = turn.clock.monotonic_s + state.setup.meet_timeout_s
     state.num_at_step, state.own_times = {}, {}
     state.inquiry = state.step_done_s = None
     if state.stragglers is not None:
@@ -337,8 +338,10 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
             if world_size != len(state.slots):
                 how = f"met a world of {world_size} ranks, asked for {len(state.slots)}"
                 _give_up(state, "failed", f"rank {rank}: {how}", turn)
-            elif state.failure is not None and all(each.met for each in state.slots):
-                state.failure.met_at = turn.clock.monotonic_s
+            elif all(each.met for each in state.slots):
+                state.form_deadline_s = None
+                if state.failure is not None:
+                    state.failure.met_at = turn.clock.monotonic_s
         case say.Restored():
             _restored(state, rank, message, turn)
         case say.StepDone(step=step, own_s=own_s):
@@ -1002,7 +1005,7 @@ def _regroup_of_symptom(state: State, symptom: Symptom, turn: _Turn) -> None:
 
 
 def _fence_the_late(state: State, turn: _Turn) -> None:
-    """Workers that should have parked by now are killed."""
+    """Workers that should have parked by now are killed; of those that do not meet, one is."""
     late = [
         number
         for number, worker in state.workers.items()
@@ -1011,6 +1014,10 @@ def _fence_the_late(state: State, turn: _Turn) -> None:
     if late and state.phase == "forming":
         how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
         _lose(state, late, how, turn, cause="hang")
+    alone = [slot.worker for slot in state.slots if slot.met is None and slot.worker is not None]
+    if alone and state.phase == "joining":
+        how = f"did not meet the others within {state.setup.meet_timeout_s:.0f} s"
+        _lose(state, [max(alone)], how, turn, cause="hang")  # the newest holds the least
 
 
 def _force(state: State, turn: _Turn) -> None:

@@ -78,6 +78,10 @@ class Setup:
     """How long an interrupted worker may take to leave its groups before it is fenced. A guess: it
     takes milliseconds, unless it is busy computing or has been stopped."""
 
+    meet_timeout_s: float = 60.0
+    """How long all ranks may take to meet before one that has not is replaced. A guess: it takes a
+    tenth of a second here, but whoever waits there waits for ever if nobody ends it."""
+
     fence_timeout_s: float = 10.0
     """How long an agent may take to end its workers before it is ended itself; a guess, a hundred
     times what it takes here."""

@@ -111,6 +111,10 @@ class Groups:
             self._sockets = {}
         if dist.is_initialized():
             dist.destroy_process_group()
+        # torch names the default group by a count that only destroying one resets. Where a meeting
+        # broke off there was none to destroy, and the others would wait for this rank under a name
+        # that it does not use (torch 2.13, `_process_group_name`).
+        dist.distributed_c10d._world.group_count = 0
         self._store = None
 
     @property
