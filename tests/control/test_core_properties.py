@@ -11,6 +11,7 @@ from tests.control.virtual_agents import Fault, World
 
 from paceline.control import messages as say
 from paceline.control import state as st
+from paceline.control.core import decide
 from paceline.record import events as log
 
 SETUP = st.Setup(
@@ -23,7 +24,7 @@ SETUP = st.Setup(
     resumed=False,
     layout="DDP over 4 ranks",
 )
-KINDS = ("kill", "hang", "crash", "node", "spare")
+KINDS = ("kill", "hang", "crash", "node", "spare", "partition", "controller")
 FAULTS = some.lists(
     some.builds(
         Fault,
@@ -170,14 +171,23 @@ def test_news_of_older_generations_and_of_ended_workers_changes_nothing(faults, 
 
 
 def _feed_quietly(world: World, number: int, generation: int, message: say.FromWorker) -> None:
-    from paceline.control.core import decide
-
     said = say.Said(worker=number, generation=generation, message=message)
     assert decide(world.state, said, st.Clock(world.now, world.now)) == []
 
 
 def _snapshot(state: st.State) -> str:
     return repr(state)
+
+
+@CALM
+@given(FAULTS, some.integers(0, 2**16), some.integers(0, 2))
+def test_what_happened_played_again_gives_the_same_mind(faults, seed, spares):
+    """What a journal is good for."""
+    world = played(faults, seed, spares)
+    again = st.State(setup=world.setup)
+    for event, clock in world.history:
+        decide(again, event, clock)
+    assert repr(again) == repr(world.state)
 
 
 @pytest.mark.parametrize("rank", [0, 3])

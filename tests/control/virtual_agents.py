@@ -20,6 +20,10 @@ LIMIT_S = 3.0
 """What the agents have learned that a phase may take."""
 
 
+LEASE_S = 2.0
+"""After which workers that hear nothing of their controller end themselves."""
+
+
 @dataclass(slots=True)
 class Process:
     """A worker as it really is."""
@@ -57,7 +61,8 @@ class Fault:
 
     at_s: float
     kind: str
-    """`kill`, `hang`, `crash` (an exception), `node`, `spare`."""
+    """`kill`, `hang`, `crash` (an exception), `node`, `spare`, `partition` (a node that is well
+    and cannot be reached), `controller` (a new one takes over)."""
 
     target: int
 
@@ -87,6 +92,13 @@ class World:
 
     agents: set[int] = field(default_factory=set)
     processes: dict[int, Process] = field(default_factory=dict)
+    doubted: dict[int, float] = field(default_factory=dict)
+    """Rank -> until when a worker that cannot be reached may still have it."""
+
+    unreachable: set[int] = field(default_factory=set)
+    history: list[tuple[Any, st.Clock]] = field(default_factory=list)
+    """All that the core was fed."""
+
     checkpoint: int = 0
     now: float = 0.0
     num_fed: int = 0
@@ -125,6 +137,7 @@ class World:
     def feed(self, event: st.Happening) -> None:
         self.num_fed += 1
         clock = st.Clock(monotonic_s=self.now, unix_s=1e9 + self.now)
+        self.history.append((event, clock))
         actions = decide(self.state, event, clock)
         self.on_feed(self)
         for action in actions:
@@ -150,6 +163,7 @@ class World:
             case say.KillWorkers():
                 self.fenced.update(self.processes)
             case say.Tell(worker=number, message=say.Join(generation=generation, rank=rank)):
+                assert self.now >= self.doubted.get(rank, 0.0), "a rank in doubt was given away"
                 self.joins.append((generation, rank, number))
             case _:
                 pass
@@ -179,12 +193,16 @@ class World:
     # Agents.
 
     def agent_joins(self, node: int) -> None:
-        if node not in self.agents:
+        if node in self.unreachable:
+            self.later(1.0, lambda: self.agent_joins(node))
+        elif node not in self.agents:
             self.agents.add(node)
             self.feed(st.AgentJoined(node))
             self.later(1.5, lambda: self.look_out(node))
 
     def lose_agent(self, node: int) -> None:
+        if node in self.unreachable:
+            return  # who cannot be reached cannot be killed
         for process in self.processes.values():
             if process.node == node:
                 process.alive = False
@@ -388,12 +406,39 @@ class World:
         ranked = [slot.worker for slot in self.state.slots if slot.worker in self.processes]
         spares = [n for n, each in self.processes.items() if each.alive and n not in ranked]
         among = spares if fault.kind == "spare" else ranked
-        if fault.kind == "node":
+        if fault.kind == "controller":
+            self.feed(st.TookOver(away_s=0.5))
+        elif fault.kind == "partition":
+            self.cut_off(fault.target % self.setup.num_nodes)
+        elif fault.kind == "node":
             self.lose_agent(fault.target % self.setup.num_nodes)
         elif among:
             number = among[fault.target % len(among)]
             assert number is not None
             self.strike_worker(fault.kind, number)
+
+    def cut_off(self, node: int) -> None:
+        """Nothing passes any more; its workers go on until the lease is over."""
+        if node not in self.agents:
+            return
+        self.agents.discard(node)
+        self.unreachable.add(node)
+        mine = [n for n, each in self.processes.items() if each.node == node and each.alive]
+        self.later(LEASE_S, lambda: self.end_of_lease(node, mine))
+
+        def known() -> None:
+            for rank, slot in enumerate(self.state.slots):
+                worker = self.state.workers.get(slot.worker if slot.worker is not None else -1)
+                if worker is not None and worker.node == node and worker.generation:
+                    self.doubted[rank] = self.now + 2 * LEASE_S
+            self.feed(st.AgentLost(node, in_doubt_s=2 * LEASE_S))
+
+        self.later(0.5, known)
+
+    def end_of_lease(self, node: int, mine: list[int]) -> None:
+        for number in mine:
+            self.processes[number].alive = False
+        self.unreachable.discard(node)
 
     def strike_worker(self, kind: str, number: int) -> None:
         process = self.processes[number]
