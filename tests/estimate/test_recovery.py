@@ -103,8 +103,10 @@ def test_on_shared_cores_nothing_of_a_shadow_is_hidden():
 
 
 def test_copies_inside_one_node_help_only_where_the_node_stays():
-    inside = state_plan(layout_of("none", data=8), TRAINING, MACHINE, LLAMA3).tier("replica")
-    across = state_plan(layout_of("none", data=64), TRAINING, MACHINE, LLAMA3).tier("replica")
+    inside, across = (
+        state_plan(layout, TRAINING, replace(MACHINE, num_domains=nodes), LLAMA3).tier("replica")
+        for layout, nodes in ((layout_of("none", data=8), 1), (layout_of("none", data=64), 8))
+    )
     assert inside.covered == pytest.approx(54 / 419)
     assert across.covered > 0.99
 

@@ -176,8 +176,8 @@ def copies_of(layout: Layout) -> int:
     return max(1, sharers // max(layout.shard_degree, layout.expert))
 
 
-def copies_elsewhere(layout: Layout, ranks_per_node: int) -> int:
-    """Of those, the ones on other nodes than the rank's own.
+def copies_elsewhere(layout: Layout, ranks_per_domain: int) -> int:
+    """Of those, the ones on other nodes (or other parts that fail apart) than the rank's own.
 
     Copies of a shard are `shard_degree x tensor` ranks apart (`parallel/rank_map.py`).
 
@@ -187,7 +187,7 @@ def copies_elsewhere(layout: Layout, ranks_per_node: int) -> int:
     """
     copies = copies_of(layout)
     apart = layout.data * layout.context * layout.tensor // copies
-    return copies - min(copies, max(1, ranks_per_node // apart))
+    return copies - min(copies, max(1, ranks_per_domain // apart))
 
 
 def state_plan(
@@ -282,7 +282,9 @@ class _Case:
 
 def _replica(case: _Case) -> StateTier:
     copies = copies_of(case.layout)
-    elsewhere = copies_elsewhere(case.layout, case.machine.ranks_per_node)
+    elsewhere = copies_elsewhere(
+        case.layout, max(1, case.layout.num_ranks // case.machine.num_domains)
+    )
     why_not = "no other rank holds the same state" if copies < 2 else None
     covered = case.failures.process_share
     if elsewhere == 1:

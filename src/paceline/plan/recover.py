@@ -51,9 +51,26 @@ def plan_state(
             copy_bytes_per_s=view.assumptions.copy_bytes_per_s,
             shares_cores=cluster.backend == "gloo",
         ),
-        Reliability(rank_mtbf_s=view.assumptions.rank_mtbf_s, restart_s=view.restart_s),
+        _reliability(view, is_local=cluster.is_local),
         asked=None if asked == "auto" else asked,
     )
+
+
+def _reliability(view: Outlook, *, is_local: bool) -> Reliability:
+    rate = view.assumptions.rank_mtbf_s
+    if not is_local:
+        return Reliability(rank_mtbf_s=rate, restart_s=view.restart_s)
+    return Reliability(
+        rank_mtbf_s=rate, restart_s=_RESTART_HERE_S + view.write_s, in_place_s=_IN_PLACE_HERE_S
+    )
+
+
+_RESTART_HERE_S = 2.7
+"""From a kill to the next step when all workers start again: 2.74 s, the median of 12 runs of two
+ranks (docs/benchmarks.md, before ranks were replaced in place)."""
+
+_IN_PLACE_HERE_S = 0.3
+"""The same when the others stay: 0.15 to 0.31 s at 4 ranks (design/recovery.md, section 7)."""
 
 
 def check_state(plan: Plan, job: Job) -> Iterator[Problem]:

@@ -189,6 +189,7 @@ class _World:
                 layout="simulated",
                 num_spares=min(scene.num_spares, max(_LEAST_SPARES, self.num_parts // 8)),
                 first_generation=first_generation,
+                node_strikes=_ENDLESS,  # a part stands for many nodes
                 park_timeout_s=scene.costs.fence.at(scene.num_ranks) + 5.0,
                 agent_timeout_s=scene.repair_s + 3600.0,
             )
