@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
-    1: "`verify` ran, and the layout is not right",
+    1: "`verify` ran, and the layout is not right; `checkpoint verify`, and some are damaged",
     2: "the job file, an option or an input is wrong; nothing was started",
     3: "no layout fits, or the batch does not divide",
     4: "the run failed and could not be recovered",

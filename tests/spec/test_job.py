@@ -87,7 +87,13 @@ def test_a_missing_field_says_what_it_is_for():
         ("layout.micro_batch=many", "write a whole number above 0, or 'auto'"),
         ("metrics.tensorboard=perhaps", "write true or false"),
         ("data.path=3", "write text, or a list of text, or null"),
-        ("checkpoint=3", "write keys below it: every, keep_last, keep_every, keep_best"),
+        (
+            "checkpoint=3",
+            (
+                "write keys below it: every, keep_last, keep_every, keep_best, copy_to, copy_keep, "
+                "compress"
+            ),
+        ),
         ("cluster.memory=lots", "write a number or text such as '80 GiB' above 0, or 'auto'"),
     ],
 )

@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench": ("paceline.cli.bench", "How does it scale over ranks, and where does the time go?"),
     "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
+    "checkpoint": ("paceline.cli.checkpoint", "List, inspect, verify and convert checkpoints."),
     "runs": ("paceline.cli.runs", "List runs."),
     "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),
     "detect": ("paceline.cli.detect", "Look at this machine: accelerators, links, network."),

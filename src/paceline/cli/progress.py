@@ -187,6 +187,8 @@ def describe(event: log.AnyEvent) -> str | None:
             return f"checkpoint {event.checkpoint} refused: {event.reason}"
         case log.CheckpointFailed():
             return f"checkpoint of step {event.step} not written: {event.reason}; training goes on"
+        case log.CheckpointCopyFailed():
+            return f"checkpoint of step {event.step} not copied: {event.reason}; training goes on"
         case log.Evaluated():
             return f"held-out loss after step {event.step}: {_loss(event.loss)}"
         case log.BaselineEvaluated():

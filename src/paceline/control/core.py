@@ -371,6 +371,24 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
             turn.record(
                 log.CheckpointFailed(at=at, generation=generation, step=step, reason=reason)
             )
+        case say.CopyDone():
+            turn.record(
+                log.CheckpointCopied(
+                    at=at,
+                    generation=generation,
+                    step=message.step,
+                    url=message.url,
+                    num_bytes=message.num_bytes,
+                    stored_bytes=message.stored_bytes,
+                    seconds=message.seconds,
+                    checked=message.checked,
+                    note=message.note,
+                )
+            )
+        case say.CopyError(step=step, reason=reason):
+            turn.record(
+                log.CheckpointCopyFailed(at=at, generation=generation, step=step, reason=reason)
+            )
         case say.StepVotedDown(step=step, reason=reason):
             turn.record(log.StepRefused(at=at, generation=generation, step=step, reason=reason))
         case say.CorruptionSeen():

@@ -103,6 +103,25 @@ class SaveError(Message, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class CopyDone(Message, frozen=True, kw_only=True, tag=True):
+    """A checkpoint is in the other storage."""
+
+    step: int
+    url: str
+    num_bytes: int
+    stored_bytes: int
+    seconds: float
+    checked: str
+    note: str
+
+
+class CopyError(Message, frozen=True, kw_only=True, tag=True):
+    """A checkpoint could not be copied; training goes on."""
+
+    step: int
+    reason: str
+
+
 class StepVotedDown(Message, frozen=True, kw_only=True, tag=True):
     """All ranks refused a step."""
 
@@ -192,6 +211,8 @@ FromWorker = (
     | NoteMade
     | SaveDone
     | SaveError
+    | CopyDone
+    | CopyError
     | StepVotedDown
     | CorruptionSeen
     | FaultDue

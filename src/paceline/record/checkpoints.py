@@ -134,6 +134,12 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def checkpoint_step(name: str) -> int | None:
+    """Step of a folder name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
     """Every checkpoint below a folder, newest first; unfinished `.tmp` folders are none.
 
@@ -148,8 +154,13 @@ def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
     return [_entry(folder / checkpoint_name(step), step) for step in steps]
 
 
-def read_manifest(path: Path) -> Manifest | Problem:
-    """The manifest of a checkpoint folder, or why it is not to be trusted."""
+def read_manifest(path: Path, *, name: str | None = None) -> Manifest | Problem:
+    """The manifest of a checkpoint folder, or why it is not to be trusted.
+
+    Args:
+        path: The folder.
+        name: That it should have, where it has another for now.
+    """
     where, fix = str(path), _USE_EARLIER
     try:
         sealed = (path / COMMIT).read_text(encoding="ascii").strip()
@@ -164,40 +175,53 @@ def read_manifest(path: Path) -> Manifest | Problem:
     except OSError as error:
         what = f"{MANIFEST} of {path.name} cannot be read: {error.strerror}"
         return Problem(code="C002", what=what, where=where, fix=fix)
+    return parse_manifest(encoded, sealed, name=name or path.name, where=where)
+
+
+def parse_manifest(encoded: bytes, sealed: str, *, name: str, where: str) -> Manifest | Problem:
+    """A manifest, or why it is not to be trusted.
+
+    Args:
+        encoded: What `manifest.json` holds.
+        sealed: What COMMIT holds.
+        name: Of the checkpoint's folder.
+        where: Said in a problem.
+    """
+    fix = _USE_EARLIER
     if xxhash.xxh3_128_hexdigest(encoded) != sealed:
-        what = f"{MANIFEST} of {path.name} is not the one its COMMIT was written for"
+        what = f"{MANIFEST} of {name} is not the one its COMMIT was written for"
         return Problem(code="C002", what=what, where=where, fix=fix)
     try:
         manifest = msgspec.json.decode(encoded, type=Manifest)
     except msgspec.DecodeError as error:
-        what = f"{MANIFEST} of {path.name} cannot be understood: {error}"
+        what = f"{MANIFEST} of {name} cannot be understood: {error}"
         return Problem(code="C002", what=what, where=where, fix=fix)
     if manifest.format not in _READABLE:
         known = " and ".join(map(str, _READABLE))
-        what = f"{path.name} has form {manifest.format}, this Paceline reads form {known}"
+        what = f"{name} has form {manifest.format}, this Paceline reads form {known}"
         return Problem(code="C006", what=what, where=where, fix="use the Paceline that wrote it")
-    if checkpoint_name(manifest.step) != path.name:
-        what = f"{path.name} holds step {manifest.step}: the folder was renamed or swapped"
+    if checkpoint_name(manifest.step) != name:
+        what = f"{name} holds step {manifest.step}: the folder was renamed or swapped"
         return Problem(code="C006", what=what, where=where, fix=fix)
     return manifest
 
 
-def verify_checkpoint(path: Path) -> Problem | None:
+def verify_checkpoint(path: Path, *, name: str | None = None) -> Problem | None:
     """The first thing that is wrong with a checkpoint, or None when every byte is as written.
 
     Reads every data file once, 1 MiB at a time; a damaged one again, to name the tensors.
     """
-    return next(find_damage(path), None)
+    return next(find_damage(path, name=name), None)
 
 
-def find_damage(path: Path) -> Iterator[Problem]:
+def find_damage(path: Path, *, name: str | None = None) -> Iterator[Problem]:
     """Everything that is wrong with a checkpoint, one problem for each damaged file."""
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, name=name)
     if isinstance(manifest, Problem):
         yield manifest
         return
-    for name in sorted(manifest.files):
-        problem = _check_file(path, name, manifest)
+    for file in sorted(manifest.files):
+        problem = _check_file(path, file, manifest)
         if problem is not None:
             yield problem
 
@@ -309,9 +333,11 @@ def set_aside(refused: Iterable[Path]) -> None:
     """Rename checkpoints that were refused, once an older one is in use, to `step-N.refused`.
 
     They stay for whoever wants to look, and no longer count: neither as the newest, nor among
-    those that the policy keeps.
+    those that the policy keeps. What is set aside already stays as it is.
     """
     for path in refused:
+        if checkpoint_step(path.name) is None or not path.exists():
+            continue
         aside, again = path.with_name(f"{path.name}.refused"), 1
         while aside.exists():
             again += 1

@@ -91,6 +91,36 @@ class CheckpointFailed(Event, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+class CheckpointCopied(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint is complete in the other storage, `checkpoint.copy_to`."""
+
+    step: int
+    url: str
+    """Where it is."""
+
+    num_bytes: int
+    """Of the checkpoint."""
+
+    stored_bytes: int
+    """What it takes there: less, where it was compressed."""
+
+    seconds: float
+    """From the start of the copy to its COMMIT, beside training."""
+
+    checked: str
+    """How what arrived was compared with what was sent: `hash` of every byte, or `size`."""
+
+    note: str
+    """Why it was compressed, or was not."""
+
+
+class CheckpointCopyFailed(Event, frozen=True, kw_only=True, tag=True):
+    """A checkpoint could not be copied. Training goes on; the next save tries again."""
+
+    step: int
+    reason: str
+
+
 class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     """The held-out loss after a step."""
 
@@ -338,6 +368,8 @@ AnyEvent = (
     | CheckpointRefused
     | CheckpointSaved
     | CheckpointFailed
+    | CheckpointCopied
+    | CheckpointCopyFailed
     | Evaluated
     | BaselineEvaluated
     | Noted

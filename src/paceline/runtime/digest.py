@@ -30,12 +30,12 @@ def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     lines = dict(everywhere)
     if dist.is_initialized():
         group = dist.group.WORLD
-        seals = gather(_seal(everywhere), group)
+        seals = gather(seal_of(everywhere), group)
         # One of the ranks that have the same lines tells them.
-        speaks = seals.index(_seal(everywhere)) == dist.get_rank(group)
+        speaks = seals.index(seal_of(everywhere)) == dist.get_rank(group)
         told = gather({**(everywhere if speaks else {}), **shared}, group)
         lines = {name: line for part in reversed(told) for name, line in part.items()}
-    return _seal(lines | everywhere | shared)
+    return seal_of(lines | everywhere | shared)
 
 
 def _lines(state: Mapping[str, Stored | Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -49,9 +49,9 @@ def _lines(state: Mapping[str, Stored | Any]) -> tuple[dict[str, str], dict[str,
         first = value.pieces[0][1]
         whole = _whole(value)  # collective: every rank of the mesh takes part
         if not isinstance(first, DTensor):
-            everywhere[name] = _line(whole)
+            everywhere[name] = line_of(whole)
         elif _is_hashed_here(name, first):
-            shared[name] = _line(whole)
+            shared[name] = line_of(whole)
         del whole
     return everywhere, shared
 
@@ -85,12 +85,14 @@ def _whole(stored: Stored) -> Tensor:
     return whole
 
 
-def _line(tensor: Tensor) -> str:
+def line_of(tensor: Tensor) -> str:
+    """What the digest has of a whole tensor, besides its name."""
     plain = tensor.cpu().contiguous()
     values = hashlib.sha256(plain.flatten().view(torch.uint8).numpy().data).hexdigest()
     return f"{list(plain.shape)} {plain.dtype} {values}"
 
 
-def _seal(lines: Mapping[str, str]) -> str:
+def seal_of(lines: Mapping[str, str]) -> str:
+    """The digest of a state from its lines by name; of another value the line is its `repr`."""
     text = "".join(f"{name} {line}\n" for name, line in sorted(lines.items()))
     return hashlib.sha256(text.encode()).hexdigest()

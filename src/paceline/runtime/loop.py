@@ -122,6 +122,8 @@ class Loop:
         session.progress.enter(Phase.SAVE)
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
+        self._checkpointer.wait_for_copies()
+        self._tell_of_save(None)
         session.safekeeping.close()
         if metrics is not None and board is not None:
             metrics.close()
@@ -354,7 +356,11 @@ class Loop:
     def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
         if isinstance(outcome, Saved):
             self._session.saved_step = outcome.step
-        if outcome is None or not self._session.is_first:
+        if not self._session.is_first:
+            return
+        for told in self._checkpointer.take_copies():
+            self._channel.send(told)
+        if outcome is None:
             return
         if isinstance(outcome, SaveFailed):
             self._channel.send(say.SaveError(step=outcome.step, reason=outcome.reason))

@@ -347,6 +347,19 @@ class CheckpointSpec:
     keep_best: Whole = 0
     """Also keep this many with the lowest held-out loss."""
 
+    copy_to: str | None = None
+    """Another storage that each checkpoint is copied to in the background, as a URL of fsspec:
+    `s3://bucket/prefix`, `file:///mnt/nas/jobs`; below it the run's folder has its name. A run that
+    has no checkpoint of its own any more goes on from its newest copy. Needs the extra
+    `storage`."""
+
+    copy_keep: Positive = 3
+    """How many of the newest copies are kept there."""
+
+    compress: Literal["auto", "never", "always"] = "auto"
+    """Whether copies are compressed, without loss. `auto` tries it at the first copy and compresses
+    where that is faster than sending all; what was measured is noted. Local files never are."""
+
 
 @_section
 class EvaluateSpec:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import BinaryIO, Literal, TypedDict
 
 import msgspec
 import xxhash
@@ -101,6 +101,15 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPolicy:
+    """Copies in another storage."""
+
+    url: str
+    keep: int
+    compress: Literal["auto", "never", "always"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTask:
     """One save, as every rank's writer is told it."""
 
@@ -119,6 +128,9 @@ class WriteTask:
 
     keep: Mapping[str, int | None]
     """What `checkpoints.prune` is given."""
+
+    copy_to: CopyPolicy | None = None
+    """Where the committed checkpoint is copied to."""
 
     @property
     def final(self) -> Path:

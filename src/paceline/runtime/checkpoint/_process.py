@@ -14,9 +14,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from paceline.control.messages import CopyDone, CopyError
 from paceline.runtime.checkpoint._files import WriteTask
 from paceline.runtime.checkpoint._memory import make_memory, map_memory
 from paceline.runtime.checkpoint._reason import plain_reason
@@ -28,11 +30,17 @@ OnPhase = Callable[[str], object]
 """Called with `writing` between the data files and the commit; a drill strikes there."""
 
 
+_LOOK_S = 0.02
+"""Between two looks at what is being copied. A guess: short beside a transfer."""
+
+
 class Pending:
     """One save that was handed to the process."""
 
-    def __init__(self, number: int, on_phase: OnPhase | None) -> None:
+    def __init__(self, number: int, task: WriteTask, on_phase: OnPhase | None) -> None:
         self.number = number
+        self.step = task.facts.step
+        self.is_copied = task.rank == 0 and task.copy_to is not None
         self.on_phase = on_phase
         self.ended: Ended | None = None
         self.ended_at = 0.0
@@ -62,11 +70,15 @@ class WriterProcess:
 
     def submit(self, task: WriteTask, deal: Deal, on_phase: OnPhase | None) -> Pending:
         """Copy a share and have it written. Earlier saves must have ended or been abandoned."""
+        before: list[CopyDone | CopyError] = []
         if self._link is None or not self._link.is_open:
+            before = self.take_copies()
             self._link = _Link()
+        for told in before:
+            self._link.copies.append(told)
         starts = self._stage.copy(deal.share)
         self._number += 1
-        pending = Pending(self._number, on_phase)
+        pending = Pending(self._number, task, on_phase)
         write = Write(
             number=self._number,
             task=task,
@@ -77,6 +89,16 @@ class WriterProcess:
         )
         self._link.send(pending, write, self._stage)
         return pending
+
+    def take_copies(self) -> list[CopyDone | CopyError]:
+        """What became of copies since it was last asked."""
+        copies = self._link.copies if self._link is not None else deque()
+        return [copies.popleft() for _ in range(len(copies))]
+
+    def wait_for_copies(self) -> None:
+        """Return once nothing is being copied, or nobody is left who could."""
+        while self._link is not None and self._link.is_open and self._link.uncopied:
+            time.sleep(_LOOK_S)
 
     def abandon(self) -> None:
         """Have what is on its way given up, at once: nothing is said and nobody waited for."""
@@ -111,6 +133,8 @@ class _Link:
         self.is_open = True
         self._pending: dict[int, Pending] = {}
         self._told_fd: int | None = None
+        self.copies: deque[CopyDone | CopyError] = deque()
+        self.uncopied: set[int] = set()
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         descriptor = make_memory("paceline-wanted", mmap.PAGESIZE)
         self._wanted = map_memory(descriptor, mmap.PAGESIZE)
@@ -161,10 +185,18 @@ class _Link:
                         threading.Thread(
                             target=self._pass_phase, args=(number,), daemon=True
                         ).start()
+                    case CopyDone() | CopyError() as told:
+                        self.copies.append(told)
+                        self.uncopied.discard(told.step)
                     case Ended() as ended:
                         pending = self._pending.pop(ended.number, None)
                         if pending is not None:
+                            if pending.is_copied and ended.reason is None:
+                                self.uncopied.add(pending.step)
                             pending.end(ended)
+        for step in sorted(self.uncopied):
+            self.copies.append(CopyError(step=step, reason="the process that copies it ended"))
+        self.uncopied.clear()
         self.is_open = False
         self._outbox.put(lambda: None)  # wakes who sends, which ends
         self._end_all()

@@ -140,7 +140,7 @@ def _held(state: Mapping[str, Stored | Any]) -> Iterator[tuple[_Key, tuple[_Fact
     """Every box with its tensor, and every other value encoded."""
     for name, value in state.items():
         if not isinstance(value, Stored):
-            encoded = _encode(value)
+            encoded = encode(value)
             yield (name, None), (_Facts(len(encoded), "", (), ()), encoded)
             continue
         for box in boxes_of(value):
@@ -190,7 +190,8 @@ def _record(key: _Key, facts: _Facts, value: Tensor | bytes | None) -> Record:
     )
 
 
-def _encode(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
+    """A value that is no tensor, as it stands in a file."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()

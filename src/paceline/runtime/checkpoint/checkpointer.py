@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline import __version__
+from paceline.control.messages import CopyDone, CopyError
 from paceline.runtime.checkpoint._agree import Group, gather
-from paceline.runtime.checkpoint._files import Facts, KnownFacts, WriteTask
+from paceline.runtime.checkpoint._files import CopyPolicy, Facts, KnownFacts, WriteTask
 from paceline.runtime.checkpoint._process import OnPhase, Pending, writer_process
 from paceline.runtime.checkpoint._share import Deal, Dealer
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
@@ -185,8 +186,29 @@ class Checkpointer:
         """The newest valid checkpoint, loaded; see `restore.restore_newest`."""
         self._finish_writing()
         return restore_newest(
-            self.folder, model, optimizer, group=self.group, job_digest=job_digest
+            self.folder,
+            model,
+            optimizer,
+            group=self.group,
+            job_digest=job_digest,
+            copies=self.copies,
         )
+
+    @property
+    def copies(self) -> str | None:
+        """URL of this run's copies: runs that share a storage do not share checkpoints."""
+        if self.policy.copy_to is None:
+            return None
+        return f"{self.policy.copy_to.rstrip('/')}/{self.folder.parent.name}"
+
+    def take_copies(self) -> list[CopyDone | CopyError]:
+        """What became of copies to the other storage since it was last asked. Not collective; only
+        rank 0's writer copies, and one that failed is tried again after the next save."""
+        return writer_process().take_copies()
+
+    def wait_for_copies(self) -> None:
+        """Return once this rank's writer copies nothing any more. Not collective."""
+        writer_process().wait_for_copies()
 
     def _deal(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Deal:
         return self._dealer.deal(named_state(model, optimizer), self.group)
@@ -206,6 +228,9 @@ class Checkpointer:
                 "keep_every": policy.keep_every,
                 "keep_best": policy.keep_best,
             },
+            copy_to=None
+            if self.copies is None
+            else CopyPolicy(url=self.copies, keep=policy.copy_keep, compress=policy.compress),
         )
 
     def _finish_writing(self) -> None:

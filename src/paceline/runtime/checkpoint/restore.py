@@ -1,6 +1,6 @@
 """Bring back a state: the newest checkpoint that is whole, the same one on every rank."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
-from paceline.errors import CheckpointError, Problem
+from paceline.errors import CheckpointError, PacelineError, Problem
 from paceline.record import checkpoints
 from paceline.record.checkpoints import CheckpointEntry
+from paceline.record.remote import Remote
 from paceline.runtime.checkpoint._agree import Group, attempt, from_first, gather
 from paceline.runtime.checkpoint._plans import LoadPlanner
 from paceline.runtime.checkpoint._target import Saved, Target, make_target, take_over
@@ -47,6 +48,7 @@ def restore_newest(
     *,
     group: Group = None,
     job_digest: str | None = None,
+    copies: str | None = None,
 ) -> Restored:
     """Load the newest valid checkpoint of a folder into a model and its optimizer. Collective.
 
@@ -60,6 +62,8 @@ def restore_newest(
         optimizer: Over its parameters; with or without state.
         group: The ranks that load together; all of them when left out.
         job_digest: Of the job that goes on; a checkpoint that says it is of another is refused.
+        copies: URL of a storage with copies: the newest that is whole becomes a checkpoint of the
+            folder when there is none, or none that can be used.
 
     Raises:
         CheckpointError: There are checkpoints and none could be used. The state may be half loaded
@@ -68,7 +72,7 @@ def restore_newest(
     first = dist.get_rank(group) == 0
     entries = from_first(checkpoints.list_checkpoints(folder) if first else [], group)
     refused: list[tuple[Path, Problem]] = []
-    for entry in entries:
+    for entry in _then_copies(entries, folder, copies, refused, group):
         problem = from_first(_verify(entry.path, job_digest) if first else None, group)
         if problem is None:
             problem = _try_load(entry, model, optimizer, group)
@@ -84,6 +88,52 @@ def restore_newest(
     if refused:
         raise CheckpointError(*(problem for _, problem in refused))
     return Restored()
+
+
+def _then_copies(
+    entries: list[CheckpointEntry],
+    folder: Path,
+    copies: str | None,
+    refused: list[tuple[Path, Problem]],
+    group: Group,
+) -> Iterator[CheckpointEntry]:
+    """The folder's checkpoints, and when all were refused the newest copy, downloaded."""
+    yield from entries
+    if copies is None:
+        return
+    fetched = None
+    if dist.get_rank(group) == 0:
+        fetched = _fetch(copies, folder)
+    found = from_first(fetched, group)
+    if isinstance(found, Problem):
+        refused.append((Path(copies), found))
+    elif found is not None:
+        entry = next(e for e in checkpoints.list_checkpoints(folder) if e.path == found)
+        yield entry
+
+
+def _fetch(copies: str, folder: Path) -> Path | Problem | None:
+    """The newest whole copy as a checkpoint of the folder; None when there is no copy."""
+    found: Path | Problem | None = None
+    try:
+        remote = Remote(copies)
+        for copy in remote.copies():
+            if copy.manifest is None:
+                continue
+            checkpoints.set_aside([folder / copy.name])  # it was refused
+            found = remote.download(copy, folder)
+            if isinstance(found, Path):
+                return found
+    except PacelineError as error:
+        return error.problems[0]
+    except OSError as error:
+        return Problem(
+            code="C014",
+            what=f"no copy could be fetched: {error}",
+            where=copies,
+            fix="see whether there is room in the run's folder",
+        )
+    return found
 
 
 def _verify(path: Path, job_digest: str | None) -> Problem | None:

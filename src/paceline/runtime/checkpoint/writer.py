@@ -20,9 +20,12 @@ import mmap
 import os
 import signal
 import socket
+import threading
 from multiprocessing.connection import Connection
 
+from paceline.control.messages import CopyDone, CopyError
 from paceline.control.parent import die_with_parent
+from paceline.runtime.checkpoint._copier import Copier
 from paceline.runtime.checkpoint._files import (
     Abandoned,
     WriteError,
@@ -48,6 +51,8 @@ class Writer:
         self._wanted = wanted
         self._memory: mmap.mmap | None = None
         self._overtaken: Write | None = None
+        self._copier = Copier(self._send)
+        self._sending = threading.Lock()
 
     def serve(self) -> None:
         """Write what is asked until the worker is gone."""
@@ -57,7 +62,11 @@ class Writer:
                 asked = asked or self._next_write()
                 ended, asked = self._write(asked), self._overtaken
                 self._overtaken = None
-                self._talk.send(ended)
+                self._send(ended)
+
+    def _send(self, message: Ended | Phase | CopyDone | CopyError) -> None:
+        with self._sending:  # copies are told of by a thread of their own
+            self._talk.send(message)
 
     def _next_write(self) -> Write:
         while True:
@@ -86,7 +95,10 @@ class Writer:
             if task.rank != 0:
                 return Ended(asked.number)
             wait_for_parts(task, lambda: self._check_wanted(asked))
-            return Ended(asked.number, num_bytes=seal(task, asked.metadata))
+            num_bytes = seal(task, asked.metadata)
+            if task.copy_to is not None:
+                self._copier.copy(task.folder, task.copy_to, task.facts.step)
+            return Ended(asked.number, num_bytes=num_bytes)
         except WriteError as failed:
             ended = Ended(asked.number, reason=failed.reason, is_space=failed.is_space)
         except Abandoned:
@@ -96,7 +108,7 @@ class Writer:
         return ended
 
     def _pass_phase(self, number: int) -> None:
-        self._talk.send(Phase(number))
+        self._send(Phase(number))
         while True:
             answer = self._hear()
             if isinstance(answer, Write):  # the worker went on without an answer

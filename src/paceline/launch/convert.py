@@ -1,0 +1,85 @@
+"""Convert a checkpoint in a helper process, as torch is imported in `runtime/` alone."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
+from paceline.profile import resolve_config, resolve_decoder
+from paceline.profile.hf_names import hf_config_of
+from paceline.record.conversion import Conversion, Converted
+from paceline.record.run import open_run
+
+
+def convert(asked: Conversion) -> Converted:
+    """What was written, proved to be the same.
+
+    Raises:
+        JobError: `R010`, a package is missing.
+        CheckpointError: `C012`, it cannot be read or written; `C013`, it is not the same.
+        RunError: `C012`, the helper ended without a word.
+    """
+    for package in ("torch", *(["safetensors"] if "safetensors" in _forms(asked) else [])):
+        if importlib.util.find_spec(package) is None:
+            raise JobError(
+                Problem(
+                    code="R010",
+                    what=f"converting needs {package}, which is not installed",
+                    where=sys.prefix,
+                    fix=f"pip install {package}",
+                )
+            )
+    command = [sys.executable, "-m", "paceline.runtime.checkpoint.export"]
+    told = subprocess.run(
+        command, input=msgspec.json.encode(asked), capture_output=True, check=False
+    )
+    lines = told.stdout.splitlines()
+    if told.returncode != 0 or not lines:
+        said = told.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
+        raise RunError(_problem(asked, "C012", f"could not be converted: {said[-1][:300]}"))
+    done = msgspec.json.decode(lines[-1], type=Converted)
+    if done.problem is not None:
+        raise CheckpointError(done.problem)
+    if done.before != done.after:
+        what = f"reads back as another state: digest {done.before[:12]} became {done.after[:12]}"
+        raise CheckpointError(_problem(asked, "C013", what))
+    return done
+
+
+def with_known_config(asked: Conversion) -> Conversion:
+    """With the model's config.json: the source's own, or that of the run it lies in."""
+    source = Path(asked.source)
+    own = (source if source.is_dir() else source.parent) / "config.json"
+    if asked.source_form == "safetensors" and own.is_file():
+        config: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
+        return replace(asked, config=config)
+    try:
+        job = open_run(source.parent.parent).job()
+        found = resolve_config(job)
+        if found is not None:
+            return replace(asked, config=found.config)
+        shape = resolve_decoder(job)
+    except PacelineError:
+        return asked  # no run around it: a model nobody described
+    if shape is None:
+        return asked
+    return replace(asked, config=hf_config_of(shape, job.spec.data.seq_len))
+
+
+def _forms(asked: Conversion) -> tuple[str, str]:
+    return asked.source_form, asked.form
+
+
+def _problem(asked: Conversion, code: str, what: str) -> Problem:
+    return Problem(
+        code=code,
+        what=f"{Path(asked.source).name} {what}",
+        where=asked.out,
+        fix="do not use what was written; run it again with --json and report what it prints",
+    )

@@ -1,0 +1,236 @@
+"""Convert a checkpoint in a process of its own: request on stdin, result on stdout, both JSON.
+
+    python -m paceline.runtime.checkpoint.export < request.json
+
+To Hugging Face safetensors and from them, to a file of torch, to another number of files. Every
+conversion is read back, and its digest compared with that of the source.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline.errors import CheckpointError, Problem
+from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
+from paceline.profile.runnable import is_built_in
+from paceline.record.conversion import Conversion, Converted
+from paceline.runtime.checkpoint._files import Facts, WriteError
+from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
+from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
+
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What is converted, by the names it has in the source."""
+
+    values: Mapping[str, Load]
+    notes: tuple[str, ...] = ()
+
+
+def convert(asked: Conversion) -> Converted:
+    """Convert, read back, and compare.
+
+    Raises:
+        CheckpointError: `C012`, it cannot be read or written.
+    """
+    try:
+        read = _from_ours if asked.source_form == "paceline" else _from_safetensors
+        state = read(asked)
+        done = _WRITERS[asked.form](asked, state)
+    except (OSError, WriteError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise _problem(asked, error) from error
+    except Exception as error:
+        if type(error).__module__.startswith("safetensors"):
+            raise _problem(asked, error) from error
+        raise
+    return replace(done, tensors=len(state.values), notes=(*state.notes, *done.notes))
+
+
+def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
+    lines = str(error).strip().splitlines() or [""]
+    return CheckpointError(
+        Problem(
+            code="C012",
+            what=f"{Path(asked.source).name} could not be converted to {asked.form}: "
+            f"{type(error).__name__}: {lines[0][:300]}",
+            where=asked.source,
+            fix="see whether the source is whole and the folder can be written to",
+        )
+    )
+
+
+def _from_ours(asked: Conversion) -> _State:
+    files = StateFiles(Path(asked.source))
+    return _State({name: partial(files.value, name) for name in files.names})
+
+
+def _from_safetensors(asked: Conversion) -> _State:
+    from safetensors import safe_open
+
+    source = Path(asked.source)
+    values: dict[str, Load] = {}
+    paths = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
+    if not paths:
+        raise ValueError("there is no .safetensors file")
+
+    def load(path: Path, name: str) -> Tensor:
+        with safe_open(path, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    for path in paths:
+        with safe_open(path, framework="pt") as opened:
+            values |= {name: partial(load, path, name) for name in opened.keys()}  # noqa: SIM118
+    config, notes = asked.config or {}, []
+    if config.get("tie_word_embeddings") and "lm_head.weight" in values:
+        del values["lm_head.weight"]
+        notes.append("lm_head.weight is the embedding, by config.json: it is saved once")
+    names = {name: name for name in values}
+    if config and is_built_in(config):
+        ours = {name: from_hf_name(name) for name in values}
+        if all(ours.values()):
+            names = {name: str(each) for name, each in ours.items()}
+            notes.append("names are those of the built-in decoder, which this model can be")
+    return _State({MODEL + names[name]: each for name, each in values.items()}, tuple(notes))
+
+
+def _to_ours(asked: Conversion, state: _State) -> Converted:
+    facts = Facts(step=asked.step, **asked.facts)
+    out = Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    path = write_state(out, state.values, facts, ranks=asked.ranks)
+    written = StateFiles(path)
+    after = {name: partial(written.value, name) for name in written.names}
+    files = sorted(path.iterdir())
+    return Converted(
+        files=tuple(map(str, files)),
+        num_bytes=sum(file.stat().st_size for file in files),
+        before=digest_of(state.values),
+        after=digest_of(after),
+    )
+
+
+def _to_safetensors(asked: Conversion, state: _State) -> Converted:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    notes = []
+    model = {name.removeprefix(MODEL): load for name, load in state.values.items()}
+    model = {n: load for n, load in model.items() if not n.startswith(OPTIMIZER)}
+    if len(model) < len(state.values):
+        notes.append("optimizer state has no place in safetensors and is left out")
+    if are_built_in(model):
+        model = {str(to_hf_name(name)): load for name, load in model.items()}
+        notes.append("names are those of Hugging Face's Llama, which the built-in decoder is")
+    sizes = {name: load().nbytes for name, load in model.items()}
+    groups = _grouped(sizes, asked.max_shard_bytes)
+    out = Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    places: dict[str, str] = {}
+    for number, group in enumerate(groups, 1):
+        name = (
+            "model.safetensors"
+            if len(groups) == 1
+            else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        )
+        save_file({each: model[each]() for each in group}, out / name, metadata={"format": "pt"})
+        files.append(out / name)
+        places |= dict.fromkeys(group, name)
+    if len(groups) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+        files.append(out / _INDEX)
+        files[-1].write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    if asked.config is not None:
+        files.append(out / "config.json")
+        files[-1].write_text(json.dumps(dict(asked.config), indent=2) + "\n")
+    else:
+        notes.append("config.json is not written: the model's is not known")
+
+    def load(name: str) -> Tensor:
+        with safe_open(out / places[name], framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    return Converted(
+        files=tuple(map(str, files)),
+        num_bytes=sum(file.stat().st_size for file in files),
+        before=digest_of(model),
+        after=digest_of({name: partial(load, name) for name in model}),
+        notes=tuple(notes),
+    )
+
+
+def _grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in files of at most so many bytes, in the order of the layers."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(sizes, key=_natural):
+        if groups[-1] and size + sizes[name] > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += sizes[name]
+    return groups
+
+
+def _natural(name: str) -> list[Any]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _to_torch(asked: Conversion, state: _State) -> Converted:
+    model: dict[str, Any] = {}
+    optimizer: dict[str, dict[str, Any]] = {}
+    for name, load in state.values.items():
+        if name.startswith(OPTIMIZER):
+            owner, key, part = split_optimizer_name(name)
+            optimizer.setdefault(owner, {})[key + part] = load()
+        else:
+            model[name.removeprefix(MODEL)] = load()
+    out = Path(asked.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = out.with_name(out.name + ".tmp")
+    torch.save({"step": asked.step, "model": model, "optimizer": optimizer}, partial_file)
+    partial_file.rename(out)
+    found = torch.load(out, weights_only=False, mmap=True)
+    after: dict[str, Load] = {MODEL + name: partial(_same, v) for name, v in found["model"].items()}
+    for owner, values in found["optimizer"].items():
+        after |= {f"{OPTIMIZER}{owner}/{key}": partial(_same, v) for key, v in values.items()}
+    return Converted(
+        files=(str(out),),
+        num_bytes=out.stat().st_size,
+        before=digest_of(state.values),
+        after=digest_of(after),
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_WRITERS = {"paceline": _to_ours, "safetensors": _to_safetensors, "torch": _to_torch}
+
+
+def main() -> None:
+    """Entry point of the process."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Conversion)
+    try:
+        done = convert(asked)
+    except CheckpointError as error:
+        done = Converted(problem=error.problems[0])
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(done) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The state in a checkpoint's files, tensor by tensor, with no model and no process group.
+
+Reads what any layout wrote; holds one whole tensor in memory at a time.
+"""
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from paceline import __version__
+from paceline.runtime.checkpoint._files import (
+    Facts,
+    Record,
+    WriteTask,
+    data_file,
+    publish_part,
+    seal,
+    write_part,
+)
+from paceline.runtime.checkpoint._frames import frame_of, table_of_contents
+from paceline.runtime.checkpoint._share import encode
+from paceline.runtime.digest import line_of, seal_of
+
+Load = Callable[[], Any]
+"""Gives one value; called again when it is needed again."""
+
+
+@dataclass(frozen=True)
+class StateFiles:
+    """A checkpoint folder that was verified."""
+
+    path: Path
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """torch's table of contents."""
+        found: Metadata = pickle.loads((self.path / ".metadata").read_bytes())
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors and other values."""
+        return sorted(self.metadata.state_dict_metadata)
+
+    def value(self, name: str) -> Any:
+        """A whole tensor, or another value."""
+        facts = self.metadata.state_dict_metadata[name]
+        if not isinstance(facts, TensorStorageMetadata):
+            (record,) = self._records(name)
+            return record[1]
+        whole = torch.empty(facts.size, dtype=facts.properties.dtype)
+        for offset, piece in self._records(name):
+            box = tuple(
+                slice(start, start + size) for start, size in zip(offset, piece.shape, strict=True)
+            )
+            whole[box] = piece
+        return whole
+
+    def _records(self, name: str) -> Iterator[tuple[tuple[int, ...], Any]]:
+        for index, place in self._places[name]:
+            with (self.path / place.relative_path).open("rb") as file:
+                file.seek(place.offset)
+                content = file.read(place.length)
+            is_tensor = index.offset is not None
+            value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=is_tensor)
+            yield tuple(index.offset or ()), value
+
+    @cached_property
+    def _places(self) -> Mapping[str, list[tuple[Any, Any]]]:
+        places: dict[str, list[tuple[Any, Any]]] = {}
+        for index, place in self.metadata.storage_data.items():
+            places.setdefault(index.fqn, []).append((index, place))
+        return places
+
+
+def digest_of(values: Mapping[str, Load]) -> str:
+    """`digest.state_digest` of a state that is read value by value."""
+    lines = {}
+    for name, load in sorted(values.items()):
+        value = load()
+        lines[name] = line_of(value) if isinstance(value, Tensor) else repr(value)
+    return seal_of(lines)
+
+
+def write_state(folder: Path, values: Mapping[str, Load], facts: Facts, *, ranks: int = 1) -> Path:
+    """Write a state as a checkpoint of so many files, each with about the same bytes.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        WriteError: It cannot be written there.
+    """
+    records = {name: _record(name, load()) for name, load in sorted(values.items())}
+    hands = _dealt(records, ranks)
+    metadata = table_of_contents(
+        [(data_file(rank), [records[name] for name in hand]) for rank, hand in enumerate(hands)]
+    )
+    task = None
+    for rank, hand in enumerate(hands):
+        task = WriteTask(
+            folder=folder,
+            facts=facts,
+            attempt="c0",
+            rank=rank,
+            world_size=ranks,
+            num_bytes=sum(record.length for record in records.values()),
+            versions=f"paceline {__version__}, torch {torch.__version__}",
+            keep={"keep_last": 1 << 30, "keep_every": None, "keep_best": 0},
+        )
+        mine = [records[name] for name in hand]
+        publish_part(task, write_part(task, mine, _source(hand, values)))
+    assert task is not None, "at least one rank"
+    seal(task, metadata)
+    return task.final
+
+
+def _source(hand: Sequence[str], values: Mapping[str, Load]) -> Callable[[int], memoryview]:
+    def values_at(index: int) -> memoryview:
+        value = values[hand[index]]()
+        if not isinstance(value, Tensor):
+            return memoryview(b"")
+        return value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+    return values_at
+
+
+def _record(name: str, value: Any) -> Record:
+    if not isinstance(value, Tensor):
+        encoded = encode(value)
+        return Record(
+            name=name, dtype="", size=(), offset=(), shape=(), head=encoded, tail=b"", num_bytes=0
+        )
+    shape = tuple(value.shape)
+    head, tail = frame_of(shape, value.dtype)
+    return Record(
+        name=name,
+        dtype=str(value.dtype).removeprefix("torch."),
+        size=shape,
+        offset=(0,) * value.dim(),
+        shape=shape,
+        head=head,
+        tail=tail,
+        num_bytes=value.nbytes,
+    )
+
+
+def _dealt(records: Mapping[str, Record], ranks: int) -> list[list[str]]:
+    hands: list[list[str]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for name in sorted(records, key=lambda name: (-records[name].length, name)):
+        least = min(range(ranks), key=load.__getitem__)
+        hands[least].append(name)
+        load[least] += records[name].length
+    return hands

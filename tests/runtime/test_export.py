@@ -1,0 +1,209 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.ranks import run_ranks
+from tests.runtime.tiny import SEQ_LEN, SHAPE, build, layout_of, train_steps
+
+from paceline.parallel.layout import Layout
+from paceline.profile.hf_names import hf_config_of
+from paceline.record.checkpoints import verify_checkpoint
+from paceline.record.conversion import Conversion
+from paceline.runtime.checkpoint import Checkpointer, export
+from paceline.runtime.checkpoint.state_files import StateFiles, digest_of
+from paceline.runtime.decoder import Decoder
+from paceline.runtime.digest import state_digest
+from paceline.spec import CheckpointSpec
+
+pytestmark = pytest.mark.ranks
+
+LAYOUTS = {
+    "ddp": layout_of(2, "none"),
+    "zero1": layout_of(2, "zero1"),
+    "fsdp2": layout_of(2, "full"),
+    "hsdp": Layout(data=4, sharding="hybrid", shard=2, micro_batch=2, accumulation=1),
+    "tensor": Layout(data=1, sharding="none", tensor=2, micro_batch=8, accumulation=1),
+}
+
+
+def save(rank, world, folder, name):
+    layout = LAYOUTS[name]
+    model, optimizer = build(layout)
+    if name != "tensor":
+        train_steps(model, optimizer, layout, rank, range(2))
+    Checkpointer(folder, CheckpointSpec()).save(2, model, optimizer, layout=layout.name)
+    return state_digest(model, optimizer)
+
+
+def restore(rank, world, folders, name):
+    digests = []
+    for folder in folders:
+        model, optimizer = build(LAYOUTS[name], seed=9)
+        Checkpointer(folder, CheckpointSpec()).restore_newest(model, optimizer)
+        digests.append(state_digest(model, optimizer))
+    return digests
+
+
+def read_digest(path):
+    files = StateFiles(path)
+    return digest_of({name: lambda name=name: files.value(name) for name in files.names})
+
+
+def asked(source, out, form, **more):
+    return Conversion(
+        source=str(source), out=str(out), source_form="paceline", form=form, step=2, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of each layout, and the digest that its ranks had."""
+    root = tmp_path_factory.mktemp("saved")
+    found = {}
+    for name, layout in LAYOUTS.items():
+        digests = run_ranks(save, layout.num_ranks, root / name, name)
+        assert digests == [digests[0]] * layout.num_ranks
+        found[name] = root / name / "step-00000002", digests[0]
+    return found
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_digest_read_from_files_is_the_one_the_ranks_had(saved, name):
+    path, digest = saved[name]
+    assert read_digest(path) == digest
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "hsdp"])
+def test_every_layouts_checkpoint_is_the_same_state_under_every_other(saved, name):
+    folders = [saved[each][0].parent for each in ("ddp", "zero1", "fsdp2", "hsdp")]
+    expected = [saved[each][1] for each in ("ddp", "zero1", "fsdp2", "hsdp")]
+    for digests in run_ranks(restore, LAYOUTS[name].num_ranks, folders, name):
+        assert digests == expected
+
+
+def test_a_checkpoint_for_another_number_of_ranks_is_the_same_state(saved, tmp_path):
+    path, digest = saved["fsdp2"]
+    done = export.convert(asked(path, tmp_path, "paceline", ranks=3))
+    assert done.before == done.after == digest
+    again = tmp_path / "step-00000002"
+    assert verify_checkpoint(again) is None
+    assert len(list(again.glob("*.distcp"))) == 3
+    for digests in run_ranks(restore, 2, [tmp_path], "ddp"):
+        assert digests == [digest]
+
+
+def test_a_file_of_torch_holds_model_and_optimizer(saved, tmp_path):
+    path, digest = saved["ddp"]
+    done = export.convert(asked(path, tmp_path / "all.pt", "torch"))
+    assert done.before == done.after == digest
+    held = torch.load(tmp_path / "all.pt")
+    assert held["step"] == 2
+    assert held["optimizer"]["norm.weight"].keys() >= {"exp_avg", "exp_avg_sq"}
+    torch.manual_seed(1)
+    Decoder(SHAPE, SEQ_LEN).load_state_dict(held["model"], strict=False)
+
+
+@pytest.mark.parametrize("limit", [10**9, 20_000])
+def test_hugging_face_computes_the_same_from_what_was_exported(saved, tmp_path, limit):
+    transformers = pytest.importorskip("transformers")
+    path, _ = saved["fsdp2"]
+    config = hf_config_of(SHAPE, SEQ_LEN)
+    done = export.convert(
+        asked(path, tmp_path / "hf", "safetensors", config=config, max_shard_bytes=limit)
+    )
+    assert done.before == done.after
+    files = sorted(Path(file).name for file in done.files)
+    assert ("model.safetensors" in files) == (limit == 10**9)
+    if limit < 10**9:
+        index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+        assert set(index["weight_map"].values()) <= set(files)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
+    ours = Decoder(SHAPE, SEQ_LEN)
+    state = StateFiles(path)
+    held = {n.removeprefix("model/"): state.value(n) for n in state.names if n[0] == "m"}
+    ours.load_state_dict(held, strict=False)
+    tokens = torch.randint(0, SHAPE.vocab, (2, SEQ_LEN), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        assert torch.allclose(theirs(tokens).logits, ours.eval()(tokens), atol=2e-5)
+
+
+def test_weights_from_hugging_face_begin_a_run_and_go_back_the_same(saved, tmp_path):
+    pytest.importorskip("safetensors")
+    path, _ = saved["fsdp2"]
+    config = hf_config_of(SHAPE, SEQ_LEN)
+    out = asked(path, tmp_path / "hf", "safetensors", config=config)
+    weights = export.convert(out).before
+    into = replace(
+        out, source=out.out, out=str(tmp_path / "start"), source_form="safetensors", form="paceline"
+    )
+    done = export.convert(replace(into, step=0))
+    assert done.before == done.after
+    assert "built-in decoder" in done.notes[0]
+    ((digest,), _) = run_ranks(restore, 2, [tmp_path / "start"], "ddp")
+    back = replace(
+        out, source=str(tmp_path / "start/step-00000000"), out=str(tmp_path / "back"), step=0
+    )
+    assert export.convert(back).after == weights
+    assert digest == read_digest(tmp_path / "start/step-00000000")
+
+
+def copy_and_lose(rank, world, folder, store):
+    layout = layout_of(world, "full")
+    model, optimizer = build(layout)
+    policy = CheckpointSpec(copy_to=store, copy_keep=2, compress="always")
+    keeper = Checkpointer(folder / "run" / "checkpoints", policy)
+    told = []
+    for step in (1, 2, 3):
+        train_steps(model, optimizer, layout, rank, range(step, step + 1))
+        keeper.start(step, model, optimizer)
+        keeper.wait()
+        keeper.wait_for_copies()
+        told += [(each.step, type(each).__name__) for each in keeper.take_copies()]
+    digest = state_digest(model, optimizer)
+    torch.distributed.barrier()
+    if rank == 0:
+        for shard in keeper.folder.glob("step-*/__*.distcp"):
+            shard.write_bytes(shard.read_bytes()[:-1])
+    torch.distributed.barrier()
+    fresh, optimizer = build(layout, seed=9)
+    restored = keeper.restore_newest(fresh, optimizer)
+    same = state_digest(fresh, optimizer) == digest
+    return told, restored.step, same, [problem.code for _, problem in restored.refused]
+
+
+def test_a_run_that_lost_its_checkpoints_goes_on_from_a_copy(tmp_path):
+    pytest.importorskip("fsspec")
+    pytest.importorskip("zstandard")
+    store = f"file://{tmp_path}/store"
+    first, second = run_ranks(copy_and_lose, 2, tmp_path, store)
+    assert first[0] == [(step, "CopyDone") for step in (1, 2, 3)]
+    assert second[0] == []
+    assert first[1:] == second[1:] == (3, True, ["C004"] * 3)
+    copies = sorted(path.name for path in (tmp_path / "store/run").iterdir())
+    assert copies == ["step-00000002", "step-00000003"]
+
+
+def copy_to_nowhere(rank, world, folder):
+    model, optimizer = build(layout_of(world, "none"))
+    store = folder / "store"
+    store.write_text("a file where a folder should be")
+    keeper = Checkpointer(folder / "run" / "c", CheckpointSpec(copy_to=f"file://{store}"))
+    outcomes = []
+    for step in (1, 2):
+        keeper.start(step, model, optimizer)
+        outcomes.append(keeper.wait().step)
+        keeper.wait_for_copies()
+        outcomes += [(each.step, type(each).__name__) for each in keeper.take_copies()]
+        if step == 1:
+            store.unlink()
+    return outcomes
+
+
+def test_a_copy_that_fails_stops_nothing_and_is_tried_again_with_the_next(tmp_path):
+    pytest.importorskip("fsspec")
+    (outcomes,) = run_ranks(copy_to_nowhere, 1, tmp_path)
+    assert outcomes == [1, (1, "CopyError"), 2, (1, "CopyDone"), (2, "CopyDone")]
