@@ -191,6 +191,8 @@ class _World:
                 first_generation=first_generation,
                 node_strikes=_ENDLESS,  # a part stands for many nodes
                 park_timeout_s=scene.costs.fence.at(scene.num_ranks) + 5.0,
+                # Waiting for a repaired machine comes between joining and meeting here.
+                meet_timeout_s=scene.repair_s + 3600.0,
                 agent_timeout_s=scene.repair_s + 3600.0,
             )
         )
