@@ -59,6 +59,7 @@ def training(at: float, first_step: int, *, generation: int = 1) -> log.Training
         generation=generation,
         first_step=first_step,
         checkpoint=None if first_step == 1 else f"step-{first_step - 1:08d}",
+        pids=[],
         backend="gloo",
         world_size=2,
     )
@@ -102,6 +103,8 @@ def recovered(at: float, after: int, resumed_from: int, *, generation: int = 2) 
         failed_after_step=after,
         resumed_from_step=resumed_from,
         steps_lost=after - resumed_from,
+        source="checkpoint",
+        in_place=False,
         detect_s=0.03,
         fence_s=0.07,
         start_s=2.9,

@@ -21,6 +21,7 @@ from paceline.report.curves import (
     number,
 )
 from paceline.report.plots import Curve
+from paceline.report.recovery_plot import draw_recovery, inline, recovery_to_show
 from paceline.report.sections import (
     NAMES,
     checkpoint_rows,
@@ -103,6 +104,7 @@ def render_page(record: RunRecord) -> str:
         memory=memory_section(record, end),
         failures=failure_rows(broken[:_MOST_ROWS], clock),
         num_failures=len(broken),
+        recovery=_recovery(record),
         phases=[NAMES[key] for key in ("detect", "fence", "start", "restore", "first_step")],
         refused=refused[:_MOST_ROWS],
         num_refused=len(refused),
@@ -116,6 +118,15 @@ def render_page(record: RunRecord) -> str:
         job_text=record.job_text,
         versions=_versions(record),
         folder=record.folder,
+    )
+
+
+def _recovery(record: RunRecord) -> Markup | None:
+    shown = recovery_to_show(record.events)
+    return (
+        None
+        if shown is None
+        else Markup(inline(draw_recovery(shown, record.events, record.metrics)))
     )
 
 
