@@ -82,9 +82,17 @@ def test_few_ranks_that_hardly_fail_keep_to_checkpoints():
 
 def test_a_shadow_costs_its_shards_bytes():
     shadow = state_plan(layout_of(data=64), TRAINING, MACHINE, LLAMA3).tier("shadow")
-    assert shadow.host_bytes == 8_000_000_000 // 64 * 12 * 8
+    # Float32 parameters and two moments, and a message of gradients going out and coming in.
+    assert shadow.host_bytes == 8_000_000_000 // 64 * (12 + 2 * 4) * 8
     assert shadow.network_bytes_per_step == 8_000_000_000 / 64 * 4
     assert shadow.lost_s == TRAINING.step_s / 2
+
+
+def test_an_optimizer_that_needs_all_shards_has_no_shadow():
+    training = replace(TRAINING, is_element_wise=False)
+    found = state_plan(layout_of(data=64), training, MACHINE, LLAMA3).tier("shadow")
+    assert found.why_not == "the optimizer's update of a shard needs the other shards"
+    assert found.useful is None
 
 
 def test_a_shadow_that_cannot_keep_up_slows_the_steps():

@@ -45,6 +45,11 @@ def test_a_shadow_on_a_single_node_is_refused_and_on_this_machine_ranks_stand_fo
     assert plan.state.tier("shadow").useful is not None
 
 
+def test_an_optimizer_whose_update_needs_all_shards_is_refused_a_shadow():
+    with pytest.raises(PlanError, match=r"P005.*muon's update of a shard"):
+        plan_of(TINY, "layout.sharding=full", "recovery.state=shadow", "train.optimizer=muon")
+
+
 def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():
     often = plan_of(JOB, "recovery.state=checkpoint", "checkpoint.every=1").state
     best = plan_of(JOB, "recovery.state=checkpoint").state

@@ -20,6 +20,10 @@ Tier = Literal["replica", "shadow", "memory", "checkpoint"]
 _SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory", "shadow")
 """What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""
 
+ELEMENT_WISE = frozenset({"adamw", "adamw-8bit", "sgd"})
+"""The job's optimizers of which a shard's update needs no other shard. Adafactor sums over rows and
+columns, Muon over whole matrices."""
+
 _LEAST_GAIN = 0.001
 """Of the time. A guess: below it, it is the assumptions that decide."""
 
@@ -92,6 +96,9 @@ class Training:
     """Without any tier's own cost."""
 
     checkpoint_bytes: int
+    is_element_wise: bool = True
+    """Whether the optimizer updates a shard from that shard alone, as a shadow has to."""
+
     write_s: float
     """A checkpoint is written on in the background."""
 
@@ -200,6 +207,9 @@ def state_plan(
 ) -> StatePlan:
     """The tiers that a layout has, and the one that leaves the most useful time.
 
+    A shadow on the cores that compute the steps is kept only when it is asked for: nothing of it is
+    hidden, and how much slower steps become depends on what else runs there.
+
     Args:
         layout: How the work is split.
         training: What is trained.
@@ -219,7 +229,11 @@ def state_plan(
     mtbf_s = job_mtbf_s(layout.num_ranks, failures.rank_mtbf_s)
     case = _Case(layout, training, machine, failures, mtbf_s)
     tiers = (_replica(case), _shadow(case), _memory(case), _checkpoint(case))
-    possible = [each for each in tiers if each.useful is not None]
+    possible = [
+        each
+        for each in tiers
+        if each.useful is not None and not (each.name == "shadow" and machine.shares_cores)
+    ]
     most = max(each.useful or 0.0 for each in possible)
     good = [each for each in possible if (each.useful or 0.0) >= most - _LEAST_GAIN]
     best = min(good, key=lambda each: _SIMPLEST.index(each.name))
@@ -308,9 +322,10 @@ def _shadow(case: _Case) -> StateTier:
     return _priced(
         case,
         "shadow",
-        why_not=_needs_another(case),
+        why_not=_needs_another(case) or _needs_all_shards(case),
         covered=1 - case.failures.together_share,
-        host_bytes=round(case.piece_bytes * machine.ranks_per_node),
+        # The shadow, and a message with gradients on either side.
+        host_bytes=round((case.piece_bytes + 2 * sent) * machine.ranks_per_node),
         network_bytes=sent,
         step_s=exposed_s,
     )
@@ -346,6 +361,12 @@ def _memory(case: _Case) -> StateTier:
 
 def _needs_another(case: _Case) -> str | None:
     return "there is no second node to keep it on" if case.machine.num_domains < 2 else None
+
+
+def _needs_all_shards(case: _Case) -> str | None:
+    if case.training.is_element_wise:
+        return None
+    return "the optimizer's update of a shard needs the other shards"
 
 
 def _checkpoint(case: _Case) -> StateTier:

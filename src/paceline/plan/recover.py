@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from paceline.errors import Problem
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.estimate.recovery import (
+    ELEMENT_WISE,
     Machine,
     Reliability,
     StatePlan,
@@ -38,6 +39,7 @@ def plan_state(
             num_parameters=plan.profile.num_trained_parameters,
             moment_bytes=MOMENT_BYTES[plan.optimizer],
             gradient_bytes=gradient_bytes,
+            is_element_wise=plan.optimizer in ELEMENT_WISE,
             step_s=step_s,
             checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
             write_s=view.write_s,
@@ -84,6 +86,15 @@ def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
             "parameters and optimizer state",
             where=where,
             fix="set layout.sharding to hybrid (or none), or recovery.state to shadow or auto",
+        )
+    if asked == "shadow" and plan.optimizer not in ELEMENT_WISE:
+        yield Problem(
+            code="P005",
+            what=f"recovery.state is shadow, and {plan.optimizer}'s update of a shard needs the "
+            "other shards: a shadow gets the gradients of one",
+            where=where,
+            fix="set recovery.state to memory, checkpoint or auto, or train.optimizer to "
+            f"{', '.join(sorted(ELEMENT_WISE - {'sgd'}))} or sgd",
         )
     domains = cluster.num_ranks if cluster.is_local else cluster.num_nodes
     if asked in ("shadow", "memory") and domains < 2:

@@ -23,10 +23,11 @@ from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
 from paceline.runtime import memory, strategy
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
-from paceline.runtime.checkpoint._agree import from_first
+from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
-from paceline.runtime.recovery.heal import adopt, find_routes, receive, send
+from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import StartOver
+from paceline.runtime.recovery.newest import Reach, find_reach
 from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step
@@ -137,7 +138,7 @@ class Loop:
             session.held.lost_save = abandoned.step
         if step is not None and step.finished and session.last_step == step.number:
             session.newest_line = self._metrics(step)
-        session.held.undo(step)
+        session.held.leave(step)
         session.step = None
 
     def _restore(self) -> int:
@@ -152,6 +153,8 @@ class Loop:
             session, self._model, self._optimizer, job_digest=self._job_digest
         )
         if source is None:
+            held.decided = None
+            session.shadows.drop()
             saved = from_first(newest_step(session.run.checkpoints), None)
             if session.safekeeping.recall(after=saved) is not None:
                 source = "memory"
@@ -166,6 +169,7 @@ class Loop:
         self._started_save = session.saved_step
         held.hold(self._model, self._optimizer)
         session.faults.model, session.faults.optimizer = self._model, self._optimizer
+        self._shadow()
         self._channel.send(
             say.Restored(
                 first_step=session.last_step + 1,
@@ -211,27 +215,80 @@ class Loop:
             return self._load_checkpoint().step
 
         session.safekeeping.mend(wrong, go_back)
+        session.held.decided = None
+        session.shadows.drop()
+        self._shadow()
 
     def _bring_back(self) -> say.Source | None:
         """The state that the ranks hold together; None when some of it is nowhere. Collective."""
         session, held = self._session, self._session.held
         if not held.is_anywhere:
             return None
-        routes = find_routes(held.applied, replicas_of(session.plan.layout))
-        if routes is None:
-            return None
         rank = session.place.rank
-        source: say.Source = "own"
-        if held.applied[rank] == held.newest:
+        session.last_step = self._state_step()  # what was left out is left out again, by all
+        mine = held.standing(session.last_step, session.shadows.standing())
+        told = gather((mine, held.decided), None)
+        reach = find_reach([one for one, _ in told], replicas_of(session.plan.layout))
+        if reach.lost:
+            self._say_lost(reach)
+            return None
+        known = (outcome for _, outcome in told if outcome and outcome.step == reach.step)
+        outcome = next(known, None)
+        if held.pending is not None:
+            if outcome is not None and rank in reach.rolled:
+                held.pending.roll(outcome)
+                self._count_refusal(held.pending)
+                session.newest_line = self._metrics(held.pending)
+            else:
+                held.pending.undo()
+            held.pending = None
+        session.shadows.settle(reach.step, outcome)
+        held.decided = outcome
+        if held.is_whole and session.last_step == reach.step:
             adopt(held.live(), (self._model, self._optimizer))
-        for route in routes:
+        return self._exchange(reach)
+
+    def _state_step(self) -> int:
+        """The last step that was not left out: the state is its."""
+        step = self._session.last_step
+        while step in self._session.member.skipped:
+            step -= 1
+        return step
+
+    def _exchange(self, reach: Reach) -> say.Source:
+        """Those who have the state give it to those who need it."""
+        session, model, optimizer = self._session, self._model, self._optimizer
+        rank, device = session.place.rank, session.place.device
+        source: say.Source = "own"
+        for route in reach.routes:
             if route.source == rank:
-                send(route.to, self._model, self._optimizer, session.facts())
+                if route.tier == "shadow":
+                    session.shadows.give(route.to, session.facts())
+                else:
+                    send(route.to, model, optimizer, session.facts())
             elif route.to == rank:
-                source = "replica"
-                device = session.place.device
-                session.take_facts(receive(route.source, self._model, self._optimizer, device))
+                source = route.tier
+                take = session.shadows.receive if route.tier == "shadow" else receive
+                session.take_facts(take(route.source, model, optimizer, device))
         return source
+
+    def _say_lost(self, reach: Reach) -> None:
+        ranks = ", ".join(map(str, reach.lost))
+        self._say(
+            f"no living rank has the state of rank(s) {ranks} at step {reach.step}, nor a shadow "
+            "of it: all go on from an older one"
+        )
+
+    def _shadow(self) -> None:
+        """See to it that every rank's shadow is kept, where the job keeps shadows."""
+        session = self._session
+        reason = session.shadows.establish(self._model, self._optimizer, self._state_step())
+        if reason is not None:
+            self._say(f"R027: no shadows are kept: {reason}")
+
+    def _say(self, text: str) -> None:
+        if self._session.is_first:
+            self._channel.send(say.NoteMade(text=text))
 
     def _begin(self, number: int) -> Step:
         session = self._session
@@ -266,8 +323,7 @@ class Loop:
                     fix="call step.apply() once at the end of every step",
                 )
             )
-        if not step.overflowed:  # fp16 tries lower scales until one fits
-            session.refused_in_a_row = session.refused_in_a_row + 1 if step.refused else 0
+        self._count_refusal(step)
         if step.refused is None:
             return
         if session.is_first:
@@ -289,6 +345,11 @@ class Loop:
         step.leave_out(f"poison batch, sample ids {', '.join(map(str, samples))}")
         if self._session.is_first and step.refused is not None:
             self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
+
+    def _count_refusal(self, step: Step) -> None:
+        session = self._session
+        if not step.overflowed:  # fp16 tries lower scales until one fits
+            session.refused_in_a_row = session.refused_in_a_row + 1 if step.refused else 0
 
     def _report(self, step: Step) -> None:
         rate = self._units_per_step / step.seconds

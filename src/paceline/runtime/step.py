@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
+from paceline.runtime.recovery.shadow import ELEMENT_WISE
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 
@@ -45,6 +48,26 @@ class _Votes(NamedTuple):
 
     wrong: Verdict | None
     """Whose state before this step was found wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What all ranks agreed on about a step. With it and the gradients as they were in the vote,
+    anybody who has a rank's state can apply the rank's part."""
+
+    step: int
+    stop: bool
+    loss: float
+    grad_norm: float
+
+    factor: float
+    """What gradients are multiplied by: the mean over all targets, the loss scale undone, and
+    clipping."""
+
+    refused: str | None
+
+    is_overflow: bool
+    """Whether only gradients are not finite."""
 
 
 class Step:
@@ -86,6 +109,9 @@ class Step:
 
         self.stop = False
         """Whether some rank was asked to stop, as all ranks agreed in the vote."""
+
+        self.has_voted = False
+        """Whether this rank has given its vote: others may have applied the step since."""
 
         self.samples_digest = ""
         self.samples_at: list[int] = []
@@ -205,12 +231,13 @@ class Step:
         session.stop_wanted |= session.channel.stop_wanted
         if "nan" in session.faults.pass_by("vote", self.number):
             self._loss_sum.fill_(float("nan"))
-        votes = self._vote(strategy.gradient_norm(self._model, session.meshes))
-        self.stop, summed_norm = votes.stop, votes.norm
-        loss_sum, num_targets = votes.loss_sum, votes.num_targets
-        mean = self._expected_targets / num_targets / session.loss_scale if num_targets else 0.0
-        self.loss = loss_sum / num_targets if num_targets else 0.0
-        self.grad_norm = summed_norm * mean
+        # Nothing that belongs to the step may be with one rank alone once somebody applies it.
+        strategy.send_buffers(self._buffers.tensors(), session.meshes)
+        session.shadows.begin()
+        norm = strategy.gradient_norm(self._model, session.meshes)
+        session.shadows.finish(self.number)
+        self.has_voted = True
+        votes = self._vote(norm)
         self.vote_s = self._lap()
         self.wrong = votes.wrong
         if self.wrong is not None:
@@ -218,32 +245,41 @@ class Step:
             self.undo()
             self.finished = True
             return
+        outcome = self._decide(votes)
+        session.held.decided = outcome
         session.progress.enter(Phase.APPLY, self._num_forward)
-        self.refused = self._reason_to_refuse(votes)
-        if self.refused is not None:
+        if outcome.refused is not None:
             session.safekeeping.suspect(self.number)
-        self._settle_buffers()
         session.safekeeping.before_update()
-        session.held.is_torn = True
-        if self.refused is None:
-            clip = strategy.clip_factor(self.grad_norm, session.job.spec.train.clip_norm)
-            strategy.scale_gradients(self._model, mean * clip)
-            session.faults.pass_by("apply", self.number)
-            self._optimizer.step()
-        if (scaler := session.scaler) is not None:
-            is_overflow = bool(votes.bad_norms) and not votes.bad_losses
-            self.overflowed = is_overflow and not scaler.is_least
-            if is_overflow or self.refused is None:
-                scaler.update(found_inf=is_overflow)
-        self._optimizer.zero_grad()
-        session.last_step = self.number
-        session.held.is_torn = False
-        session.progress.applied(self.number)
+        self.take(outcome)
+        session.shadows.take(outcome)
         session.progress.enter(Phase.BOUNDARY, self._num_forward)
         own_s = session.progress.step_done()
         self.own_s = own_s if session.place.device.type == "cpu" else None
         self.apply_s = self._lap()
         session.safekeeping.after_update(self.number, self.seconds)
+
+    def take(self, outcome: Outcome) -> None:
+        """Do what all have agreed on: apply the step, or refuse it. Needs no other rank, where
+        `can_roll`."""
+        session = self._session
+        self.stop, self.loss, self.grad_norm = outcome.stop, outcome.loss, outcome.grad_norm
+        self.refused = outcome.refused
+        session.held.is_torn = True
+        if self.refused is None:
+            strategy.scale_gradients(self._model, outcome.factor)
+            session.faults.pass_by("apply", self.number)
+            self._optimizer.step()
+        else:
+            self._put_buffers_back()
+        if (scaler := session.scaler) is not None:
+            self.overflowed = outcome.is_overflow and not scaler.is_least
+            if outcome.is_overflow or self.refused is None:
+                scaler.update(found_inf=outcome.is_overflow)
+        self._optimizer.zero_grad()
+        session.last_step = self.number
+        session.held.is_torn = False
+        session.progress.applied(self.number)
         self.finished = True
 
     def leave_out(self, reason: str) -> None:
@@ -252,6 +288,19 @@ class Step:
         self.refused, self.finished = reason, True
         self._session.last_step = self.number
         self.forward_s = self._lap()
+
+    def roll(self, outcome: Outcome) -> None:
+        """Apply a step that was interrupted after the vote, in a later generation."""
+        self._mark = time.perf_counter()  # the time in between is the recovery's
+        self.take(outcome)
+        self.apply_s = self._lap()
+
+    @property
+    def can_roll(self) -> bool:
+        """Whether the update needs no other rank, and the gradients outlive the process groups:
+        DDP's lie in its buckets."""
+        is_replica = isinstance(self._model, DistributedDataParallel)
+        return type(self._optimizer) in ELEMENT_WISE and not is_replica
 
     def undo(self) -> None:
         """Give up the step: the same can be done again."""
@@ -275,6 +324,23 @@ class Step:
         bad = [[rank for rank in range(world) if flags[start + rank]] for start in (0, world)]
         wrong = session.safekeeping.judge(flags[2 * world :])
         return _Votes(stop > 0, loss_sum, num_targets, own_norm, bad[0], bad[1], wrong)
+
+    def _decide(self, votes: _Votes) -> Outcome:
+        session, refused = self._session, self._reason_to_refuse(votes)
+        num_targets = votes.num_targets
+        mean = self._expected_targets / num_targets / session.loss_scale if num_targets else 0.0
+        grad_norm = votes.norm * mean
+        clip_norm = session.job.spec.train.clip_norm
+        clip = 1.0 if refused else strategy.clip_factor(grad_norm, clip_norm)
+        return Outcome(
+            step=self.number,
+            stop=votes.stop,
+            loss=votes.loss_sum / num_targets if num_targets else 0.0,
+            grad_norm=grad_norm,
+            factor=mean * clip,
+            refused=refused,
+            is_overflow=bool(votes.bad_norms) and not votes.bad_losses,
+        )
 
     def _reason_to_refuse(self, votes: _Votes) -> str | None:
         if votes.bad_losses:
@@ -354,13 +420,6 @@ class Step:
                 f"every layout, or set layout.{axis} to 1",
             )
         )
-
-    def _settle_buffers(self) -> None:
-        """The same buffers on every rank; after a refused step those from before it."""
-        if self.refused is None:
-            strategy.send_buffers(self._buffers.tensors(), self._session.meshes)
-        else:
-            self._put_buffers_back()
 
     def _put_buffers_back(self) -> None:
         with torch.no_grad():

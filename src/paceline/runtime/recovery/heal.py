@@ -1,8 +1,7 @@
 """Bring every rank to the newest step: its own state, or a copy of a rank's that holds the same.
 
-The newest step that any rank has applied is the one to go on from: all had voted for it, so a rank
-that has not applied it is only late. It and the ranks with new workers get everything from one of
-their replicas, bit by bit.
+Which step that is, and who gets it from whom, is `newest.py`'s to say. What a rank lacks it gets
+from a replica whole, bit by bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,37 +24,6 @@ from paceline.runtime.state import (
 
 _CHUNK_BYTES = 64 << 20
 """Sent at once: large enough that latency does not count, small beside a model. A guess."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A rank that needs the state, and one that has it."""
-
-    to: int
-    source: int
-
-
-def find_routes(applied: Sequence[int], replicas: Sequence[Sequence[int]]) -> list[Route] | None:
-    """Who gets the newest state from whom, or None when it is not all there.
-
-    Args:
-        applied: By rank, the last step that its state has; -1 for none.
-        replicas: Groups of ranks that hold the same; every rank is in one.
-
-    >>> find_routes([7, -1, 6, 7], [(0, 1), (2, 3)])
-    [Route(to=1, source=0), Route(to=2, source=3)]
-    >>> find_routes([7, 7, -1, -1], [(0, 1), (2, 3)]) is None
-    True
-    """
-    newest = max(applied)
-    routes = []
-    for group in replicas:
-        sources = [rank for rank in group if applied[rank] == newest]
-        if not sources:
-            return None
-        needy = [rank for rank in group if applied[rank] != newest]
-        routes += [Route(rank, sources[n % len(sources)]) for n, rank in enumerate(needy)]
-    return routes
 
 
 @torch.no_grad()
@@ -87,8 +55,7 @@ def send(
     """Give a rank everything that this one has."""
     entries, tensors = _optimizer_entries(model, optimizer)
     dist.send_object_list([dict(facts), _others(model), entries], dst=to)
-    for chunk in _chunks([*_tensors(model), *tensors]):
-        dist.send(torch.cat([each.reshape(-1).view(torch.uint8) for each in chunk]), dst=to)
+    send_tensors(to, [*_tensors(model), *tensors])
 
 
 @torch.no_grad()
@@ -113,14 +80,26 @@ def receive(
             else:
                 state[key] = value
         optimizer.state[parameters[name]] = state
+    receive_tensors(source, tensors, device)
+    set_other_model_state(model, others)
+    return dict(facts)
+
+
+def send_tensors(to: int, tensors: Sequence[Tensor]) -> None:
+    """Send tensors, which may lie on the host or on this rank's device."""
+    for chunk in _chunks(tensors):
+        dist.send(torch.cat([each.reshape(-1).view(torch.uint8) for each in chunk]), dst=to)
+
+
+@torch.no_grad()
+def receive_tensors(source: int, tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Receive into tensors of the same shapes and types, in the same order."""
     for chunk in _chunks(tensors):
         sizes = [each.nbytes for each in chunk]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         dist.recv(flat, src=source)
         for each, part in zip(chunk, torch.split(flat, sizes), strict=True):
             each.copy_(part.view(each.dtype).view(each.shape))
-    set_other_model_state(model, others)
-    return dict(facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.runtime.recovery.newest import Copy, Standing
+
 if TYPE_CHECKING:
-    from paceline.runtime.step import Step
+    from paceline.runtime.step import Outcome, Step
+
+
+_NEVER = 2**62
+"""Later than any step."""
 
 
 class StartOver(Exception):
@@ -25,6 +32,12 @@ class Held:
         self.is_torn = False
         """Whether an update has begun and not ended: the state is of no step."""
 
+        self.pending: Step | None = None
+        """The step that this rank voted for and could not apply: it has the gradients still."""
+
+        self.decided: Outcome | None = None
+        """Of the newest step whose outcome this rank knows."""
+
         self.lost_save = 0
         """Step of a checkpoint that was on its way when the last generation ended; 0 for none."""
 
@@ -34,6 +47,7 @@ class Held:
     def hold(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """From now on these are the state."""
         self.model, self.optimizer, self.is_torn = model, optimizer, False
+        self.pending = None
 
     def live(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model and its optimizer, of a rank that has them."""
@@ -43,22 +57,52 @@ class Held:
 
     def forget(self) -> None:
         """No rank has anything, as in a new run."""
-        self.model = self.optimizer = None
+        self.model = self.optimizer = self.pending = self.decided = None
         self.is_torn = False
         self.applied = [-1] * len(self.applied)
 
-    def undo(self, step: Step | None) -> None:
-        """Take back what an unfinished step has changed besides the parameters."""
-        if step is not None and not step.finished and not self.is_torn:
+    def leave(self, step: Step | None) -> None:
+        """Keep what an unfinished step has, where it may yet be applied; else take back what it
+        has changed besides the parameters."""
+        if step is None or step.finished or self.is_torn:
+            return
+        if step.has_voted and step.can_roll:
+            self.pending = step
+        else:
             step.undo()
 
-    def tell(self, last_step: int, device: torch.device) -> None:
-        """Say what this rank has, and hear what the others have. Collective."""
-        mine = torch.tensor([last_step if self.is_whole else -1, self.lost_save], device=device)
+    def standing(self, last_step: int, shadows: Mapping[int, Copy]) -> Standing:
+        """What this rank has, for all to decide from which step to go on."""
+        return Standing(
+            applied=last_step if self.is_whole else -1,
+            next_step=None if self.pending is None else self.pending.number,
+            decided=-1 if self.decided is None else self.decided.step,
+            shadows=shadows,
+        )
+
+    def tell(self, last_step: int, told_step: int, device: torch.device) -> int:
+        """Say what this rank has, and hear what the others have. Collective.
+
+        Args:
+            last_step: That this rank has applied.
+            told_step: Whose evaluation and checkpoint it has seen to.
+            device: Where ranks talk.
+
+        Returns:
+            The step whose evaluation and checkpoint all that have a state have seen to: a rank that
+            was further than the others sees to them again, with them.
+        """
+        told = told_step if self.is_whole else _NEVER
+        mine = torch.tensor(
+            [last_step if self.is_whole else -1, self.lost_save, told], device=device
+        )
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, mine)
-        self.applied = [int(step) for step, _ in torch.stack(everyone).tolist()]
-        self.lost_save = max(int(step) for _, step in torch.stack(everyone).tolist())
+        told_by_all = [[int(each) for each in row] for row in torch.stack(everyone).tolist()]
+        self.applied = [step for step, _, _ in told_by_all]
+        self.lost_save = max(step for _, step, _ in told_by_all)
+        least = min(step for _, _, step in told_by_all)
+        return told_step if least == _NEVER else least
 
     @property
     def is_whole(self) -> bool:

@@ -74,7 +74,7 @@ class LiveState:
 
     def entries(self) -> list[Entry]:
         """What there is, in the order of `tensors`."""
-        return [_entry(name, value) for name, value in self._values()]
+        return [entry_of(name, value) for name, value in self._values()]
 
     def make_room(self, entries: Iterable[Entry]) -> None:
         """Give the optimizer state of these shapes, for numbers to be copied into; what it has of
@@ -84,7 +84,7 @@ class LiveState:
             ValueError: The model is another one, or split in another way.
         """
         wanted = list(entries)
-        held = {name: _entry(name, value) for name, value in self._values()}
+        held = {name: entry_of(name, value) for name, value in self._values()}
         for entry in wanted:
             if entry.name.startswith(OPTIMIZER):
                 if held.get(entry.name) != entry:
@@ -126,12 +126,15 @@ class LiveState:
             value = torch.zeros_like(parameter.detach(), dtype=dtype)
         elif entry.whole is not None:
             value = like(parameter, value, entry.whole)
-        if _entry(entry.name, value) != entry:
-            raise ValueError(f"{entry.name} would be {_entry(entry.name, value)}, and was {entry}")
+        if entry_of(entry.name, value) != entry:
+            raise ValueError(
+                f"{entry.name} would be {entry_of(entry.name, value)}, and was {entry}"
+            )
         self._optimizer.state[parameter][key] = value
 
 
-def _entry(name: str, value: Tensor) -> Entry:
+def entry_of(name: str, value: Tensor) -> Entry:
+    """What there is of a tensor that may be a part of one."""
     local = local_of(value.detach())
     return Entry(
         name=name,
