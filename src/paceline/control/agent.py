@@ -15,6 +15,7 @@ for that at its start, see `parent.die_with_parent`).
 import argparse
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import secrets
@@ -50,7 +51,12 @@ RETRY_S = 0.1
 milliseconds."""
 
 CONNECT_S = 2.0
-"""How long an attempt may take. A guess: it takes a millisecond, unless the way is cut."""
+"""How long an attempt may take, and then the welcome. A guess: it takes a millisecond, unless the
+way is cut."""
+
+BEATS_A_TALLY = 5
+"""Beats from one to the next that says how much was said, so that what was lost is missed even when
+nothing follows."""
 
 FIRST_S = 30.0
 """How long an agent looks for its first controller. A guess: half of what that waits for it."""
@@ -131,14 +137,12 @@ class Agent:
                 remove_snapshots(FOLDER, self._run.path, node=node)
 
     async def _follow_controllers(self) -> None:
-        """Returns when one has said leave, or the first one there does not want this agent."""
+        """Returns when one has said leave, or none has welcomed this agent."""
         while True:
             connection = await self._connect()
-            if connection is not None:
-                left = await self._converse(*connection)
-                if left or not self._is_known:
-                    return
-            elif not self._is_known and time.monotonic() - self._heard_s > FIRST_S:
+            if connection is not None and await self._converse(*connection):
+                return
+            if not self._is_known and time.monotonic() - self._heard_s > FIRST_S:
                 return
             await asyncio.sleep(RETRY_S)
 
@@ -166,7 +170,7 @@ class Agent:
         )
         writer.write(say.seal(self._frame(ready)))
         try:
-            while line := await reader.readline():
+            while line := await self._line(reader):
                 order = say.open_order(line)
                 if order.epoch < self._epoch:
                     return False  # of a controller that has a successor
@@ -177,19 +181,34 @@ class Agent:
                     for number, before, message in list(self._outbox.after(order.heard)):
                         writer.write(say.seal(self._frame(message, number, before)))
                     self._to_controller = writer
-                elif order.message is not None:
-                    if order.number and not self._inbox.take(order.number, order.before):
-                        continue
+                elif self._to_controller is None and order.number:
+                    return False  # the welcome was lost
+                elif self._is_new(order) and order.message is not None:
                     if isinstance(order.message, say.Leave):
                         await self._let_exit()
                         return True
                     await self._obey(order.message)
-        except (OSError, ValueError, msgspec.DecodeError, Lost):
+        except (OSError, TimeoutError, ValueError, msgspec.DecodeError, Lost):
             pass  # a broken or damaged connection: the next one says again what is missing
         finally:
             self._to_controller = None
             writer.close()
         return False
+
+    async def _line(self, reader: asyncio.StreamReader) -> bytes:
+        patience_s = None if self._to_controller is not None else CONNECT_S
+        return await asyncio.wait_for(reader.readline(), patience_s)
+
+    def _is_new(self, order: say.Order) -> bool:
+        """Whether it has not come before.
+
+        Raises:
+            Lost: Something before it has not come.
+        """
+        if order.number:
+            return self._inbox.take(order.number, order.before)
+        self._inbox.check(order.before)
+        return True
 
     async def _keep_lease(self) -> None:
         """Returns when no controller has been heard for the lease, and the workers have stopped."""
@@ -226,10 +245,13 @@ class Agent:
                 pass
 
     async def _beat(self) -> None:
-        while True:
+        for number in itertools.count():
             writer = self._to_controller
             if writer is not None and not writer.is_closing():
                 writer.write(say.encode(say.Beat()))
+                if number % BEATS_A_TALLY == 0:
+                    tally = self._frame(say.Beat(), 0, self._outbox.last)
+                    writer.write(say.seal(tally))
             await asyncio.sleep(BEAT_EVERY_S)
 
     async def _watch(self) -> None:

@@ -252,45 +252,44 @@ class Controller:
                 connection.close()
             return
         link = self._memory.links.get(node) if node is not None else None
-        if link is None or node is None or isinstance(message, say.Beat):
+        if link is None or node is None:
             connection.close()  # whoever does not say who it is first is not one of ours
             return
         self._beats.heard(node, time.monotonic())
         link.outbox.heard(report.heard)
         try:
-            is_new = link.inbox.can_take(report.number, report.before)
+            if isinstance(message, say.Beat):
+                link.inbox.check(report.before)
+            elif link.inbox.can_take(report.number, report.before):
+                self._feed(message, node, report.number)
+                self._show(message)
         except Lost:
             connection.close()  # it comes again, and says again what is missing
-            return
-        if is_new:
-            self._feed(message, node, report.number)
-            self._show(message)
 
     def _welcome(self, connection: Connection, agent: say.AgentReady, *, heard: int) -> None:
         node = agent.node
         link, other = self._memory.links.get(node), self._agents.get(node)
         is_same = link is not None and link.incarnation == agent.incarnation
-        if agent.epoch > self._memory.state.epoch or (other is not None and not is_same):
+        if agent.epoch > self._memory.state.epoch:
             connection.close()
             return
-        connection.node = node
-        if not is_same and agent.is_known:
-            # Given up meanwhile, and its ranks may have other workers: it must end its own.
+        if not is_same and (agent.is_known or other is not None):
+            # Given up meanwhile, or one too many. Its ranks may have other workers.
             stranger = Link(agent.incarnation, agent.pid)
             connection.send(self._order(stranger, say.KillWorkers()))
             connection.send(self._order(stranger, say.Leave()))
             connection.close()
             return
-        if link is not None and not is_same:
-            self._feed(st.AgentLost(node))
+        connection.node = node
+        if other is not None:
+            other.abort()
+        if not is_same:
+            if link is not None:
+                self._lose(node)
+            self._feed(st.AgentJoined(node, agent.incarnation, agent.pid))
         self._agents[node] = connection
         self._probe_ports[node] = agent.probe_port
         self._beats.joined(node, time.monotonic())
-        if is_same:
-            if other is not None:
-                other.abort()
-        else:
-            self._feed(st.AgentJoined(node, agent.incarnation, agent.pid))
         link = self._memory.links[node]
         connection.send(self._order(link, say.Welcome(lease_s=self._lease_s)))
         connection.sent = heard
@@ -380,7 +379,7 @@ class Controller:
         for node, connection in self._agents.items():
             link = self._memory.links.get(node)
             if link is not None:
-                connection.send(self._order(link, None))
+                connection.send(self._order(link, None, before=connection.sent))
 
     async def _drain(self) -> None:
         """Let the agents end their workers and leave before the connection closes."""

@@ -34,6 +34,11 @@ class Outbox(Generic[_T]):
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def last(self) -> int:
+        """Number of the last that was said."""
+        return self._last
+
     def add(self, message: _T) -> tuple[int, int]:
         """Number it; returns its number and that of the one before it that was kept."""
         before, self._last = self._last, self._last + 1
@@ -77,9 +82,17 @@ class Inbox:
         Raises:
             Lost: The one before it has not come.
         """
-        if number > self.last and before > self.last:
-            raise Lost
+        if number > self.last:
+            self.check(before)
         return number > self.last
+
+    def check(self, said: int) -> None:
+        """
+        Raises:
+            Lost: Not all up to this number has come.
+        """
+        if said > self.last:
+            raise Lost
 
     def take(self, number: int, before: int) -> bool:
         """The same; if it is, it is had from now on."""
