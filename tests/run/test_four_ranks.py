@@ -1,0 +1,52 @@
+"""Four ranks, one of which is killed: only that one is replaced, and no finished step is lost."""
+
+from itertools import pairwise
+
+import pytest
+from tests.run.scene import Record, Scene
+
+from paceline.record import events as log
+
+pytestmark = pytest.mark.ranks
+
+FOUR = ("--set", "cluster.per_node=4", "--set", "checkpoint.every=50")
+LAYOUTS = {
+    "ddp": ("--set", "layout.sharding=none"),
+    "fsdp2": ("--set", "layout.sharding=full", "--set", "recovery.state=checkpoint"),
+}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return Scene(tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(scope="module")
+def clean(scene: Scene) -> dict[str, Record]:
+    return {name: scene.run(f"clean-{name}", *FOUR, *asked) for name, asked in LAYOUTS.items()}
+
+
+def assert_same_end(run: Record, clean: Record) -> None:
+    assert run.finished.outcome == "finished"
+    assert run.digest == clean.digest
+    assert run.samples == clean.samples
+
+
+def test_ranks_1_and_0_are_killed_and_a_replica_gives_their_state_back(scene, clean):
+    kills = "drill.kill=[rank=1@step=4@backward, rank=0@step=8@forward]"
+    run = scene.run("killed-ddp", *FOUR, *LAYOUTS["ddp"], "--set", kills)
+    assert_same_end(run, clean["ddp"])
+    found = [(each.lost_rank, each.steps_lost, each.source) for each in run.of(log.Recovered)]
+    assert found == [(1, 0, "replica"), (0, 0, "replica")]
+    # Of four processes only the killed one was not there before.
+    for before, after in pairwise(run.of(log.TrainingStarted)):
+        assert len(set(before.pids) & set(after.pids)) == 3
+
+
+def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean):
+    asked = (*FOUR, *LAYOUTS["fsdp2"], "--set", "checkpoint.every=4")
+    run = scene.run("killed-fsdp2", *asked, "--set", "drill.kill=[rank=2@step=7@apply]")
+    assert_same_end(run, clean["fsdp2"])
+    (recovered,) = run.of(log.Recovered)
+    assert (recovered.source, recovered.resumed_from_step) == ("checkpoint", 4)
+    assert recovered.steps_lost in (2, 3)  # a kill in `apply` may come after the others applied
