@@ -1,6 +1,8 @@
 """Meeting in one generation after the other, in one process."""
 
 import socket
+import threading
+import time
 
 import pytest
 import torch.distributed as dist
@@ -33,6 +35,20 @@ def test_after_a_meeting_that_broke_off_the_next_has_the_names_of_everybody_else
         assert dist.distributed_c10d._get_process_group_name(dist.group.WORLD) == "0"
     finally:
         groups.leave()
+
+
+def test_a_worker_whose_store_has_died_can_be_called_away_from_looking_for_it():
+    gone = listen_for_store(0)
+    port = gone.getsockname()[1]
+    gone.close()
+    groups = Groups(backend="gloo", listener=listen_for_store(0))
+    caller = threading.Timer(0.3, groups.interrupt, [1])
+    caller.start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        groups.join(order(1, port))
+    assert time.monotonic() - began < 4.0  # a worker gets 5 s to leave
+    groups.leave()
 
 
 def test_a_store_listens_on_this_machine_alone():

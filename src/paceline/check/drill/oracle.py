@@ -281,22 +281,40 @@ def _ledger(run: Drilled, *, ends_early: bool) -> Check:
 def _steps_lost(run: Drilled) -> tuple[int, list[str]]:
     """Finished steps that were done again, and the recoveries in which that need not have been."""
     lost, complaints = 0, []
-    gone: set[int] = set()
+    at_work: list[int] = []
+    started: list[int] = []
+    told: set[int] = set()
     for event in run.events:
         if isinstance(event, log.WorkerLost):
-            node = event.rank // run.ranks_per_node
-            mates = range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node)
-            gone |= set(mates) if "node" in event.how else {event.rank}
+            told.add(event.rank)
+        if isinstance(event, log.TrainingStarted):
+            started = event.pids
+            at_work = at_work or started
         if isinstance(event, log.Recovered):
             lost += event.steps_lost
-            some_all_gone = any(set(group) <= gone for group in run.replicas)
-            if event.steps_lost and not some_all_gone:
+            new = {rank for rank, pid in enumerate(started) if pid not in at_work} or told
+            if event.steps_lost and not any(set(group) <= new for group in run.replicas):
                 complaints.append(
                     f"{event.steps_lost} steps were done again after step "
                     f"{event.resumed_from_step}, though of every rank a replica was left"
                 )
-            gone = set()
+            if event.steps_lost:
+                complaints += _wrongly_fenced(run, event)
+            at_work, told = started, set()
     return lost, complaints
+
+
+def _wrongly_fenced(run: Drilled, recovered: log.Recovered) -> list[str]:
+    """Ranks that were ended, and their state with them, though no fault was theirs."""
+    hit = {e.rank for e in run.events if isinstance(e, log.FaultInjected)}
+    return [
+        f"rank {event.rank} {event.how}, though nothing was done to it"
+        for event in run.events
+        if isinstance(event, log.WorkerLost)
+        and event.at <= recovered.at
+        and event.rank not in hit
+        and event.how.startswith("did not")
+    ]
 
 
 def _verdicts(outcomes: Sequence[Outcome]) -> Check:

@@ -13,6 +13,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,9 @@ from paceline.control.messages import Join
 
 _STORE_TIMEOUT = timedelta(seconds=300)
 """For a key that another rank has to write; torch's default."""
+
+_TRY_TIMEOUT = timedelta(seconds=1)
+"""For one try to reach the store: well below the time that a worker gets to leave a generation."""
 
 _Sockets = dict[int, int]
 """File descriptor -> inode, which tells a socket from a later one with the same descriptor."""
@@ -66,13 +70,36 @@ class Groups:
         """
         self._generation = order.generation
         with self.opening():
-            self._store = TCPStore(order.host, order.port, None, False, _STORE_TIMEOUT)
+            self._store = self._find_store(order)
             prefix = PrefixStore(f"generation-{order.generation}", self._store)
             hook = sys.excepthook  # torch wraps it each time, to print a rank before each line
             dist.init_process_group(
                 self._backend, store=prefix, rank=order.rank, world_size=order.world_size
             )
             sys.excepthook = hook
+
+    def _find_store(self, order: Join) -> TCPStore:
+        """A connection to the generation's store.
+
+        Who serves it may have died meanwhile: torch would try for the whole time limit, in a call
+        that nothing frees, and this worker would be taken for stuck and lose its state.
+
+        Raises:
+            Interrupted: It was not found before the generation was given up.
+        """
+        deadline = time.monotonic() + _STORE_TIMEOUT.total_seconds()
+        while True:
+            try:
+                store = TCPStore(order.host, order.port, None, False, _TRY_TIMEOUT)
+            except RuntimeError:
+                with self._lock:
+                    if self._is_interrupted:
+                        raise Interrupted from None
+                if time.monotonic() >= deadline:
+                    raise
+                continue
+            store.set_timeout(_STORE_TIMEOUT)
+            return store
 
     @contextmanager
     def opening(self) -> Iterator[None]:
