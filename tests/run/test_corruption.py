@@ -93,37 +93,49 @@ def assert_same_end(run: Record, clean: Record) -> None:
 
 
 @pytest.fixture(scope="module")
-def clean(scene: Scene) -> dict[str, Record]:
-    runs = {
-        "two": run(scene, "clean-2", [], *ranks(2)),
-        "three": run(scene, "clean-3", [], *ranks(3)),
-        "fsdp2": run(scene, "clean-fsdp2", [], *ranks(2, "full")),
-    }
-    assert all(not each.of(log.CorruptionFound) for each in runs.values())
-    return runs
+def clean_two(scene: Scene) -> Record:
+    return run_clean(scene, "clean-two", *ranks(2))
 
 
-def test_of_three_replicas_the_odd_one_is_named_and_gets_the_others_numbers(scene, clean):
+@pytest.fixture(scope="module")
+def clean_three(scene: Scene) -> Record:
+    return run_clean(scene, "clean-three", *ranks(3))
+
+
+@pytest.fixture(scope="module")
+def clean_fsdp2(scene: Scene) -> Record:
+    return run_clean(scene, "clean-fsdp2", *ranks(2, "full"))
+
+
+def run_clean(scene: Scene, out: str, *options: str) -> Record:
+    found = run(scene, out, [], *options)
+    assert not found.of(log.CorruptionFound)
+    return found
+
+
+def test_of_three_replicas_the_odd_one_is_named_and_gets_the_others_numbers(scene, clean_three):
     flips = [{"at": "update", "step": 6, "rank": 1, "tensor": 2, "bit": 77}]
     found = run(scene, "majority", flips, *ranks(3))
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks, event.tensors) == (6, [1], ["model/2.weight"])
     assert (event.verdict, event.healed, event.goes_on_after) == ("majority", "replica", 6)
-    assert_same_end(found, clean["three"])
+    assert_same_end(found, clean_three)
 
 
 @pytest.mark.slow
-def test_a_flip_in_the_optimizer_of_one_of_two_while_nothing_writes_is_copied_over(scene, clean):
+def test_a_flip_in_the_optimizer_of_one_of_two_while_nothing_writes_is_copied_over(
+    scene, clean_two
+):
     flips = [{"at": "rest", "step": 9, "rank": 0, "tensor": 0, "bit": 30, "moment": True}]
     found = run(scene, "moved", flips, *ranks(2))
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks) == (8, [0])
     assert event.tensors == ["optimizer/0.weight/exp_avg"]
     assert (event.verdict, event.healed, event.goes_on_after) == ("moved", "replica", 8)
-    assert_same_end(found, clean["two"])
+    assert_same_end(found, clean_two)
 
 
-def test_of_two_replicas_the_steps_done_again_name_the_wrong_one(scene, clean):
+def test_of_two_replicas_the_steps_done_again_name_the_wrong_one(scene, clean_two):
     flips = [{"at": "update", "step": 7, "rank": 1, "tensor": 0, "bit": 51}]
     found = run(scene, "replay", flips, *ranks(2), "--set", "recovery.snapshot_every=2")
     first, second = found.of(log.CorruptionFound)
@@ -131,44 +143,44 @@ def test_of_two_replicas_the_steps_done_again_name_the_wrong_one(scene, clean):
     assert (first.verdict, first.healed, first.goes_on_after) == ("undecided", "memory", 6)
     assert (second.step, second.ranks, second.suspects) == (7, [1], [])
     assert (second.verdict, second.healed) == ("replay", "recomputed")
-    assert_same_end(found, clean["two"])
+    assert_same_end(found, clean_two)
 
 
 @pytest.mark.slow
-def test_what_was_wrong_for_some_steps_goes_back_to_a_step_found_right(scene, clean):
+def test_what_was_wrong_for_some_steps_goes_back_to_a_step_found_right(scene, clean_three):
     flips = [{"at": "update", "step": 6, "rank": 2, "tensor": 1, "bit": 20}]
     found = run(scene, "late", flips, *ranks(3), "--set", "recovery.fingerprint_every=5")
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks, event.verdict) == (8, [2], "majority")  # before it is saved
     assert (event.healed, event.goes_on_after) == ("checkpoint", 4)
-    assert_same_end(found, clean["three"])
+    assert_same_end(found, clean_three)
     assert "step-00000008" in found.checkpoints
 
 
-def test_a_shard_without_replicas_that_changed_by_itself_comes_back_from_memory(scene, clean):
+def test_a_shard_without_replicas_that_changed_by_itself_comes_back_from_memory(scene, clean_fsdp2):
     flips = [{"at": "rest", "step": 11, "rank": 1, "tensor": 0, "bit": 13}]
     options = (*ranks(2, "full"), "--set", "recovery.snapshot_every=3")
     found = run(scene, "alone", flips, *options)
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks, event.verdict) == (10, [1], "moved")
     assert (event.healed, event.goes_on_after) == ("memory", 9)
-    assert_same_end(found, clean["fsdp2"])
+    assert_same_end(found, clean_fsdp2)
 
 
 @pytest.mark.slow
-def test_with_nothing_to_go_back_to_all_begin_at_the_seed_again(scene, clean):
+def test_with_nothing_to_go_back_to_all_begin_at_the_seed_again(scene, clean_fsdp2):
     flips = [{"at": "rest", "step": 3, "rank": 0, "tensor": 0, "bit": 13}]
     found = run(scene, "initial", flips, *ranks(2, "full"))
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks, event.healed, event.goes_on_after) == (2, [0], "initial", 0)
-    assert_same_end(found, clean["fsdp2"])
+    assert_same_end(found, clean_fsdp2)
 
 
 @pytest.mark.slow
-def test_after_the_last_step_all_is_compared_once_more(scene, clean):
+def test_after_the_last_step_all_is_compared_once_more(scene, clean_three):
     flips = [{"at": "update", "step": 14, "rank": 0, "tensor": 3, "bit": 3}]
     options = (*ranks(3), "--set", "recovery.fingerprint_every=10")
     found = run(scene, "end", flips, *options)
     (event,) = found.of(log.CorruptionFound)
     assert (event.step, event.ranks) == (14, [0])
-    assert_same_end(found, clean["three"])
+    assert_same_end(found, clean_three)

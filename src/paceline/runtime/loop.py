@@ -212,8 +212,11 @@ class Loop:
             while (outcome := self._checkpointer.wait()) is not None:
                 self._tell_of_save(outcome)
             session.held.applied = [session.last_step] * session.place.world_size
-            return self._load_checkpoint().step
+            step = self._load_checkpoint().step
+            self._started_save = session.saved_step
+            return step
 
+        session.progress.enter(Phase.RESTORING)
         session.safekeeping.mend(wrong, go_back)
         session.held.decided = None
         session.shadows.drop()

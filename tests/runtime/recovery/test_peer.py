@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.ranks import run_ranks
 from tests.runtime.tiny import build, layout_of, train_steps
@@ -14,7 +15,7 @@ from paceline.runtime.recovery.fingerprint import fingerprint
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.recovery.peer import Peers
 from paceline.runtime.recovery.recall import recall, sources
-from paceline.runtime.recovery.snapshot import Facts, Snapshots
+from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 
 FACTS = Facts(job_digest="this")
 
@@ -86,6 +87,39 @@ def _damage(path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(len(whole) - 5)
             file.write(bytes([whole[-5] ^ 16]))
+
+
+def run_out_of_memory(rank: int, world: int, folder: str) -> list[object]:
+    """Rank 1 cannot take its snapshot of step 1, and cannot keep another's of step 2."""
+    layout, place = layout_of(world, "none"), Path(folder)
+    model, optimizer = build(layout)
+    state = LiveState(model, optimizer)
+    snapshots = Snapshots(place / "run", rank, generation=1, folder=place)
+    holders = [neighbour_of(layout, 1, each) for each in range(world)]
+    peers = Peers(snapshots, holders, dist.new_group(backend="gloo"))
+    seen: list[object] = []
+    for step in (1, 2, 3):
+        content = torch.empty(0, dtype=torch.uint8)
+        if (rank, step) != (1, 1):
+            content = snapshots.take(rank, step, state, FACTS, certified=True)
+        if (rank, step) == (1, 2):
+            snapshots.room = _no_room  # type: ignore[method-assign]
+        failures = peers.begin(step, content, certified=True)
+        peers.finish()
+        vars(snapshots).pop("room", None)
+        seen.append((failures, {slot: steps[0][0] for slot, steps in snapshots.seen().items()}))
+    return seen
+
+
+def _no_room(slot: int, num_bytes: int) -> torch.Tensor:
+    raise SnapshotError("no room")
+
+
+@pytest.mark.ranks
+def test_a_rank_without_memory_is_missing_and_nobody_waits_for_it(tmp_path: Path):
+    results = run_ranks(run_out_of_memory, 2, os.fspath(tmp_path))
+    assert results[0] == [([], {0: 1}), ([], {0: 2, 1: 2}), ([], {0: 3, 1: 3})]
+    assert results[1] == [([], {0: 1}), (["no room"], {0: 1, 1: 2}), ([], {0: 3, 1: 3})]
 
 
 @pytest.mark.ranks

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.recovery.snapshot import Snapshots
+from paceline.runtime.recovery.snapshot import SnapshotError, Snapshots
 
 _CHUNK_BYTES = 256 << 20
 """Of one message. A guess: gloo's sizes are 64 bits, its buffers' are not everywhere."""
@@ -35,47 +35,64 @@ class Peers:
         self._rank = dist.get_rank(group)
         self._holder = holders[self._rank]
         self._owners = [owner for owner, holder in enumerate(holders) if holder == self._rank]
-        self._sent: tuple[int, Tensor] | None = None
-        self._received: list[tuple[int, int, bool, Tensor]] = []
+        self._is_under_way = False
+        self._sent_step: int | None = None
+        self._received: list[tuple[int, int, bool, Tensor | None]] = []
+        self._buffers: list[Tensor] = []
         self._works: list[dist.Work] = []
 
-    def begin(self, step: int, content: Tensor, *, certified: bool) -> None:
+    def begin(self, step: int, content: Tensor, *, certified: bool) -> list[str]:
         """Start to send a snapshot that was just taken; every rank calls it for the same step. It
         waits for the sizes alone.
 
-        Raises:
-            SnapshotError: A copy has no room here. The others' sending fails with this process.
+        Args:
+            step: Of the state.
+            content: What is sent; empty where it could not be taken.
+            certified: Whether all replicas agreed on it.
+
+        Returns:
+            Why copies that come here have no room. They are received and given up.
         """
         self.finish()
+        self._is_under_way = True
         facts = torch.tensor([step, content.numel(), int(certified)])
         works = self._post(facts, [torch.zeros_like(facts) for _ in self._owners])
         coming = works[1]
         _wait(works[0])
-        self._sent = (step, content) if self._holder is not None else None
-        rooms = []
+        self._sent_step = step if self._holder is not None and content.numel() else None
+        failures = []
         for owner, told in zip(self._owners, coming, strict=True):
             its_step, num_bytes, is_certified = told.tolist()
-            rooms.append(self._snapshots.room(owner, num_bytes))
-            self._received.append((owner, its_step, bool(is_certified), rooms[-1]))
-        self._works = self._post(content, rooms)[0]
+            room = None
+            try:
+                room = self._snapshots.room(owner, num_bytes) if num_bytes else None
+            except SnapshotError as error:
+                failures.append(str(error))
+            self._received.append((owner, its_step, bool(is_certified), room))
+            self._buffers.append(
+                torch.empty(num_bytes, dtype=torch.uint8) if room is None else room
+            )
+        self._works = self._post(content, self._buffers)[0]
+        return failures
 
     def finish(self) -> None:
         """Wait until the last snapshot has arrived everywhere it goes. Called by every rank."""
-        if self._sent is None and not self._received:
+        if not self._is_under_way:
             return
+        self._is_under_way = False
         _wait(self._works)
         digest = torch.zeros(16, dtype=torch.uint8)
-        if self._sent is not None:
-            self._snapshots.settle()
-            step = self._sent[0]
-            (own,) = [each for each in self._snapshots.held(self._rank) if each.step == step]
+        if self._sent_step is not None:
+            held = self._snapshots.held(self._rank)
+            own = next(each for each in held if each.step == self._sent_step)
             digest = torch.tensor(list(own.digest), dtype=torch.uint8)
         works, digests = self._post(digest, [torch.zeros_like(digest) for _ in self._owners])
         _wait(works)
         for (owner, step, certified, room), told in zip(self._received, digests, strict=True):
-            sign = bytes(told.tolist())
-            self._snapshots.seal(owner, step, room, sign, certified=certified)
-        self._sent, self._received, self._works = None, [], []
+            if room is not None:
+                sign = bytes(told.tolist())
+                self._snapshots.seal(owner, step, room, sign, certified=certified)
+        self._received, self._buffers, self._works = [], [], []
 
     def _post(self, mine: Tensor, theirs: list[Tensor]) -> tuple[list[dist.Work], list[Tensor]]:
         """Begin to send one tensor to the holder and to receive one from every owner."""
@@ -90,8 +107,8 @@ class Peers:
 
 
 def parts(content: Tensor) -> tuple[Tensor, ...]:
-    """A tensor as it is sent: views of it, each a message."""
-    return torch.split(content, _CHUNK_BYTES)
+    """A tensor as it is sent: views of it, each a message; none of an empty one."""
+    return torch.split(content, _CHUNK_BYTES) if content.numel() else ()
 
 
 def _wait(works: list[dist.Work]) -> None:

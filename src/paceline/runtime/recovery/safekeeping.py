@@ -76,6 +76,7 @@ class Safekeeping:
             self.snapshot_every and spec.snapshot_peers and layout.num_ranks > per_node
         )
         self._kept_step: int | None = None
+        self._has_failed = False
         self._peers: Peers | None = None
 
     def open(self) -> None:
@@ -138,17 +139,20 @@ class Safekeeping:
             held_out_loss=session.held_out_loss,
             loss_scaler=session.scaler.state_dict() if session.scaler is not None else None,
         )
+        failures = []
         try:
             content = self.snapshots.take(
                 session.place.rank, step, self.state, facts, certified=certified
             )
         except SnapshotError as error:
-            # Of one rank alone: the others' are of no use without it, and are not missed.
-            session.channel.send(say.NoteMade(text=f"no snapshots in memory: {error}"))
-            self.snapshot_every = 0
-            return
+            content = torch.empty(0, dtype=torch.uint8)
+            failures.append(str(error))
         if self._peers is not None:
-            self._peers.begin(step, content, certified=certified)
+            failures += self._peers.begin(step, content, certified=certified)
+        if failures and not self._has_failed:
+            # The others' are of no use without it: all would go back to a checkpoint.
+            self._has_failed = True
+            session.channel.send(say.NoteMade(text=f"no snapshot in memory: {failures[0]}"))
 
     def suspect(self, step: int) -> None:
         """A step was refused: a wrong parameter may be why, so compare after it."""
