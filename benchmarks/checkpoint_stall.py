@@ -12,6 +12,7 @@ writer processes and makes the memory.
 """
 
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -68,6 +69,12 @@ def main() -> None:
             f"  overhead: {ratio - 1:.1%} ({low - 1:.1%} to {high - 1:.1%}, 95 %), n = "
             f"{len(windows)} pairs; {noted['late']} saves were still being written at the end of "
             "their window"
+        )
+        saves = len(noted["write"])
+        writer, steps = noted["writer_cpu"][0] / saves, statistics.median(noted["cpu"])
+        print(
+            f"  processor time of rank 0: writer {writer:.3f} s a save (its start included), "
+            f"{WINDOW} steps {steps:.2f} s: {writer / steps:.1%}, n = {saves} saves"
         )
 
 
