@@ -12,8 +12,8 @@ from paceline.errors import CheckpointError
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
-from paceline.runtime.checkpoint import load, write
-from paceline.runtime.checkpoint._share import Dealer, local_bytes
+from paceline.runtime.checkpoint import Checkpointer, load
+from paceline.runtime.checkpoint._share import Dealer
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.digest import state_digest
 from paceline.runtime.huggingface import build_hf
@@ -26,7 +26,7 @@ from paceline.runtime.state import (
     named_state,
     set_other_model_state,
 )
-from paceline.spec import TrainSpec
+from paceline.spec import CheckpointSpec, TrainSpec
 
 SHAPE = DecoderShape(
     layers=4,
@@ -119,9 +119,9 @@ def give_state(model, optimizer):
 
 def save(path, model, optimizer):
     """One checkpoint folder; the bytes that this rank wrote."""
-    share = Dealer().own_share(named_state(model, optimizer), None)
-    write.write_checkpoint(path, share, write.Facts(step=1), group=None, on_phase=None)
-    return local_bytes(share)
+    deal = Dealer().deal(named_state(model, optimizer), None)
+    Checkpointer(path, CheckpointSpec()).save(1, model, optimizer)
+    return sum(record.num_bytes for record in deal.share.records)
 
 
 def save_in_every_layout(rank, world, folder):

@@ -161,11 +161,15 @@ def boxes_of(stored: Stored) -> list[Box]:
     return boxes
 
 
-@torch.no_grad()
 def local_part(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
     """Where this rank's part of a tensor begins, and the part."""
-    if not isinstance(tensor, DTensor):
+    if not isinstance(tensor, DTensor):  # apart, as switching gradients off costs more than this
         return (0,) * tensor.dim(), tensor.detach()
+    return _local_part(tensor)
+
+
+@torch.no_grad()
+def _local_part(tensor: DTensor) -> tuple[tuple[int, ...], Tensor]:
     mesh, placements = tensor.device_mesh, tensor.placements
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
     local = tensor.to_local()

@@ -89,7 +89,8 @@ class Dealer:
 
     def __init__(self) -> None:
         self._seals: list[str] = []
-        self._mine: list[_Key] = []
+        self._mine: dict[_Key, Record | None] = {}
+        """None for a value that is no tensor: only its length is the same at the next save."""
         self._num_bytes = 0
         self._metadata = b""
 
@@ -103,7 +104,10 @@ class Dealer:
         if seals != self._seals:
             self._deal_anew(gather(listed, group), torch.distributed.get_rank(group))
             self._seals = seals
-        records = tuple(_record(key, listed[key], held[key][1]) for key in self._mine)
+        records = tuple(
+            kept if kept is not None else _record(key, listed[key], held[key][1])
+            for key, kept in self._mine.items()
+        )
         tensors = (held[key][1] for key in self._mine)
         return Deal(
             share=Share(
@@ -117,8 +121,10 @@ class Dealer:
 
     def _deal_anew(self, everyone: list[dict[_Key, _Facts]], rank: int) -> None:
         hands = _deal(everyone)
-        self._mine = hands[rank]
         facts = {key: each for listed in everyone for key, each in listed.items()}
+        self._mine = {
+            key: _record(key, facts[key], None) if facts[key].dtype else None for key in hands[rank]
+        }
         self._num_bytes = sum(each.num_bytes for each in facts.values())
         self._num_bytes += len(facts) * _FRAME_BYTES
         self._metadata = b""
