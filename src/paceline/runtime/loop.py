@@ -29,6 +29,7 @@ from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import StartOver
 from paceline.runtime.recovery.newest import Reach, find_reach
 from paceline.runtime.recovery.safekeeping import Safekeeping
+from paceline.runtime.recovery.shadow import NO_SHADOW
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step
 
@@ -287,7 +288,7 @@ class Loop:
         session = self._session
         reason = session.shadows.establish(self._model, self._optimizer, self._state_step())
         if reason is not None:
-            self._say(f"R027: no shadows are kept: {reason}")
+            self._say(f"{NO_SHADOW}: no shadows are kept: {reason}")
 
     def _say(self, text: str) -> None:
         if self._session.is_first:

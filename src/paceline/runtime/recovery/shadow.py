@@ -43,6 +43,9 @@ ELEMENT_WISE: tuple[type[torch.optim.Optimizer], ...] = (
 """Optimizers that update a shard from that shard alone. Adafactor sums over rows and columns, and
 Muon over whole matrices: they need the other shards, and every step more than a gradient."""
 
+NO_SHADOW = "R027"
+"""Code of what is said when shadows are wanted and cannot be."""
+
 _ALIGN = 64
 """Tensors in a message begin at multiples of it: a cache line."""
 
