@@ -109,6 +109,11 @@ class ProgressView:
         restarts = f"{state.restarts} restart{'' if state.restarts == 1 else 's'}"
         self._line("")
         self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
+        if state.exactness != "bitwise":
+            self._line(
+                "exactness   numeric: some steps were split over fewer ranks, and equal an "
+                "undisturbed run's to rounding"
+            )
         if state.reason:
             self._line(f"why         {state.reason}")
         if state.outcome == "failed":
@@ -213,6 +218,11 @@ def describe(event: log.AnyEvent) -> str | None:
                 f"rank {event.rank} lost ({event.cause}): {event.how}; "
                 f"it had finished step {event.last_step}"
             )
+        case log.WorldChanged():
+            ranks = f"{event.num_ranks} rank{'s' if event.num_ranks > 1 else ''}"
+            return f"on with {ranks} ({event.layout}), the same global batch: {event.reason}"
+        case log.ExactnessChanged():
+            return f"from here on equal to rounding, no longer to the bit: {event.reason}"
         case log.NodeSetAside():
             return (
                 f"node {event.node} failed {event.strikes} times within "

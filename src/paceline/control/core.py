@@ -16,7 +16,7 @@ from typing import assert_never
 import msgspec
 
 from paceline.control import messages as say
-from paceline.control import policy, suspicion
+from paceline.control import policy, suspicion, world
 from paceline.control.policy import Cause, Verdict, note
 from paceline.control.state import (
     Action,
@@ -39,6 +39,8 @@ from paceline.control.state import (
     TookOver,
     Worker,
 )
+from paceline.parallel.layout import Layout
+from paceline.parallel.shrink import part_of
 from paceline.record import events as log
 from paceline.spec.faults import parse_fault
 
@@ -156,6 +158,7 @@ def _begin(state: State, turn: _Turn) -> None:
     )
     state.generation = setup.first_generation
     state.history.poison.update(setup.skipped)
+    state.is_numeric = setup.is_numeric
     for node in range(setup.num_nodes):
         if node not in state.agents:
             _start_agent(state, node, turn)
@@ -182,6 +185,8 @@ def _took_over(state: State, away_s: float, turn: _Turn) -> None:
         state.form_deadline_s += away_s
     if state.stop_deadline_s is not None:
         state.stop_deadline_s += away_s
+    if state.short_since_s is not None:
+        state.short_since_s += away_s
     if state.symptom is not None:
         state.symptom = replace(state.symptom, since_s=state.symptom.since_s + away_s)
     state.inquiry = None  # whoever is late says so again
@@ -199,10 +204,12 @@ def _go_on(state: State, turn: _Turn) -> None:
         _form_anew(state)
     if state.phase == "forming":
         _fill_slots(state, turn)
+        _shrink_if_short(state, turn)
         if all(_waits(state, slot) for slot in state.slots):
             _join(state, turn)
     if state.phase == "training":
         _keep_spares(state, turn)
+        _grow_if_ready(state, turn)
 
 
 def _start_agent(state: State, node: int, turn: _Turn) -> None:
@@ -212,7 +219,8 @@ def _start_agent(state: State, node: int, turn: _Turn) -> None:
 
 def _form_anew(state: State) -> None:
     state.phase = "forming"
-    state.slots = [Slot() for _ in range(state.setup.num_ranks)]
+    layout = state.split
+    state.slots = [Slot() for _ in range(layout.num_ranks if layout else state.setup.num_ranks)]
 
 
 def _waits(state: State, slot: Slot) -> bool:
@@ -229,13 +237,89 @@ def _fill_slots(state: State, turn: _Turn) -> None:
         spares = [
             (worker.node in aside, worker.node != home, not worker.waits, number)
             for number, worker in state.workers.items()
-            if worker.rank is None and not worker.is_fenced
+            if worker.rank is None and not worker.is_fenced and not worker.leaves
         ]
         if spares:
             slot.worker = min(spares)[-1]
             state.workers[slot.worker].rank = rank
+        elif home in state.agents - state.leaving - aside:
+            slot.worker = _start(state, home, rank, turn)
+        elif free := world.free_nodes(state):
+            slot.worker = _start(state, free[0], rank, turn)
         elif home in state.agents:
             slot.worker = _start(state, home, rank, turn)
+
+
+def _shrink_if_short(state: State, turn: _Turn) -> None:
+    """Go on with fewer ranks, when some have been empty for long enough."""
+    if state.in_doubt_s or all(slot.worker is not None for slot in state.slots):
+        state.short_since_s = None
+        return
+    if state.short_since_s is None:
+        state.short_since_s = turn.clock.monotonic_s
+    waited_s = turn.clock.monotonic_s - state.short_since_s
+    if waited_s < state.setup.replace_timeout_s:
+        return
+    layout = world.smaller(state)
+    if layout is not None:
+        away = sorted(set(range(state.setup.num_nodes)) - state.agents)
+        reason = f"node(s) {away} stayed away for {waited_s:.3g} s and no spare is left"
+        _resize(state, layout, reason, turn)
+
+
+def _resize(state: State, layout: Layout, reason: str, turn: _Turn) -> None:
+    at, generation = turn.clock.unix_s, state.generation
+    world.resize(state, layout)
+    state.short_since_s = None
+    state.stragglers = None
+    state.num_resizes += 1
+    turn.record(
+        log.WorldChanged(
+            at=at,
+            generation=generation,
+            num_ranks=layout.num_ranks,
+            layout=layout.name,
+            reason=reason,
+        )
+    )
+    if state.split is not None and not state.is_numeric:
+        state.is_numeric = True
+        turn.record(
+            log.ExactnessChanged(
+                at=at,
+                generation=generation,
+                exactness="numeric",
+                reason=f"the batch is added up over {layout.data} data ranks",
+                tolerance=state.setup.tolerance,
+            )
+        )
+
+
+def _grow_if_ready(state: State, turn: _Turn) -> None:
+    """Ask all to leave at a step boundary, once there are processes for a larger world."""
+    if state.regroup is not None or state.stop_by is not None:
+        return
+    layout = world.larger(state)
+    if layout is not None:
+        _regroup(state, layout, turn, save=False)
+
+
+def _regroup(state: State, layout: Layout, turn: _Turn, *, save: bool) -> None:
+    state.regroup = layout
+    _tell_all(state, say.RegroupAtBoundary(generation=state.generation, save=save), turn)
+
+
+def _begin_regroup(state: State, layout: Layout, turn: _Turn) -> None:
+    """The first rank has left as asked; the others do so at the same boundary."""
+    state.generation += 1
+    state.phase, state.symptom, state.regroup = "forming", None, None
+    state.waiting_faults = []
+    state.form_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
+    if layout.num_ranks != len(state.slots):
+        reason = "processes for more ranks are ready"
+        if layout.num_ranks < len(state.slots):
+            reason = "a node is taken away and no spare is left"
+        _resize(state, layout, reason, turn)
 
 
 def _start(state: State, node: int, rank: int | None, turn: _Turn) -> int:
@@ -254,6 +338,7 @@ def _join(state: State, turn: _Turn) -> None:
     state.inquiry = state.step_done_s = None
     if state.stragglers is not None:
         state.stragglers.forget()
+    layout, state.regroup = world.layout_of(state), None
     members = [state.workers[slot.worker] for slot in state.slots if slot.worker is not None]
     store = members[0].store
     assert store is not None, "a worker that waits has said where its store is"
@@ -263,6 +348,7 @@ def _join(state: State, turn: _Turn) -> None:
             worker.local_rank = _free_place(state, worker.node, rank, taken)
             taken.add((worker.node, worker.local_rank))
         worker.generation, worker.waits = state.generation, False
+        worker.part = part_of(layout, rank) if layout is not None else None
         slot.met = slot.restored = slot.completed = None
         slot.last_step = 0
         _tell(
@@ -276,6 +362,7 @@ def _join(state: State, turn: _Turn) -> None:
                 host=store[0],
                 port=store[1],
                 faults=_due_now(state),
+                layout=layout,
                 skipped={step: list(ids) for step, ids in state.history.poison.items()},
             ),
             turn,
@@ -295,11 +382,22 @@ def _free_place(state: State, node: int, rank: int, taken: set[tuple[int, int]])
 def _keep_spares(state: State, turn: _Turn) -> None:
     """As many spares as were asked for, on the nodes that have the fewest."""
     setup = state.setup
-    limit = setup.num_spares * _SPARE_ATTEMPTS + state.restarts
     spares = [worker.node for worker in state.workers.values() if worker.rank is None]
-    while len(spares) < setup.num_spares and state.num_spares_started < limit and state.agents:
+    free = world.free_nodes(state) if state.split is not None else []
+    missing = min(len(free), setup.num_ranks - len(state.slots))
+    wanted = missing or setup.num_spares
+    limit = (wanted + state.num_resizes) * _SPARE_ATTEMPTS + state.restarts
+    while len(spares) < wanted and state.num_spares_started < limit and state.agents:
         aside = state.history.set_aside
-        node = min(sorted(state.agents), key=lambda node: (node in aside, spares.count(node)))
+        node = min(
+            sorted(state.agents),
+            key=lambda node: (
+                node in state.leaving,
+                node not in free,
+                node in aside,
+                spares.count(node),
+            ),
+        )
         _start(state, node, None, turn)
         state.num_spares_started += 1
         spares.append(node)
@@ -434,6 +532,9 @@ def _fault_due(state: State, rank: int, text: str, turn: _Turn) -> None:
     victims: list[int | None] = [state.slots[each].worker for each in fault.victims(rank)]
     if fault.kind == "spare":
         victims = [None, *_spares_ready(state)][1:2]
+    if fault.row.is_whole_node and fault.for_s and trigger is not None:
+        node = state.workers[trigger].node
+        state.away_until_s[node] = turn.clock.monotonic_s + fault.for_s
     for victim in victims:
         if victim is not None:
             turn.send(state.workers[victim].node, say.InjectFault(worker=victim, fault=text))
@@ -654,6 +755,9 @@ def _parked(state: State, number: int, message: say.Parked, turn: _Turn) -> None
     if worker.is_fenced:
         return
     worker.waits = True
+    at_work = state.phase in ("joining", "training")
+    if message.planned and at_work and state.regroup is not None and worker.rank is not None:
+        _begin_regroup(state, state.regroup, turn)
     if worker.rank is not None and state.phase in ("joining", "training"):
         # It left by itself: somebody it talked to is gone, and the cause is still to be told.
         if state.symptom is None:
@@ -720,7 +824,8 @@ def _agent_lost(state: State, event: AgentLost, turn: _Turn) -> None:
         return
     for number in ranked:
         _forget(state, number)
-    _start_agent(state, node, turn)
+    if node not in state.away_until_s:
+        _start_agent(state, node, turn)
     _go_on(state, turn)
 
 
@@ -768,7 +873,7 @@ def _lose(
         state.restarts += 1
         old, state.generation = state.generation, state.generation + 1
         state.waiting_faults = []
-        state.phase, state.symptom = "forming", None
+        state.phase, state.symptom, state.regroup = "forming", None, None
         state.form_deadline_s = turn.clock.monotonic_s + state.setup.park_timeout_s
         for slot in state.slots:
             if slot.worker is not None and slot.worker not in lost:
@@ -938,6 +1043,7 @@ def _give_up(state: State, outcome: Outcome, reason: str | None, turn: _Turn) ->
             held_out_loss=first.held_out_loss if first is not None else None,
             restarts=state.restarts,
             reason=reason,
+            exactness=state.exactness,
             baseline_bytes=[record.baseline_bytes for record in everyone],
             peak_bytes=[record.peak_bytes for record in everyone],
         )
@@ -982,10 +1088,15 @@ def _tick(state: State, turn: _Turn) -> None:
     if certain:
         _go_on(state, turn)
     overdue = sorted(node for node, due_s in state.agents_due_s.items() if now >= due_s)
-    if overdue and _is_needed(state, overdue):
+    if state.phase == "forming":
+        _go_on(state, turn)
+    if overdue and _is_needed(state, overdue) and world.smaller(state) is None:
         waited = f"{state.setup.agent_timeout_s:.0f} s"
         _give_up(state, "failed", f"no agent on node(s) {overdue} within {waited}", turn)
         return
+    for node in [node for node, until in state.away_until_s.items() if now >= until]:
+        del state.away_until_s[node]
+        _start_agent(state, node, turn)
     for node in overdue:
         turn.actions.append(KillAgent(node))
         _start_agent(state, node, turn)

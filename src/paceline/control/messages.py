@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from paceline.parallel.layout import Layout
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """What every message has: a name of its own."""
@@ -161,6 +163,9 @@ class Parked(Message, frozen=True, kw_only=True, tag=True):
     reason: str | None
     """The error that it left with; None when it was only interrupted."""
 
+    planned: bool = False
+    """Whether it left at a step boundary with all others, as it was asked to."""
+
 
 class Completed(Message, frozen=True, kw_only=True, tag=True):
     """The completion record: the only proof of success; an exit code is none."""
@@ -236,6 +241,9 @@ class Join(Message, frozen=True, kw_only=True, tag=True):
     faults: list[str]
     """Faults of the drill that have not fired yet."""
 
+    layout: Layout | None = None
+    """How the work is split in this generation; None as planned."""
+
     skipped: dict[int, list[int]] = {}
     """Steps that every rank leaves out, and the samples on whose account."""
 
@@ -244,6 +252,15 @@ class Interrupt(Message, frozen=True, kw_only=True, tag=True):
     """Leave the process groups of this generation, whatever waits in them, and park."""
 
     generation: int
+
+
+class RegroupAtBoundary(Message, frozen=True, kw_only=True, tag=True):
+    """Finish the step, and leave this generation with all others, for one of another size or with
+    other workers."""
+
+    generation: int
+    save: bool
+    """Whether to save a checkpoint first: what a rank that leaves holds is nowhere else."""
 
 
 class StopAtBoundary(Message, frozen=True, kw_only=True, tag=True):
@@ -260,7 +277,7 @@ class Fire(Message, frozen=True, kw_only=True, tag=True):
     fault: str
 
 
-ToWorker = Join | Interrupt | StopAtBoundary | Exit | Fire
+ToWorker = Join | Interrupt | RegroupAtBoundary | StopAtBoundary | Exit | Fire
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):

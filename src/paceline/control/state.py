@@ -24,6 +24,8 @@ from paceline.control import messages as say
 from paceline.control.policy import History, Rules
 from paceline.control.stragglers import Stragglers
 from paceline.errors import RunError
+from paceline.parallel.layout import Layout
+from paceline.parallel.shrink import Part
 from paceline.record import events as log
 
 Phase = Literal["gathering", "forming", "joining", "training", "clearing", "over"]
@@ -67,6 +69,21 @@ class Setup:
 
     skipped: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Steps that earlier parts of the run left out, and the samples on whose account."""
+
+    split: Layout | None = None
+    """The layout; None where a world of another size is never formed."""
+
+    shrink: bool = True
+    """Whether the run goes on with fewer ranks when one cannot be filled."""
+
+    replace_timeout_s: float = 60.0
+    """How long a rank may stay empty before the run goes on without it."""
+
+    tolerance: float | None = None
+    """What a step's loss may differ by, relatively, once the batch is added up in another order."""
+
+    is_numeric: bool = False
+    """Whether an earlier part of the run was of another size."""
 
     num_spares: int = 0
     """Warm spares that are kept."""
@@ -135,6 +152,12 @@ class Worker:
 
     is_fenced: bool = False
     """Whether it was told to die."""
+
+    part: Part | None = None
+    """What it held when it last joined."""
+
+    leaves: bool = False
+    """Whether it was told by its node that it will be taken away."""
 
     fence_by_s: float | None = None
     """When its agent is ended, if it has not ended this worker by then."""
@@ -236,11 +259,32 @@ class State:
     num_at_step: dict[int, int] = field(default_factory=dict)
     """How many ranks of this generation have finished a step, of the steps that some have not."""
 
+    is_numeric: bool = False
+    """Whether some step was split otherwise than planned."""
+
     restarts: int = 0
     """Generations after the first."""
 
     history: History = field(default_factory=History)
     """What went wrong before and still counts."""
+
+    split: Layout | None = None
+    """The layout of a world that is smaller than what was planned; None at full size."""
+
+    regroup: Layout | None = None
+    """What all ranks were asked to leave this generation for, at a step boundary."""
+
+    away_until_s: dict[int, float] = field(default_factory=dict)
+    """Nodes that a drill keeps away, and until when."""
+
+    num_resizes: int = 0
+    """How often the world changed its size."""
+
+    short_since_s: float | None = None
+    """Since when a rank has been empty with nobody to fill it."""
+
+    leaving: set[int] = field(default_factory=set)
+    """Nodes that will be taken away."""
 
     failure: Failure | None = None
     symptom: Symptom | None = None
@@ -292,6 +336,11 @@ class State:
         """Whether the last state of the run is on no disk."""
         records = [slot.completed for slot in self.slots if slot.completed is not None]
         return any(record.saved_step < record.step for record in records)
+
+    @property
+    def exactness(self) -> log.Exactness:
+        """`bitwise` while every step was computed as the plan splits it."""
+        return "numeric" if self.is_numeric else "bitwise"
 
     @property
     def num_alive(self) -> int:

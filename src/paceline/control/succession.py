@@ -156,12 +156,13 @@ class _OursOnly(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         found = super().find_class(module_name, global_name)
-        is_ours = module_name.startswith(("paceline.control.", "paceline.record."))
+        is_ours = module_name.startswith(_OURS)
         if (module_name, global_name) in _PLAIN or (is_ours and isinstance(found, type)):
             return found
         raise pickle.UnpicklingError(f"{module_name}.{global_name} does not belong here")
 
 
+_OURS = ("paceline.control.", "paceline.record.", "paceline.parallel.")
 _PLAIN = {
     ("builtins", "set"),
     ("collections", "deque"),

@@ -119,7 +119,7 @@ def _stuck_event(state: State, rank: int, seen: say.Seen, clock: Clock) -> log.W
 
 def note_own_time(state: State, rank: int, step: int, own_s: float | None) -> list[Straggler]:
     """Take a rank's own time of a step; who is named as slow now that all have come."""
-    if own_s is None or not state.setup.peers:
+    if own_s is None or not state.setup.peers or state.split is not None:
         return []
     times = state.own_times.setdefault(step, {})
     times[rank] = own_s

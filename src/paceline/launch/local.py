@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -28,13 +28,16 @@ from paceline.errors import JobError, Problem
 from paceline.launch.front import supervise
 from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.rank_map import peers_of
+from paceline.parallel.shrink import rounding_bound
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 from paceline.record.events import (
     AnyEvent,
     BatchSkipped,
     EventLog,
+    ExactnessChanged,
     FaultInjected,
+    RunStarted,
     read_events,
 )
 from paceline.record.holding import (
@@ -48,6 +51,15 @@ from paceline.record.holding import (
 )
 from paceline.record.run import RunFolder, write_resolved
 from paceline.spec import Job, dump_job
+
+_UNIT_ROUNDOFF = {
+    "fp32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "fp8": 2.0**-4,
+}
+"""Of the matrix multiplications. Source: IEEE 754 and the formats' definitions; fp8 is E4M3."""
 
 _PATIENCE_S = 5.0
 """How long to wait for what is left of the run's last controller. A guess: a step and a save."""
@@ -268,6 +280,11 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
         in_order=plan.layout.pipeline == 1,
         peers=peers_of(plan.layout),
         evict_stragglers=job.spec.recovery.evict_stragglers,
+        split=plan.layout,
+        shrink=job.spec.recovery.shrink,
+        replace_timeout_s=job.spec.recovery.replace_timeout,
+        tolerance=rounding_bound(plan.layout.global_batch, _UNIT_ROUNDOFF[plan.precision]),
+        is_numeric=_was_numeric(before, plan),
         poison=job.spec.recovery.poison,
         node_strikes=job.spec.recovery.node_strikes,
         strike_window_s=job.spec.recovery.strike_window,
@@ -288,6 +305,13 @@ def _left(faults: Iterable[str], fired: Counter[str]) -> tuple[str, ...]:
         else:
             left.append(fault)
     return tuple(left)
+
+
+def _was_numeric(before: Sequence[AnyEvent], plan: Plan) -> bool:
+    """Whether earlier parts of the run had another layout, at some time."""
+    layouts = {event.layout for event in before if isinstance(event, RunStarted)}
+    changed = any(isinstance(event, ExactnessChanged) for event in before)
+    return changed or bool(layouts - {plan.layout.name})
 
 
 def _num_spares(job: Job, plan: Plan) -> int:

@@ -28,7 +28,7 @@ def replicas_of(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """
     found: dict[tuple[int, ...], list[int]] = {}
     for place in rank_map(layout):
-        key = (place.pipeline, place.tensor, _part(layout, place))
+        key = (place.pipeline, place.tensor, share_of(layout, place))
         found.setdefault(key, []).append(place.rank)
     return tuple(tuple(ranks) for ranks in found.values())
 
@@ -76,7 +76,7 @@ def _shift(layout: Layout, ranks_per_node: int) -> int:
     return ranks_per_node
 
 
-def _part(layout: Layout, place: Coordinates) -> int:
+def share_of(layout: Layout, place: Coordinates) -> int:
     """Which part of a stage's and tensor rank's state it is, among the data and context ranks."""
     if layout.sharding == "none":
         return place.expert

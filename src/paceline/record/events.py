@@ -7,6 +7,7 @@ writer. docs/reference/events.md is generated from the texts below.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -257,6 +258,28 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     node."""
 
 
+Exactness = Literal["bitwise", "numeric"]
+"""`bitwise`: parameters and optimizer state end as they would have undisturbed, to the bit.
+`numeric`: some steps added up their batch in another order, and so to rounding."""
+
+
+class WorldChanged(Event, frozen=True, kw_only=True, tag=True):
+    """The next generation has another number of ranks, at the same global batch."""
+
+    num_ranks: int
+    layout: str
+    reason: str
+
+
+class ExactnessChanged(Event, frozen=True, kw_only=True, tag=True):
+    """What is promised of the end of the run is another from here on."""
+
+    exactness: Exactness
+    reason: str
+    tolerance: float | None
+    """Largest relative difference of the first such step's loss; None where it is not known."""
+
+
 class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
     """A node failed too often: ranks that it loses go to other nodes, while there are any."""
 
@@ -354,6 +377,9 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     reason: str | None
     """Why it failed."""
 
+    exactness: Exactness = "bitwise"
+    """What is promised of the state: see `ExactnessChanged`."""
+
     baseline_bytes: list[int]
     """Memory of each rank before the model was built, in rank order; empty when unknown."""
 
@@ -379,6 +405,8 @@ AnyEvent = (
     | WorkerStuck
     | StragglerNamed
     | WorkerLost
+    | WorldChanged
+    | ExactnessChanged
     | NodeSetAside
     | BatchSkipped
     | Recovered

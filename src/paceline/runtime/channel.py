@@ -22,6 +22,7 @@ class Channel:
         self._joins: list[say.Join] = []
         self._fires: list[str] = []
         self._interrupted = 0
+        self._regroup: say.RegroupAtBoundary | None = None
         self._stop = self._exit = self._closed = False
         self._news = threading.Condition()
         self._sending = threading.Lock()
@@ -86,6 +87,12 @@ class Channel:
         """Whether somebody asked to stop at the next step boundary; never blocks."""
         return self._stop or self._closed
 
+    @property
+    def regroup_wanted(self) -> say.RegroupAtBoundary | None:
+        """The order to leave this generation at the next step boundary, if there is one."""
+        order = self._regroup
+        return order if order is not None and order.generation == self.generation else None
+
     def _listen(self) -> None:
         unread = b""
         while True:
@@ -109,6 +116,8 @@ class Channel:
                     self._joins.append(message)
                 case say.Interrupt(generation=generation):
                     self._interrupted = max(self._interrupted, generation)
+                case say.RegroupAtBoundary():
+                    self._regroup = message
                 case say.StopAtBoundary():
                     self._stop = True
                 case say.Exit():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.parallel import replicas_of
 from paceline.parallel.rank_map import rank_of
+from paceline.parallel.shrink import part_of
 from paceline.record.checkpoints import newest_step, set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
@@ -26,7 +27,7 @@ from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFaile
 from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
 from paceline.runtime.recovery.heal import adopt, receive, send
-from paceline.runtime.recovery.held import StartOver
+from paceline.runtime.recovery.held import Regrouping, StartOver
 from paceline.runtime.recovery.newest import Reach, find_reach
 from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.shadow import NO_SHADOW
@@ -121,6 +122,8 @@ class Loop:
             if step.stop:
                 session.interrupted = number < last
                 break
+            if step.regroup is not None and number < last:
+                self._leave_together(step)
         session.progress.enter(Phase.SAVE)
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
@@ -130,6 +133,14 @@ class Loop:
         if metrics is not None and board is not None:
             metrics.close()
             board.close()
+
+    def _leave_together(self, step: Step) -> NoReturn:
+        """All ranks are through this step, and leave the generation as they were asked to."""
+        if step.regroup == "save":
+            self._save(step.number)
+        while (outcome := self._checkpointer.wait()) is not None:
+            self._tell_of_save(outcome)
+        raise Regrouping
 
     def leave(self) -> None:
         """The generation is over: give up what waits for other ranks."""
@@ -151,7 +162,11 @@ class Loop:
         checkpoint: str | None = None
         refused: list[tuple[str, str]] = []
         session.safekeeping = Safekeeping(
-            session, self._model, self._optimizer, job_digest=self._job_digest
+            session,
+            self._model,
+            self._optimizer,
+            # What lies in memory is of a rank in a layout.
+            job_digest=f"{self._job_digest} {session.plan.layout.name}",
         )
         if source is None:
             held.decided = None
@@ -168,7 +183,7 @@ class Loop:
             checkpoint = restored.path.name if restored.path is not None else None
         session.safekeeping.open()
         self._started_save = session.saved_step
-        held.hold(self._model, self._optimizer)
+        held.hold(self._model, self._optimizer, part_of(session.plan.layout, session.place.rank))
         session.faults.model, session.faults.optimizer = self._model, self._optimizer
         self._shadow()
         self._channel.send(

@@ -29,6 +29,7 @@ should not ask for `place`, and what is costly there goes into `session.keep`.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ from torch import nn
 from paceline.control import messages as say
 from paceline.control.slots import Phase
 from paceline.errors import PlanError, Problem, RunError
+from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
@@ -78,7 +80,7 @@ class Session:
         """What is asked; `job.spec` has the fields, `job.folder` is where its paths start."""
 
         self.plan = plan
-        """What was chosen."""
+        """What was chosen. Its layout is another one while there are fewer ranks than planned."""
 
         self.run = run
         """The run's folder, for files of your own."""
@@ -230,9 +232,10 @@ class Session:
             self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
         self.progress.enter(Phase.BUILDING)
         options = strategy.options_of(self.job.spec.train)
+        if self.held.model is not None:
+            place = self.place  # after which the model may be of no use any more
         live = self.held.model
         if live is not None:
-            place = self.place
             self.ways = ways or strategy.ways_of(live)
             kept = strategy.rejoin(
                 live,
@@ -357,7 +360,7 @@ class Session:
         dist.barrier()
         self.channel.send(record)
 
-    def park(self, reason: str | None) -> None:
+    def park(self, reason: str | None, *, planned: bool = False) -> None:
         """Leave this generation, with what this worker holds, and say so."""
         self.progress.interrupted()
         if self._loop is not None:
@@ -369,7 +372,7 @@ class Session:
         self.interrupted = False
         self.member.leave()
         applied = self.last_step if self.held.is_whole else -1
-        self.channel.send(say.Parked(applied_step=applied, reason=reason))
+        self.channel.send(say.Parked(applied_step=applied, reason=reason, planned=planned))
 
     @property
     def step_at(self) -> int | None:
@@ -385,6 +388,11 @@ class Session:
     def _join(self) -> None:
         """Wait for a place, and meet the others. Collective."""
         place, self.faults = self.member.join()
+        layout = self.member.layout or self.plan.layout
+        if layout != self.plan.layout:  # what was kept of others is of their ranks in the old one
+            self.plan = replace(self.plan, layout=layout)
+            self.shadows = Shadows(shadow_holders(self.job, self.plan))
+        self.held.fit(part_of(layout, place.rank))
         self.told_step = self.held.tell(self.last_step, self.told_step, place.device)
         with self.member.opening():
             meshes = strategy.make_meshes(self.plan.layout, place.device.type)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -112,6 +112,10 @@ class Step:
 
         self.has_voted = False
         """Whether this rank has given its vote: others may have applied the step since."""
+
+        self.regroup: Literal["go", "save"] | None = None
+        """Whether all ranks leave this generation after the step, as they agreed in the vote, and
+        save a checkpoint first."""
 
         self.samples_digest = ""
         self.samples_at: list[int] = []
@@ -312,7 +316,11 @@ class Step:
         session, place = self._session, self._session.place
         world, device = place.world_size, place.device
         sums = torch.zeros(3 + 2 * world, dtype=torch.float64, device=device)
-        sums[0] = float(session.stop_wanted)
+        order = session.channel.regroup_wanted
+        # Three counts of ranks in one number, each below the base.
+        base = world + 1
+        wanted = (session.stop_wanted, order is not None, order is not None and order.save)
+        sums[0] = float(sum(base**place for place, flag in enumerate(wanted) if flag))
         sums[1], sums[2] = self._loss_sum, self._num_targets
         sums[3 + place.rank] = ~self._loss_sum.isfinite()
         sums[3 + world + place.rank] = ~norm.isfinite()
@@ -323,7 +331,9 @@ class Step:
         stop, loss_sum, num_targets, *flags, own_norm = torch.cat([sums, norm.view(1)]).tolist()
         bad = [[rank for rank in range(world) if flags[start + rank]] for start in (0, world)]
         wrong = session.safekeeping.judge(flags[2 * world :])
-        return _Votes(stop > 0, loss_sum, num_targets, own_norm, bad[0], bad[1], wrong)
+        stops, regroups, saves = (stop // base**each % base > 0 for each in range(3))
+        self.regroup = "save" if saves else "go" if regroups else None
+        return _Votes(stops, loss_sum, num_targets, own_norm, bad[0], bad[1], wrong)
 
     def _decide(self, votes: _Votes) -> Outcome:
         session, refused = self._session, self._reason_to_refuse(votes)

@@ -126,9 +126,12 @@ def _finish(program: Callable[[Session], None], session: Session, channel: Chann
 def _may_go_on(error: BaseException, session: Session, channel: Channel) -> bool:
     """Park after an error that is only the echo of another rank's loss, or that another try may
     get over; False for one that ends this process."""
-    from paceline.runtime.recovery.held import StartOver
+    from paceline.runtime.recovery.held import Regrouping, StartOver
 
     if isinstance(error, StartOver):
+        return True
+    if isinstance(error, Regrouping):
+        session.park(None, planned=True)
         return True
     if session.generation == 0:
         return False

@@ -81,13 +81,15 @@ KINDS: Mapping[str, Kind] = {
     ),
     "loop": Kind(does="the training thread counts for ever", verdict=r"^looping"),
     "agent": Kind(
-        does="SIGKILL the node's agent, which takes its workers along",
+        does="SIGKILL the node's agent, which takes its workers along; `for=` keeps it away",
+        takes=("for",),
         maker="agent",
         verdict=r"node \d+ is lost",
         is_whole_node=True,
     ),
     "node": Kind(
-        does="SIGKILL every process of the node at once",
+        does="SIGKILL every process of the node at once; `for=` keeps it away",
+        takes=("for",),
         maker="agent",
         verdict=r"node \d+ is lost|killed by SIGKILL",
         is_whole_node=True,

@@ -392,6 +392,15 @@ class RecoverySpec:
     strike_window: Seconds = 3600.0
     """How long a failure of a node counts: `1h`."""
 
+    shrink: bool = True
+    """Whether the run goes on with fewer ranks, at the same global batch, when one cannot be
+    filled. From then on it equals an undisturbed run to rounding and no longer to the bit. It grows
+    back when the node returns."""
+
+    replace_timeout: Seconds = 60.0
+    """How long a lost rank may stay empty, for its node to return or a spare to get ready, before
+    the run shrinks."""
+
     spares: Whole | Auto = "auto"
     """Warm spares: processes that have imported everything and built the model, and wait to take a
     lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of one more

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.parallel.shrink import Part
 from paceline.runtime.recovery.newest import Copy, Standing
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _NEVER = 2**62
 """Later than any step."""
+
+
+class Regrouping(Exception):
+    """All ranks leave this generation at this step boundary, as they were asked to."""
 
 
 class StartOver(Exception):
@@ -38,16 +43,20 @@ class Held:
         self.decided: Outcome | None = None
         """Of the newest step whose outcome this rank knows."""
 
+        self.part: Part | None = None
+        """What of the whole state it is."""
+
         self.lost_save = 0
         """Step of a checkpoint that was on its way when the last generation ended; 0 for none."""
 
         self.applied: list[int] = []
         """By rank: last step that its state has; -1 for a rank without a whole state."""
 
-    def hold(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def hold(self, model: nn.Module, optimizer: torch.optim.Optimizer, part: Part) -> None:
         """From now on these are the state."""
         self.model, self.optimizer, self.is_torn = model, optimizer, False
         self.pending = None
+        self.part = part
 
     def live(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model and its optimizer, of a rank that has them."""
@@ -70,6 +79,12 @@ class Held:
             self.pending = step
         else:
             step.undo()
+
+    def fit(self, part: Part) -> None:
+        """Forget what this rank has if it has to have something else from now on."""
+        if self.part != part:
+            self.model = self.optimizer = self.pending = self.decided = None
+            self.is_torn = False
 
     def standing(self, last_step: int, shadows: Mapping[int, Copy]) -> Standing:
         """What this rank has, for all to decide from which step to go on."""

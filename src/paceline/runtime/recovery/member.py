@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from paceline.control import messages as say
 from paceline.control.slots import Phase
+from paceline.parallel.layout import Layout
 from paceline.record.run import RunFolder
 from paceline.runtime.channel import Channel
 from paceline.runtime.faults import Faults
@@ -40,6 +41,10 @@ class Membership(Protocol):
     @property
     def generation(self) -> int:
         """The one it is in; 0 before its first."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the work is split in this generation; None as planned."""
 
     @property
     def skipped(self) -> Mapping[int, Sequence[int]]:
@@ -72,11 +77,16 @@ class Member:
         self._groups = groups
         self._run = run
         self._backend = backend
+        self._layout: Layout | None = None
         self._skipped: Mapping[int, Sequence[int]] = {}
 
     @property
     def generation(self) -> int:
         return self._channel.generation
+
+    @property
+    def layout(self) -> Layout | None:
+        return self._layout
 
     @property
     def skipped(self) -> Mapping[int, Sequence[int]]:
@@ -91,7 +101,7 @@ class Member:
         self._progress.begin(order.generation)
         self._progress.enter(Phase.JOINING)
         self._take_log(order.rank)
-        self._skipped = order.skipped
+        self._layout, self._skipped = order.layout, order.skipped
         device = _device(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
         faults.pass_by("meet", 0)
@@ -135,6 +145,10 @@ class Settled:
     @property
     def generation(self) -> int:
         return self._place.generation
+
+    @property
+    def layout(self) -> Layout | None:
+        return None
 
     @property
     def skipped(self) -> Mapping[int, Sequence[int]]:

@@ -1,0 +1,98 @@
+"""Who takes which rank when the world changes its size, and how large it can be. Pure.
+
+A run shrinks when a rank cannot be filled, and grows back when processes for it are ready. Whoever
+holds a part of the state takes a rank that needs that part, so that as little as possible has to be
+brought from elsewhere.
+"""
+
+from paceline.control.state import Slot, State
+from paceline.parallel.layout import Layout
+from paceline.parallel.shrink import part_of, shrunk
+
+
+def available(state: State) -> list[int]:
+    """Workers that live and may have a rank in the next generation."""
+    return [
+        number
+        for number, worker in state.workers.items()
+        if not worker.is_fenced and not worker.leaves
+    ]
+
+
+def waiting(state: State) -> list[int]:
+    """Those of them that have no rank and are ready."""
+    return [
+        number
+        for number in available(state)
+        if state.workers[number].rank is None and state.workers[number].waits
+    ]
+
+
+def free_nodes(state: State) -> list[int]:
+    """Nodes whose agent is there with a place for one more rank: one entry a place, nodes that were
+    set aside last."""
+    aside, per_node = state.history.set_aside, state.setup.ranks_per_node
+    places: list[int] = []
+    for node in sorted(state.agents - state.leaving, key=lambda node: (node in aside, node)):
+        taken = sum(
+            worker.node == node and not worker.is_fenced and not worker.leaves
+            for worker in state.workers.values()
+            if worker.rank is not None
+        )
+        places += [node] * max(0, per_node - taken)
+    return places
+
+
+def smaller(state: State) -> Layout | None:
+    """The layout that the workers which live can fill, or None when there is none."""
+    if state.setup.split is None or not state.setup.shrink:
+        return None
+    found = shrunk(state.setup.split, len(available(state)))
+    return found if found is not None and found.num_ranks < len(state.slots) else None
+
+
+def larger(state: State) -> Layout | None:
+    """The layout that those at work and those ready can fill; None when it is no larger, or when
+    more processes are about to be ready."""
+    if state.setup.split is None or state.split is None:
+        return None
+    spare = [n for n in available(state) if state.workers[n].rank is None]
+    if any(not state.workers[number].waits for number in spare):
+        return None
+    found = shrunk(state.setup.split, len(state.slots) + len(spare))
+    return found if found is not None and found.num_ranks > len(state.slots) else None
+
+
+def resize(state: State, layout: Layout) -> None:
+    """Give the ranks of a layout to the workers that live; the others become spares."""
+    full = state.setup.split
+    state.split = None if layout == full else layout
+    state.slots = [Slot() for _ in range(layout.num_ranks)]
+    before = {number: state.workers[number].rank for number in state.workers}
+    pool = available(state)
+    for number in state.workers:
+        state.workers[number].rank = None
+    aside = state.history.set_aside
+    for rank, slot in enumerate(state.slots):
+        part, home = part_of(layout, rank), state.setup.node_of(rank)
+
+        costs = [
+            (
+                state.workers[number].part != part,
+                state.workers[number].node in aside,
+                state.workers[number].node != home,
+                before[number] is None,
+                before[number] or 0,
+                number,
+            )
+            for number in pool
+        ]
+        if costs:
+            slot.worker = min(costs)[-1]
+            pool.remove(slot.worker)
+            state.workers[slot.worker].rank = rank
+
+
+def layout_of(state: State) -> Layout | None:
+    """The layout of the generation that is forming or at work, where it is known."""
+    return state.split or state.setup.split

@@ -1,0 +1,102 @@
+"""The same training on fewer ranks, and which part of the state a rank has in a layout.
+
+The global batch stays what it is: fewer data ranks do more micro-batches each. The model-parallel
+axes stay too, so that the parts of the model that live ranks hold are still parts of it.
+
+Leaves out: whether it fits into memory (a shard of fewer ranks is larger), and how fast it is.
+"""
+
+from dataclasses import replace
+
+from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import coordinates
+from paceline.parallel.replicas import share_of
+
+Part = tuple[str | int, ...]
+"""Equal for two ranks, also of different layouts, exactly when they hold the same tensors."""
+
+
+def shrunk(layout: Layout, num_ranks: int) -> Layout | None:
+    """The largest layout of at most so many ranks with the same global batch, or None.
+
+    Micro-batches keep their size where the batch allows it, and never grow: they fitted.
+
+    >>> small = shrunk(Layout(data=4, sharding="none", micro_batch=2, accumulation=3), 3)
+    >>> small.data, small.micro_batch, small.accumulation, small.global_batch
+    (3, 2, 4, 24)
+    >>> shrunk(Layout(data=2, sharding="none", micro_batch=1, accumulation=1, tensor=2), 1)
+    """
+    per_data = layout.num_ranks // layout.data
+    most = min(layout.data, num_ranks // per_data)
+    if most == layout.data:
+        return layout
+    for data in range(most, 0, -1):
+        found = _with_data(layout, data)
+        if found is not None:
+            return found
+    return None
+
+
+def part_of(layout: Layout, rank: int) -> Part:
+    """What a rank holds.
+
+    >>> four = Layout(data=4, sharding="hybrid", shard=2, micro_batch=1, accumulation=1)
+    >>> two = Layout(data=2, sharding="full", micro_batch=1, accumulation=2)
+    >>> part_of(four, 3) == part_of(two, 1), part_of(four, 3) == part_of(four, 1)
+    (True, True)
+    """
+    place = coordinates(layout, rank)
+    # One group of hybrid sharding and a group of full sharding cut the state alike.
+    kind = "full" if layout.sharding == "hybrid" else layout.sharding
+    return (
+        kind,
+        layout.shard_degree,
+        layout.tensor,
+        layout.pipeline,
+        layout.expert,
+        layout.chunks,
+        place.tensor,
+        place.pipeline,
+        share_of(layout, place),
+    )
+
+
+def rounding_bound(global_batch: int, unit_roundoff: float) -> float:
+    """How far the mean of a batch can be from itself, added up in another order, of its terms' mean
+    magnitude: 2 (n - 1) u.
+
+    For losses, which are positive, that is the relative difference in the first step after the
+    order changed. Later steps start from parameters that differ already.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2.
+    """
+    return 2 * (global_batch - 1) * unit_roundoff
+
+
+def _with_data(layout: Layout, data: int) -> Layout | None:
+    sharers = data * layout.context
+    if layout.global_batch % data or sharers % layout.expert:
+        return None
+    samples = layout.global_batch // data
+    fitting = [size for size in range(layout.micro_batch, 0, -1) if samples % size == 0]
+    micro_batch = fitting[0]
+    if layout.pipeline > 1 and (samples // micro_batch) % layout.accumulation:
+        return None  # a schedule takes multiples of what it took
+    sharding, shard = layout.sharding, layout.shard
+    if sharding == "hybrid":
+        if sharers <= layout.shard_degree:
+            sharding, shard = "full", None
+        elif sharers % layout.shard_degree:
+            return None
+    if sharers == 1 and sharding != "none":
+        if layout.offload != "none":
+            return None  # only a sharded state is offloaded
+        sharding = "none"
+    return replace(
+        layout,
+        data=data,
+        micro_batch=micro_batch,
+        accumulation=samples // micro_batch,
+        sharding=sharding,
+        shard=shard,
+    )

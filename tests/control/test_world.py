@@ -1,0 +1,146 @@
+"""A world that shrinks when a rank cannot be filled, and grows back; no process is started."""
+
+from dataclasses import replace
+
+from tests.control.test_core import SETUP, Scene
+
+from paceline.control import messages as say
+from paceline.control import state
+from paceline.parallel.layout import Layout
+from paceline.record import events as log
+
+SPLIT = Layout(data=2, sharding="none", micro_batch=2, accumulation=1)
+TWO = replace(SETUP, split=SPLIT, replace_timeout_s=5.0, tolerance=1e-6)
+FOUR = replace(
+    TWO,
+    ranks_per_node=2,
+    split=Layout(data=4, sharding="hybrid", shard=2, micro_batch=1, accumulation=1),
+)
+
+
+def lose_node(scene: Scene, node: int, *survivors: int) -> None:
+    scene.feed(state.AgentLost(node))
+    scene.parks(*survivors)
+
+
+def layouts(scene: Scene) -> list[Layout | None]:
+    return [order.layout for _, order in scene.told(say.Join) if isinstance(order, say.Join)]
+
+
+def shrunk_scene() -> Scene:
+    """Two nodes of one rank, of which node 1 has stayed away."""
+    scene = Scene(TWO)
+    scene.train(steps=2)
+    lose_node(scene, 1, 0)
+    scene.wait(6.0)
+    scene.meet(source="own", first_step=3)
+    scene.step(3)
+    return scene
+
+
+def test_a_rank_that_stays_empty_is_done_without_at_the_same_global_batch():
+    scene = shrunk_scene()
+    (changed,) = scene.of(log.WorldChanged)
+    assert changed.num_ranks == 1
+    assert "node(s) [1] stayed away" in changed.reason
+    small = layouts(scene)[-1]
+    assert small is not None
+    assert (small.data, small.accumulation, small.global_batch) == (1, 2, 4)
+    assert scene.state.phase == "training"
+
+
+def test_it_waits_for_the_node_before_it_shrinks():
+    scene = Scene(TWO)
+    scene.train(steps=2)
+    lose_node(scene, 1, 0)
+    scene.wait(4.0)
+    assert not scene.of(log.WorldChanged)
+    scene.feed(state.AgentJoined(1))
+    scene.ready(2)
+    scene.wait(6.0)
+    assert not scene.of(log.WorldChanged)
+    assert len(scene.ranks) == 2
+
+
+def test_a_shrunk_run_says_numeric_once_and_to_the_end():
+    scene = shrunk_scene()
+    (exactness,) = scene.of(log.ExactnessChanged)
+    assert (exactness.exactness, exactness.tolerance) == ("numeric", 1e-6)
+    assert scene.state.exactness == "numeric"
+
+
+def test_a_job_that_forbids_it_waits_and_fails():
+    scene = Scene(replace(TWO, shrink=False))
+    scene.train(steps=2)
+    lose_node(scene, 1, 0)
+    scene.wait(70.0)
+    assert scene.state.outcome == "failed"
+    assert scene.state.reason == "no agent on node(s) [1] within 60 s"
+
+
+def test_when_the_node_returns_all_leave_at_a_step_boundary_and_the_world_grows_back():
+    scene = shrunk_scene()
+    scene.feed(state.AgentJoined(1))
+    assert scene.started[-1] == (1, 2, None)
+    assert not scene.told(say.RegroupAtBoundary)
+    scene.ready(2)
+    ((worker, order),) = scene.told(say.RegroupAtBoundary)
+    assert (worker, order.generation) == (0, 2)
+    scene.step(4)
+    restarts = scene.state.restarts
+    scene.says(0, say.Parked(applied_step=4, reason=None, planned=True))
+    assert scene.ranks == [0, 2]
+    assert layouts(scene)[-1] == SPLIT
+    scene.meet(source="replica", first_step=5)
+    scene.step(5)
+    assert scene.state.phase == "training"
+    assert scene.state.restarts == restarts
+    assert scene.state.exactness == "numeric"
+    assert [event.num_ranks for event in scene.of(log.WorldChanged)] == [1, 2]
+
+
+def test_a_failure_before_the_boundary_ends_the_plan_and_all_that_live_are_used_at_once():
+    scene = shrunk_scene()
+    scene.feed(state.AgentJoined(1))
+    scene.ready(2)
+    scene.exits(0)
+    assert scene.state.phase in ("forming", "joining")
+    assert scene.ranks == [2]
+    scene.meet(source="checkpoint", first_step=1)
+    scene.step(1)
+    scene.says(2, say.Parked(applied_step=1, reason=None, planned=True))
+    assert scene.state.generation == 3
+
+
+def test_those_who_hold_a_part_take_a_rank_that_needs_it():
+    scene = Scene(FOUR)
+    scene.train(steps=2)
+    scene.feed(state.AgentLost(0))
+    scene.parks(2, 3)
+    scene.wait(6.0)
+    assert scene.ranks == [2, 3]
+    small = layouts(scene)[-1]
+    assert small is not None
+    assert (small.sharding, small.num_ranks, small.global_batch) == ("full", 2, 4)
+
+
+def test_another_node_with_a_free_place_takes_the_rank_before_the_world_shrinks():
+    scene = Scene(replace(FOUR, num_nodes=2))
+    scene.train(steps=2)
+    scene.feed(state.AgentLost(0))
+    scene.parks(2, 3)
+    scene.wait(6.0)
+    scene.meet(source="own", first_step=3)
+    scene.step(3)
+    scene.exits(3)
+    assert scene.started[-1][0] == 1
+
+
+def test_a_rank_that_did_not_shrink_still_meets_the_world_it_was_told_of():
+    scene = shrunk_scene()
+    scene.exits(0)
+    number = scene.started[-1][1]
+    assert scene.started[-1] == (0, number, 0)
+    scene.ready(number)
+    scene.says(number, say.Met(world_size=2, backend="gloo"))
+    assert scene.state.outcome == "failed"

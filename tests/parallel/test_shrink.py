@@ -1,0 +1,108 @@
+"""The same training on fewer ranks."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.parallel.layout import Layout, Sharding
+from paceline.parallel.replicas import replicas_of
+from paceline.parallel.shrink import part_of, rounding_bound, shrunk
+from paceline.runtime.sampling import rank_slots
+
+DDP = Layout(data=4, sharding="none", micro_batch=2, accumulation=3)
+HSDP = Layout(data=4, sharding="hybrid", shard=2, micro_batch=1, accumulation=1)
+
+
+@given(
+    data=st.integers(1, 8),
+    micro_batch=st.integers(1, 4),
+    accumulation=st.integers(1, 6),
+    tensor=st.sampled_from([1, 2]),
+    pipeline=st.sampled_from([1, 2]),
+    sharding=st.sampled_from(["none", "zero1", "full"]),
+    fewer=st.integers(0, 31),
+)
+def test_a_smaller_layout_keeps_the_global_batch_and_the_model_parallel_axes(
+    data: int,
+    micro_batch: int,
+    accumulation: int,
+    tensor: int,
+    pipeline: int,
+    sharding: Sharding,
+    fewer: int,
+) -> None:
+    layout = Layout(
+        data=data,
+        sharding=sharding,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        tensor=tensor,
+        pipeline=pipeline,
+    )
+    small = shrunk(layout, fewer)
+    if small is None:
+        assert fewer < layout.num_ranks
+        return
+    assert small.num_ranks <= fewer
+    assert small.global_batch == layout.global_batch
+    assert small.micro_batch <= layout.micro_batch
+    assert (small.tensor, small.pipeline) == (tensor, pipeline)
+
+
+@given(data=st.integers(1, 8), fewer=st.integers(1, 8), micro_batch=st.integers(1, 3))
+def test_the_samples_of_a_step_are_the_same_in_the_same_order_of_slots(data, fewer, micro_batch):
+    layout = Layout(data=data, sharding="none", micro_batch=micro_batch, accumulation=2)
+    small = shrunk(layout, fewer)
+    assert small is not None
+
+    def slots(one: Layout) -> list[int]:
+        parts = [
+            part
+            for rank in range(one.data)
+            for part in rank_slots(rank, one.data, one.global_batch, one.micro_batch)
+        ]
+        return [slot for part in parts for slot in part]
+
+    assert slots(small) == slots(layout) == list(range(layout.global_batch))
+
+
+def test_a_batch_that_three_cannot_share_goes_to_two():
+    small = shrunk(replace(DDP, micro_batch=1, accumulation=2), 3)
+    assert small is not None
+    assert (small.data, small.accumulation) == (2, 4)
+
+
+def test_a_model_that_is_split_over_more_ranks_than_live_cannot_shrink():
+    assert shrunk(replace(DDP, data=1, tensor=4), 3) is None
+
+
+def test_enough_ranks_change_nothing():
+    assert shrunk(DDP, 9) == DDP
+
+
+def test_one_whole_copy_of_hybrid_sharding_is_full_sharding_with_the_same_parts():
+    small = shrunk(HSDP, 2)
+    assert small is not None
+    assert (small.sharding, small.shard) == ("full", None)
+    assert {part_of(small, rank) for rank in range(2)} == {part_of(HSDP, 2), part_of(HSDP, 3)}
+
+
+def test_shards_of_fewer_ranks_are_other_parts():
+    full = replace(HSDP, sharding="full", shard=None)
+    small = shrunk(full, 2)
+    assert small is not None
+    assert not {part_of(small, rank) for rank in range(2)} & {part_of(full, r) for r in range(4)}
+
+
+@pytest.mark.parametrize("layout", [DDP, HSDP, replace(DDP, tensor=2, sharding="full")])
+def test_ranks_of_one_layout_hold_the_same_part_exactly_when_they_are_replicas(layout):
+    found: dict[object, list[int]] = {}
+    for rank in range(layout.num_ranks):
+        found.setdefault(part_of(layout, rank), []).append(rank)
+    assert sorted(map(tuple, found.values())) == sorted(replicas_of(layout))
+
+
+def test_the_bound_on_rounding_is_of_the_size_of_the_batch():
+    assert rounding_bound(8, 2.0**-24) == pytest.approx(14 * 2.0**-24)
