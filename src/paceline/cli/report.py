@@ -56,7 +56,19 @@ def write_report(run: "RunFolder", out: Path | None = None) -> Path:
         ImportError: matplotlib or Jinja2 is not installed.
         OSError: The page cannot be written.
     """
+    from paceline.record.events import read_events
     from paceline.record.gather import gather, write_page
     from paceline.report.page import render_page
+    from paceline.report.script_page import render_script_page
 
-    return write_page(out or run.report_file, render_page(gather(run)))
+    target = out or run.report_file
+    script = run.script()
+    if script is not None:
+        page = render_script_page(
+            name=script.spec.name,
+            folder=str(run.path),
+            job_text=run.job_file.read_text(encoding="utf-8"),
+            events=read_events(run.events_file),
+        )
+        return write_page(target, page)
+    return write_page(target, render_page(gather(run)))

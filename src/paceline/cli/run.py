@@ -12,12 +12,22 @@ from paceline.cli.options import json_option, runs_option, set_option
 if TYPE_CHECKING:
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
-    from paceline.spec import Job
+    from paceline.spec import Job, Script
     from paceline.spec.corpus import Corpus
 
 
 @click.command()
 @click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
+@click.argument("arguments", metavar="", required=False, nargs=-1)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    help="Start this Python script, which need not know Paceline, instead of a job; its arguments "
+    "follow `--`.",
+)
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="With --script: how many processes. [default: 1]"
+)
 @click.option(
     "--resume",
     "resume",
@@ -36,6 +46,9 @@ if TYPE_CHECKING:
 @json_option
 def command(
     job_file: Path | None,
+    arguments: tuple[str, ...],
+    script: Path | None,
+    nproc: int | None,
     resume: Path | None,
     out: Path | None,
     runs: Path,
@@ -53,14 +66,27 @@ def command(
       paceline run job.yaml --set train.steps=50 --out /tmp/try
       paceline run --resume runs/my-job-20261121-101500
       paceline run --resume runs/my-job-... --set cluster.per_node=1
+      paceline run --script train.py --nproc 4 -- --lr 0.1
     """
     from paceline.cli.progress import ProgressView
     from paceline.launch.local import run_local
 
+    if script is not None:
+        if resume is not None:
+            raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
+        given = [str(job_file), *arguments] if job_file is not None else []
+        return _run_script_file(script, given, nproc or 1, out, runs, overrides, as_json)
+    if nproc is not None:
+        raise click.UsageError("--nproc goes with --script.")
+    if arguments:
+        raise click.UsageError(f"Got unexpected extra argument ({arguments[0]})")
     if (job_file is None) == (resume is None):
         raise click.UsageError("Give a job file, or --resume with a run's folder.")
     if resume is not None and out is not None:
         raise click.UsageError("--out is for new runs; --resume goes on in the run's own folder.")
+    code = _run_script_job(job_file, resume, out, runs, overrides, as_json)
+    if code is not None:
+        return code
     if resume is not None:
         run, job, plan = _again(resume, overrides)
     else:
@@ -73,6 +99,95 @@ def command(
     view.closing(state, report, why_not)
     if as_json:
         click.echo(json.dumps(_summary(run, report), indent=2))
+    return state.exit_code
+
+
+def _run_script_file(
+    script: Path,
+    arguments: list[str],
+    nproc: int,
+    out: Path | None,
+    runs: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    import re
+    import sys
+
+    from paceline.record.run import create_script_run
+    from paceline.spec import make_script
+
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:64] or "script"
+    values = {
+        "name": name,
+        "command": [sys.executable, str(script), *arguments],
+        "processes": nproc,
+    }
+    job = make_script(values, Path.cwd(), overrides)
+    _check_script(job)
+    return _run_script(job, create_script_run(job, folder=out, runs=runs), as_json)
+
+
+def _run_script_job(
+    job_file: Path | None,
+    resume: Path | None,
+    out: Path | None,
+    runs: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int | None:
+    """The exit code, where the job is a program that is not one of ours; otherwise None."""
+    from paceline.errors import JobError, Problem
+    from paceline.record.run import create_script_run, open_run
+    from paceline.spec import load_script
+
+    if resume is not None:
+        run = open_run(resume)
+        again = run.script()
+        if again is None:
+            return None
+        if overrides:
+            raise JobError(
+                Problem(
+                    code="R051",
+                    what="a program's run goes on as it was started",
+                    where="--set",
+                    fix="leave --set out, or start a new run",
+                )
+            )
+        _check_script(again)
+        return _run_script(again, run, as_json)
+    assert job_file is not None
+    job = load_script(job_file, overrides)
+    if job is None:
+        return None
+    _check_script(job)
+    return _run_script(job, create_script_run(job, folder=out, runs=runs), as_json)
+
+
+def _check_script(job: "Script") -> None:
+    from paceline.errors import JobError
+    from paceline.launch.foreign import check_script
+
+    problems = list(check_script(job))
+    if problems:
+        raise JobError(*problems)
+
+
+def _run_script(job: "Script", run: "RunFolder", as_json: bool) -> int:
+    from paceline.cli.script_progress import ScriptView
+    from paceline.launch.foreign import run_script
+    from paceline.launch.local import versions
+    from paceline.record.run import summarise
+
+    view = ScriptView(job=job, run=run, to_stderr=as_json)
+    view.opening()
+    state = run_script(job, run, versions=versions(), on_event=view.event)
+    report, why_not = _write_report(run)
+    view.closing(state, report, why_not)
+    if as_json:
+        summary = asdict(summarise(run)) | {"report": str(report) if report else None}
+        click.echo(json.dumps(summary, indent=2))
     return state.exit_code
 
 

@@ -35,7 +35,7 @@ def command(runs: Path, as_json: bool) -> None:
         click.echo(f"no runs in {runs}", err=True)
         return
     table: list[tuple[str, ...]] = [
-        ("RUN", "STATE", "STEP", "LOSS", "HELD-OUT", "RESTARTS", "LAYOUT", "STARTED")
+        ("RUN", "STATE", "STEP", "LOSS", "HELD-OUT", "RESTARTS", "EXACT", "LAYOUT", "STARTED")
     ]
     table.extend(_cells(row) for row in rows)
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
@@ -48,10 +48,11 @@ def _cells(row: "RunSummary") -> tuple[str, ...]:
     return (
         Path(row.folder).name,
         row.state,
-        f"{row.step}/{row.num_steps}",
+        f"{row.step}/{row.num_steps}" if row.num_steps else "-",
         "-" if row.loss is None else f"{row.loss:.4f}",
         "-" if row.held_out_loss is None else f"{row.held_out_loss:.4f}",
         str(row.restarts),
+        row.exactness,
         row.layout,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)),
     )

@@ -271,7 +271,7 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
         num_steps=job.spec.train.steps,
         max_restarts=job.spec.recovery.max_restarts,
         grace_s=job.spec.recovery.grace,
-        versions=_versions(),
+        versions=versions(),
         resumed=bool(before),
         first_generation=max((event.generation for event in before), default=0) + 1,
         layout=plan.layout.name,
@@ -320,7 +320,8 @@ def _num_spares(job: Job, plan: Plan) -> int:
     return asked if asked != "auto" else int(plan.layout.num_ranks > 1)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of Paceline, Python and, where it is installed, torch."""
     versions = {"paceline": paceline.__version__, "python": platform.python_version()}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         versions["torch"] = importlib.metadata.version("torch")

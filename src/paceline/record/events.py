@@ -258,9 +258,10 @@ class WorkerLost(Event, frozen=True, kw_only=True, tag=True):
     node."""
 
 
-Exactness = Literal["bitwise", "numeric"]
+Exactness = Literal["bitwise", "numeric", "unknown"]
 """`bitwise`: parameters and optimizer state end as they would have undisturbed, to the bit.
-`numeric`: some steps added up their batch in another order, and so to rounding."""
+`numeric`: some steps added up their batch in another order, and so to rounding. `unknown`: of a
+program that does not use Paceline's runtime."""
 
 
 class WorldChanged(Event, frozen=True, kw_only=True, tag=True):

@@ -25,11 +25,25 @@ import msgspec
 from paceline.errors import JobError, Problem
 from paceline.plan import Plan, plan_from_json, plan_to_json
 from paceline.record.checkpoints import list_checkpoints
-from paceline.record.events import RunFinished, RunStarted, TrainingStarted, read_events
+from paceline.record.events import (
+    ExactnessChanged,
+    RunFinished,
+    RunStarted,
+    TrainingStarted,
+    read_events,
+)
 from paceline.record.holding import is_held
 from paceline.record.lines import write_whole
 from paceline.record.metrics import read_metrics
-from paceline.spec import Job, JobSpec, dump_job, load_job
+from paceline.spec import (
+    Job,
+    JobSpec,
+    Script,
+    dump_job,
+    dump_script,
+    load_job,
+    load_script,
+)
 from paceline.spec.corpus import Corpus
 
 _T = TypeVar("_T")
@@ -107,6 +121,15 @@ class RunFolder:
         info = self.info()
         return Job(spec=job.spec, folder=Path(info.job_folder), source=job.source, lines=job.lines)
 
+    def script(self) -> Script | None:
+        """The program that is run, where it is not one of ours."""
+        found = load_script(self.job_file)
+        if found is None:
+            return None
+        return Script(
+            spec=found.spec, folder=Path(self.info().job_folder), source=str(self.job_file)
+        )
+
     def plan(self) -> Plan:
         """The plan the run was started with."""
         return _read(self.plan_file, plan_from_json)
@@ -129,7 +152,26 @@ def create_run(
     Raises:
         JobError: The folder holds another run, holds other files, or cannot be written.
     """
-    path = folder or _fresh_name(runs, job.spec.name)
+    info = RunInfo(
+        name=job.spec.name,
+        job_folder=str(job.folder),
+        created_at=time.time(),
+        data_fingerprint=corpus.fingerprint if corpus is not None else None,
+    )
+    return _create(info, folder, runs, lambda run: write_resolved(run, job.spec, plan))
+
+
+def create_script_run(script: Script, *, folder: Path | None, runs: Path) -> RunFolder:
+    """A new run's folder for a program that is not one of ours; as `create_run`."""
+    info = RunInfo(name=script.spec.name, job_folder=str(script.folder), created_at=time.time())
+    text = dump_script(script.spec).encode()
+    return _create(info, folder, runs, lambda run: write_whole(run.job_file, text))
+
+
+def _create(
+    info: RunInfo, folder: Path | None, runs: Path, fill: Callable[[RunFolder], None]
+) -> RunFolder:
+    path = folder or _fresh_name(runs, info.name)
     run = RunFolder(path.resolve())
     if run.info_file.exists() or run.job_file.exists():
         raise JobError(
@@ -149,16 +191,10 @@ def create_run(
                 fix="give a folder that is empty or does not exist yet",
             )
         )
-    info = RunInfo(
-        name=job.spec.name,
-        job_folder=str(job.folder),
-        created_at=time.time(),
-        data_fingerprint=corpus.fingerprint if corpus is not None else None,
-    )
     try:
         for made in (run.path, run.checkpoints, run.logs):
             made.mkdir(parents=True, exist_ok=True)
-        write_resolved(run, job.spec, plan)
+        fill(run)
         run.info_file.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)  # it was empty or not there
@@ -304,6 +340,9 @@ class RunSummary:
     held_out_loss: float | None
     restarts: int
     layout: str
+    exactness: str = "bitwise"
+    """Whether its state is what an undisturbed run's would be: `bitwise`, `numeric` (to rounding)
+    or `unknown`."""
 
 
 def summarise(run: RunFolder) -> RunSummary:
@@ -333,6 +372,9 @@ def _created_at(run: RunFolder) -> float:
 
 
 def _summarise(run: RunFolder) -> RunSummary:
+    script = run.script()
+    if script is not None:
+        return _summarise_script(run, script)
     info, spec, events = run.info(), run.job().spec, read_events(run.events_file)
     metrics = read_metrics(run.metrics_file)
     finished = [event for event in events if isinstance(event, RunFinished)]
@@ -359,6 +401,32 @@ def _summarise(run: RunFolder) -> RunSummary:
             - sum(isinstance(event, RunStarted) for event in events),
         ),
         layout=run.plan().layout.name,
+        exactness="numeric" if any(isinstance(e, ExactnessChanged) for e in events) else "bitwise",
+    )
+
+
+def _summarise_script(run: RunFolder, script: Script) -> RunSummary:
+    events = read_events(run.events_file)
+    ends = [event for event in events if isinstance(event, RunStarted | RunFinished)]
+    state = "stopped"
+    if is_held(run.path):
+        state = "running"
+    elif not ends:
+        state = "new"
+    elif isinstance(ends[-1], RunFinished):
+        state = ends[-1].outcome
+    return RunSummary(
+        name=run.info().name,
+        folder=str(run.path),
+        created_at=run.info().created_at,
+        state=state,
+        step=0,
+        num_steps=0,
+        loss=None,
+        held_out_loss=None,
+        restarts=sum(event.restarts for event in ends if isinstance(event, RunFinished)),
+        layout=f"{script.spec.processes} x {' '.join(script.spec.command)}"[:60],
+        exactness="unknown",
     )
 
 

@@ -16,7 +16,17 @@ from paceline.spec.job import (
     RecoverySpec,
     TrainSpec,
 )
-from paceline.spec.load import Job, dump_job, job_schema, load_job, parse_job
+from paceline.spec.load import (
+    Job,
+    dump_job,
+    dump_script,
+    job_schema,
+    load_job,
+    load_script,
+    make_script,
+    parse_job,
+)
+from paceline.spec.script import Script, ScriptSpec
 
 __all__ = [
     "AdapterSpec",
@@ -33,9 +43,14 @@ __all__ = [
     "ModelSpec",
     "PlanSpec",
     "RecoverySpec",
+    "Script",
+    "ScriptSpec",
     "TrainSpec",
     "dump_job",
+    "dump_script",
     "job_schema",
     "load_job",
+    "load_script",
+    "make_script",
     "parse_job",
 ]

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
 from paceline.spec.job import JobSpec, ModelSpec, section_in
+from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -67,6 +68,15 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
     values, lines = _parse_yaml(text, source)
     for assignment in overrides:
         _override(values, lines, assignment)
+    if "command" in values:
+        raise JobError(
+            Problem(
+                code="J012",
+                what="`command` is a program of its own, which Paceline only starts and watches",
+                where=source,
+                fix="give it to `paceline run`; for everything else describe model, data and train",
+            )
+        )
     for field in fields(JobSpec):  # a section whose lines are all comments is an empty one
         if field.name in values and values[field.name] is None and section_in(field.type):
             values[field.name] = {}
@@ -79,6 +89,45 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
     if problems:
         raise JobError(*problems)
     return job
+
+
+def load_script(path: Path, overrides: Sequence[str] = ()) -> Script | None:
+    """The program to start that a job file names with `command`; None when it is a training job.
+
+    Raises:
+        JobError: Every problem of the file at once.
+    """
+    source = str(path)
+    values, lines = _parse_yaml(_read(path), source)
+    for assignment in overrides:
+        _override(values, lines, assignment)
+    if "command" not in values:
+        return None
+    if values.get("recovery", {}) is None:
+        values["recovery"] = {}
+    try:
+        spec = _SCRIPTS.validate_python(values)
+    except ValidationError as error:
+        raise JobError(*_problems(error, values, lines, source, ScriptSpec)) from None
+    return Script(spec=spec, folder=path.resolve().parent, source=source)
+
+
+def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Script:
+    """The same from options of the command line."""
+    lines: dict[_Path, int] = {(key,): 0 for key in values}
+    for assignment in overrides:
+        _override(values, lines, assignment)
+    try:
+        spec = _SCRIPTS.validate_python(values)
+    except ValidationError as error:
+        raise JobError(*_problems(error, values, lines, "--script", ScriptSpec)) from None
+    return Script(spec=spec, folder=folder.resolve(), source="--script")
+
+
+def dump_script(spec: ScriptSpec) -> str:
+    """As YAML text that `load_script` reads back."""
+    text: str = yaml.safe_dump(asdict(spec), sort_keys=False, width=100)
+    return text
 
 
 def dump_job(spec: JobSpec) -> str:
@@ -94,6 +143,7 @@ def job_schema() -> dict[str, Any]:
 
 
 _ADAPTER: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
+_SCRIPTS: TypeAdapter[ScriptSpec] = TypeAdapter(ScriptSpec)
 
 
 def _read(path: Path) -> str:
@@ -226,7 +276,11 @@ def _dotted(path: _Path) -> str:
 
 
 def _problems(
-    error: ValidationError, values: dict[str, Any], lines: Mapping[_Path, int], source: str
+    error: ValidationError,
+    values: dict[str, Any],
+    lines: Mapping[_Path, int],
+    source: str,
+    root: Any = JobSpec,
 ) -> list[Problem]:
     """Pydantic's findings in the reader's words, one for each field."""
     found: dict[_Path, Problem] = {}
@@ -236,7 +290,8 @@ def _problems(
             (lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None
         )
         place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
-        problem = _problem(detail, path, f"{_dotted(path) or 'the whole file'}, {place}")
+        where = f"{_dotted(path) or 'the whole file'}, {place}"
+        problem = _problem(detail, path, where, root)
         if path in found and field_path:  # the other side of a union: keep the more telling one
             continue
         found[path] = problem
@@ -267,17 +322,17 @@ def _file_path(loc: tuple[Any, ...], values: Any) -> tuple[_Path, bool]:
     return tuple(path), False
 
 
-def _problem(detail: Any, path: _Path, where: str) -> Problem:
+def _problem(detail: Any, path: _Path, where: str, root: Any) -> Problem:
     kind, value = detail["type"], detail["input"]
     name = str(path[-1]) if path else ""
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return _unknown_key(name, path[:-1], where)
+        return _unknown_key(name, path[:-1], where, root)
     if kind in ("missing", "missing_argument"):
         return Problem(
             code="J005",
             what=f"`{_dotted(path)}` is missing",
             where=where,
-            fix=f"add it: {_help_of(path) or 'it has no default'}",
+            fix=f"add it: {_help_of(path, root) or 'it has no default'}",
         )
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:] if message[:1].isupper() else message
@@ -288,25 +343,25 @@ def _problem(detail: Any, path: _Path, where: str) -> Problem:
         code="J006",
         what=f"`{_dotted(path)}` is {shown}: {message}" if path else message,
         where=where,
-        fix=_wanted_at(path) or _help_of(path) or "see `paceline schema`",
+        fix=_wanted_at(path, root) or _help_of(path, root) or "see `paceline schema`",
     )
 
 
-def _wanted_at(path: _Path) -> str | None:
+def _wanted_at(path: _Path, root: Any) -> str | None:
     """How to write the value at a path; of a list's item, how to write the list."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
-    section = _section_at(path[:-1]) if path else None
+    section = _section_at(path[:-1], root) if path else None
     found = [field for field in fields(section) if field.name == path[-1]] if section else []
     return wanted(found[0].type) if found else None
 
 
-def _unknown_key(name: str, parent: _Path, where: str) -> Problem:
-    section = _section_at(parent)
+def _unknown_key(name: str, parent: _Path, where: str, root: Any) -> Problem:
+    section = _section_at(parent, root)
     known = [field.name for field in fields(section)] if section is not None else []
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     inside = f"section `{_dotted(parent)}`" if parent else "a job"
-    elsewhere = [path for path in _all_fields(JobSpec, ()) if path[-1] == name]
+    elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
     if near:
         fix = f"did you mean `{near[0]}`?"
     elif elsewhere:
@@ -324,8 +379,8 @@ def _all_fields(section: Any, path: _Path) -> Iterator[_Path]:
             yield from _all_fields(inner, (*path, field.name))
 
 
-def _section_at(path: _Path) -> Any:
-    section: Any = JobSpec
+def _section_at(path: _Path, root: Any) -> Any:
+    section: Any = root
     for part in path:
         by_name = {field.name: field for field in fields(section)}
         section = section_in(by_name[part].type) if part in by_name else None
@@ -334,9 +389,9 @@ def _section_at(path: _Path) -> Any:
     return section
 
 
-def _help_of(path: _Path) -> str | None:
+def _help_of(path: _Path, root: Any) -> str | None:
     """The text under the field, on one line."""
-    section = _section_at(path[:-1]) if path else None
+    section = _section_at(path[:-1], root) if path else None
     if section is None:
         return None
     info = cast(Any, section).__pydantic_fields__.get(path[-1])

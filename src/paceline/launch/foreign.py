@@ -1,0 +1,283 @@
+"""Run a program that does not use our runtime: the processes around `control/foreign.py`."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.control import foreign
+from paceline.control.kernel import num_oom_kills, where_it_waits
+from paceline.control.parent import die_with_parent
+from paceline.control.state import Clock
+from paceline.errors import JobError, Problem
+from paceline.record.events import AnyEvent, EventLog, RunStarted, read_events
+from paceline.record.holding import hold_alone
+from paceline.record.run import RunFolder
+from paceline.spec import Script
+
+_TICK_S = 0.1
+_LAST_BYTES = 2000
+"""Of a rank's log, kept with the record of its end."""
+
+
+def check_script(script: Script) -> Iterator[Problem]:
+    """What can be known to fail before anything is started."""
+    program = script.spec.command[0]
+    here = script.folder / program
+    if shutil.which(program) is None and not (here.is_file() and os.access(here, os.X_OK)):
+        yield Problem(
+            code="R050",
+            what=f"there is no program {program!r} to start",
+            where=f"command, {script.source}",
+            fix="name one that is on PATH, such as python, or give its path",
+        )
+    is_python = Path(program).name.startswith("python") and len(script.spec.command) > 1
+    if is_python and script.spec.command[1].endswith(".py"):
+        file = script.folder / script.spec.command[1]
+        if not file.is_file():
+            yield Problem(
+                code="R050",
+                what=f"there is no script {file}",
+                where=f"command, {script.source}",
+                fix="give its path as seen from the job file's folder (here, with --script)",
+            )
+
+
+def run_script(
+    script: Script,
+    run: RunFolder,
+    *,
+    versions: dict[str, str],
+    on_event: Callable[[AnyEvent], None] = lambda event: None,
+) -> foreign.State:
+    """Run a program to its end, and say how it ended.
+
+    Raises:
+        JobError: It cannot be started, or another process runs it already.
+    """
+    problems = list(check_script(script))
+    if problems:
+        raise JobError(*problems)
+    with hold_alone(run.path, patience_s=5.0):
+        before = read_events(run.events_file)
+        spec = script.spec
+        setup = foreign.Setup(
+            num_ranks=spec.processes,
+            name=" ".join(spec.command),
+            max_restarts=spec.recovery.max_restarts,
+            backoff_s=spec.recovery.backoff,
+            silence_s=spec.recovery.silence,
+            grace_s=spec.recovery.grace,
+            versions=versions,
+            first_attempt=max((event.generation for event in before), default=0) + 1,
+            resumed=any(isinstance(event, RunStarted) for event in before),
+        )
+        events = EventLog(run.events_file)
+        try:
+            return asyncio.run(_Shell(script, run, setup, events, on_event).serve())
+        finally:
+            events.close()
+
+
+@dataclass(slots=True)
+class _Rank:
+    process: subprocess.Popen[bytes]
+    log: Path
+    oom_kills: int | None
+
+
+class _Shell:
+    """Clock, processes and files around the pure decisions."""
+
+    def __init__(
+        self,
+        script: Script,
+        run: RunFolder,
+        setup: foreign.Setup,
+        events: EventLog,
+        on_event: Callable[[AnyEvent], None],
+    ) -> None:
+        self._script = script
+        self._run = run
+        self._state = foreign.State(setup=setup)
+        self._events = events
+        self._on_event = on_event
+        self._ranks: dict[int, _Rank] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._sizes: dict[Path, int] = {}
+
+    async def serve(self) -> foreign.State:
+        loop = asyncio.get_running_loop()
+        stopping = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: outlive the terminal
+            stopping.remove(signal.SIGHUP)
+        for number in stopping:
+            loop.add_signal_handler(
+                number, self._feed, foreign.StopWanted(signal.Signals(number).name)
+            )
+        try:
+            self._feed(foreign.Begin())
+            while self._state.phase != "over":
+                await asyncio.sleep(_TICK_S)
+                if self._has_printed():
+                    self._feed(foreign.Printed())
+                self._feed(foreign.Tick())
+            if self._waiting:
+                await asyncio.wait(self._waiting, timeout=10)
+        finally:
+            self._send(signal.SIGKILL)
+            for number in stopping:
+                loop.remove_signal_handler(number)
+        return self._state
+
+    def _feed(self, event: foreign.Happening) -> None:
+        clock = Clock(monotonic_s=time.monotonic(), unix_s=time.time())
+        for action in foreign.decide(self._state, event, clock):
+            match action:
+                case foreign.Record(recorded):
+                    self._events.write(recorded)
+                    self._on_event(recorded)
+                case foreign.Start(attempt, restarts):
+                    self._start(attempt, restarts)
+                case foreign.Signal(number):
+                    self._send(signal.Signals(number))
+                case foreign.Look():
+                    task = asyncio.create_task(self._look(self._state.attempt))
+                    self._waiting.add(task)
+                    task.add_done_callback(self._waiting.discard)
+
+    def _start(self, attempt: int, restarts: int) -> None:
+        spec, port = self._script.spec, _free_port()
+        threads = max(1, (os.cpu_count() or 1) // spec.processes)
+        self._ranks = {}
+        for rank in range(spec.processes):
+            given = foreign.environment(
+                rank, num_ranks=spec.processes, port=port, restarts=restarts, threads=threads
+            )
+            path = self._run.rank_log(rank)
+            with path.open("ab") as log:
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+                log.write(f"--- attempt {attempt}, {stamp}\n".encode())
+                log.flush()
+                try:
+                    process = self._popen(given | spec.environment, log.fileno())
+                except OSError as error:
+                    self._feed(foreign.NotStarted(rank, f"cannot be started: {error.strerror}"))
+                    return
+            self._sizes[path] = path.stat().st_size
+            self._ranks[rank] = _Rank(process, path, num_oom_kills())
+            self._feed(foreign.Started(rank, process.pid))
+            task = asyncio.create_task(self._wait(rank, attempt, self._ranks[rank]))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    def _popen(self, given: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+        environment = dict(os.environ)
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        return subprocess.Popen(
+            self._script.spec.command,
+            cwd=self._script.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Kept over exec: the kernel ends the ranks with us, whatever becomes of us.
+            preexec_fn=lambda: die_with_parent(parent),
+            env=environment | given,
+        )
+
+    async def _wait(self, rank: int, attempt: int, started: _Rank) -> None:
+        """Report an exit the moment the kernel knows of it."""
+        returncode = await _exit_of(started.process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(started.process.pid, signal.SIGKILL)  # what it started ends with it
+        kills = num_oom_kills()
+        out_of_memory = (
+            returncode == -signal.SIGKILL
+            and self._state.phase == "running"
+            and None not in (kills, started.oom_kills)
+            and kills != started.oom_kills
+        )
+        self._feed(foreign.Exited(rank, attempt, returncode, out_of_memory))
+
+    async def _look(self, attempt: int) -> None:
+        alive = {n: r.process.pid for n, r in self._ranks.items() if r.process.poll() is None}
+        found = await asyncio.gather(*(_stacks(pid) for pid in alive.values()))
+        self._feed(foreign.Looked(attempt, dict(zip(alive, found, strict=True))))
+
+    def _send(self, number: signal.Signals) -> None:
+        for rank in self._ranks.values():
+            if rank.process.returncode is not None:
+                continue
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if number == signal.SIGKILL:
+                    os.killpg(rank.process.pid, number)
+                else:
+                    os.kill(rank.process.pid, number)
+
+    def _has_printed(self) -> bool:
+        grown = False
+        for rank in self._ranks.values():
+            with contextlib.suppress(OSError):
+                size = rank.log.stat().st_size
+                grown |= size != self._sizes.get(rank.log)
+                self._sizes[rank.log] = size
+        return grown
+
+
+async def _stacks(pid: int) -> str:
+    """Where a process stands: its Python lines if py-spy is installed, else the kernel's view."""
+    py_spy = shutil.which("py-spy")
+    if py_spy is not None:
+        process = await asyncio.create_subprocess_exec(
+            *(py_spy, "dump", "--nonblocking", "--pid", str(pid)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            text, _ = await asyncio.wait_for(process.communicate(), timeout=1.5)
+            if process.returncode == 0:
+                return text.decode(errors="replace")
+        except TimeoutError:
+            process.kill()
+    return where_it_waits(pid)
+
+
+async def _exit_of(process: subprocess.Popen[bytes]) -> int:
+    if not hasattr(os, "pidfd_open"):  # not Linux
+        return await asyncio.to_thread(process.wait)
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    fd = os.pidfd_open(process.pid)
+    loop.add_reader(fd, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def last_lines(run: RunFolder, rank: int) -> str:
+    """The end of what a rank printed."""
+    try:
+        content = run.rank_log(rank).read_bytes()[-_LAST_BYTES:]
+    except OSError:
+        return ""
+    return content.decode(errors="replace")

@@ -1,0 +1,63 @@
+"""A program of a person's own that does not use our runtime: what to start, and how often.
+
+A job file with `command:` is one of these, and has nothing to plan. Only `paceline run` takes it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from paceline.spec.job import Positive, Seconds, Whole, _section
+
+
+@_section
+class ScriptRecovery:
+    """What happens when a process ends badly, or nothing is heard of any."""
+
+    max_restarts: Whole = 3
+    """Attempts in a row that may fail before the run gives up. One of ten minutes is no failure."""
+
+    backoff: Seconds = 1.0
+    """Pause before the first restart; each next one in a row is twice as long, up to 60 s."""
+
+    silence: Seconds | None = None
+    """Restart when no process has printed anything for so long: `10m`. Left out, silence is fine.
+    Take a value well above the longest compilation, evaluation and save."""
+
+    grace: Seconds = 60.0
+    """How long the processes may take to end after SIGTERM when the run is asked to stop."""
+
+
+@_section
+class ScriptSpec:
+    """A program to start, watch and start again from its own checkpoint."""
+
+    command: Annotated[list[str], Field(min_length=1)]
+    """Program and arguments, such as `[python, train.py, --lr, "0.1"]`, run in the job's folder."""
+
+    processes: Positive = 1
+    """How many are started, each with the environment that torchrun gives: RANK, WORLD_SIZE,
+    LOCAL_RANK, MASTER_ADDR and a fresh MASTER_PORT."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "script"
+    """Name of the run: letters, digits, `.`, `_` and `-`."""
+
+    environment: dict[str, str] = Field(default_factory=dict)
+    """More environment variables. No secrets: they are kept in the run's folder."""
+
+    recovery: ScriptRecovery = Field(default_factory=ScriptRecovery)
+    """What happens when a process ends badly, or nothing is heard of any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script job as it was read."""
+
+    spec: ScriptSpec
+    folder: Path
+    """Where it runs, absolute."""
+
+    source: str
+    """The file's name as the reader gave it, or the option."""

@@ -1,0 +1,180 @@
+"""A program that is not ours: when all its processes are ended and started again."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from paceline.control import foreign
+from paceline.control.state import Clock
+from paceline.record import events as log
+
+SETUP = foreign.Setup(num_ranks=2, name="python train.py", max_restarts=2)
+
+
+class Scene:
+    def __init__(self, setup: foreign.Setup = SETUP) -> None:
+        self.state = foreign.State(setup=setup)
+        self.now = 100.0
+        self.actions: list[foreign.Action] = []
+        self.events: list[log.AnyEvent] = []
+
+    def feed(self, event: foreign.Happening) -> list[foreign.Action]:
+        found = foreign.decide(self.state, event, Clock(self.now, self.now + 1e9))
+        self.actions += found
+        self.events += [action.event for action in found if isinstance(action, foreign.Record)]
+        return found
+
+    def begin(self) -> None:
+        self.feed(foreign.Begin())
+        self.started()
+
+    def started(self) -> None:
+        for rank in range(self.state.setup.num_ranks):
+            self.feed(foreign.Started(rank, 10 + rank))
+
+    def exits(self, *codes: int) -> None:
+        for rank, code in enumerate(codes):
+            self.feed(foreign.Exited(rank, self.state.attempt, code))
+
+    def wait(self, seconds: float) -> list[foreign.Action]:
+        self.now += seconds
+        return self.feed(foreign.Tick())
+
+    def fails(self) -> None:
+        self.exits(1, -9)
+
+    def of(self, kind: type) -> list[log.AnyEvent]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def test_it_is_finished_when_every_rank_exited_with_0_and_not_before():
+    scene = Scene()
+    scene.begin()
+    scene.exits(0)
+    assert scene.state.outcome is None
+    scene.feed(foreign.Exited(1, 1, 0))
+    assert (scene.state.outcome, scene.state.exit_code) == ("finished", 0)
+    (end,) = scene.of(log.RunFinished)
+    assert (end.exactness, end.state_digest) == ("unknown", None)
+
+
+def test_one_rank_that_fails_ends_all_even_when_others_are_through():
+    scene = Scene()
+    scene.begin()
+    scene.exits(0, 3)
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.how, lost.cause) == (1, "exited with 3", "process")
+    assert foreign.Signal(signal.SIGKILL) in scene.actions
+    assert scene.state.phase == "pausing"
+
+
+def test_all_start_again_after_a_pause_that_doubles():
+    scene = Scene(replace(SETUP, max_restarts=9, most_backoff_s=5.0))
+    scene.begin()
+    pauses = []
+    for _ in range(5):
+        scene.fails()
+        paused = 0.0
+        while scene.state.phase == "pausing":
+            scene.wait(0.5)
+            paused += 0.5
+        pauses.append(paused)
+        scene.started()
+    assert pauses == [1, 2, 4, 5, 5]
+    assert [a.restarts for a in scene.actions if isinstance(a, foreign.Start)] == list(range(6))
+
+
+def test_restarts_in_a_row_that_do_not_last_end_the_run_with_the_exit_code_of_a_crash_loop():
+    scene = Scene()
+    scene.begin()
+    for _ in range(2):
+        scene.fails()
+        scene.wait(60.0)
+        scene.started()
+    scene.fails()
+    assert (scene.state.outcome, scene.state.exit_code) == ("failed", 7)
+    assert scene.state.reason == "rank 0: exited with 1; 2 restart(s) in a row did not last"
+
+
+def test_an_attempt_that_lasted_gives_the_patience_back():
+    scene = Scene()
+    scene.begin()
+    for _ in range(9):
+        scene.now += foreign.PROGRESS_S
+        scene.fails()
+        scene.wait(60.0)
+        scene.started()
+    assert scene.state.outcome is None
+
+
+def test_silence_is_looked_into_recorded_with_stacks_and_ended():
+    scene = Scene(replace(SETUP, silence_s=30.0))
+    scene.begin()
+    scene.now += 20
+    scene.feed(foreign.Printed())
+    assert scene.wait(20.0) == []
+    assert scene.wait(10.0) == [foreign.Look()]
+    scene.feed(foreign.Looked(1, {0: "in all_reduce", 1: "in sleep"}))
+    stuck = scene.of(log.WorkerStuck)
+    assert [event.stacks for event in stuck] == ["in all_reduce", "in sleep"]
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.cause, lost.how) == ("hang", "no rank has printed anything for 30.0 s")
+    scene.exits(-9, -9)
+    assert scene.state.phase == "pausing"
+
+
+def test_without_a_limit_silence_is_fine():
+    scene = Scene()
+    scene.begin()
+    assert scene.wait(1e6) == []
+
+
+def test_nobody_who_looks_in_time_does_not_keep_a_silent_attempt_alive():
+    scene = Scene(replace(SETUP, silence_s=30.0))
+    scene.begin()
+    scene.wait(30.0)
+    scene.wait(5.0)
+    assert scene.state.phase == "ending"
+
+
+def test_a_late_exit_of_an_older_attempt_is_no_news():
+    scene = Scene()
+    scene.begin()
+    scene.fails()
+    scene.wait(60.0)
+    scene.started()
+    scene.feed(foreign.Exited(0, 1, 1))
+    assert scene.state.phase == "running"
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (0, -15), (143, 0)])
+def test_asked_to_stop_it_is_interrupted_however_the_processes_end(codes):
+    scene = Scene()
+    scene.begin()
+    assert foreign.Signal(signal.SIGTERM) in scene.feed(foreign.StopWanted("SIGINT"))
+    scene.exits(*codes)
+    assert (scene.state.outcome, scene.state.exit_code) == ("interrupted", 130)
+    assert not scene.of(log.WorkerLost)
+
+
+def test_who_does_not_stop_within_the_grace_or_is_asked_twice_is_killed():
+    scene = Scene()
+    scene.begin()
+    scene.feed(foreign.StopWanted("SIGINT"))
+    assert scene.wait(60.0) == [foreign.Signal(signal.SIGKILL)]
+    again = scene.feed(foreign.StopWanted("SIGINT"))
+    assert foreign.Signal(signal.SIGKILL) in again
+
+
+def test_a_command_that_cannot_start_is_not_tried_again():
+    scene = Scene()
+    scene.feed(foreign.Begin())
+    scene.feed(foreign.NotStarted(0, "cannot be started: Exec format error"))
+    assert (scene.state.outcome, scene.state.exit_code) == ("failed", 4)
+
+
+def test_a_rank_has_what_torchrun_gives_it():
+    found = foreign.environment(1, num_ranks=4, port=29511, restarts=2, threads=1)
+    wanted = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "29511", "PACELINE_RESTART": "2"}
+    assert wanted.items() <= found.items()
