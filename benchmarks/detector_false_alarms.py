@@ -212,7 +212,7 @@ def main() -> None:
             rules.SPREADS, rules.TIMES_MEDIAN = spreads, times_median
             counts = [
                 simulate(
-                    recorded, disturb, scale=scale, num_steps=options.steps // 4, floor_s=floor_s
+                    recorded, disturb, scale=scale, num_steps=options.steps // 10, floor_s=floor_s
                 )
                 for scale in SCALES
                 for disturb in DISTURBANCES.values()

@@ -9,15 +9,32 @@ from paceline.control.patience import ENOUGH, WINDOW, Patience
 from paceline.control.slots import Duration, Phase
 
 
-def learned(*seconds: float, phase: Phase = Phase.FORWARD, first: bool = False) -> Patience:
-    patience = Patience(floor_s=2.0)
+def learned(
+    *seconds: float, phase: Phase = Phase.FORWARD, first: bool = False, floor_s: float = 2.0
+) -> Patience:
+    patience = Patience(floor_s=floor_s)
     patience.learn(Duration(phase, first, one) for one in seconds)
     return patience
 
 
 def test_before_enough_samples_it_is_generous():
-    assert learned(*[0.1] * (ENOUGH - 1)).limits(Phase.FORWARD).fence_s == 300.0
-    assert learned(*[0.1] * ENOUGH).limits(Phase.FORWARD).fence_s == 2.0
+    assert learned(floor_s=10.0).limits(Phase.FORWARD).fence_s == 300.0
+    assert learned(*[0.1] * (ENOUGH - 1), floor_s=10.0).limits(Phase.FORWARD).fence_s == 30.0
+    assert learned(*[0.1] * ENOUGH, floor_s=10.0).limits(Phase.FORWARD).fence_s == 10.0
+
+
+def test_a_first_step_tells_how_long_the_second_may_take_at_most():
+    second = learned(20.0, first=True, floor_s=10.0).limits(Phase.FORWARD)
+    assert second.fence_s == 240.0
+
+
+def test_a_load_that_was_short_says_little_about_the_next():
+    short = learned(0.1, phase=Phase.RESTORING, floor_s=10.0)
+    assert short.limits(Phase.RESTORING).fence_s == 450.0
+
+
+def test_a_smaller_floor_makes_everything_less_patient():
+    assert learned(floor_s=1.0).limits(Phase.FORWARD).fence_s == 30.0
 
 
 def test_a_regular_phase_is_late_soon_and_a_restless_one_later():
@@ -55,7 +72,8 @@ def test_who_waits_for_orders_is_never_late():
 
 
 def test_the_programs_own_code_between_steps_may_do_anything_now_and_then():
-    assert learned(*[0.001] * 99, phase=Phase.BOUNDARY).limits(Phase.BOUNDARY).fence_s == 300.0
+    known = learned(*[0.001] * 99, phase=Phase.BOUNDARY, floor_s=10.0)
+    assert known.limits(Phase.BOUNDARY).fence_s == 300.0
 
 
 def test_a_run_that_becomes_slower_for_good_is_believed():

@@ -63,8 +63,19 @@ UNKNOWN_S: dict[Phase, float] = {
     Phase.EVALUATE: 1800.0,
     Phase.ENDING: 1800.0,
 }
-"""Patience with what has not been seen often enough. Guesses: a slow file server's import of torch,
-a large model's build or load, half an hour, which is torch's own time-out of a collective."""
+"""Patience with what has not been seen often enough, where the floor is `USUAL_FLOOR_S`; another
+floor makes all of it longer or shorter. Guesses: a slow file server's import of torch, a large
+model's build or load, half an hour, which is torch's own time-out of a collective."""
+
+USUAL_FLOOR_S = 10.0
+"""The job's default, `recovery.patience`."""
+
+FEW_SHARE = 0.1
+"""Of the above, for a phase of a step that has been seen, but not often enough, if `TIMES_MEDIAN`
+times the longest of it is no more; for others it is the next one. Guesses: what took a second in
+the first step does not take half a minute in the second."""
+
+FEW_RARE_SHARE = 0.25
 
 UNKNOWN_STEP_S = 300.0
 """The same for the phases of a step. A guess: the first step of a large model warms up its
@@ -101,7 +112,7 @@ class Patience:
     def limits(self, phase: Phase, *, is_first_step: bool = False) -> Limits:
         """How long this phase may take now.
 
-        >>> patience = Patience(floor_s=1.0)
+        >>> patience = Patience(floor_s=10.0)
         >>> forward = [Duration(Phase.FORWARD, False, s) for s in (0.75, 1, 1, 1.25, 1.25)]
         >>> patience.limits(Phase.FORWARD).suspect_s
         300.0
@@ -111,17 +122,34 @@ class Patience:
         """
         if phase is Phase.PARKED:  # it waits for orders, not for itself
             return Limits(float("inf"), float("inf"))
-        unknown_s = max(self._floor_s, UNKNOWN_S.get(phase, UNKNOWN_STEP_S))
+        usual_s = UNKNOWN_S.get(phase, UNKNOWN_STEP_S)
+        unknown_s = max(self._floor_s, usual_s * self._floor_s / USUAL_FLOOR_S)
         history = self._histories.get(_key(phase, is_first_step))
         if history is None or history.num_seen < ENOUGH:
-            return Limits(unknown_s, unknown_s)
-        suspect_s = max(self._floor_s, history.middle_s + SPREADS * history.spread_s)
-        fence_s = max(suspect_s, TIMES_MEDIAN * history.middle_s, TIMES_LONGEST * history.longest_s)
+            few_s = self._few_s(phase, unknown_s)
+            return Limits(few_s, few_s)
+        learned_s = history.middle_s + SPREADS * history.spread_s
+        suspect_s = max(SUSPECT_SHARE * self._floor_s, learned_s)
+        fence_s = max(
+            self._floor_s,
+            learned_s,
+            TIMES_MEDIAN * history.middle_s,
+            TIMES_LONGEST * history.longest_s,
+        )
         if phase is Phase.BOUNDARY:  # the program's own code, which may do anything now and then
             fence_s = max(fence_s, unknown_s)
         elif not phase.is_of_step:  # rare, and it grows with the files: far less sure
             fence_s = max(fence_s, min(unknown_s, TIMES_RARE * suspect_s))
         return Limits(suspect_s, fence_s)
+
+    def _few_s(self, phase: Phase, unknown_s: float) -> float:
+        """For a phase that has not been seen often enough, in first steps or in others."""
+        seen = [self._histories.get((phase, first)) for first in (True, False)]
+        longest_s = max((one.longest_s for one in seen if one is not None), default=None)
+        if longest_s is None:
+            return unknown_s
+        share = FEW_SHARE if phase.is_of_step else FEW_RARE_SHARE
+        return max(self._floor_s, min(unknown_s, max(share * unknown_s, TIMES_MEDIAN * longest_s)))
 
 
 def _key(phase: Phase, is_first_step: bool) -> tuple[Phase, bool]:
