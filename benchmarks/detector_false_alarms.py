@@ -208,8 +208,8 @@ def main() -> None:
         print(f"  {scale:5.0f}x, unbounded heavy tail: {one}", flush=True)
     print("other constants: false fences of all disturbances and lengths together")
     for floor_s in (0.5, 1.0, 2.0, FLOOR_S):
-        for spreads, times_median in ((5.0, 1.0), (20.0, 1.0), (5.0, 12.0), (20.0, 12.0)):
-            rules.SPREADS, rules.TIMES_MEDIAN = spreads, times_median
+        for spreads, times_usual in ((5.0, 1.0), (20.0, 1.0), (5.0, 12.0), (20.0, 12.0)):
+            rules.SPREADS, rules.TIMES_USUAL = spreads, times_usual
             counts = [
                 simulate(
                     recorded, disturb, scale=scale, num_steps=options.steps // 10, floor_s=floor_s
@@ -220,8 +220,8 @@ def main() -> None:
             fences, looks = (sum(getattr(c, f) for c in counts) for f in ("fences", "looks"))
             phases = sum(c.phases for c in counts)
             print(
-                f"  floor {floor_s:3.1f} s, median + {spreads:2.0f} MAD, {times_median:2.0f} x "
-                f"median: {fences} fences, {looks} looks, n = {phases}",
+                f"  floor {floor_s:3.1f} s, median + {spreads:2.0f} MAD, {times_usual:2.0f} x "
+                f"usual: {fences} fences, {looks} looks, n = {phases}",
                 flush=True,
             )
 
