@@ -5,8 +5,8 @@
     .venv/bin/python benchmarks/recovery.py --hang --node        hangs and lost nodes as well
 
 A case is one long run of the small job below, with a fault every 20 steps at a random rank and
-place of a step; each waits until a warm spare is ready, so that n costs little. The same run without
-faults comes first, and the states at the end must be equal. `torchrun` restarts every rank of
+place of a step; each waits until a warm spare is ready, so that n costs little. The same run
+without faults comes first, and the states at the end must be equal. `torchrun` restarts all of
 `programs/restarting.py`, hand-written DDP with the same model, from a checkpoint every 5 steps.
 """
 

@@ -69,8 +69,9 @@ def test_row_25_killed_at_each_place_of_a_step(scene):
     assert said["steps_lost"] == 0
 
 
-def test_row_7_and_6_a_lost_node_comes_back(scene):
-    said = drill(scene, "agent rank=1 step=6", "node rank=0 step=9", options=NODES)
+@pytest.mark.parametrize("fault", ["agent rank=1 step=6", "node rank=0 step=6"])
+def test_rows_6_and_7_a_lost_node_comes_back(scene, fault):
+    said = drill(scene, fault, options=NODES)
     assert said["steps_lost"] == 0
 
 

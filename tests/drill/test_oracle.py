@@ -144,6 +144,14 @@ def test_steps_done_again_after_going_back_are_no_complaint():
     assert complaints(lines) == []
 
 
+def test_steps_done_again_after_a_wrong_state_are_no_complaint():
+    lines = [*(line(step) for step in range(1, 8)), *(line(step) for step in range(5, 21))]
+    facts = {"num_steps": 20, "first_steps": {1: 1}, "digest_of": WANTED.get}
+    assert audit(lines, gone_back=[(1, 4)], **facts) == []
+    assert audit(lines, gone_back=[(1, 5)], **facts)
+    assert audit(lines, **facts)
+
+
 def test_the_pure_digest_is_that_of_the_step_itself():
     digest_of = pure_digest(seed=3, global_batch=8, num_samples=50)
     assert digest_of(5) == batch_digest(4, seed=3, global_batch=8, num_samples=50)

@@ -69,7 +69,8 @@ def soak(
     from paceline.cli.drill import corpus_of, plan_of
     from paceline.launch.drill import run_reference
 
-    job = _soak_job(job)
+    size = min(BATCH, num)
+    job = _soak_job(job, size)
     plan, corpus = plan_of(job), corpus_of(job)
     runs.mkdir(parents=True, exist_ok=True)
     ledger = runs / "soak.jsonl"
@@ -83,7 +84,7 @@ def soak(
     began, lines = time.monotonic(), [done[n] for n in range(seed, seed + num) if n in done]
     fresh = 0
     while wanted:
-        batch = wanted[:BATCH]
+        batch = wanted[:size]
         found = _run_batch(job, plan, corpus, calm, batch, kinds, runs, limit_s)
         for line in found:
             with ledger.open("a") as file:
@@ -105,10 +106,10 @@ def soak(
     return 1 if failed else 0
 
 
-def _soak_job(job: "Job") -> "Job":
+def _soak_job(job: "Job", size: int) -> "Job":
     """The job with as many steps as a batch takes, and digests between the schedules."""
     spec = job.spec
-    train = replace(spec.train, steps=STRETCH * BATCH)
+    train = replace(spec.train, steps=STRETCH * size)
     drill = replace(spec.drill, kill=[], faults=[], digest_every=STRETCH)
     recovery = replace(spec.recovery, max_restarts=_RESTARTS)
     return replace(job, spec=replace(spec, train=train, drill=drill, recovery=recovery))

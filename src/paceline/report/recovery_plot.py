@@ -67,10 +67,11 @@ def draw_recovery(
         axes.axvline(0, color=_PHASES[0][2], linewidth=1.2)
         axes.axvline(recovery.downtime_s, color=_PHASES[-1][2], linewidth=1.2)
         axes.set_xlim(low, high)
-        axes.set_ylim(-0.75, 1.75)
+        axes.set_ylim(-0.5, 1.75)
         axes.set_yticks([1, 0], ["steps", "recovery"])
         axes.set_xlabel("seconds after the failure")
         axes.set_title(_title(recovery, events), loc="left", parse_math=False)
+        figure.legend(loc="outside lower center", ncols=len(_PHASES), frameon=False, fontsize=10)
         out = StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
@@ -102,14 +103,10 @@ def _draw_steps(
 
 def _draw_phases(axes: Any, recovery: log.Recovered) -> None:
     at = 0.0
-    for turn, (field, name, color) in enumerate(_PHASES):
+    for field, name, color in _PHASES:
         seconds = getattr(recovery, field) or 0.0
-        axes.broken_barh([(at, seconds)], (-0.3, 0.6), facecolor=color, linewidth=0)
-        height = -0.42 - 0.16 * (turn % 2)
         label = f"{name} {format_seconds(seconds)}"
-        axes.annotate(
-            label, (at + seconds / 2, height), ha="center", va="top", fontsize=8.5, color=color
-        )
+        axes.broken_barh([(at, seconds)], (-0.3, 0.6), facecolor=color, linewidth=0, label=label)
         at += seconds
 
 

@@ -4,6 +4,7 @@ Each committed step leaves a line in `metrics.jsonl` with a hash of its sample i
 is held against the ids that the step must have had. Leaves out how the samples were computed on.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline.record.metrics import StepMetrics
@@ -19,6 +20,7 @@ def audit(
     num_steps: int,
     first_steps: Mapping[int, int],
     digest_of: Callable[[int], str | None],
+    gone_back: Sequence[tuple[int, int]] = (),
 ) -> list[str]:
     """What is wrong with a run's ledger; empty when every step was consumed exactly once.
 
@@ -28,11 +30,12 @@ def audit(
         first_steps: Generation -> the first step that it did, from `TrainingStarted`: what stands
             before it is committed, and must not be done again.
         digest_of: Step, from 1 -> the hash of its sample ids; None when it is not known.
+        gone_back: Generation and step to which a wrong state was taken back in it, each time.
     """
     return [
         *_few(_missing(lines, num_steps)),
         *_few(_wrong(lines, digest_of)),
-        *_few(_twice(lines)),
+        *_few(_twice(lines, gone_back)),
         *_few(_gone_back(lines, first_steps)),
     ]
 
@@ -61,13 +64,12 @@ def _wrong(lines: Sequence[StepMetrics], digest_of: Callable[[int], str | None])
             )
 
 
-def _twice(lines: Sequence[StepMetrics]) -> Iterator[str]:
-    seen: set[tuple[int, int]] = set()
-    for line in lines:
-        key = line.generation, line.step
-        if key in seen:
-            yield f"step {line.step} stands twice in generation {line.generation}"
-        seen.add(key)
+def _twice(lines: Sequence[StepMetrics], gone_back: Sequence[tuple[int, int]]) -> Iterator[str]:
+    times = Counter((line.generation, line.step) for line in lines)
+    for (generation, step), seen in times.items():
+        allowed = 1 + sum(1 for of, after in gone_back if of == generation and after < step)
+        if seen > allowed:
+            yield f"step {step} stands {seen} times in generation {generation}"
 
 
 def _gone_back(lines: Sequence[StepMetrics], first_steps: Mapping[int, int]) -> Iterator[str]:

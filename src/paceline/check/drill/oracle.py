@@ -271,6 +271,11 @@ def _ledger(run: Drilled, *, ends_early: bool) -> Check:
         num_steps=last if ends_early else run.num_steps,
         first_steps={event.generation: event.first_step for event in started},
         digest_of=(lambda step: None) if known is None else known.get,
+        gone_back=[
+            (event.generation, event.goes_on_after)
+            for event in run.events
+            if isinstance(event, log.CorruptionFound)
+        ],
     )
     says = f"{last} steps, each with its samples, once"
     if known is None:

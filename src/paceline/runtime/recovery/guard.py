@@ -23,7 +23,7 @@ from paceline.runtime.recovery.verdict import Verdict, judge
 
 SHARE_OF_STEP = 0.003
 """Largest share of the step time that checks may cost when their interval is `auto`: a third of the
-1 % that all of recovery may cost. Source: the bar of docs/concepts/recovery.md."""
+1 % that all of recovery may cost. Source: the bar of docs/recovery.md."""
 
 LONGEST_EVERY = 100
 """Most steps between two checks when their interval is `auto`. A guess: as many steps as a
