@@ -144,3 +144,78 @@ def test_a_rank_that_did_not_shrink_still_meets_the_world_it_was_told_of():
     scene.ready(number)
     scene.says(number, say.Met(world_size=2, backend="gloo"))
     assert scene.state.outcome == "failed"
+
+
+SPARED = replace(TWO, num_spares=1)
+
+
+def leave_wanted(scene: Scene, number: int) -> None:
+    scene.says(number, say.LeaveWanted(), generation=0)
+
+
+def test_a_worker_that_is_taken_away_gives_its_rank_to_a_spare_at_a_step_boundary():
+    scene = Scene(SPARED)
+    scene.train(steps=2)
+    (spare,) = [number for number, worker in scene.state.workers.items() if worker.rank is None]
+    leave_wanted(scene, 1)
+    assert [order.save for _, order in scene.told(say.RegroupAtBoundary)] == [False, False]
+    for number in (0, 1):
+        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+    assert scene.ranks == [0, spare]
+    assert say.KillWorker(worker=1) in scene.orders(say.KillWorker)
+    scene.exits(1, fenced=True)
+    scene.meet(source="replica", first_step=4)
+    scene.step(4)
+    assert scene.state.phase == "training"
+    assert not scene.of(log.WorkerLost)
+    assert scene.state.restarts == 0
+    assert scene.state.exactness == "bitwise"
+
+
+def test_a_rank_whose_part_nobody_else_holds_saves_before_it_leaves():
+    full = replace(SPARED, split=replace(SPLIT, sharding="full"))
+    scene = Scene(full)
+    scene.train(steps=2)
+    leave_wanted(scene, 1)
+    assert [order.save for _, order in scene.told(say.RegroupAtBoundary)] == [True, True]
+
+
+def test_without_a_spare_the_others_go_on_without_the_one_that_is_taken_away():
+    scene = Scene(TWO)
+    scene.train(steps=2)
+    leave_wanted(scene, 1)
+    for number in (0, 1):
+        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+    assert scene.ranks == [0]
+    assert scene.state.leaving == {1}
+    scene.exits(1, fenced=True)
+    scene.meet(first_step=4)
+    scene.step(4)
+    assert scene.state.phase == "training"
+    assert scene.state.exactness == "numeric"
+    assert scene.started[-1][0] != 1 or len(scene.started) == 2
+
+
+def test_when_nobody_can_go_on_without_it_the_run_stops_at_the_boundary_and_saves():
+    scene = Scene(replace(TWO, shrink=False))
+    scene.train(steps=2)
+    leave_wanted(scene, 1)
+    assert scene.told(say.StopAtBoundary)
+    assert scene.of(log.StopAsked)[0].by == "SIGTERM to rank 1"
+
+
+def test_a_spare_that_is_taken_away_is_ended_and_another_one_started_elsewhere():
+    scene = Scene(SPARED)
+    scene.train(steps=2)
+    (spare,) = [number for number, worker in scene.state.workers.items() if worker.rank is None]
+    leave_wanted(scene, spare)
+    assert say.KillWorker(worker=spare) in scene.orders(say.KillWorker)
+    assert not scene.told(say.RegroupAtBoundary)
+
+
+def test_when_everybody_is_taken_away_spare_and_all_the_run_stops_and_saves():
+    scene = Scene(replace(SPARED, num_nodes=1, ranks_per_node=2))
+    scene.train(steps=2)
+    for number in (0, 1, 2):
+        leave_wanted(scene, number)
+    assert scene.told(say.StopAtBoundary)

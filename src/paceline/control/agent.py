@@ -119,6 +119,7 @@ class Agent:
     async def serve(self) -> None:
         """Obey the controller, and those that follow it, until one says leave, or none is there."""
         self._nursery.open()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._tell_of_leaving)
         always = [
             asyncio.create_task(work())
             for work in (self._beat, self._watch, self._follow_controllers, self._keep_lease)
@@ -135,6 +136,11 @@ class Agent:
             self._nursery.close()
             for node in self._memories:
                 remove_snapshots(FOLDER, self._run.path, node=node)
+
+    def _tell_of_leaving(self) -> None:
+        """SIGTERM: the machine takes this node away. Its workers are to leave in time."""
+        for number in self._workers:
+            self._report(say.Said(worker=number, generation=0, message=say.LeaveWanted()))
 
     async def _follow_controllers(self) -> None:
         """Returns when one has said leave, or none has welcomed this agent."""

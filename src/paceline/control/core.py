@@ -83,6 +83,7 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             _took_over(state, away_s, turn)
         case AgentJoined(node=node):
             state.agents.add(node)
+            state.leaving.discard(node)
             state.agents_due_s.pop(node, None)
             _go_on(state, turn)
         case AgentLost():
@@ -246,7 +247,7 @@ def _fill_slots(state: State, turn: _Turn) -> None:
             slot.worker = _start(state, home, rank, turn)
         elif free := world.free_nodes(state):
             slot.worker = _start(state, free[0], rank, turn)
-        elif home in state.agents:
+        elif home in state.agents - state.leaving:
             slot.worker = _start(state, home, rank, turn)
 
 
@@ -309,12 +310,54 @@ def _regroup(state: State, layout: Layout, turn: _Turn, *, save: bool) -> None:
     _tell_all(state, say.RegroupAtBoundary(generation=state.generation, save=save), turn)
 
 
+def _leave_wanted(state: State, number: int, turn: _Turn) -> None:
+    """A worker will be taken away: another one takes its rank at the next step boundary, or the
+    world shrinks there, or else the run stops there and saves."""
+    leaver = state.workers[number]
+    if leaver.is_fenced or leaver.leaves:
+        return
+    leaver.leaves = True
+    mine = [worker for worker in state.workers.values() if worker.node == leaver.node]
+    if all(worker.leaves for worker in mine) and state.setup.num_nodes > 1:
+        state.leaving.add(leaver.node)
+    if leaver.rank is None:
+        _fence(state, leaver, turn)
+        turn.send(leaver.node, say.KillWorker(worker=number))
+    ranks = [
+        rank
+        for rank, slot in enumerate(state.slots)
+        if slot.worker is not None and state.workers[slot.worker].leaves
+    ]
+    at_work = state.phase in ("joining", "training")
+    if not ranks or not at_work or state.stop_by is not None:
+        return
+    layout, told = world.layout_of(state), f"rank {ranks[-1]} is about to be taken away: "
+    if layout is not None and len(ranks) > world.num_spare(state):
+        layout = world.smaller(state)
+    if layout is None:
+        _note(state, f"{told}nobody can take its rank", turn)
+        _stop_wanted(state, f"SIGTERM to rank {ranks[-1]}", turn)
+        return
+    is_as_large = layout.num_ranks == len(state.slots)
+    how = "its rank goes to another process" if is_as_large else "the others go on"
+    _note(state, f"{told}{how} at the next step boundary", turn)
+    _regroup(state, layout, turn, save=not world.is_kept_by_others(state))
+
+
+def _note(state: State, text: str, turn: _Turn) -> None:
+    turn.record(log.Noted(at=turn.clock.unix_s, generation=state.generation, text=text))
+
+
 def _begin_regroup(state: State, layout: Layout, turn: _Turn) -> None:
     """The first rank has left as asked; the others do so at the same boundary."""
     state.generation += 1
     state.phase, state.symptom, state.regroup = "forming", None, None
     state.waiting_faults = []
     state.form_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
+    for slot in state.slots:
+        if slot.worker is not None and state.workers[slot.worker].leaves:
+            state.workers[slot.worker].rank = None
+            slot.worker = None
     if layout.num_ranks != len(state.slots):
         reason = "processes for more ranks are ready"
         if layout.num_ranks < len(state.slots):
@@ -369,6 +412,10 @@ def _join(state: State, turn: _Turn) -> None:
         )
     if state.failure is not None:
         state.failure.formed_at = turn.clock.monotonic_s
+    for number, worker in state.workers.items():
+        if worker.leaves and not worker.is_fenced:  # what it held, others have by now
+            _fence(state, worker, turn)
+            turn.send(worker.node, say.KillWorker(worker=number))
 
 
 def _free_place(state: State, node: int, rank: int, taken: set[tuple[int, int]]) -> int:
@@ -421,6 +468,8 @@ def _said(state: State, event: say.Said, turn: _Turn) -> None:
         case say.Crashed():
             if event.generation == worker.generation:
                 _crashed(state, number, message, turn)
+        case say.LeaveWanted():
+            _leave_wanted(state, number, turn)
         case _:
             rank, is_at_work = worker.rank, state.phase in ("joining", "training")
             if rank is not None and is_at_work and event.generation == state.generation:
@@ -509,7 +558,7 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: _Turn) -> None
             slot.completed = message
             if all(each.completed for each in state.slots):
                 _complete(state, turn)
-        case say.Ready() | say.Parked() | say.Crashed():
+        case say.Ready() | say.Parked() | say.Crashed() | say.LeaveWanted():
             pass  # not about a generation: `_said` has them
         case _:
             assert_never(message)

@@ -206,8 +206,13 @@ class Crashed(Message, frozen=True, kw_only=True, tag=True):
     """What `paceline run` exits with if this ends the run; see `errors.EXIT_CODES`."""
 
 
+class LeaveWanted(Message, frozen=True, kw_only=True, tag=True):
+    """The worker was told by its machine, with SIGTERM, that it will be taken away."""
+
+
 FromWorker = (
-    Ready
+    LeaveWanted
+    | Ready
     | Met
     | Restored
     | StepDone

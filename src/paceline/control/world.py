@@ -63,6 +63,18 @@ def larger(state: State) -> Layout | None:
     return found if found is not None and found.num_ranks > len(state.slots) else None
 
 
+def num_spare(state: State) -> int:
+    """Workers without a rank that can take one, ready or about to be."""
+    return sum(state.workers[number].rank is None for number in available(state))
+
+
+def is_kept_by_others(state: State) -> bool:
+    """Whether what the leaving workers hold is held by one that stays."""
+    members = [state.workers[slot.worker] for slot in state.slots if slot.worker is not None]
+    kept = {worker.part for worker in members if not worker.leaves}
+    return all(worker.part in kept for worker in members if worker.leaves)
+
+
 def resize(state: State, layout: Layout) -> None:
     """Give the ranks of a layout to the workers that live; the others become spares."""
     full = state.setup.split

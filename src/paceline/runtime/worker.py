@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -221,12 +222,17 @@ def _program(job: Job) -> Callable[[Session], None]:
 
 
 def _stop_on_signals(channel: Channel) -> None:
-    """SIGTERM or SIGINT to any worker stops the whole run at the next step boundary."""
+    """SIGINT to any worker stops the whole run at the next step boundary. SIGTERM is the machine's
+    word that it takes this process away: the controller decides what to do about that."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         channel.ask_to_stop()
 
-    signal.signal(signal.SIGTERM, stop)
+    def leave(number: int, frame: FrameType | None) -> None:
+        # In a thread of its own, as this one may be in the middle of saying something.
+        threading.Thread(target=channel.send, args=(say.LeaveWanted(),), daemon=True).start()
+
+    signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, stop)
 
 
