@@ -5,7 +5,6 @@ from a replica whole, bit by bit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.runtime.optimizer.sharded import like
+from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.state import (
     Stored,
     boxes_of,
@@ -42,9 +43,7 @@ def adopt(
         new[1].state.pop(parameter, None)
         if state:
             new[1].state[parameter] = {
-                key: _laid_out(local_part(value)[1], parameter)
-                if isinstance(value, DTensor)
-                else value
+                key: _laid_out(value, parameter) if isinstance(value, DTensor) else value
                 for key, value in state.items()
             }
 
@@ -53,9 +52,10 @@ def send(
     to: int, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
 ) -> None:
     """Give a rank everything that this one has."""
-    entries, tensors = _optimizer_entries(model, optimizer)
-    dist.send_object_list([dict(facts), _others(model), entries], dst=to)
-    send_tensors(to, [*_tensors(model), *tensors])
+    state = LiveState(model, optimizer)
+    told = [dict(facts), _others(model), state.entries(), _numbers(model, optimizer)]
+    dist.send_object_list(told, dst=to)
+    send_tensors(to, [tensor for _, tensor in state.tensors()])
 
 
 @torch.no_grad()
@@ -63,25 +63,15 @@ def receive(
     source: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> dict[str, Any]:
     """Take everything that a rank has; returns its facts."""
-    received: list[Any] = [None, None, None]
-    dist.recv_object_list(received, src=source)
-    facts, others, entries = received
-    parameters = named_parameters(model)
-    tensors = list(_tensors(model))
-    optimizer.state.clear()
-    for name, entry in entries.items():
-        state: dict[str, Any] = {}
-        for key, value in entry.items():
-            if isinstance(value, _Missing):
-                room = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-                tensors.append(room)
-                is_part = value.is_distributed
-                state[key] = _laid_out(room, parameters[name]) if is_part else room
-            else:
-                state[key] = value
-        optimizer.state[parameters[name]] = state
-    receive_tensors(source, tensors, device)
+    told: list[Any] = [None] * 4
+    dist.recv_object_list(told, src=source)
+    facts, others, entries, numbers = told
+    state = LiveState(model, optimizer)
+    state.make_room(entries)
+    receive_tensors(source, [tensor for _, tensor in state.tensors()], device)
     set_other_model_state(model, others)
+    for name, parameter in named_parameters(model).items():
+        optimizer.state[parameter].update(numbers.get(name, {}))
     return dict(facts)
 
 
@@ -102,34 +92,17 @@ def receive_tensors(source: int, tensors: Sequence[Tensor], device: torch.device
             each.copy_(part.view(each.dtype).view(each.shape))
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    """A tensor of the optimizer's that follows."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-    is_distributed: bool
-
-
-def _optimizer_entries(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, dict[str, Any]], list[Tensor]]:
-    entries: dict[str, dict[str, Any]] = {}
-    tensors: list[Tensor] = []
-    for name, parameter in named_parameters(model).items():
-        entry: dict[str, Any] = {}
-        for key, value in optimizer.state.get(parameter, {}).items():
-            entry[key] = value
-            if isinstance(value, Tensor):
-                local = local_part(value)[1]
-                entry[key] = _Missing(
-                    tuple(local.shape), local.dtype, local.device.type, isinstance(value, DTensor)
-                )
-                tensors.append(local)
-        if entry:
-            entries[name] = entry
-    return entries, tensors
+def _numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+    """What an optimizer keeps that is no tensor, by parameter."""
+    numbers = {
+        name: {
+            key: value
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if not isinstance(value, Tensor)
+        }
+        for name, parameter in named_parameters(model).items()
+    }
+    return {name: values for name, values in numbers.items() if values}
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -146,19 +119,10 @@ def _others(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _laid_out(local: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A part of something of a parameter's shape, laid out as the parameter is."""
-    data = parameter.data
-    if not isinstance(data, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        data.device_mesh,
-        data.placements,
-        run_check=False,
-        shape=data.shape,
-        stride=data.stride(),
-    )
+def _laid_out(value: DTensor, parameter: nn.Parameter) -> Tensor:
+    """A part of an old tensor, laid out over the parameter's ranks as they are now."""
+    local = local_part(value)[1]
+    return like(parameter.data, local, tuple(value.shape))
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
