@@ -156,6 +156,9 @@ def measure_torchrun(folder: Path, ranks: int, num: int) -> None:
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120 * num, check=False
     )
+    if not (out / "steps-0.jsonl").exists():
+        print(f"\ntorchrun: no step was done; {done.stderr.strip().splitlines()[-1:]}", flush=True)
+        return
     times = _restart_times(out, ranks)
     print(f"\ntorchrun restart from a checkpoint, DDP, {ranks} ranks: {len(times)} of {num} kills")
     if times:

@@ -23,7 +23,14 @@ from paceline.profile import DecoderShape
 from paceline.runtime.decoder import Decoder
 
 SHAPE = DecoderShape(
-    layers=3, hidden=128, heads=4, kv_heads=4, ffn=352, vocab=256, tied_embeddings=False
+    layers=3,
+    hidden=128,
+    heads=4,
+    kv_heads=4,
+    head_dim=32,
+    ffn=352,
+    vocab=256,
+    tied_embeddings=False,
 )
 SEQ_LEN, PER_RANK = 128, 2
 

@@ -12,6 +12,9 @@ import pytest
 from tests.run.scene import Scene
 
 from paceline.check.drill.matrix import MATRIX
+from paceline.runtime.sampling import sample_ids
+from paceline.spec import load_job
+from paceline.spec.corpus import find_corpus
 
 pytestmark = pytest.mark.ranks
 
@@ -141,8 +144,11 @@ def test_row_20_a_loss_that_is_no_number_is_never_applied(scene):
 
 
 def test_row_21_a_poisoned_sample_is_named(scene):
-    said = drill(scene, "poison sample=3", options=("--steps", "14"))
-    assert "3" in said["faults"][0]["verdict"]
+    job = load_job(scene.folder / "job.yaml")
+    num_samples = (find_corpus(job).num_train_bytes - 1) // job.spec.data.seq_len
+    read = sample_ids(5, range(8), seed=0, global_batch=8, num_samples=num_samples)
+    said = drill(scene, f"poison sample={read[3]}")
+    assert str(read[3]) in said["faults"][0]["verdict"]
 
 
 def test_row_22_out_of_memory_is_no_fault_of_the_machine(scene):

@@ -66,6 +66,8 @@ class Loop:
         self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
         self._job_digest = training_digest(session.job)
+        self._metrics_log: MetricsLog | None = None
+        self._board: _TensorBoard | None = None
         self._started_save = 0
         self._evaluated_step: int | None = None
         first_rate = float(optimizer.param_groups[0]["lr"]) or 1.0
@@ -77,8 +79,10 @@ class Loop:
         session, last = self._session, self._session.job.spec.train.steps
         every = session.job.spec.drill.digest_every
         first = self._restore()
-        metrics = MetricsLog(session.run.metrics_file) if session.is_first else None
-        board = _TensorBoard(session) if session.is_first else None
+        self._metrics_log = metrics = (
+            MetricsLog(session.run.metrics_file) if session.is_first else None
+        )
+        self._board = board = _TensorBoard(session) if session.is_first else None
         if session.newest_line is not None and metrics is not None:
             metrics.write_missing(session.newest_line)
         lost_save, session.held.lost_save = session.held.lost_save, 0
@@ -144,6 +148,9 @@ class Loop:
 
     def leave(self) -> None:
         """The generation is over: give up what waits for other ranks."""
+        if self._metrics_log is not None and self._board is not None:
+            self._metrics_log.close()
+            self._board.close()
         session, step = self._session, self._session.step
         abandoned = self._checkpointer.abandon()
         if abandoned is not None:
