@@ -29,6 +29,7 @@ class Said:
     """A channel whose other end only listens."""
 
     stop_wanted = False
+    regroup_wanted = None
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

@@ -79,6 +79,9 @@ class Line:
         if isinstance(message, say.StepDone):
             self._on_step()
 
+    regroup_wanted = None
+    """Nobody leaves, and nobody joins."""
+
     @property
     def stop_wanted(self) -> bool:
         """Never. A session asks when its gradients are complete and before all ranks vote."""
