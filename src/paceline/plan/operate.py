@@ -25,6 +25,7 @@ METRICS = (
     "memory_bytes",
     "applied",
     "samples_digest",
+    "state_digest",
 )
 """Every field of a line of `metrics.jsonl` (docs/reference/metrics.md)."""
 

@@ -69,6 +69,10 @@ def _replica_patches() -> Iterator[Any]:
     for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
         yield patch.object(distributed, name, lambda *_, **__: None)
     yield patch.object(replica.Replica, "_some_rank_has_unused", _has_unused)
+    # Its buckets are then as torch makes them at first: from the last parameter on, as settled.
+    yield patch.object(replica.Replica, "_settle_buckets", lambda _: None)
+    original_order = distributed.DistributedDataParallel._build_params_for_reducer
+    yield patch.object(replica.Replica, "_build_params_for_reducer", original_order)
     yield patch.object(shard, "_look_for_unused", lambda *_: True)  # pretended ranks agree
     original = replica.Replica.__init__
 

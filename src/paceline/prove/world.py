@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.layout import Layout
@@ -50,6 +51,7 @@ def world(rank: int, size: int) -> Iterator[None]:
     try:
         yield
     finally:
+        _clear_sharding_prop_cache()  # it would hand out this world's meshes in the next one
         dist.destroy_process_group()
 
 

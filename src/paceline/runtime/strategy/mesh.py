@@ -10,6 +10,7 @@ from math import gcd
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
@@ -124,12 +125,10 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
 
 
 def let_go(meshes: Meshes) -> None:
-    """Keep no process group alive: torch's caches of what it has seen of DTensors keep meshes for
-    ever (torch 2.13, `ShardingPropagator`), and those the groups, with sockets and threads.
-
-    What still holds such a mesh finds the group of the same name in the next generation, where the
-    same groups are made in the same order.
-    """
+    """Keep no process group alive, nor a mesh whose groups are gone: torch's caches of what it has
+    seen of DTensors (torch 2.13, `ShardingPropagator`) keep both for ever, groups with sockets and
+    threads, and would hand out an old mesh for an equal one."""
+    _clear_sharding_prop_cache()
     for mesh in (meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp):
         mesh._get_root_mesh()._pg_registry.clear()
         mesh._pg_registry.clear()
