@@ -180,6 +180,13 @@ def _named(
             return "another controller took over", True
         again = any(isinstance(e, log.RunStarted) for _, e in rest)
         return ("started again" if again else None), again
+    # Its end may be told of after the recovery from the fault before is.
+    for number, event in rest:
+        if not isinstance(event, log.WorkerLost) or number in taken:
+            continue
+        if (event.pid, event.rank) == (injected.pid, injected.rank):
+            taken.add(number)
+            return event.how, re.search(fault.row.verdict or "", event.how) is not None
     node = injected.rank // run.ranks_per_node
     for number, event in rest:
         if isinstance(event, log.WorkerLost) and number not in taken:
