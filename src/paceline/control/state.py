@@ -1,6 +1,6 @@
 """What the controller knows, what can happen to it, and what it can want done.
 
-Values only; how one follows from the other is in `core.py`.
+Values only; how one follows from the other is in `core.py` and the modules it names.
 
 A worker is a process; a slot is a rank of the layout, which a worker takes. Workers without a slot
 are spares. A generation is one set of workers in the slots. The run goes through these phases:

@@ -3,7 +3,7 @@
 An agent says that one of its workers is late. Who the others wait for only shows when all are
 looked at together, so every agent is asked; once all have answered, or long enough after, one
 verdict is given (`blame.py`). Nothing of this changes what a generation is: whoever is to be ended
-goes the way of any lost worker, in `core.py`.
+goes the way of any lost worker (`laggards.py`, `losing.py`).
 """
 
 from dataclasses import dataclass

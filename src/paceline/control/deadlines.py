@@ -1,0 +1,124 @@
+"""What the clock brings about: whatever is waited for only so long is due, or is put off.
+
+Leaves out what is measured on workers (`patience.py`, in their agents).
+"""
+
+from dataclasses import replace
+
+from paceline.control import world
+from paceline.control.crew import start_agent
+from paceline.control.ending import end_all_agents, give_up
+from paceline.control.forming import go_on
+from paceline.control.laggards import judge_when_answered
+from paceline.control.losing import lose
+from paceline.control.state import KillAgent, State, Symptom
+from paceline.control.turn import Turn
+from paceline.record import events as log
+
+
+def tick(state: State, turn: Turn) -> None:
+    """Time has passed: whatever is due by now."""
+    now = turn.clock.monotonic_s
+    judge_when_answered(state, turn)
+    symptom = state.symptom
+    if symptom is not None and now - symptom.since_s > state.setup.cause_timeout_s:
+        _regroup_of_symptom(state, symptom, turn)
+    if state.stop_deadline_s is not None and now >= state.stop_deadline_s:
+        end_all_agents(state, turn)
+        grace = f"{state.setup.grace_s:.0f} s"
+        reason = f"stopped by {state.stop_by}: no step boundary within the grace of {grace}"
+        give_up(state, "interrupted", reason, turn)
+        return
+    _end_agents_that_do_not_obey(state, turn)
+    certain = [rank for rank, until_s in state.in_doubt_s.items() if now >= until_s]
+    for rank in certain:
+        del state.in_doubt_s[rank]
+    if certain:
+        go_on(state, turn)
+    overdue = sorted(node for node, due_s in state.agents_due_s.items() if now >= due_s)
+    if state.phase == "forming":
+        go_on(state, turn)
+    if overdue and _is_needed(state, overdue) and world.smaller(state) is None:
+        waited = f"{state.setup.agent_timeout_s:.0f} s"
+        give_up(state, "failed", f"no agent on node(s) {overdue} within {waited}", turn)
+        return
+    for node in [node for node, until in state.away_until_s.items() if now >= until]:
+        del state.away_until_s[node]
+        start_agent(state, node, turn)
+    for node in overdue:
+        turn.actions.append(KillAgent(node))
+        start_agent(state, node, turn)
+    if state.form_deadline_s is not None and now >= state.form_deadline_s:
+        state.form_deadline_s = None
+        _fence_the_late(state, turn)
+
+
+def took_over(state: State, away_s: float, turn: Turn) -> None:
+    """Nobody is late for having waited for a controller."""
+    state.epoch += 1
+    turn.record(
+        log.ControllerReplaced(
+            at=turn.clock.unix_s,
+            generation=state.generation,
+            epoch=state.epoch,
+            away_s=away_s,
+        )
+    )
+    for node in state.agents_due_s:
+        start_agent(state, node, turn)  # whether or not the last one came to it
+    for worker in state.workers.values():
+        if worker.fence_by_s is not None:
+            worker.fence_by_s += away_s
+    if state.form_deadline_s is not None:
+        state.form_deadline_s += away_s
+    if state.stop_deadline_s is not None:
+        state.stop_deadline_s += away_s
+    if state.short_since_s is not None:
+        state.short_since_s += away_s
+    if state.symptom is not None:
+        state.symptom = replace(state.symptom, since_s=state.symptom.since_s + away_s)
+    state.inquiry = None  # whoever is late says so again
+
+
+def _regroup_of_symptom(state: State, symptom: Symptom, turn: Turn) -> None:
+    """Nobody's own end explains the lost connection: all that is known is who lost it."""
+    number = state.slots[symptom.rank].worker
+    state.symptom = None
+    if number is not None and state.phase in ("joining", "training"):
+        how = "lost the connection to another rank"
+        lose(state, [number], how, turn, cause="network", detail=symptom.reason, ends=False)
+
+
+def _end_agents_that_do_not_obey(state: State, turn: Turn) -> None:
+    """The kernel then ends their workers."""
+    now = turn.clock.monotonic_s
+    nodes = set()
+    for worker in state.workers.values():
+        if worker.fence_by_s is not None and now >= worker.fence_by_s:
+            worker.fence_by_s = now + state.setup.fence_timeout_s
+            nodes.add(worker.node)
+    turn.actions.extend(KillAgent(node) for node in sorted(nodes))
+
+
+def _is_needed(state: State, nodes: list[int]) -> bool:
+    """Whether the run cannot go on without one of these nodes."""
+    if state.phase in ("gathering", "clearing"):
+        return True
+    empty = [rank for rank, slot in enumerate(state.slots) if slot.worker is None]
+    return any(state.setup.node_of(rank) in nodes for rank in empty)
+
+
+def _fence_the_late(state: State, turn: Turn) -> None:
+    """Workers that should have parked by now are killed; of those that do not meet, one is."""
+    late = [
+        number
+        for number, worker in state.workers.items()
+        if worker.generation and not worker.waits and worker.rank is not None
+    ]
+    if late and state.phase == "forming":
+        how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
+        lose(state, late, how, turn, cause="hang")
+    alone = [slot.worker for slot in state.slots if slot.met is None and slot.worker is not None]
+    if alone and state.phase == "joining":
+        how = f"did not meet the others within {state.setup.meet_timeout_s:.0f} s"
+        lose(state, [max(alone)], how, turn, cause="hang")  # the newest holds the least

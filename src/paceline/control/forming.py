@@ -1,0 +1,121 @@
+"""From agents that are there to a generation at work: slots are filled, and all join.
+
+Leaves out what brings a generation to its end (`losing.py`, `resizing.py`).
+"""
+
+from paceline.control import messages as say
+from paceline.control import world
+from paceline.control.crew import fence, fill_slots, keep_spares, start_agent
+from paceline.control.drilling import faults_due_now
+from paceline.control.resizing import grow_if_ready, shrink_if_short
+from paceline.control.state import Slot, State
+from paceline.control.turn import Turn, tell
+from paceline.parallel.shrink import part_of
+from paceline.record import events as log
+
+
+def begin(state: State, turn: Turn) -> None:
+    """The first thing that happens: agents are started, and all their workers with them."""
+    setup = state.setup
+    turn.record(
+        log.RunStarted(
+            at=turn.clock.unix_s,
+            generation=state.generation,
+            num_ranks=setup.num_ranks,
+            num_nodes=setup.num_nodes,
+            num_steps=setup.num_steps,
+            resumed=setup.resumed,
+            layout=setup.layout,
+            versions=setup.versions,
+        )
+    )
+    state.generation = setup.first_generation
+    state.history.poison.update(setup.skipped)
+    state.is_numeric = setup.is_numeric
+    for node in range(setup.num_nodes):
+        if node not in state.agents:
+            start_agent(state, node, turn)
+    go_on(state, turn)
+
+
+def go_on(state: State, turn: Turn) -> None:
+    """Whatever can happen next on the way to a generation at work."""
+    if state.phase == "gathering":
+        if len(state.agents) < state.setup.num_nodes:
+            return
+        _form_anew(state)
+    if state.phase == "clearing":
+        if state.workers:
+            return
+        _form_anew(state)
+    if state.phase == "forming":
+        fill_slots(state, turn)
+        shrink_if_short(state, turn)
+        if all(_waits(state, slot) for slot in state.slots):
+            _join(state, turn)
+    if state.phase == "training":
+        keep_spares(state, turn)
+        grow_if_ready(state, turn)
+
+
+def _form_anew(state: State) -> None:
+    state.phase = "forming"
+    layout = state.split
+    state.slots = [Slot() for _ in range(layout.num_ranks if layout else state.setup.num_ranks)]
+
+
+def _waits(state: State, slot: Slot) -> bool:
+    return slot.worker is not None and state.workers[slot.worker].waits
+
+
+def _join(state: State, turn: Turn) -> None:
+    """Every slot has a worker that waits: they are a generation now."""
+    state.phase, state.symptom = "joining", None
+    state.form_deadline_s = turn.clock.monotonic_s + state.setup.meet_timeout_s
+    state.num_at_step, state.own_times = {}, {}
+    state.inquiry = state.step_done_s = None
+    if state.stragglers is not None:
+        state.stragglers.forget()
+    layout, state.regroup = world.layout_of(state), None
+    members = [state.workers[slot.worker] for slot in state.slots if slot.worker is not None]
+    store = members[0].store
+    assert store is not None, "a worker that waits has said where its store is"
+    taken = {(each.node, each.local_rank) for each in members if each.generation}
+    for rank, (slot, worker) in enumerate(zip(state.slots, members, strict=True)):
+        if not worker.generation:
+            worker.local_rank = _free_place(state, worker.node, rank, taken)
+            taken.add((worker.node, worker.local_rank))
+        worker.generation, worker.waits = state.generation, False
+        worker.part = part_of(layout, rank) if layout is not None else None
+        slot.met = slot.restored = slot.completed = None
+        slot.last_step = 0
+        tell(
+            state,
+            slot.worker,
+            say.Join(
+                generation=state.generation,
+                rank=rank,
+                local_rank=worker.local_rank,
+                world_size=len(state.slots),
+                host=store[0],
+                port=store[1],
+                faults=faults_due_now(state),
+                layout=layout,
+                skipped={step: list(ids) for step, ids in state.history.poison.items()},
+            ),
+            turn,
+        )
+    if state.failure is not None:
+        state.failure.formed_at = turn.clock.monotonic_s
+    for number, worker in state.workers.items():
+        if worker.leaves and not worker.is_fenced:  # what it held, others have by now
+            fence(state, worker, turn)
+            turn.send(worker.node, say.KillWorker(worker=number))
+
+
+def _free_place(state: State, node: int, rank: int, taken: set[tuple[int, int]]) -> int:
+    """The accelerator a worker takes on its node: that of the rank, if it is free."""
+    per_node = state.setup.ranks_per_node
+    usual = rank % per_node
+    order = [usual, *(place for place in range(per_node) if place != usual)]
+    return next((place for place in order if (node, place) not in taken), usual)

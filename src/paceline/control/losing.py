@@ -1,0 +1,267 @@
+"""Workers are lost or leave by themselves: what is known of it is noted, and the others go on.
+
+Leaves out what a loss means and what is done about it (`policy.py`), and how the next generation
+comes to be (`forming.py`).
+"""
+
+import signal
+
+from paceline.control import messages as say
+from paceline.control import policy
+from paceline.control.crew import fence, start_agent
+from paceline.control.drilling import fault_while_parked
+from paceline.control.ending import give_up
+from paceline.control.forming import go_on
+from paceline.control.policy import Cause, Verdict, note
+from paceline.control.resizing import begin_regroup
+from paceline.control.state import AgentLost, Failure, KillAgent, State, Symptom
+from paceline.control.turn import Turn, tell
+from paceline.record import events as log
+
+
+def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) -> None:
+    """A worker has left its generation: as it was told to, as all agreed, or by itself."""
+    worker = state.workers[number]
+    if worker.is_fenced:
+        return
+    worker.waits = True
+    at_work = state.phase in ("joining", "training")
+    if message.planned and at_work and state.regroup is not None and worker.rank is not None:
+        begin_regroup(state, state.regroup, turn)
+    if worker.rank is not None and state.phase in ("joining", "training"):
+        # It left by itself: somebody it talked to is gone, and the cause is still to be told.
+        if state.symptom is None:
+            reason = message.reason or "left its generation"
+            state.symptom = Symptom(worker.rank, reason, turn.clock.monotonic_s)
+        return
+    if worker.rank is not None:
+        fault_while_parked(state, worker.rank, turn)
+    go_on(state, turn)
+
+
+def worker_crashed(state: State, number: int, crash: say.Crashed, turn: Turn) -> None:
+    """A worker's own exception. A sound process tries again; a second time it is replaced."""
+    worker = state.workers[number]
+    if worker.rank is None or worker.is_fenced:
+        return  # a spare: its exit follows
+    if state.phase in ("joining", "training", "forming"):
+        how = f"{crash.kind}: {crash.message}"
+        if say.names_want_of_memory(how):
+            how = f"out of memory: {how}"
+        lose(state, [number], how, turn, crash=crash, ends=not crash.parks)
+
+
+def worker_gone(state: State, number: int, end: say.Exited, turn: Turn) -> None:
+    """A process has ended."""
+    worker = state.workers[number]
+    holds = worker.rank is not None and state.slots[worker.rank].worker == number
+    if holds and not worker.is_fenced and state.phase != "clearing":
+        cause: Cause = "out of memory" if end.out_of_memory else "process"
+        worker.is_fenced = True
+        lose(state, [number], _how(end), turn, cause=cause)
+    if state.phase != "over":
+        _forget(state, number)
+        go_on(state, turn)
+
+
+def agent_lost(state: State, event: AgentLost, turn: Turn) -> None:
+    """Workers die with their agent. One that cannot be reached ends them when its lease is over;
+    until then their ranks are nobody's."""
+    node = event.node
+    state.agents.discard(node)
+    turn.actions.append(KillAgent(node))  # only the connection may be gone
+    mine = [number for number, worker in state.workers.items() if worker.node == node]
+    ranked = [number for number in mine if state.workers[number].rank is not None]
+    for number in mine:
+        if number not in ranked:
+            _forget(state, number)
+    for number in ranked:
+        worker = state.workers[number]
+        worker.is_fenced = True
+        if event.in_doubt_s and worker.generation and worker.rank is not None:
+            state.in_doubt_s[worker.rank] = turn.clock.monotonic_s + event.in_doubt_s
+    if ranked and state.phase != "clearing":
+        lose(state, ranked, f"node {node} is lost", turn, cause="node")
+    if state.phase == "over":
+        return
+    for number in ranked:
+        _forget(state, number)
+    if node not in state.away_until_s:
+        start_agent(state, node, turn)
+    go_on(state, turn)
+
+
+def lose(
+    state: State,
+    lost: list[int],
+    how: str,
+    turn: Turn,
+    *,
+    cause: Cause = "process",
+    crash: say.Crashed | None = None,
+    detail: str | None = None,
+    ends: bool = True,
+) -> None:
+    """Workers with a rank are lost: note it, and bring the others to the next generation.
+
+    Args:
+        lost: Which ones; the first is told of.
+        cause: As far as this alone tells; that of a crash follows from it.
+        ends: Whether their processes end; otherwise they try again.
+    """
+    loss = _loss(state, lost[0], how, cause, crash)
+    at_work = state.phase in ("joining", "training")
+    never_worked = crash is not None and state.restarts == 0 and state.furthest_step == 0
+    # A new process that cannot even get ready is an attempt that failed; others that are lost
+    # meanwhile belong to the failure that is being recovered from.
+    never_ready = any(not state.workers[number].waits for number in lost) and not any(
+        state.workers[number].generation for number in lost
+    )
+    needs_a_person = crash is not None and not crash.retry
+    if at_work or never_ready or never_worked or needs_a_person:
+        verdict = _judge(state, loss, turn)
+    else:
+        verdict = Verdict(cause=note(state.history, loss), rung="replace process")
+    _note_loss(state, loss, verdict.cause, crash.where if crash is not None else detail, turn)
+    if state.failure is None:
+        state.failure = _failure(state, loss, turn)
+    state.fault_at = None
+    state.failure.exit_code = verdict.exit_code
+    if verdict.rung == "stop":
+        give_up(state, "failed", verdict.reason, turn)
+        return
+    _note_measures(state, loss, verdict, turn)
+    if at_work:
+        state.restarts += 1
+        old, state.generation = state.generation, state.generation + 1
+        state.waiting_faults = []
+        state.phase, state.symptom, state.regroup = "forming", None, None
+        state.form_deadline_s = turn.clock.monotonic_s + state.setup.park_timeout_s
+        for slot in state.slots:
+            if slot.worker is not None and slot.worker not in lost:
+                tell(state, slot.worker, say.Interrupt(generation=old), turn)
+    is_sound = crash is None or (crash.parks and verdict.rung in ("retry", "skip"))
+    for number in lost:
+        _vacate(state, number, turn, ends=ends or (at_work and not is_sound))
+    if verdict.rung == "clear":
+        _clear(state, turn)
+    go_on(state, turn)
+
+
+def _how(end: say.Exited) -> str:
+    if end.returncode >= 0:
+        return f"exited with {end.returncode} without a completion record"
+    why = "out of memory: " if end.out_of_memory else ""
+    try:
+        return f"{why}killed by {signal.Signals(-end.returncode).name}"
+    except ValueError:
+        return f"{why}killed by signal {-end.returncode}"
+
+
+def _forget(state: State, number: int) -> None:
+    worker = state.workers.pop(number, None)
+    if worker is not None and worker.rank is not None:
+        slot = state.slots[worker.rank]
+        if slot.worker == number:
+            slot.worker = None
+
+
+def _loss(
+    state: State, number: int, how: str, cause: Cause, crash: say.Crashed | None
+) -> policy.Loss:
+    worker = state.workers[number]
+    assert worker.rank is not None
+    told = None
+    if crash is not None:
+        cause = policy.cause_of(how)
+        told = policy.Crash(
+            kind=crash.kind,
+            message=crash.message,
+            step=crash.step,
+            samples=tuple(crash.samples),
+            may_retry=crash.retry,
+            is_sound=crash.parks,
+            exit_code=crash.exit_code,
+        )
+    return policy.Loss(
+        slot=worker.rank, node=worker.node, worker=number, how=how, cause=cause, crash=told
+    )
+
+
+def _judge(state: State, loss: policy.Loss, turn: Turn) -> Verdict:
+    # A step that one rank is through was taken by all, even if not all have said so yet.
+    reached = max([state.furthest_step, *(slot.step for slot in state.slots)])
+    now_s = turn.clock.monotonic_s
+    return policy.judge(state.history, loss, state.setup.rules, reached=reached, now_s=now_s)
+
+
+def _note_loss(
+    state: State, loss: policy.Loss, cause: Cause, detail: str | None, turn: Turn
+) -> None:
+    turn.record(
+        log.WorkerLost(
+            at=turn.clock.unix_s,
+            generation=state.generation,
+            rank=loss.slot,
+            node=loss.node,
+            pid=state.workers[loss.worker].pid,
+            how=loss.how,
+            detail=detail,
+            last_step=state.slots[loss.slot].step,
+            cause=cause,
+        )
+    )
+
+
+def _failure(state: State, loss: policy.Loss, turn: Turn) -> Failure:
+    happened_at, state.fault_at = state.fault_at, None
+    return Failure(
+        rank=loss.slot,
+        how=loss.how,
+        happened_at=happened_at,
+        known_at=turn.clock.monotonic_s,
+        after_step=max(state.step, state.furthest_step),
+    )
+
+
+def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, turn: Turn) -> None:
+    """What is decided for longer than this generation."""
+    at, generation = turn.clock.unix_s, state.generation
+    if verdict.strikes:
+        turn.record(
+            log.NodeSetAside(
+                at=at,
+                generation=generation,
+                node=loss.node,
+                strikes=verdict.strikes,
+                window_s=state.setup.strike_window_s,
+            )
+        )
+    if verdict.rung == "skip":
+        step, samples = list(state.history.poison.items())[-1]
+        turn.record(
+            log.BatchSkipped(at=at, generation=generation, step=step, samples=list(samples))
+        )
+
+
+def _vacate(state: State, number: int, turn: Turn, *, ends: bool) -> None:
+    """Take the slot from a worker that ends; one that does not keeps it."""
+    worker = state.workers[number]
+    if ends and not worker.is_fenced:
+        fence(state, worker, turn)
+        turn.send(worker.node, say.KillWorker(worker=number))
+    if ends and worker.rank is not None:
+        state.slots[worker.rank].worker = None
+        worker.rank = None
+
+
+def _clear(state: State, turn: Turn) -> None:
+    """The last resort: every process anew, from a checkpoint."""
+    state.phase = "clearing"
+    turn.send_all(state.agents, say.KillWorkers())
+    for worker in state.workers.values():
+        worker.rank = None
+        if not worker.is_fenced:
+            fence(state, worker, turn)
+    state.slots = []
+    state.form_deadline_s = None

@@ -1,0 +1,127 @@
+"""How far a generation at work is: its state is back, its steps are done, its ranks are through.
+
+Leaves out what its workers say of other things (`news.py`).
+"""
+
+from paceline.control import messages as say
+from paceline.control.crew import keep_spares
+from paceline.control.ending import give_up
+from paceline.control.state import Clock, Failure, Slot, State
+from paceline.control.turn import Turn, tell_all
+from paceline.record import events as log
+
+_WORST_LAST: tuple[say.Source, ...] = (
+    "own",
+    "replica",
+    "shadow",
+    "memory",
+    "checkpoint",
+    "initial",
+)
+"""Where a state may come from, from the least that is lost to the most."""
+
+
+def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) -> None:
+    """A rank has its state back. With the last one, training starts."""
+    at, generation = turn.clock.unix_s, state.generation
+    if state.slots[rank].restored is not None:
+        return
+    state.slots[rank].restored = message
+    if rank == 0:
+        for checkpoint, reason in message.refused:
+            turn.record(
+                log.CheckpointRefused(
+                    at=at, generation=generation, checkpoint=checkpoint, reason=reason
+                )
+            )
+    if not all(each.restored for each in state.slots):
+        return
+    met = state.slots[0].met
+    turn.record(
+        log.TrainingStarted(
+            at=at,
+            generation=generation,
+            first_step=message.first_step,
+            checkpoint=message.checkpoint,
+            pids=[
+                state.workers[each.worker].pid or 0
+                for each in state.slots
+                if each.worker in state.workers
+            ],
+            backend=met.backend if met is not None else "unknown",
+            world_size=len(state.slots),
+        )
+    )
+    state.furthest_step = max(state.furthest_step, message.first_step - 1)
+    if state.failure is not None:
+        state.failure.restored_at = turn.clock.monotonic_s
+    if state.stop_by is not None:
+        tell_all(state, say.StopAtBoundary(), turn)
+
+
+def step_done(state: State, slot: Slot, step: int, turn: Turn) -> None:
+    """Every rank's news of a step passes here; what counts is when the last one is through."""
+    if step <= slot.last_step:
+        return
+    slot.last_step = step
+    state.num_at_step[step] = state.num_at_step.get(step, 0) + 1
+    if state.num_at_step[step] < len(state.slots):
+        return
+    state.num_at_step = {other: n for other, n in state.num_at_step.items() if other > step}
+    state.furthest_step = max(state.furthest_step, step)
+    before, state.step_done_s = state.step_done_s, turn.clock.monotonic_s
+    state.step_s = state.step_done_s - before if before is not None else None
+    if state.phase == "joining":
+        state.phase = "training"
+        if state.failure is not None:
+            turn.record(_recovered(state, state.failure, turn.clock))
+            state.failure = None
+        keep_spares(state, turn)
+
+
+def complete(state: State, turn: Turn) -> None:
+    """Every rank has a completion record: do they agree, and on what was asked for?"""
+    records = [slot.completed for slot in state.slots if slot.completed is not None]
+    worlds = sorted({record.world_size for record in records})
+    if worlds != [len(state.slots)]:
+        reason = f"asked for {len(state.slots)} ranks, the workers saw {worlds}"
+        give_up(state, "failed", reason, turn)
+    elif len({record.state_digest for record in records}) > 1:
+        give_up(state, "failed", "the ranks ended with different parameters", turn)
+    elif len({(record.outcome, record.step) for record in records}) > 1:
+        give_up(state, "failed", "the ranks ended at different steps", turn)
+    else:
+        if state.failure is not None:  # it came after the last step, so no step ended the recovery
+            turn.record(_recovered(state, state.failure, turn.clock))
+            state.failure = None
+        if records[0].outcome == "finished":
+            give_up(state, "finished", None, turn)
+        else:
+            by = state.stop_by or "a signal to a worker"
+            give_up(state, "interrupted", f"stopped by {by}", turn)
+
+
+def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
+    restored = [slot.restored for slot in state.slots if slot.restored is not None]
+    resumed_from = restored[0].first_step - 1 if restored else 0
+    sources = [each.source for each in restored]
+    formed = failure.formed_at or failure.known_at
+    met = failure.met_at or formed
+    back = failure.restored_at or met
+    began = failure.happened_at if failure.happened_at is not None else failure.known_at
+    return log.Recovered(
+        at=clock.unix_s,
+        generation=state.generation,
+        lost_rank=failure.rank,
+        failed_after_step=failure.after_step,
+        resumed_from_step=resumed_from,
+        steps_lost=max(0, failure.after_step - resumed_from),
+        source=max(sources, key=_WORST_LAST.index, default="initial"),
+        in_place="own" in sources,
+        detect_s=None if failure.happened_at is None else failure.known_at - failure.happened_at,
+        fence_s=formed - failure.known_at,
+        start_s=met - formed,
+        restore_s=back - met,
+        first_step_s=clock.monotonic_s - back,
+        downtime_s=clock.monotonic_s - began,
+    )

@@ -1,0 +1,130 @@
+"""The world becomes smaller or larger, and workers that will be taken away leave it.
+
+A world that shrinks because a rank stays empty does so while it is forming. All other changes are
+asked for and happen at a step boundary, where every rank leaves its generation.
+
+Leaves out who takes which rank, and how large the world can be (`world.py`).
+"""
+
+from paceline.control import messages as say
+from paceline.control import world
+from paceline.control.crew import fence
+from paceline.control.ending import stop_wanted
+from paceline.control.state import State
+from paceline.control.turn import Turn, tell_all
+from paceline.parallel.layout import Layout
+from paceline.record import events as log
+
+
+def shrink_if_short(state: State, turn: Turn) -> None:
+    """Go on with fewer ranks, when some have been empty for long enough."""
+    if state.in_doubt_s or all(slot.worker is not None for slot in state.slots):
+        state.short_since_s = None
+        return
+    if state.short_since_s is None:
+        state.short_since_s = turn.clock.monotonic_s
+    waited_s = turn.clock.monotonic_s - state.short_since_s
+    if waited_s < state.setup.replace_timeout_s:
+        return
+    layout = world.smaller(state)
+    if layout is not None:
+        away = sorted(set(range(state.setup.num_nodes)) - state.agents)
+        reason = f"node(s) {away} stayed away for {waited_s:.3g} s and no spare is left"
+        _resize(state, layout, reason, turn)
+
+
+def grow_if_ready(state: State, turn: Turn) -> None:
+    """Ask all to leave at a step boundary, once there are processes for a larger world."""
+    if state.regroup is not None or state.stop_by is not None:
+        return
+    layout = world.larger(state)
+    if layout is not None:
+        _regroup(state, layout, turn, save=False)
+
+
+def leave_wanted(state: State, number: int, turn: Turn) -> None:
+    """A worker will be taken away: another one takes its rank at the next step boundary, or the
+    world shrinks there, or else the run stops there and saves."""
+    leaver = state.workers[number]
+    if leaver.is_fenced or leaver.leaves:
+        return
+    leaver.leaves = True
+    mine = [worker for worker in state.workers.values() if worker.node == leaver.node]
+    if all(worker.leaves for worker in mine) and state.setup.num_nodes > 1:
+        state.leaving.add(leaver.node)
+    if leaver.rank is None:
+        fence(state, leaver, turn)
+        turn.send(leaver.node, say.KillWorker(worker=number))
+    ranks = [
+        rank
+        for rank, slot in enumerate(state.slots)
+        if slot.worker is not None and state.workers[slot.worker].leaves
+    ]
+    at_work = state.phase in ("joining", "training")
+    if not ranks or not at_work or state.stop_by is not None:
+        return
+    layout, told = world.layout_of(state), f"rank {ranks[-1]} is about to be taken away: "
+    if layout is not None and len(ranks) > world.num_spare(state):
+        layout = world.smaller(state)
+    if layout is None:
+        _note(state, f"{told}nobody can take its rank", turn)
+        stop_wanted(state, f"SIGTERM to rank {ranks[-1]}", turn)
+        return
+    is_as_large = layout.num_ranks == len(state.slots)
+    how = "its rank goes to another process" if is_as_large else "the others go on"
+    _note(state, f"{told}{how} at the next step boundary", turn)
+    _regroup(state, layout, turn, save=not world.is_kept_by_others(state))
+
+
+def begin_regroup(state: State, layout: Layout, turn: Turn) -> None:
+    """The first rank has left as asked; the others do so at the same boundary."""
+    state.generation += 1
+    state.phase, state.symptom, state.regroup = "forming", None, None
+    state.waiting_faults = []
+    state.form_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
+    for slot in state.slots:
+        if slot.worker is not None and state.workers[slot.worker].leaves:
+            state.workers[slot.worker].rank = None
+            slot.worker = None
+    if layout.num_ranks != len(state.slots):
+        reason = "processes for more ranks are ready"
+        if layout.num_ranks < len(state.slots):
+            reason = "a node is taken away and no spare is left"
+        _resize(state, layout, reason, turn)
+
+
+def _resize(state: State, layout: Layout, reason: str, turn: Turn) -> None:
+    at, generation = turn.clock.unix_s, state.generation
+    world.resize(state, layout)
+    state.short_since_s = None
+    state.stragglers = None
+    state.num_resizes += 1
+    turn.record(
+        log.WorldChanged(
+            at=at,
+            generation=generation,
+            num_ranks=layout.num_ranks,
+            layout=layout.name,
+            reason=reason,
+        )
+    )
+    if state.split is not None and not state.is_numeric:
+        state.is_numeric = True
+        turn.record(
+            log.ExactnessChanged(
+                at=at,
+                generation=generation,
+                exactness="numeric",
+                reason=f"the batch is added up over {layout.data} data ranks",
+                tolerance=state.setup.tolerance,
+            )
+        )
+
+
+def _regroup(state: State, layout: Layout, turn: Turn, *, save: bool) -> None:
+    state.regroup = layout
+    tell_all(state, say.RegroupAtBoundary(generation=state.generation, save=save), turn)
+
+
+def _note(state: State, text: str, turn: Turn) -> None:
+    turn.record(log.Noted(at=turn.clock.unix_s, generation=state.generation, text=text))

@@ -1,0 +1,45 @@
+"""One decision in the making: the moment, what is to be done so far, and how workers are told.
+
+Leaves out what is decided: see `core.py` for where that is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paceline.control import messages as say
+from paceline.control.state import Action, Clock, Record, Send, State
+from paceline.record import events as log
+
+
+@dataclass(slots=True)
+class Turn:
+    """One decision in the making: the moment, and the actions so far."""
+
+    clock: Clock
+    actions: list[Action] = field(default_factory=list)
+    """In the order in which they are to be done."""
+
+    def record(self, event: log.AnyEvent) -> None:
+        """Write an event into the run's record."""
+        self.actions.append(Record(event))
+
+    def send(self, node: int, message: say.ToAgent) -> None:
+        """Give the agent of a node a message."""
+        self.actions.append(Send(node, message))
+
+    def send_all(self, nodes: Iterable[int], message: say.ToAgent) -> None:
+        """Give the agents of nodes a message."""
+        for node in sorted(nodes):
+            self.send(node, message)
+
+
+def tell(state: State, number: int | None, message: say.ToWorker, turn: Turn) -> None:
+    """Have the agent of a worker hand it a message; nobody has the number None."""
+    if number is not None:
+        turn.send(state.workers[number].node, say.Tell(worker=number, message=message))
+
+
+def tell_all(state: State, message: say.ToWorker, turn: Turn) -> None:
+    """Have every worker that has a rank handed a message."""
+    for slot in state.slots:
+        tell(state, slot.worker, message, turn)
