@@ -9,7 +9,7 @@ from tests.runtime.tiny import build, layout_of, train_steps
 from torch import Tensor
 
 from paceline.parallel.replicas import replicas_of
-from paceline.runtime.recovery.heal import adopt, receive, send
+from paceline.runtime.recovery.heal import adopt, receive, receive_tensors, send, send_tensors
 from paceline.runtime.recovery.live import LiveState
 
 OPTIMIZERS = ["adamw", "sgd", "muon", "adafactor", "adamw-8bit"]
@@ -48,3 +48,20 @@ def heal_second_copy(rank: int, world: int, kind: str) -> tuple[bool, bool, int]
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_healed_rank_and_one_that_moved_its_state_go_on_to_the_bit(kind: str):
     assert run_ranks(heal_second_copy, 4, kind, limit_s=120) == [(True, True, 3)] * 4
+
+
+def send_odd_ones(rank: int, world: int) -> bool:
+    """Numbers of every size, none of which begins at a multiple of the next one's size."""
+    types = [torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.uint8, torch.float64]
+    there = [torch.arange(3, dtype=dtype) for dtype in types] + [torch.tensor(7)]
+    if rank == 0:
+        send_tensors(1, there)
+        return True
+    here = [torch.zeros_like(tensor) for tensor in there]
+    receive_tensors(0, here, torch.device("cpu"))
+    return all(torch.equal(*pair) for pair in zip(here, there, strict=True))
+
+
+@pytest.mark.ranks
+def test_tensors_of_every_type_arrive_whatever_lies_before_them():
+    assert run_ranks(send_odd_ones, 2) == [True, True]

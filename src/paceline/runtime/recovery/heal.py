@@ -89,7 +89,8 @@ def receive_tensors(source: int, tensors: Sequence[Tensor], device: torch.device
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         dist.recv(flat, src=source)
         for each, part in zip(chunk, torch.split(flat, sizes), strict=True):
-            each.copy_(part.view(each.dtype).view(each.shape))
+            # A copy, as numbers of one size need not begin where those of another one end.
+            each.copy_(part.clone().view(each.dtype).view(each.shape))
 
 
 def _numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
