@@ -182,7 +182,7 @@ def describe(event: log.AnyEvent) -> str | None:
     """One line for a person, or None for what only the record wants."""
     match event:
         case log.TrainingStarted():
-            origin = f"from {event.checkpoint}" if event.checkpoint else "from the initial state"
+            origin = f"from {event.checkpoint or _ORIGINS[event.source]}"
             return (
                 f"{event.world_size} rank{'s' if event.world_size > 1 else ''} met over "
                 f"{event.backend}; "
@@ -261,6 +261,15 @@ def _describe_recovery(event: log.Recovered) -> str:
     )
     return f"recovered in {format_seconds(event.downtime_s)} ({shown}); {lost}"
 
+
+_ORIGINS = {
+    "own": "where they were",
+    "replica": "where they were",
+    "shadow": "where they were",
+    "memory": "the newest step in memory",
+    "checkpoint": "a checkpoint",
+    "initial": "the initial state",
+}
 
 _SOURCES = {
     "own": "the ranks themselves",

@@ -15,7 +15,6 @@ Shrinking has no rung: it is what filling a slot comes to when nothing is left t
 Leaves out: how a rung is carried out (`losing.py`).
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -114,7 +113,7 @@ class History:
     failures: int = 0
     """Without getting further than before."""
 
-    repeats: Counter[str] = field(default_factory=Counter)
+    repeats: dict[str, int] = field(default_factory=dict)
     """The same of them: by exception, else by rank."""
 
     failed_at_step: int = -1
@@ -161,7 +160,8 @@ def judge(history: History, loss: Loss, rules: Rules, *, reached: int, now_s: fl
         history.repeats.clear()
         history.crashes.clear()
     history.failures += 1
-    history.repeats[crash.kind if crash is not None else f"rank {loss.slot}"] += 1
+    alike = crash.kind if crash is not None else f"rank {loss.slot}"
+    history.repeats[alike] = history.repeats.get(alike, 0) + 1
     history.failed_at_step = reached
     again = crash is not None and any(other.kind == crash.kind for _, other in history.crashes)
     cause = note(history, loss)

@@ -43,6 +43,7 @@ def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) ->
             generation=generation,
             first_step=message.first_step,
             checkpoint=message.checkpoint,
+            source=_worst_source(state),
             pids=[
                 state.workers[each.worker].pid or 0
                 for each in state.slots
@@ -101,10 +102,15 @@ def complete(state: State, turn: Turn) -> None:
             give_up(state, "interrupted", f"stopped by {by}", turn)
 
 
+def _worst_source(state: State) -> say.Source:
+    sources = [slot.restored.source for slot in state.slots if slot.restored is not None]
+    return max(sources, key=_WORST_LAST.index, default="initial")
+
+
 def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
     restored = [slot.restored for slot in state.slots if slot.restored is not None]
     resumed_from = restored[0].first_step - 1 if restored else 0
-    sources = [each.source for each in restored]
+    sources = {each.source for each in restored}
     formed = failure.formed_at or failure.known_at
     met = failure.met_at or formed
     back = failure.restored_at or met
@@ -116,7 +122,7 @@ def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
         failed_after_step=failure.after_step,
         resumed_from_step=resumed_from,
         steps_lost=max(0, failure.after_step - resumed_from),
-        source=max(sources, key=_WORST_LAST.index, default="initial"),
+        source=_worst_source(state),
         in_place="own" in sources,
         detect_s=None if failure.happened_at is None else failure.known_at - failure.happened_at,
         fence_s=formed - failure.known_at,

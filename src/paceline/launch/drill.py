@@ -7,6 +7,7 @@ after its end can be told from what is ours.
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -109,10 +110,14 @@ def run_to_end(
     while True:
         process = _start(run, token)
         starts += 1
-        while process.poll() is None and time.monotonic() - began < limit_s:
-            time.sleep(_LOOK_S)
-            told = _tell(run, told, on_event)
-            on_look()
+        try:
+            while process.poll() is None and time.monotonic() - began < limit_s:
+                time.sleep(_LOOK_S)
+                told = _tell(run, told, on_event)
+                on_look()
+        except BaseException:  # whoever stops the drill stops its run
+            _stop(process)
+            raise
         if process.poll() is None:
             process.kill()
         process.wait()
@@ -152,6 +157,19 @@ def _start(run: RunFolder, token: str) -> "subprocess.Popen[bytes]":
             env=os.environ | {_MARK: token},
             start_new_session=True,
         )
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a run at once: asked twice it waits for no step."""
+    for _ in range(2):
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        time.sleep(_LOOK_S)
+    try:
+        process.wait(timeout=_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _tell(run: RunFolder, told: int, on_event: OnEvent) -> int:

@@ -51,7 +51,8 @@ def world(rank: int, size: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _clear_sharding_prop_cache()  # it would hand out this world's meshes in the next one
+        # It would hand out this world's meshes in the next one.
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         dist.destroy_process_group()
 
 

@@ -58,6 +58,9 @@ class TrainingStarted(Event, frozen=True, kw_only=True, tag=True):
     checkpoint: str | None
     """Checkpoint folder the state came from; None where it came from no checkpoint."""
 
+    source: str = "initial"
+    """Where the state came from, of all ranks the last resort; see `Recovered`."""
+
     pids: list[int]
     """Process of each rank, by rank."""
 

@@ -401,7 +401,7 @@ class RecoverySpec:
     """How long a lost rank may stay empty, for its node to return or a spare to get ready, before
     the run shrinks."""
 
-    spares: Whole | Auto = "auto"
+    spares: Annotated[Whole, Field(le=1024)] | Auto = "auto"
     """Warm spares: processes that have imported everything and built the model, and wait to take a
     lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of one more
     rank before training."""

@@ -113,6 +113,7 @@ def judge(run: Drilled, reference: Reference) -> Verdict:
             + (": no rank that had the state was left" if lost else ""),
         ),
         _verdicts(outcomes),
+        _unexplained(run),
         _times(run),
         _left_behind(run, ends_early=ends_early),
     )
@@ -323,6 +324,20 @@ def _wrongly_fenced(run: Drilled, recovered: log.Recovered) -> list[str]:
         and event.rank not in hit
         and event.how.startswith("did not")
     ]
+
+
+def _unexplained(run: Drilled) -> Check:
+    """Exceptions of processes that no fault was done to: recovering must not break anything."""
+    hit = {event.pid for event in run.events if isinstance(event, log.FaultInjected)}
+    broken = [
+        f"rank {event.rank} (pid {event.pid}): {event.how}"
+        for event in run.events
+        if isinstance(event, log.WorkerLost)
+        and event.pid not in hit
+        and event.cause in ("exception", "data or software", "program")
+    ]
+    says = "; ".join(broken) or "nothing failed that no fault was done to"
+    return Check(name="unexplained", ok=not broken, says=says)
 
 
 def _verdicts(outcomes: Sequence[Outcome]) -> Check:

@@ -128,7 +128,7 @@ def let_go(meshes: Meshes) -> None:
     """Keep no process group alive, nor a mesh whose groups are gone: torch's caches of what it has
     seen of DTensors (torch 2.13, `ShardingPropagator`) keep both for ever, groups with sockets and
     threads, and would hand out an old mesh for an equal one."""
-    _clear_sharding_prop_cache()
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     for mesh in (meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp):
         mesh._get_root_mesh()._pg_registry.clear()
         mesh._pg_registry.clear()
