@@ -241,6 +241,7 @@ def test_smoothing_follows_a_straight_line_without_lag_and_passes_over_nan():
 def test_report_leaves_no_half_page_when_the_disk_refuses(tmp_path, monkeypatch):
     folder = tmp_path / "away"
     monkeypatch.setattr("paceline.record.gather.gather", lambda run: made.record())
+    monkeypatch.setattr(RunFolder, "script", lambda run: None)
     with pytest.raises(FileNotFoundError):
         write_report(RunFolder(tmp_path), folder / "page.html")
     made_at = write_report(RunFolder(tmp_path))
