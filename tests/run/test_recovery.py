@@ -121,8 +121,17 @@ def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, c
     assert record.of(log.WorkerLost)[0].how == f"node {first.node} is lost"
 
 
-def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean):
-    process = scene.start("controller", "--set", "recovery.lease=1")
+LONG = ("--set", "train.steps=600", "--set", "checkpoint.every=100")
+"""Some seconds of training: it is still going on when something is done to it from outside."""
+
+
+@pytest.fixture(scope="module")
+def clean_long(scene: Scene) -> Record:
+    return scene.run("clean-long", *LONG)
+
+
+def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean_long):
+    process = scene.start("controller", *LONG, "--set", "recovery.lease=1")
     record = scene.record("controller")
     wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
     pids = [event.pid for event in record.of(log.WorkerStarted)]
@@ -130,7 +139,7 @@ def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scen
     process.communicate(timeout=30)
     wait_until(lambda: not any(map(is_alive, pids)), what="the workers to end", timeout_s=30)
     resumed = scene.resume("controller")
-    assert_same_end(resumed, clean)
+    assert_same_end(resumed, clean_long)
 
 
 def test_ctrl_c_saves_at_a_step_boundary_and_the_exit_code_says_so(scene):
@@ -271,14 +280,14 @@ def test_damaged_checkpoints_are_set_aside_and_never_cost_a_good_one(tmp_path):
     assert again.of(log.TrainingStarted)[-1].first_step == 13
 
 
-def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean):
-    process = scene.start("twice")
+def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean_long):
+    process = scene.start("twice", *LONG)
     record = scene.record("twice")
     wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
-    resumed = scene.resume("twice")  # at once, while the old workers are still stopping
-    assert_same_end(resumed, clean)
+    resumed = scene.resume("twice")  # at once, while the old workers are still at work
+    assert_same_end(resumed, clean_long)
     generations = [line.generation for line in resumed.all_metrics]
     assert generations == sorted(generations)
 

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.layout import Layout
@@ -51,8 +50,6 @@ def world(rank: int, size: int) -> Iterator[None]:
     try:
         yield
     finally:
-        # It would hand out this world's meshes in the next one.
-        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
         dist.destroy_process_group()
 
 
