@@ -116,7 +116,7 @@ def _fence_the_late(state: State, turn: Turn) -> None:
         if worker.generation and not worker.waits and worker.rank is not None
     ]
     if late and state.phase == "forming":
-        how = f"did not leave its generation within {state.setup.park_timeout_s:.0f} s"
+        how = "did not leave its generation in time"
         lose(state, late, how, turn, cause="hang")
     alone = [slot.worker for slot in state.slots if slot.met is None and slot.worker is not None]
     if alone and state.phase == "joining":

@@ -92,8 +92,8 @@ class Setup:
     """One more than the last of the run's record, when it is resumed."""
 
     park_timeout_s: float = 5.0
-    """How long an interrupted worker may take to leave its groups before it is fenced. A guess: it
-    takes milliseconds, unless it is busy computing or has been stopped."""
+    """How long an interrupted worker may take to leave its groups before it is fenced, until it is
+    known how long a step takes. A guess: milliseconds, unless it is busy computing or stopped."""
 
     meet_timeout_s: float = 60.0
     """How long all ranks may take to meet before one that has not is replaced. A guess: it takes a
