@@ -44,8 +44,10 @@ def test_ranks_1_and_0_are_killed_and_a_replica_gives_their_state_back(scene, cl
 
 
 def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean):
-    asked = (*FOUR, *LAYOUTS["fsdp2"], "--set", "checkpoint.every=4")
-    run = scene.run("killed-fsdp2", *asked, "--set", "drill.kill=[rank=2@step=7@apply]")
+    # Step 6 is long, so that what step 4 saves is whole before the kill.
+    faults = "drill.faults=['long rank=0 step=6 for=2','kill rank=2 step=7 phase=apply']"
+    asked = (*FOUR, *LAYOUTS["fsdp2"], "--set", "checkpoint.every=4", "--set", faults)
+    run = scene.run("killed-fsdp2", *asked)
     assert_same_end(run, clean["fsdp2"])
     (recovered,) = run.of(log.Recovered)
     assert (recovered.source, recovered.resumed_from_step) == ("checkpoint", 4)

@@ -3,6 +3,7 @@
 import pytest
 from tests.run.scene import Scene
 
+from paceline.errors import CrashLoop
 from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
@@ -128,7 +129,7 @@ def test_a_step_without_apply_is_named(tmp_path):
 
 def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
     scene = own_scene(tmp_path, fault="import os; step.number == 6 and os._exit(0)")
-    run = scene.run("run", code=4)
+    run = scene.run("run", code=CrashLoop.exit_code)
     assert "exited with 0 without a completion record" in run.output
 
 

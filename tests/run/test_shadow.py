@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.run.scene import Record, Scene, wait_until
 
+from paceline.errors import PlanError
 from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
@@ -124,6 +125,6 @@ def test_muon_whose_update_needs_all_shards_is_refused_a_shadow_by_name(scene):
     done = scene.paceline(
         "run", "job.yaml", *options("full"), *SHADOW, "--set", "train.optimizer=muon"
     )
-    assert done.returncode == 2
+    assert done.returncode == PlanError.exit_code
     assert "P005" in done.stderr
     assert "muon" in done.stderr

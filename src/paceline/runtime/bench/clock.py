@@ -1,8 +1,7 @@
 """Where a step's time goes on this rank, and the two places in a session that say so.
 
-A session passes `faults` at the beginning of every forward and backward pass and before the update,
-asks `channel` before the vote whether to stop, and tells it of every finished step. What stands
-there in a bench turns a clock.
+A session passes `faults` at the beginning of every forward and backward pass, of the vote and of
+the update, and tells `channel` of every finished step. What stands there in a bench turns a clock.
 
 On an accelerator the host runs ahead: with `waits`, each turn first waits until the device has done
 what it was given, so that phases are the device's. That takes the host's lead away, so that the sum
@@ -16,6 +15,8 @@ import torch
 
 from paceline.control import messages as say
 from paceline.record.bench import PHASES
+from paceline.runtime.channel import Channel
+from paceline.runtime.faults import Faults
 
 
 class Clock:
@@ -56,34 +57,40 @@ class Clock:
         self._mark = self._start = time.perf_counter()
 
 
-class PhaseMarks:
-    """Stands where a session's faults stand: told of every phase as it begins."""
+_PHASE_OF = {
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "agree",
+    "vote": "agree",
+    "apply": "optimizer",
+}
+"""From a session's places to phases; before and after a step (`restore`, `save`) is bookkeeping."""
 
-    def __init__(self, clock: Clock) -> None:
+
+class PhaseMarks(Faults):
+    """Stands where a session's faults stand: told of every place as it is passed."""
+
+    def __init__(self, clock: Clock, rank: int, channel: Channel) -> None:
+        super().__init__(rank=rank, channel=channel)
         self._clock = clock
 
-    def pass_by(self, phase: str, step: int) -> None:
-        """`apply` is the update."""
-        self._clock.enter("optimizer" if phase == "apply" else phase)
+    def pass_by(self, phase: str, step: int) -> set[str]:
+        """Nothing happens but that the clock turns."""
+        self._clock.enter(_PHASE_OF.get(phase, "bookkeeping"))
+        return set()
 
 
 class Line:
     """Stands where a session's channel to its agent stands: told of every finished step."""
 
-    def __init__(self, clock: Clock, on_step: Callable[[], None]) -> None:
-        self._clock = clock
+    stop_wanted = False
+    regroup_wanted = None
+    """Nobody stops, leaves or joins."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
 
     def send(self, message: say.FromWorker) -> None:
         """Everything but finished steps is of no use here."""
         if isinstance(message, say.StepDone):
             self._on_step()
-
-    regroup_wanted = None
-    """Nobody leaves, and nobody joins."""
-
-    @property
-    def stop_wanted(self) -> bool:
-        """Never. A session asks when its gradients are complete and before all ranks vote."""
-        self._clock.enter("agree")
-        return False

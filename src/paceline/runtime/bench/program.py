@@ -44,9 +44,9 @@ def bench_rank(
     """
     clock = Clock(device)
     steps = _Steps(clock, device, stretch, on_progress)
-    marks: Any = PhaseMarks(clock)
-    line: Any = Line(clock, steps.finished_one)
     rank = dist.get_rank()
+    line: Any = Line(steps.finished_one)
+    marks = PhaseMarks(clock, rank, line)
     place = Place(
         rank=rank,
         world_size=dist.get_world_size(),

@@ -10,7 +10,6 @@ from math import gcd
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
@@ -128,6 +127,9 @@ def let_go(meshes: Meshes) -> None:
     """Keep no process group alive, nor a mesh whose groups are gone: torch's caches of what it has
     seen of DTensors (torch 2.13, `ShardingPropagator`) keep both for ever, groups with sockets and
     threads, and would hand out an old mesh for an equal one."""
+    # Not imported above: the package brings the compiler along, which proofs do without.
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     for mesh in (meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp):
         mesh._get_root_mesh()._pg_registry.clear()
