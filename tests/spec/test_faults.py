@@ -32,6 +32,13 @@ def test_the_short_way_of_writing_a_kill_means_the_same():
         ("poison", "poison needs sample=ID"),
         ("flip rank=1 step=2 of=loss", "`parameters` or `optimizer`"),
         ("", "is not a fault"),
+        (
+            "kill rank=1 rank=2 step=3",
+            "rank= is written twice; keep one of them, or write rank=1+2",
+        ),
+        ("kill rank=1 step=3 step=4", "step= is written twice; keep one of them"),
+        ("kill rank=1 step=3 times=0", "leave the fault out, or write times=1"),
+        ("kill rank=0+1+0 step=3", "rank 0 is named twice; write rank=0+1"),
     ],
 )
 def test_a_text_that_is_no_fault_is_told_what_is_wrong_with_it(text, says):

@@ -287,10 +287,15 @@ def shifted(text: str, steps: int) -> str:
 
 def _pairs(text: str, words: Iterable[str], kind: Kind) -> Iterable[tuple[str, str]]:
     known = ("rank", "step", "phase", "times", "when", *kind.takes)
+    given: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not value or key not in known:
             raise ValueError(f"{text!r}: {word!r} is none of {', '.join(f'{k}=' for k in known)}")
+        if key in given:
+            several = f", or write rank={given[key]}+{value} for both" if key == "rank" else ""
+            raise ValueError(f"{text!r}: {key}= is written twice; keep one of them{several}")
+        given[key] = value
         yield key, value
 
 
@@ -311,15 +316,23 @@ def _filled(text: str, name: str, given: Mapping[str, str]) -> Fault:
             raise ValueError(f"{text!r} is not a fault yet: {key}= is missing; {GRAMMAR}")
     if given.get("of", "parameters") not in ("parameters", "optimizer"):
         raise ValueError(f"{text!r}: of is `parameters` or `optimizer`")
+    ranks = (
+        tuple(_whole(text, part) for part in given["rank"].split("+")) if "rank" in given else ()
+    )
+    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
+    if twice is not None:
+        named = "+".join(str(rank) for rank in dict.fromkeys(ranks))
+        raise ValueError(f"{text!r}: rank {twice} is named twice; write rank={named}")
+    times = _whole(text, given.get("times", "1"))
+    if times == 0:
+        raise ValueError(f"{text!r}: times=0 never happens; leave the fault out, or write times=1")
     fault = Fault(
         text=text,
         kind=name,
-        ranks=tuple(_whole(text, part) for part in given["rank"].split("+"))
-        if "rank" in given
-        else (),
+        ranks=ranks,
         step=_whole(text, given.get("step", "0")),
         phase=phase,
-        times=max(1, _whole(text, given.get("times", "1"))),
+        times=times,
         of=given.get("of", "parameters"),
         sample=_whole(text, given["sample"]) if "sample" in given else None,
         when="spare" if when == "spare" else "now",
