@@ -104,6 +104,79 @@ def test_a_wrong_value_is_told_what_to_write(assignment: str, fix: str):
     assert problem.where == f"{assignment.split('=')[0]}, --set"
 
 
+DURATION = "write a number or text such as '30m' above 0"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says", "fix"),
+    [
+        ("recovery.lease=0s", "greater than 0", DURATION),
+        ("recovery.patience=1e99s", "longer than 30 days, which is never", DURATION),
+        ("recovery.patience=.inf", "finite number", DURATION),
+        ("recovery.heartbeat=0", "greater than 0", DURATION),
+        ("recovery.grace=-3s", "'-3s' is not a duration", DURATION),
+        ("recovery.strike_window=0", "greater than 0", DURATION),
+        ("recovery.replace_timeout=0", "greater than 0", DURATION),
+        (
+            "recovery.fingerprint_every=-1",
+            "equal to 0",
+            "write a whole number of at least 0, or 'auto'",
+        ),
+        (
+            "recovery.snapshot_every=-1",
+            "equal to 0",
+            "write a whole number of at least 0, or 'auto'",
+        ),
+        (
+            "recovery.spares=-1",
+            "equal to 0",
+            "write a whole number of at least 0 and of at most 1024, or 'auto'",
+        ),
+        ("recovery.max_restarts=-1", "equal to 0", "write a whole number of at least 0"),
+        ("recovery.node_strikes=0", "than 0", "write a whole number above 0"),
+        ("checkpoint.copy_keep=0", "than 0", "write a whole number above 0"),
+        (
+            "checkpoint.copy_to=somewhere",
+            "this names no place in a storage",
+            "write text such as 's3://bucket/prefix', or null",
+        ),
+        (
+            "checkpoint.copy_to='s3://'",
+            "this names no place in a storage",
+            "write text such as 's3://bucket/prefix', or null",
+        ),
+    ],
+)
+def test_a_wrong_field_of_recovery_is_refused_with_its_place_and_what_to_write(
+    assignment: str, says: str, fix: str
+):
+    problem = only(GOOD, assignment)
+    assert problem.code == "J006"
+    assert says in problem.what
+    assert problem.fix == fix
+    assert problem.where == f"{assignment.split('=')[0]}, --set"
+
+
+def test_a_storage_that_fsspec_does_not_know_is_refused_before_anything_runs():
+    pytest.importorskip("fsspec")
+    problem = only(GOOD, "checkpoint.copy_to=foo://x")
+    assert "fsspec knows no storage foo://" in problem.what
+    assert problem.fix == "write text such as 's3://bucket/prefix', or null"
+    good = parse(GOOD, "checkpoint.copy_to=simplecache::file:///mnt/nas").spec.checkpoint
+    assert good.copy_to == "simplecache::file:///mnt/nas"
+
+
+def test_snapshots_are_switched_off_by_zero():
+    assert parse(GOOD, "recovery.snapshot_every=0").spec.recovery.snapshot_every == 0
+
+
+def test_a_fault_that_is_none_is_refused_at_its_place_with_how_to_write_one():
+    problem = only(GOOD + "drill: {faults: [kill rank=1 rank=2 step=3]}\n")
+    assert problem.where == "drill.faults[0], job.yaml line 8"
+    assert "rank= is written twice; keep one of them, or write rank=1+2" in problem.what
+    assert problem.fix == "write a list of text such as 'kill rank=1 step=150 phase=backward'"
+
+
 def test_sizes_take_units():
     cluster = parse(
         GOOD, "cluster.memory=80 GiB", "cluster.network=400Gb/s", "recovery.grace=2m"

@@ -45,6 +45,17 @@ Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
 Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB", least=2**20), Field(gt=0)]
 BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s", least=1e6), Field(gt=0)]
 Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
+_LONGEST_WAIT_S = 30 * 86_400.0
+"""Beyond a month a wait is never, or a slip."""
+
+
+def _check_wait(seconds: float) -> float:
+    if seconds > _LONGEST_WAIT_S:
+        raise ValueError(f"longer than {_LONGEST_WAIT_S / 86_400:.0f} days, which is never")
+    return seconds
+
+
+Wait = Annotated[Seconds, AfterValidator(_check_wait)]
 
 
 def _no_truth(value: object) -> object:
@@ -52,6 +63,31 @@ def _no_truth(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("this is yes or no, write a number")
     return value
+
+
+def _check_url(value: str) -> str:
+    names, separator, place = value.partition("://")
+    if not separator or not names or not place.strip("/"):
+        raise ValueError("this names no place in a storage")
+    for protocol in names.split("::"):  # fsspec chains them: simplecache::s3://
+        if protocol not in (_storages() or (protocol,)):
+            raise ValueError(f"fsspec knows no storage {protocol}://")
+    return value
+
+
+def _storages() -> list[str]:
+    try:
+        import fsspec
+    except ImportError:  # not needed to plan; the run says that it is missing
+        return []
+    return list(fsspec.available_protocols())
+
+
+Url = Annotated[
+    str,
+    AfterValidator(_check_url),
+    WithJsonSchema({"type": "string", "examples": ["s3://bucket/prefix"]}),
+]
 
 
 Positive = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
@@ -347,7 +383,7 @@ class CheckpointSpec:
     keep_best: Whole = 0
     """Also keep this many with the lowest held-out loss."""
 
-    copy_to: str | None = None
+    copy_to: Url | None = None
     """Another storage that each checkpoint is copied to in the background, as a URL of fsspec:
     `s3://bucket/prefix`, `file:///mnt/nas/jobs`; below it the run's folder has its name. A run that
     has no checkpoint of its own any more goes on from its newest copy. Needs the extra
@@ -389,7 +425,7 @@ class RecoverySpec:
     """Failures of a node, by kills, hangs and lost connections, after which the ranks that it loses
     go to other nodes."""
 
-    strike_window: Seconds = 3600.0
+    strike_window: Wait = 3600.0
     """How long a failure of a node counts: `1h`."""
 
     shrink: bool = True
@@ -397,7 +433,7 @@ class RecoverySpec:
     filled. From then on it equals an undisturbed run to rounding and no longer to the bit. It grows
     back when the node returns."""
 
-    replace_timeout: Seconds = 60.0
+    replace_timeout: Wait = 60.0
     """How long a lost rank may stay empty, for its node to return or a spare to get ready, before
     the run shrinks."""
 
@@ -406,7 +442,7 @@ class RecoverySpec:
     lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of one more
     rank before training."""
 
-    grace: Seconds = 60.0
+    grace: Wait = 60.0
     """How long workers may take to reach a step boundary and save when asked to stop."""
 
     state: Literal["auto", "replica", "shadow", "memory", "checkpoint"] = "auto"
@@ -429,16 +465,16 @@ class RecoverySpec:
     snapshot_peers: bool = True
     """Whether each copy is also sent to another node's memory."""
 
-    patience: Seconds = 10.0
+    patience: Wait = 10.0
     """A worker is never called stuck before it has stood still for this long, or half as long when
     the kernel says that it is stopped. Beyond, what counts is how long the same phase took before:
     see `docs/concepts/detection.md`."""
 
-    heartbeat: Seconds = 5.0
+    heartbeat: Wait = 5.0
     """A node whose agent is silent for this long, and does not answer when asked another way, is
     lost."""
 
-    lease: Seconds = 30.0
+    lease: Wait = 30.0
     """How long training goes on while no controller is there. After that the agents ask their
     workers to stop at a step boundary and save."""
 
@@ -455,7 +491,7 @@ def _check_fault(text: str) -> str:
 FaultText = Annotated[
     str,
     AfterValidator(_check_fault),
-    Field(json_schema_extra={"examples": ["kill rank=1 step=150 phase=backward"]}),
+    WithJsonSchema({"type": "string", "examples": ["kill rank=1 step=150 phase=backward"]}),
 ]
 
 

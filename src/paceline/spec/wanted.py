@@ -46,7 +46,7 @@ def _words(member: Any) -> Iterator[str]:
         yield from (repr(choice) for choice in get_args(member))
     elif origin is Annotated:
         base, *extras = get_args(member)
-        yield _bounded(_PLAIN.get(base, "a value"), extras)
+        yield _bounded(base, extras)
     elif origin is list:
         (item,) = get_args(member)
         inner = ", or ".join(_words(item))
@@ -55,12 +55,13 @@ def _words(member: Any) -> Iterator[str]:
         yield _PLAIN[member]
 
 
-def _bounded(text: str, extras: list[Any]) -> str:
+def _bounded(base: Any, extras: list[Any]) -> str:
+    text = _PLAIN.get(base, "a value")
     limits: dict[str, Any] = {}
     for extra in extras:
         example = next(iter(_examples(extra)), None)
         if example is not None:
-            text = f"a number or text such as {example!r}"
+            text = f"{'text' if base is str else 'a number or text'} such as {example!r}"
         for limit in getattr(extra, "metadata", None) or [extra]:
             for name, _ in _BOUNDS:
                 if getattr(limit, name, None) is not None:
