@@ -86,6 +86,46 @@ def test_a_path_without_a_checkpoint_is_said(tmp_path, verb):
         call(verb, tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("verb", ["ls", "verify"])
+@pytest.mark.parametrize(
+    ("url", "says", "fix"),
+    [
+        (
+            "foo://",
+            "C014: foo:// is no storage: it names no place behind ://",
+            "s3://bucket/prefix",
+        ),
+        ("foo://x", "C014: foo://x is no storage: Protocol not known: foo", "s3://bucket/prefix"),
+        ("memory://empty", "C011: there is no copy of a checkpoint at memory://empty", "the run's"),
+    ],
+)
+def test_a_url_without_copies_says_why_and_what_to_write(verb, url, says, fix):
+    pytest.importorskip("fsspec")
+    with pytest.raises(JobError) as refused:
+        call(verb, url)
+    assert says in str(refused.value)
+    assert fix in refused.value.problems[0].fix
+    assert refused.value.problems[0].where == "PATH"
+
+
+def test_a_storage_without_its_package_names_the_extra_and_the_package(monkeypatch):
+    core = pytest.importorskip("fsspec.core")
+
+    def refuse(url):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(core, "url_to_fs", refuse)
+    with pytest.raises(JobError, match="R010: s3://bucket/x cannot be reached") as refused:
+        call("ls", "s3://bucket/x")
+    assert refused.value.problems[0].fix == 'pip install "paceline[storage]" s3fs'
+
+
+def test_a_file_is_told_that_a_checkpoint_is_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match=r"C011: .*file is a file, and a checkpoint is a folder"):
+        call("ls", tmp_path / "file")
+
+
 def test_convert_refuses_what_is_damaged_and_writes_over_nothing(tmp_path):
     path = write(tmp_path / "here")
     (tmp_path / "out").mkdir()

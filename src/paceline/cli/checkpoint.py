@@ -16,6 +16,7 @@ from paceline.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from paceline.record.checkpoints import Manifest
     from paceline.record.conversion import Form
+    from paceline.record.remote import Copy, Remote
 
 _path = click.argument("path", metavar="PATH")
 
@@ -295,14 +296,36 @@ def _row(name: str, path: str, manifest: "Manifest") -> dict[str, Any]:
 
 
 def _remote_rows(url: str) -> list[dict[str, Any]]:
-    from paceline.record.remote import Remote
-
+    _, copies = _copies_at(url)
     return [
         _row(copy.name, copy.url, copy.manifest)
         if copy.manifest is not None
         else {"name": copy.name, "path": copy.url, "state": "C001"}
-        for copy in Remote(url).copies()
+        for copy in copies
     ]
+
+
+def _copies_at(url: str) -> "tuple[Remote, list[Copy]]":
+    """The storage, and the copies in it.
+
+    Raises:
+        JobError: `R010`, `C014`: it cannot be reached; `C011`: there are none.
+    """
+    from paceline.errors import JobError, Problem
+    from paceline.record.remote import Remote
+
+    remote = Remote(url, where="PATH")
+    copies = remote.copies()
+    if not copies:
+        raise JobError(
+            Problem(
+                code="C011",
+                what=f"there is no copy of a checkpoint at {url}",
+                where="PATH",
+                fix="give checkpoint.copy_to with the run's name behind it: s3://bucket/jobs/RUN",
+            )
+        )
+    return remote, copies
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -344,11 +367,9 @@ def _verified_local(path: Path) -> list[dict[str, Any]]:
 
 
 def _verified_remote(url: str) -> list[dict[str, Any]]:
-    from paceline.record.remote import Remote
-
-    remote = Remote(url)
+    remote, copies = _copies_at(url)
     results = []
-    for copy in remote.copies():
+    for copy in copies:
         problem = remote.verify(copy)
         results.append(
             {

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _USUAL = 40
 """Steps of a drill at most when `--steps` is left out and no fault comes later."""
 
+_FIRST, _QUIET = 2, 5
+"""The first step that a random fault may hit, and the steps after the last that none does."""
+
 _ROOM = 10
 """Steps after the last fault when `--steps` is left out: enough to see the run go on."""
 
@@ -45,7 +48,12 @@ _ROOM = 10
     help="This many random schedules, of 1 to 5 faults each.",
 )
 @click.option("--kinds", metavar="KIND,...", help="Kinds to draw from. Left out: the quick ones.")
-@click.option("--steps", type=click.IntRange(min=2), help="Optimizer steps of the run.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    help="Optimizer steps of the run. Left out: the job's, but at most "
+    f"{_USUAL} unless a fault comes later; then {_ROOM} more than its step.",
+)
 @click.option(
     "--model",
     "model",
@@ -159,39 +167,77 @@ def _drill(
     as_json: bool,
 ) -> int:
     from paceline.check.drill.oracle import judge
-    from paceline.check.drill.schedule import random_schedule
     from paceline.launch.drill import check_faults, raise_problems, run_to_end
     from paceline.record.run import create_run
 
     if num_random is not None:
-        ranks = plan_of(job).layout.num_ranks
-        last = max(3, (steps or min(job.spec.train.steps, _USUAL)) - 5)
-        faults = random_schedule(
-            seed,
-            num_faults=num_random,
-            num_ranks=ranks,
-            first_step=2,
-            last_step=last,
-            kinds=kinds,
-        )
+        faults = _drawn(job, num_random, seed=seed, kinds=kinds, steps=steps)
+    asked = job.spec.train.steps
     job = _with_faults(job, faults, steps)
     if not job.spec.drill.all_faults:
         raise click.UsageError("There is no fault: give --fault, --random, or drill.faults in JOB.")
     plan, corpus = plan_of(job), corpus_of(job)
     raise_problems(check_faults(job, plan))
+    length = _length(job.spec.train.steps, asked, given=steps is not None)
+    _say(f"steps        {length}")
     calm = _reference(job, plan, reference, runs, corpus, limit_s)
     run = create_run(job, plan, folder=None, runs=runs, corpus=corpus)
     _say(f"with faults  {run.path}")
     ran = run_to_end(run, on_event=_tell, limit_s=limit_s)
     verdict = judge(drilled(job, plan, ran, corpus), reference_of(calm))
     data = _data(verdict, ran, calm, seed if num_random is not None else None)
+    data |= {"steps": job.spec.train.steps, "job_steps": asked}
     (run.path / "drill.json").write_text(json.dumps(data, indent=2) + "\n")
     if as_json:
         click.echo(json.dumps(data, indent=2))
     else:
-        for line in verdict_lines(verdict, ran):
+        for line in [*verdict_lines(verdict, ran), f"steps   {length}"]:
             click.echo(line)
     return 0 if verdict.is_right else 1
+
+
+def _drawn(
+    job: "Job", num: int, *, seed: int, kinds: Sequence[str], steps: int | None
+) -> tuple[str, ...]:
+    """So many random faults, no more than one for each step that can be hit: of more, some would
+    find no step finished between them, which is what `recovery.max_restarts` ends a run for."""
+    from paceline.check.drill.schedule import random_schedule
+    from paceline.errors import JobError, Problem
+
+    last = max(_FIRST + 1, (steps or min(job.spec.train.steps, _USUAL)) - _QUIET)
+    most = last - _FIRST + 1
+    if num > most:
+        raise JobError(
+            Problem(
+                code="R061",
+                what=f"{num} faults do not fit into a run of {last + _QUIET} steps: one a step is "
+                f"the most, and steps {_FIRST} to {last} can be hit",
+                where="--random",
+                fix=f"--random {most}, or --steps {num + _FIRST - 1 + _QUIET}; "
+                "--soak N draws many short schedules",
+            )
+        )
+    return random_schedule(
+        seed,
+        num_faults=num,
+        num_ranks=plan_of(job).layout.num_ranks,
+        first_step=_FIRST,
+        last_step=last,
+        kinds=kinds,
+    )
+
+
+def _length(steps: int, asked: int, *, given: bool) -> str:
+    """How many of the job's steps are run, and why not as many as it has."""
+    if steps == asked:
+        return f"all {asked} of the job"
+    if given:
+        return f"{steps} of {asked}, as --steps says"
+    if steps > asked:
+        return f"{steps}, the job has {asked}: {_ROOM} after the last fault"
+    return (
+        f"{steps} of {asked}: enough to see the faults and the run go on; --steps {asked} for all"
+    )
 
 
 def _job(job_file: Path, overrides: tuple[str, ...], model: str) -> "Job":

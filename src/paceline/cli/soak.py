@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,28 +79,29 @@ def soak(
     _say(f"{num} schedules of 1 to {_MOST_FAULTS} faults on {plan.layout.name}, seeds from {seed}")
     calm = run_reference(job, plan, runs, corpus, on_event=lambda event: None, limit_s=limit_s)
     _say(f"undisturbed  {calm.run.path}, sha256 {(calm.digest or '')[:16]}")
-    wanted = [n for n in range(seed, seed + num) if n not in done]
-    if len(wanted) < num:
-        _say(f"{num - len(wanted)} were done before: {ledger}")
-    began, lines = time.monotonic(), [done[n] for n in range(seed, seed + num) if n in done]
-    fresh = 0
-    while wanted:
-        batch = wanted[:size]
+    lines = [line for number, line in sorted(done.items()) if seed <= number < seed + num]
+    if lines:
+        _say(f"{len(lines)} were done before: {ledger}")
+    left = num - len(lines)
+    ahead = (n for n in range(seed, seed + num) if n not in done)
+    again: list[int] = []
+    began, fresh = time.monotonic(), 0
+    while left:
+        batch = again + list(islice(ahead, size - len(again)))
         found = _run_batch(job, plan, corpus, calm, batch, kinds, runs, limit_s)
         for line in found:
             with ledger.open("a") as file:
                 file.write(json.dumps(asdict(line)) + "\n")
-            fresh += 1
-            each_s = (time.monotonic() - began) / fresh
-            left = (len(wanted) - len(found)) * each_s
+            fresh, left = fresh + 1, left - 1
+            left_s = left * (time.monotonic() - began) / fresh
             mark = "ok" if line.passed else "FAILED"
             _say(
                 f"{mark} seed {line.seed}: {line.happened} faults, {line.recoveries} recoveries, "
-                f"{line.steps_lost} steps lost; {line.says}; {left:.0f} s left"
+                f"{line.steps_lost} steps lost; {line.says}; {left_s:.0f} s left"
             )
         lines += found
         verified = {line.seed for line in found}
-        wanted = [n for n in wanted if n not in verified]
+        again = [n for n in batch if n not in verified]
     failed = [line for line in lines if not line.passed]
     summary = _summary(lines)
     click.echo(json.dumps(summary, indent=2) if as_json else _text(summary, ledger))

@@ -22,11 +22,13 @@ def checkpoints_at(path: Path) -> list[Path]:
     found = [entry.path for entry in list_checkpoints(folder)] if folder.is_dir() else []
     if found:
         return found
-    what = "no checkpoint" if path.is_dir() else "nothing"
+    what = f"there is {'no checkpoint' if path.is_dir() else 'nothing'} at {path}"
+    if path.is_file():
+        what = f"{path} is a file, and a checkpoint is a folder"
     raise JobError(
         Problem(
             code="C011",
-            what=f"there is {what} at {path}",
+            what=what,
             where="PATH",
             fix="give a run's folder, its checkpoints/ folder, or one step-N folder in it",
         )

@@ -103,19 +103,25 @@ class Uploaded:
 class Remote:
     """A place where copies are kept."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, where: str = "checkpoint.copy_to") -> None:
         """
+        Args:
+            url: As fsspec has it.
+            where: Who named it, for messages.
+
         Raises:
             JobError: `R010`, a package for this URL is missing; `C014`, fsspec knows no such URL.
         """
-        self.url = url.rstrip("/")
-        fsspec = _fsspec(url)
+        self.url, self._where = url.rstrip("/"), where
+        if not url.partition("://")[2].strip("/"):
+            raise JobError(_no_place(url, "it names no place behind ://", where))
+        fsspec = _fsspec(url, where)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
-            raise _missing(str(error), url) from None
+            raise _missing(str(error), url, where) from None
         except ValueError as error:
-            raise JobError(_problem(url, str(error))) from None
+            raise JobError(_no_place(url, str(error), where)) from None
         protocol = self._fs.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         self._is_near = bool(protocols & _NEAR)
@@ -135,7 +141,7 @@ class Remote:
             found = sorted(((s, n) for s, n in steps if s is not None), reverse=True)
             return [self._copy(name, step) for step, name in found]
         except Exception as error:  # noqa: BLE001 - every storage has its own
-            raise JobError(_problem(self.url, _reason(error))) from None
+            raise JobError(_problem(self.url, _reason(error), self._where)) from None
 
     def upload(self, path: Path, compress: Compress) -> Uploaded:
         """Copy a committed checkpoint; COMMIT is written last.
@@ -194,7 +200,7 @@ class Remote:
                 (tmp / name).write_bytes(self._read(copy, name))
         except Exception as error:  # noqa: BLE001 - every storage has its own
             shutil.rmtree(tmp, ignore_errors=True)
-            return _problem(copy.url, _reason(error))
+            return _problem(copy.url, _reason(error), self._where)
         problem = verify_checkpoint(tmp, name=copy.name)
         if problem is not None:
             shutil.rmtree(tmp, ignore_errors=True)
@@ -349,31 +355,52 @@ def _first(spans: list[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     return first
 
 
-def _fsspec(url: str) -> Any:
+def _fsspec(url: str, where: str) -> Any:
     try:
         import fsspec
     except ImportError:
-        raise _missing("fsspec is not installed", url) from None
+        raise _missing("fsspec is not installed", url, where) from None
     return fsspec
 
 
-def _missing(what: str, url: str) -> JobError:
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("abfs", "abfss", "az"), "adlfs"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+}
+"""What fsspec needs beside itself."""
+
+
+def _missing(what: str, url: str, where: str) -> JobError:
+    package = _PACKAGES.get(url.partition("://")[0].rpartition("::")[2], "")
     return JobError(
         Problem(
             code="R010",
             what=f"{url} cannot be reached: {what}",
-            where="checkpoint.copy_to",
-            fix='pip install "paceline[storage]", and what the URL needs: s3fs, gcsfs, paramiko',
+            where=where,
+            fix=f'pip install "paceline[storage]" {package}'.strip(),
         )
     )
 
 
-def _problem(url: str, reason: str) -> Problem:
+def _no_place(url: str, reason: str, where: str) -> Problem:
+    return Problem(
+        code="C014",
+        what=f"{url} is no storage: {reason}",
+        where=where,
+        fix="write it like s3://bucket/prefix, gs://bucket/prefix, sftp://host/folder or "
+        "file:///mnt/nas/jobs",
+    )
+
+
+def _problem(url: str, reason: str, where: str) -> Problem:
+    more = "; training goes on without it" if where == "checkpoint.copy_to" else ""
     return Problem(
         code="C014",
         what=f"the storage {url} refused: {reason}",
-        where="checkpoint.copy_to",
-        fix="see whether it is there and may be written to; training goes on without it",
+        where=where,
+        fix=f"see whether it is there, and who may read and write it{more}",
     )
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from paceline.spec.faults import KINDS, parse_fault
+from paceline.spec.faults import KINDS
 
 QUICK = ("kill", "kill", "kill", "segv", "abort", "exit", "raise", "store", "spare")
 """Kinds that are known at once; SIGKILL more often, as the machine's own way to end a process.
@@ -40,11 +40,13 @@ def random_schedule(
     draw = random.Random(seed)
     steps = sorted(draw.randint(first_step, last_step) for _ in range(num_faults))
     found: list[str] = []
+    before = first_step
     for number, step in enumerate(steps):
         kind, rank = draw.choice(kinds), draw.randrange(num_ranks)
         place = draw.choice(_PLACES)
         can_follow = number > 0 and KINDS[kind].end == "recovers" and kind != "raise"
         if can_follow and draw.random() < 0.2:
-            place, step = draw.choice(_IN_RECOVERY), parse_fault(found[-1]).step
+            place, step = draw.choice(_IN_RECOVERY), before
+        before = step
         found.append(f"{kind} rank={rank} step={step} phase={place}")
     return tuple(found)
