@@ -149,8 +149,8 @@ def test_a_rank_that_did_not_shrink_still_meets_the_world_it_was_told_of():
 SPARED = replace(TWO, num_spares=1)
 
 
-def leave_wanted(scene: Scene, number: int) -> None:
-    scene.says(number, say.LeaveWanted(), generation=0)
+def leave_wanted(scene: Scene, number: int, *, with_node: bool = False) -> None:
+    scene.says(number, say.LeaveWanted(with_node=with_node), generation=0)
 
 
 def test_a_worker_that_is_taken_away_gives_its_rank_to_a_spare_at_a_step_boundary():
@@ -196,6 +196,43 @@ def test_without_a_spare_the_others_go_on_without_the_one_that_is_taken_away():
     assert scene.started[-1][0] != 1 or len(scene.started) == 2
 
 
+def test_without_a_spare_a_node_that_stays_gives_the_rank_to_a_new_process():
+    scene = Scene(replace(TWO, num_nodes=1, ranks_per_node=2))
+    scene.train(steps=2)
+    leave_wanted(scene, 1)
+    (_, fresh, rank) = scene.started[-1]
+    assert (fresh, rank) == (2, None)
+    (noted,) = scene.of(log.Noted)
+    assert "its rank goes to a new process on node 0 at the next step boundary" in noted.text
+    for number in (0, 1):
+        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+    assert scene.state.phase == "forming"
+    scene.ready(fresh)
+    assert scene.ranks == [0, fresh]
+    scene.exits(1, fenced=True)
+    scene.meet(source="replica", first_step=4)
+    scene.step(4)
+    assert (scene.state.phase, scene.state.exactness) == ("training", "bitwise")
+    assert not scene.of(log.WorldChanged)
+    assert not scene.of(log.WorkerLost)
+
+
+def test_a_new_process_that_is_told_to_leave_with_its_node_is_not_replaced_there():
+    scene = Scene(FOUR)
+    scene.train(steps=2)
+    leave_wanted(scene, 3)
+    assert scene.started[-1] == (1, 4, None)
+    for number in (2, 3, 4):
+        leave_wanted(scene, number, with_node=True)
+    assert len(scene.started) == 5
+    assert scene.state.leaving == {1}
+    for number in (0, 1, 2, 3):
+        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+    assert scene.ranks == [0, 1]
+    (changed,) = scene.of(log.WorldChanged)
+    assert changed.reason == "rank(s) [2, 3] are taken away with their node and no spare is left"
+
+
 def test_when_nobody_can_go_on_without_it_the_run_stops_at_the_boundary_and_saves():
     scene = Scene(replace(TWO, shrink=False))
     scene.train(steps=2)
@@ -217,5 +254,5 @@ def test_when_everybody_is_taken_away_spare_and_all_the_run_stops_and_saves():
     scene = Scene(replace(SPARED, num_nodes=1, ranks_per_node=2))
     scene.train(steps=2)
     for number in (0, 1, 2):
-        leave_wanted(scene, number)
+        leave_wanted(scene, number, with_node=True)
     assert scene.told(say.StopAtBoundary)

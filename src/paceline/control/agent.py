@@ -139,8 +139,9 @@ class Agent:
 
     def _tell_of_leaving(self) -> None:
         """SIGTERM: the machine takes this node away. Its workers are to leave in time."""
+        message = say.LeaveWanted(with_node=True)
         for number in self._workers:
-            self._report(say.Said(worker=number, generation=0, message=say.LeaveWanted()))
+            self._report(say.Said(worker=number, generation=0, message=message))
 
     async def _follow_controllers(self) -> None:
         """Returns when one has said leave, or none has welcomed this agent."""

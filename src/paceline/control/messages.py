@@ -209,6 +209,9 @@ class Crashed(Message, frozen=True, kw_only=True, tag=True):
 class LeaveWanted(Message, frozen=True, kw_only=True, tag=True):
     """The worker was told by its machine, with SIGTERM, that it will be taken away."""
 
+    with_node: bool = False
+    """Whether its agent was told so, for all of its workers: none is to be started there."""
+
 
 FromWorker = (
     LeaveWanted

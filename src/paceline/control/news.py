@@ -34,8 +34,8 @@ def worker_said(state: State, event: say.Said, turn: Turn) -> None:
         case say.Crashed():
             if event.generation == worker.generation:
                 worker_crashed(state, number, message, turn)
-        case say.LeaveWanted():
-            leave_wanted(state, number, turn)
+        case say.LeaveWanted(with_node=with_node):
+            leave_wanted(state, number, turn, with_node=with_node)
         case _:
             rank, is_at_work = worker.rank, state.phase in ("joining", "training")
             if rank is not None and is_at_work and event.generation == state.generation:

@@ -8,7 +8,7 @@ Leaves out who takes which rank, and how large the world can be (`world.py`).
 
 from paceline.control import messages as say
 from paceline.control import world
-from paceline.control.crew import fence
+from paceline.control.crew import fence, start_worker
 from paceline.control.ending import stop_wanted
 from paceline.control.state import State
 from paceline.control.turn import Turn, tell_all
@@ -42,15 +42,17 @@ def grow_if_ready(state: State, turn: Turn) -> None:
         _regroup(state, layout, turn, save=False)
 
 
-def leave_wanted(state: State, number: int, turn: Turn) -> None:
-    """A worker will be taken away: another one takes its rank at the next step boundary, or the
-    world shrinks there, or else the run stops there and saves."""
+def leave_wanted(state: State, number: int, turn: Turn, *, with_node: bool) -> None:
+    """A worker will be taken away: a spare takes its rank at the next step boundary, or a new
+    process where its node stays, or the world shrinks there, or else the run stops there and
+    saves."""
     leaver = state.workers[number]
     if leaver.is_fenced or leaver.leaves:
         return
     leaver.leaves = True
     mine = [worker for worker in state.workers.values() if worker.node == leaver.node]
-    if all(worker.leaves for worker in mine) and state.setup.num_nodes > 1:
+    with_node = with_node or all(worker.leaves for worker in mine)
+    if with_node and state.setup.num_nodes > 1:
         state.leaving.add(leaver.node)
     if leaver.rank is None:
         fence(state, leaver, turn)
@@ -64,14 +66,19 @@ def leave_wanted(state: State, number: int, turn: Turn) -> None:
     if not ranks or not at_work or state.stop_by is not None:
         return
     layout, told = world.layout_of(state), f"rank {ranks[-1]} is about to be taken away: "
+    taker = "another process"
     if layout is not None and len(ranks) > world.num_spare(state):
-        layout = world.smaller(state)
+        if with_node:
+            layout = world.smaller(state)
+        else:
+            start_worker(state, leaver.node, None, turn)
+            taker = f"a new process on node {leaver.node}"
     if layout is None:
         _note(state, f"{told}nobody can take its rank", turn)
         stop_wanted(state, f"SIGTERM to rank {ranks[-1]}", turn)
         return
     is_as_large = layout.num_ranks == len(state.slots)
-    how = "its rank goes to another process" if is_as_large else "the others go on"
+    how = f"its rank goes to {taker}" if is_as_large else "the others go on"
     _note(state, f"{told}{how} at the next step boundary", turn)
     _regroup(state, layout, turn, save=not world.is_kept_by_others(state))
 
@@ -82,14 +89,16 @@ def begin_regroup(state: State, layout: Layout, turn: Turn) -> None:
     state.phase, state.symptom, state.regroup = "forming", None, None
     state.waiting_faults = []
     state.form_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
-    for slot in state.slots:
+    gone = []
+    for rank, slot in enumerate(state.slots):
         if slot.worker is not None and state.workers[slot.worker].leaves:
             state.workers[slot.worker].rank = None
             slot.worker = None
+            gone.append(rank)
     if layout.num_ranks != len(state.slots):
         reason = "processes for more ranks are ready"
         if layout.num_ranks < len(state.slots):
-            reason = "a node is taken away and no spare is left"
+            reason = f"rank(s) {gone} are taken away with their node and no spare is left"
         _resize(state, layout, reason, turn)
 
 
