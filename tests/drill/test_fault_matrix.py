@@ -78,6 +78,17 @@ def test_rows_6_and_7_a_lost_node_comes_back(scene, fault):
     assert said["steps_lost"] == 0
 
 
+def test_row_36_the_nursery_dies_and_its_node_begins_another(scene):
+    said = drill(scene, "nursery rank=1 step=6", "kill rank=1 step=10", options=NODES)
+    assert sources(said) == {"replica"}
+    assert said["steps_lost"] == 0
+
+
+def test_row_36_the_nursery_of_the_only_node_dies(scene):
+    said = drill(scene, "nursery rank=1 step=11")
+    assert sources(said) <= {"checkpoint", "initial"}
+
+
 @pytest.mark.parametrize("fault", ["store rank=1 step=6", "store rank=1 step=6 phase=vote"])
 def test_row_8_the_store_dies_at_work(scene, fault):
     drill(scene, fault)

@@ -307,7 +307,9 @@ class Agent:
             worker.channel.write(say.encode(say.Fire(fault=order.fault)))
             return
         pids = [each.process.pid for each in self._workers.values()]
-        task = asyncio.create_task(carry_out(fault, pid, pids, self._run.checkpoints))
+        task = asyncio.create_task(
+            carry_out(fault, pid, pids, self._run.checkpoints, nursery=self._nursery.pid)
+        )
         self._injections.add(task)
         task.add_done_callback(self._injections.discard)
         if fault.kind == "partition" and self._to_controller is not None:

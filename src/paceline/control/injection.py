@@ -34,7 +34,14 @@ def signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-async def carry_out(fault: Fault, victim: int, workers: Sequence[int], checkpoints: Path) -> None:
+async def carry_out(
+    fault: Fault,
+    victim: int,
+    workers: Sequence[int],
+    checkpoints: Path,
+    *,
+    nursery: int | None,
+) -> None:
     """Do to a worker or its node what a fault asks; the fault is on the record already.
 
     Args:
@@ -42,6 +49,7 @@ async def carry_out(fault: Fault, victim: int, workers: Sequence[int], checkpoin
         victim: The worker's process.
         workers: Every worker's process on this node.
         checkpoints: The run's folder of them.
+        nursery: The process that forks them, where there is one.
     """
     seconds = fault.for_s or 0.0
     match fault.kind:
@@ -61,6 +69,8 @@ async def carry_out(fault: Fault, victim: int, workers: Sequence[int], checkpoin
             for pid in workers:
                 signal_group(pid, signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
+        case "nursery" if nursery is not None:
+            os.kill(nursery, signal.SIGKILL)
         case "pause-agent":
             _wake_later(os.getpid(), seconds)
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -5,7 +5,8 @@ almost at once, and keeping warm spares costs little. The nursery itself (`runti
 computes nothing and has no threads, which is what makes forking it safe. Where forking is not safe
 at all (everywhere but Linux), a worker is a process of its own from the start.
 
-The nursery dies with its agent, and the workers die with the nursery.
+The nursery dies with its agent, and the workers die with the nursery: the kernel kills them, as it
+does at a parent's end. The next worker begins another nursery.
 """
 
 import asyncio
@@ -112,6 +113,11 @@ class Nursery:
         self._line: socket.socket | None = None
         self._children: dict[int, Child] = {}
         self._waiting: set[asyncio.Task[None]] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the nursery itself; None where there is none, now or ever."""
+        return self._process.pid if self._process is not None else None
 
     def open(self) -> None:
         """Begin to import, so that the first worker need not wait for it later."""

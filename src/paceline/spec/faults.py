@@ -94,6 +94,12 @@ KINDS: Mapping[str, Kind] = {
         verdict=r"node \d+ is lost|killed by SIGKILL",
         is_whole_node=True,
     ),
+    "nursery": Kind(
+        does="SIGKILL the process that the node's workers are forks of, which takes them along",
+        maker="agent",
+        verdict=r"killed by SIGKILL",
+        is_whole_node=True,
+    ),
     "partition": Kind(
         does="the agent's connection to the controller breaks, while all live on",
         maker="agent",

@@ -147,6 +147,11 @@ MATRIX: tuple[Row, ...] = (
         elsewhere="benchmarks/recovery_leaks.py",
     ),
     Row(number=35, title="random schedules", elsewhere="paceline drill --random, --soak"),
+    Row(
+        number=36,
+        title="the process that forks a node's workers",
+        faults=("nursery rank=1 step=6",),
+    ),
 )
 
 
