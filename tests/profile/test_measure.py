@@ -106,6 +106,8 @@ def test_a_module_that_looks_at_values_keeps_its_parameters_and_says_why():
         facts = facts_of(Peeking())
     assert facts.num_parameters == 20
     assert facts.unknown_because is not None
+    assert facts.unknown_because.startswith("the model could not be run on example token ids (")
+    assert "give it a method example_inputs(batch)" in facts.unknown_because
     profile = profile_module(facts)
     assert profile.forward_flops_per_sample is None
     assert "FLOPs and activations are not known" in profile.assumed[0]
@@ -241,3 +243,31 @@ def job_in(folder: Path, factory: str) -> Job:
         "data: {path: x}\ntrain: {global_batch: 8, steps: 9}\n"
     )
     return parse_job(text, source="job.yaml", folder=folder)
+
+
+class Vectors(nn.Linear):
+    """Takes vectors, which token ids are none of, and says so at length."""
+
+    def forward(self, x: Any) -> Any:
+        if x.dtype == torch.int64:
+            raise RuntimeError("a and b must have same reduction dim, but got " + "[1, 2] " * 50)
+        return super().forward(x)
+
+
+def test_a_module_that_takes_no_tokens_is_told_how_to_say_its_input_and_the_exception_is_short():
+    with torch.device("meta"):
+        facts = facts_of(Vectors(4, 4))
+    because = facts.unknown_because
+    assert because is not None
+    assert "(RuntimeError: a and b must have same reduction dim, but got [1, 2]" in because
+    assert "...); if it takes another input, give it a method example_inputs(batch)" in because
+    assert len(because) < 300
+
+
+def test_example_inputs_that_do_not_fit_are_named():
+    with torch.device("meta"):
+        model = Vectors(4, 4)
+    model.example_inputs = lambda batch: torch.zeros(batch, 5)  # type: ignore[assignment]
+    because = facts_of(model).unknown_because
+    assert because is not None
+    assert because.startswith("the model could not be run on what its example_inputs(batch) ret")

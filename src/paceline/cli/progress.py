@@ -224,9 +224,12 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.ExactnessChanged():
             return f"from here on equal to rounding, no longer to the bit: {event.reason}"
         case log.NodeSetAside():
+            goes = "what it loses goes to other nodes"
+            if event.is_only:
+                goes = "the run has no other, and its ranks stay there; look at its hardware"
             return (
                 f"node {event.node} failed {event.strikes} times within "
-                f"{format_seconds(event.window_s)}: what it loses goes to other nodes"
+                f"{format_seconds(event.window_s)}: {goes}"
             )
         case log.BatchSkipped():
             ids = ", ".join(map(str, event.samples))

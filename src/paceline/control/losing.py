@@ -235,6 +235,7 @@ def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, turn: Turn
                 node=loss.node,
                 strikes=verdict.strikes,
                 window_s=state.setup.strike_window_s,
+                is_only=state.setup.num_nodes == 1,
             )
         )
     if verdict.rung == "skip":

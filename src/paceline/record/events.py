@@ -285,7 +285,8 @@ class ExactnessChanged(Event, frozen=True, kw_only=True, tag=True):
 
 
 class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
-    """A node failed too often: ranks that it loses go to other nodes, while there are any."""
+    """A node failed too often: ranks that it loses go to other nodes, while there are any. The only
+    node of a run keeps them."""
 
     node: int
     strikes: int
@@ -293,6 +294,9 @@ class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
 
     window_s: float
     """Within how long."""
+
+    is_only: bool = False
+    """Whether the run has no other node."""
 
 
 class BatchSkipped(Event, frozen=True, kw_only=True, tag=True):

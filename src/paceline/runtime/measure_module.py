@@ -126,11 +126,12 @@ def _try_sample_costs(model: nn.Module, seq_len: int) -> tuple[_Costs | None, st
         return _sample_costs(copy.deepcopy(model), seq_len), None
     except Exception as error:  # noqa: BLE001 - whatever a person's forward raises is shown
         because = _reason(error)
+    has_example = callable(getattr(model, "example_inputs", None))
     try:
         narrow = _sample_costs(model.to(torch.bfloat16), seq_len)
     except Exception:  # noqa: BLE001 - the first reason is the one that is shown
-        return None, because
-    return _Costs(narrow.flops, None), f"in float32: {because}"
+        return None, _cannot_run(because, has_example=has_example)
+    return _Costs(narrow.flops, None), f"the model could be run in bfloat16 only ({because})"
 
 
 def _sample_costs(model: nn.Module, seq_len: int) -> _Costs:
@@ -240,9 +241,27 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _cannot_run(because: str, *, has_example: bool) -> str:
+    """Why a model's costs are unknown, and what its author can do about it."""
+    if has_example:
+        return (
+            "the model could not be run on what its example_inputs(batch) returns, as tensors "
+            f"without values ({because})"
+        )
+    return (
+        f"the model could not be run on example token ids ({because}); if it takes another input, "
+        "give it a method example_inputs(batch) that returns one (docs/guides/models.md)"
+    )
+
+
+_LONGEST_REASON = 100
+"""Characters of an exception that are shown. A guess: it is quoted inside a sentence."""
+
+
 def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+    text = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
 
 
 def main() -> None:
