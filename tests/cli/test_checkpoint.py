@@ -126,6 +126,13 @@ def test_a_file_is_told_that_a_checkpoint_is_a_folder(tmp_path):
         call("ls", tmp_path / "file")
 
 
+def test_verify_says_no_size_of_what_has_no_manifest_to_say_it(tmp_path):
+    folder = write(tmp_path, 10)
+    (folder / "COMMIT").unlink()
+    code, told = call("verify", tmp_path)
+    assert (code, told.splitlines()[0]) == (5, f"DAMAGED  {folder}  of unknown size")
+
+
 def test_convert_refuses_what_is_damaged_and_writes_over_nothing(tmp_path):
     path = write(tmp_path / "here")
     (tmp_path / "out").mkdir()

@@ -125,8 +125,8 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
         click.echo(json.dumps(results, indent=2))
     else:
         for each in results:
-            seconds = f"{each['num_bytes'] and format_bytes(each['num_bytes'])}"
-            click.echo(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {seconds}")
+            size = format_bytes(each["num_bytes"]) if each["num_bytes"] else "of unknown size"
+            click.echo(f"{'whole  ' if each['whole'] else 'DAMAGED'}  {each['path']}  {size}")
             for problem in each["problems"]:
                 click.echo(f"  {problem['code']}: {problem['what']}")
     whole = sum(each["whole"] for each in results)
