@@ -5,9 +5,10 @@
 The product's controller with its journal, and real TCP connections of as many agents as asked, each
 a node of one rank, from two processes that only pretend to have workers: every agent beats five
 times a second, answers orders as workers would, and its rank finishes a step every `--step`
-seconds. After a clean time in which any lost node is a false alarm, sockets are closed, and then
-agents fall silent without closing, one after the other; each time is from the deed to the
-controller's word.
+seconds. After a clean time in which any lost node or worker is a false alarm, workers die and their
+agents say so, sockets are closed, and then agents fall silent without closing, one after the other;
+each time is from the deed to the controller's word. A dead worker's recovery is timed as well: to
+the moment when all ranks, with a new one among them, have their state back.
 """
 
 import argparse
@@ -169,6 +170,11 @@ class Crowd:
             at = time.monotonic()
             agent.line.close()
             pipe.send((node, at))
+        elif what == "die":
+            agent, at = self.agents[node], time.monotonic()
+            agent.generation = 0
+            agent.send(say.Exited(worker=agent.worker, pid=1, returncode=-9, fenced=False))
+            pipe.send((node, at))
         elif what == "silence":
             self.agents[node].silent = True
             pipe.send((node, time.monotonic()))
@@ -212,6 +218,11 @@ class Load:
     pipes: list[Pipe] = field(default_factory=list)
     processes: list[multiprocessing.Process] = field(default_factory=list)
     lost_at: dict[int, float] = field(default_factory=dict)
+    """When the controller gave up a node, or the worker on it."""
+
+    begun_at: list[float] = field(default_factory=list)
+    """When all ranks of a generation had their state, one after the other."""
+
     started: set[int] = field(default_factory=set)
 
     closed: set[int] = field(default_factory=set)
@@ -243,6 +254,13 @@ class Load:
 
     def is_gone(self, node: int, pid: int) -> bool:
         return node in self.closed
+
+    def note(self, event: log.AnyEvent) -> None:
+        """The controller writes an event."""
+        if isinstance(event, log.WorkerLost):
+            self.lost_at.setdefault(event.node, time.monotonic())
+        elif isinstance(event, log.TrainingStarted):
+            self.begun_at.append(time.monotonic())
 
     async def do(self, what: str, node: int) -> float:
         """Have something happen to an agent; seconds until the controller knew."""
@@ -303,13 +321,19 @@ async def measure(options: argparse.Namespace, events: log.EventLog, folder: Pat
         events=events,
         agents=load,
         lease_s=60.0,
+        on_event=load.note,
     )
     running = asyncio.create_task(controller.run())
     state = controller.state
+    here_at = 0.0
     while state.phase != "training":
         if running.done():
             raise SystemExit(f"the run ended: {running.result().reason}")
-        await asyncio.sleep(0.1)
+        if not here_at and state.phase != "gathering":
+            here_at = time.monotonic()
+        await asyncio.sleep(0.01)
+    print(f"last agent here -> all ranks have joined, met and have their state: "
+          f"{load.begun_at[0] - here_at:.2f} s, n = 1", flush=True)  # fmt: skip
     await asyncio.sleep(2 * options.step)
     print(f"{options.agents} agents at work, a step every {options.step:g} s", flush=True)
     load.lost_at.clear()
@@ -320,18 +344,26 @@ async def measure(options: argparse.Namespace, events: log.EventLog, folder: Pat
         await asyncio.sleep(0.05)
         lags.append(time.monotonic() - asked - 0.05)
     share = (time.process_time() - cpu) / (time.monotonic() - began)
-    print(f"clean for {options.minutes:g} min: {share:.1%} of a core, {len(load.lost_at)} nodes "
+    print(f"clean for {options.minutes:g} min: {share:.1%} of a core, {len(load.lost_at)} ranks "
           f"lost by mistake; its event loop was late by {line_of(lags)}", flush=True)  # fmt: skip
     draw = random.Random(0)
-    for what, num in (("close", options.kills), ("silence", options.silences)):
-        taken = []
+    deeds = {
+        "die": ("worker dead, its agent says so", options.deaths),
+        "close": ("socket closed", options.kills),
+        "silence": (f"silent, limit {options.heartbeat:g} s", options.silences),
+    }
+    for what, (name, num) in deeds.items():
+        taken, recovered = [], []
         for node in draw.sample(range(options.agents), num):
+            num_begun = len(load.begun_at)
             taken.append(await load.do(what, node))
-            while state.phase != "training":
+            while len(load.begun_at) == num_begun or state.phase != "training":
                 await asyncio.sleep(0.01)
+            recovered.append(load.begun_at[num_begun] - load.lost_at[node])
             await asyncio.sleep(options.step)
-        name = "socket closed" if what == "close" else f"silent, limit {options.heartbeat:g} s"
-        print(f"{name} -> known: {line_of(taken)}", flush=True)
+        if taken:
+            print(f"{name} -> known: {line_of(taken)}", flush=True)
+            print(f"known -> all ranks have their state again: {line_of(recovered)}", flush=True)
     for pipe in load.pipes:
         pipe.send(("end", 0))
     running.cancel()
@@ -346,6 +378,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="without any fault")
     parser.add_argument("--step", type=float, default=5.0, help="seconds between steps")
     parser.add_argument("--heartbeat", type=float, default=5.0, help="limit in seconds")
+    parser.add_argument("--deaths", type=int, default=20, help="workers that die")
     parser.add_argument("--kills", type=int, default=20, help="sockets closed")
     parser.add_argument("--silences", type=int, default=5, help="agents that fall silent")
     options = parser.parse_args()

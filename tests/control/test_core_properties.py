@@ -47,6 +47,8 @@ def played(faults: list[Fault], seed: int = 0, spares: int = 1, **how: object) -
 def check_now(world: World) -> None:
     """What holds after every event."""
     state = world.state
+    assert state.empty == {r for r, slot in enumerate(state.slots) if slot.worker is None}
+    assert state.unranked == {n for n, each in state.workers.items() if each.rank is None}
     holders = [slot.worker for slot in state.slots if slot.worker is not None]
     assert len(holders) == len(set(holders)), "a worker has two slots"
     for rank, slot in enumerate(state.slots):

@@ -11,6 +11,7 @@ What follows from each event is in modules of their own. They are as pure as thi
 state they are given, and add to one decision in the making (`turn.py`). Each uses only those above
 it:
 
+    seats      who has which rank, and who is still waited for
     crew       processes are started and ended
     ending     the run ends
     drilling   faults that a drill asked for

@@ -5,6 +5,7 @@ Leaves out what their end means for the run (`losing.py`).
 
 from paceline.control import messages as say
 from paceline.control import world
+from paceline.control.seats import hire, seat
 from paceline.control.state import StartAgent, State, Worker
 from paceline.control.turn import Turn
 
@@ -23,7 +24,9 @@ def start_worker(state: State, node: int, rank: int | None, turn: Turn) -> int:
     """Have a worker started for a rank, or as a spare: its number."""
     number = state.num_started
     state.num_started += 1
-    state.workers[number] = Worker(node=node, rank=rank)
+    hire(state, number, Worker(node=node))
+    if rank is not None:
+        seat(state, number, rank)
     turn.send(node, say.StartWorker(worker=number, rank=rank))
     return number
 
@@ -31,30 +34,34 @@ def start_worker(state: State, node: int, rank: int | None, turn: Turn) -> int:
 def fill_slots(state: State, turn: Turn) -> None:
     """A spare for every empty slot, or else a new process."""
     aside = state.history.set_aside
-    for rank, slot in enumerate(state.slots):
-        if slot.worker is not None or rank in state.in_doubt_s:
-            continue
+    free: list[int] | None = None
+    for rank in sorted(state.empty - state.in_doubt_s.keys()):
         home = state.setup.node_of(rank)
+        is_there = home in state.agents and home not in state.leaving
         spares = [
             (worker.node in aside, worker.node != home, not worker.waits, number)
-            for number, worker in state.workers.items()
-            if worker.rank is None and not worker.is_fenced and not worker.leaves
+            for number in state.unranked
+            for worker in [state.workers[number]]
+            if not worker.is_fenced and not worker.leaves
         ]
         if spares:
-            slot.worker = min(spares)[-1]
-            state.workers[slot.worker].rank = rank
-        elif home in state.agents - state.leaving - aside:
-            slot.worker = start_worker(state, home, rank, turn)
-        elif free := world.free_nodes(state):
-            slot.worker = start_worker(state, free[0], rank, turn)
-        elif home in state.agents - state.leaving:
-            slot.worker = start_worker(state, home, rank, turn)
+            seat(state, min(spares)[-1], rank)
+            free = None
+        elif is_there and home not in aside:
+            start_worker(state, home, rank, turn)
+            free = None
+        else:
+            free = world.free_nodes(state) if free is None else free
+            if free:
+                start_worker(state, free.pop(0), rank, turn)
+            elif is_there:
+                start_worker(state, home, rank, turn)
 
 
 def keep_spares(state: State, turn: Turn) -> None:
     """As many spares as were asked for, on the nodes that have the fewest."""
     setup = state.setup
-    spares = [worker.node for worker in state.workers.values() if worker.rank is None]
+    spares = [state.workers[number].node for number in state.unranked]
     free = world.free_nodes(state) if state.split is not None else []
     missing = min(len(free), setup.num_ranks - len(state.slots))
     wanted = missing or setup.num_spares

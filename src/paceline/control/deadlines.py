@@ -120,5 +120,6 @@ def _fence_the_late(state: State, turn: Turn) -> None:
         lose(state, late, how, turn, cause="hang")
     alone = [slot.worker for slot in state.slots if slot.met is None and slot.worker is not None]
     if alone and state.phase == "joining":
-        how = f"did not meet the others within {state.setup.meet_timeout_s:.0f} s"
+        limit_s = state.setup.meet_limit_s(len(state.slots))
+        how = f"did not meet the others within {limit_s:.0f} s"
         lose(state, [max(alone)], how, turn, cause="hang")  # the newest holds the least

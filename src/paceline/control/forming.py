@@ -8,6 +8,7 @@ from paceline.control import world
 from paceline.control.crew import fence, fill_slots, keep_spares, start_agent
 from paceline.control.drilling import faults_due_now
 from paceline.control.resizing import grow_if_ready, shrink_if_short
+from paceline.control.seats import is_true_of_all, set_slots
 from paceline.control.state import Slot, State
 from paceline.control.turn import Turn, tell
 from paceline.parallel.shrink import part_of
@@ -51,27 +52,35 @@ def go_on(state: State, turn: Turn) -> None:
     if state.phase == "forming":
         fill_slots(state, turn)
         shrink_if_short(state, turn)
-        if all(_waits(state, slot) for slot in state.slots):
-            _join(state, turn)
+        join_if_all_wait(state, turn)
     if state.phase == "training":
         keep_spares(state, turn)
         grow_if_ready(state, turn)
 
 
+def join_if_all_wait(state: State, turn: Turn) -> None:
+    """Begin the next generation when every slot has a worker that waits for it.
+
+    All that a worker with a rank can bring about by being ready or parked.
+    """
+
+    def waits(slot: Slot) -> bool:
+        return slot.worker is not None and state.workers[slot.worker].waits
+
+    if state.phase == "forming" and is_true_of_all(state, "waits", waits):
+        _join(state, turn)
+
+
 def _form_anew(state: State) -> None:
     state.phase = "forming"
     layout = state.split
-    state.slots = [Slot() for _ in range(layout.num_ranks if layout else state.setup.num_ranks)]
-
-
-def _waits(state: State, slot: Slot) -> bool:
-    return slot.worker is not None and state.workers[slot.worker].waits
+    set_slots(state, layout.num_ranks if layout else state.setup.num_ranks)
 
 
 def _join(state: State, turn: Turn) -> None:
     """Every slot has a worker that waits: they are a generation now."""
     state.phase, state.symptom = "joining", None
-    state.form_deadline_s = turn.clock.monotonic_s + state.setup.meet_timeout_s
+    state.form_deadline_s = turn.clock.monotonic_s + state.setup.meet_limit_s(len(state.slots))
     state.num_at_step, state.own_times = {}, {}
     state.inquiry = state.step_done_s = None
     if state.stragglers is not None:
@@ -81,6 +90,8 @@ def _join(state: State, turn: Turn) -> None:
     store = members[0].store
     assert store is not None, "a worker that waits has said where its store is"
     taken = {(each.node, each.local_rank) for each in members if each.generation}
+    faults = faults_due_now(state)
+    skipped = {step: list(ids) for step, ids in state.history.poison.items()}
     for rank, (slot, worker) in enumerate(zip(state.slots, members, strict=True)):
         if not worker.generation:
             worker.local_rank = _free_place(state, worker.node, rank, taken)
@@ -99,9 +110,9 @@ def _join(state: State, turn: Turn) -> None:
                 world_size=len(state.slots),
                 host=store[0],
                 port=store[1],
-                faults=faults_due_now(state),
+                faults=faults,
                 layout=layout,
-                skipped={step: list(ids) for step, ids in state.history.poison.items()},
+                skipped=skipped,
             ),
             turn,
         )

@@ -11,9 +11,10 @@ from paceline.control import policy
 from paceline.control.crew import fence, start_agent
 from paceline.control.drilling import fault_while_parked
 from paceline.control.ending import give_up
-from paceline.control.forming import go_on
+from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.policy import Cause, Verdict, note
 from paceline.control.resizing import begin_regroup
+from paceline.control.seats import dismiss, set_slots, unseat
 from paceline.control.state import AgentLost, Failure, KillAgent, State, Symptom
 from paceline.control.turn import Turn, tell
 from paceline.record import events as log
@@ -28,6 +29,7 @@ def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) ->
     at_work = state.phase in ("joining", "training")
     if message.planned and at_work and state.regroup is not None and worker.rank is not None:
         begin_regroup(state, state.regroup, turn)
+        go_on(state, turn)
     if worker.rank is not None and state.phase in ("joining", "training"):
         # It left by itself: somebody it talked to is gone, and the cause is still to be told.
         if state.symptom is None:
@@ -36,7 +38,9 @@ def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) ->
         return
     if worker.rank is not None:
         fault_while_parked(state, worker.rank, turn)
-    go_on(state, turn)
+        join_if_all_wait(state, turn)
+    else:
+        go_on(state, turn)
 
 
 def worker_crashed(state: State, number: int, crash: say.Crashed, turn: Turn) -> None:
@@ -60,7 +64,7 @@ def worker_gone(state: State, number: int, end: say.Exited, turn: Turn) -> None:
         worker.is_fenced = True
         lose(state, [number], _how(end), turn, cause=cause)
     if state.phase != "over":
-        _forget(state, number)
+        dismiss(state, number)
         go_on(state, turn)
 
 
@@ -74,7 +78,7 @@ def agent_lost(state: State, event: AgentLost, turn: Turn) -> None:
     ranked = [number for number in mine if state.workers[number].rank is not None]
     for number in mine:
         if number not in ranked:
-            _forget(state, number)
+            dismiss(state, number)
     for number in ranked:
         worker = state.workers[number]
         worker.is_fenced = True
@@ -85,7 +89,7 @@ def agent_lost(state: State, event: AgentLost, turn: Turn) -> None:
     if state.phase == "over":
         return
     for number in ranked:
-        _forget(state, number)
+        dismiss(state, number)
     if node not in state.away_until_s:
         start_agent(state, node, turn)
     go_on(state, turn)
@@ -156,14 +160,6 @@ def _how(end: say.Exited) -> str:
         return f"{why}killed by {signal.Signals(-end.returncode).name}"
     except ValueError:
         return f"{why}killed by signal {-end.returncode}"
-
-
-def _forget(state: State, number: int) -> None:
-    worker = state.workers.pop(number, None)
-    if worker is not None and worker.rank is not None:
-        slot = state.slots[worker.rank]
-        if slot.worker == number:
-            slot.worker = None
 
 
 def _loss(
@@ -251,9 +247,8 @@ def _vacate(state: State, number: int, turn: Turn, *, ends: bool) -> None:
     if ends and not worker.is_fenced:
         fence(state, worker, turn)
         turn.send(worker.node, say.KillWorker(worker=number))
-    if ends and worker.rank is not None:
-        state.slots[worker.rank].worker = None
-        worker.rank = None
+    if ends:
+        unseat(state, number)
 
 
 _STEPS_TO_PARK = 3.0
@@ -277,8 +272,7 @@ def _clear(state: State, turn: Turn) -> None:
     state.phase = "clearing"
     turn.send_all(state.agents, say.KillWorkers())
     for worker in state.workers.values():
-        worker.rank = None
         if not worker.is_fenced:
             fence(state, worker, turn)
-    state.slots = []
+    set_slots(state, 0)
     state.form_deadline_s = None

@@ -8,11 +8,12 @@ from typing import assert_never
 from paceline.control import messages as say
 from paceline.control.drilling import fault_due, fault_of_spare
 from paceline.control.ending import give_up
-from paceline.control.forming import go_on
+from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.laggards import note_speed
 from paceline.control.losing import worker_crashed, worker_parked
 from paceline.control.progress import complete, rank_restored, step_done
 from paceline.control.resizing import leave_wanted
+from paceline.control.seats import is_true_of_all
 from paceline.control.state import State
 from paceline.control.turn import Turn
 from paceline.record import events as log
@@ -26,7 +27,10 @@ def worker_said(state: State, event: say.Said, turn: Turn) -> None:
         case say.Ready(host=host, port=port):
             if worker.store is None and not worker.is_fenced:
                 worker.store, worker.waits = (host, port), True
-                go_on(state, turn)
+                if worker.rank is None:
+                    go_on(state, turn)
+                else:
+                    join_if_all_wait(state, turn)
                 fault_of_spare(state, worker, turn)
         case say.Parked():
             if event.generation == worker.generation:
@@ -51,7 +55,7 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
             if world_size != len(state.slots):
                 how = f"met a world of {world_size} ranks, asked for {len(state.slots)}"
                 give_up(state, "failed", f"rank {rank}: {how}", turn)
-            elif all(each.met for each in state.slots):
+            elif is_true_of_all(state, "met", lambda slot: slot.met is not None):
                 state.form_deadline_s = None
                 if state.failure is not None:
                     state.failure.met_at = turn.clock.monotonic_s
@@ -122,7 +126,7 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
             fault_due(state, rank, fault, turn)
         case say.Completed():
             slot.completed = message
-            if all(each.completed for each in state.slots):
+            if is_true_of_all(state, "completed", lambda slot: slot.completed is not None):
                 complete(state, turn)
         case say.Ready() | say.Parked() | say.Crashed() | say.LeaveWanted():
             pass  # not about a generation: `worker_said` has them

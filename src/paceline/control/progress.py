@@ -6,6 +6,7 @@ Leaves out what its workers say of other things (`news.py`).
 from paceline.control import messages as say
 from paceline.control.crew import keep_spares
 from paceline.control.ending import give_up
+from paceline.control.seats import is_true_of_all
 from paceline.control.state import Clock, Failure, Slot, State
 from paceline.control.turn import Turn, tell_all
 from paceline.record import events as log
@@ -34,7 +35,7 @@ def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) ->
                     at=at, generation=generation, checkpoint=checkpoint, reason=reason
                 )
             )
-    if not all(each.restored for each in state.slots):
+    if not is_true_of_all(state, "restored", lambda slot: slot.restored is not None):
         return
     met = state.slots[0].met
     turn.record(

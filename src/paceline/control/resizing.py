@@ -10,6 +10,7 @@ from paceline.control import messages as say
 from paceline.control import world
 from paceline.control.crew import fence, start_worker
 from paceline.control.ending import stop_wanted
+from paceline.control.seats import unseat
 from paceline.control.state import State
 from paceline.control.turn import Turn, tell_all
 from paceline.parallel.layout import Layout
@@ -18,7 +19,7 @@ from paceline.record import events as log
 
 def shrink_if_short(state: State, turn: Turn) -> None:
     """Go on with fewer ranks, when some have been empty for long enough."""
-    if state.in_doubt_s or all(slot.worker is not None for slot in state.slots):
+    if state.in_doubt_s or not state.empty:
         state.short_since_s = None
         return
     if state.short_since_s is None:
@@ -89,12 +90,10 @@ def begin_regroup(state: State, layout: Layout, turn: Turn) -> None:
     state.phase, state.symptom, state.regroup = "forming", None, None
     state.waiting_faults = []
     state.form_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
-    gone = []
-    for rank, slot in enumerate(state.slots):
-        if slot.worker is not None and state.workers[slot.worker].leaves:
-            state.workers[slot.worker].rank = None
-            slot.worker = None
-            gone.append(rank)
+    leavers = {number for number, worker in state.workers.items() if worker.leaves}
+    gone = [rank for rank, slot in enumerate(state.slots) if slot.worker in leavers]
+    for number in leavers:
+        unseat(state, number)
     if layout.num_ranks != len(state.slots):
         reason = "processes for more ranks are ready"
         if layout.num_ranks < len(state.slots):

@@ -28,6 +28,11 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.shrink import Part
 from paceline.record import events as log
 
+_MEET_S_PER_RANK = 0.02
+"""Added for each rank to how long all may take to meet. Meta report 200 s for NCCL's cold start at
+16 thousand ranks, 300 s at 22, 600 s at 64 and 900 s at 98 (arXiv:2602.00277), 9 to 14 ms a rank;
+this and the constant part leave at least two thirds over each."""
+
 Phase = Literal["gathering", "forming", "joining", "training", "clearing", "over"]
 Outcome = Literal["finished", "interrupted", "failed"]
 
@@ -96,8 +101,9 @@ class Setup:
     known how long a step takes. A guess: milliseconds, unless it is busy computing or stopped."""
 
     meet_timeout_s: float = 60.0
-    """How long all ranks may take to meet before one that has not is replaced. A guess: it takes a
-    tenth of a second here, but whoever waits there waits for ever if nobody ends it."""
+    """How long two ranks may take to meet before one that has not is replaced. A guess: it takes a
+    tenth of a second here, but whoever waits there waits for ever if nobody ends it. See
+    `meet_limit_s` for many ranks."""
 
     fence_timeout_s: float = 10.0
     """How long an agent may take to end its workers before it is ended itself; a guess, a hundred
@@ -113,6 +119,17 @@ class Setup:
     @property
     def num_ranks(self) -> int:
         return self.num_nodes * self.ranks_per_node
+
+    def meet_limit_s(self, num_ranks: int) -> float:
+        """How long this many ranks may take to meet: each more asks for its own time, as all meet
+        in one store and connect to each other.
+
+        >>> setup = Setup(num_nodes=2048, ranks_per_node=8, num_steps=1, max_restarts=3, grace_s=10,
+        ...     versions={}, resumed=False, layout="")
+        >>> round(setup.meet_limit_s(setup.num_ranks))
+        388
+        """
+        return self.meet_timeout_s + _MEET_S_PER_RANK * num_ranks
 
     @property
     def rules(self) -> Rules:
@@ -240,6 +257,15 @@ class State:
     slots: list[Slot] = field(default_factory=list)
     """By rank."""
 
+    empty: set[int] = field(default_factory=set)
+    """Ranks without a worker. `seats.py` keeps it."""
+
+    unranked: set[int] = field(default_factory=set)
+    """Workers without a rank, by number. `seats.py` keeps it."""
+
+    witness: dict[str, int] = field(default_factory=dict)
+    """A rank that was still waited for, by what for: where to look first."""
+
     num_started: int = 0
     """Workers started so far: the next one's number."""
 
@@ -345,7 +371,7 @@ class State:
     @property
     def num_alive(self) -> int:
         """Slots that have a worker."""
-        return sum(slot.worker is not None for slot in self.slots)
+        return len(self.slots) - len(self.empty)
 
     @property
     def step(self) -> int:

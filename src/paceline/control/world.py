@@ -5,7 +5,10 @@ holds a part of the state takes a rank that needs that part, so that as little a
 brought from elsewhere.
 """
 
-from paceline.control.state import Slot, State
+from collections import Counter
+
+from paceline.control.seats import seat, set_slots
+from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.parallel.shrink import part_of, shrunk
 
@@ -32,14 +35,14 @@ def free_nodes(state: State) -> list[int]:
     """Nodes whose agent is there with a place for one more rank: one entry a place, nodes that were
     set aside last."""
     aside, per_node = state.history.set_aside, state.setup.ranks_per_node
+    taken = Counter(
+        worker.node
+        for worker in state.workers.values()
+        if worker.rank is not None and not worker.is_fenced and not worker.leaves
+    )
     places: list[int] = []
     for node in sorted(state.agents - state.leaving, key=lambda node: (node in aside, node)):
-        taken = sum(
-            worker.node == node and not worker.is_fenced and not worker.leaves
-            for worker in state.workers.values()
-            if worker.rank is not None
-        )
-        places += [node] * max(0, per_node - taken)
+        places += [node] * max(0, per_node - taken[node])
     return places
 
 
@@ -79,13 +82,11 @@ def resize(state: State, layout: Layout) -> None:
     """Give the ranks of a layout to the workers that live; the others become spares."""
     full = state.setup.split
     state.split = None if layout == full else layout
-    state.slots = [Slot() for _ in range(layout.num_ranks)]
     before = {number: state.workers[number].rank for number in state.workers}
     pool = available(state)
-    for number in state.workers:
-        state.workers[number].rank = None
+    set_slots(state, layout.num_ranks)
     aside = state.history.set_aside
-    for rank, slot in enumerate(state.slots):
+    for rank in range(layout.num_ranks):
         part, home = part_of(layout, rank), state.setup.node_of(rank)
 
         costs = [
@@ -100,9 +101,9 @@ def resize(state: State, layout: Layout) -> None:
             for number in pool
         ]
         if costs:
-            slot.worker = min(costs)[-1]
-            pool.remove(slot.worker)
-            state.workers[slot.worker].rank = rank
+            taken = min(costs)[-1]
+            pool.remove(taken)
+            seat(state, taken, rank)
 
 
 def layout_of(state: State) -> Layout | None:
