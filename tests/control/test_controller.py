@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -128,6 +129,25 @@ def test_an_order_is_in_the_journal_before_it_is_sent(scene):
         found = replay(scene.path).memory
         assert set(found.state.workers) == {0, 1}
         assert found.links[0].incarnation == "a"
+
+    scene.play(story)
+
+
+def test_what_is_only_noted_is_in_the_journal_and_not_synced(scene, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+
+    async def story(scene: Scene) -> None:
+        agent = await scene.connect()
+        agent.ready()
+        for _ in range(3):  # the welcome, and an order for each rank
+            await agent.hear()
+        num_synced = len(synced)
+        assert num_synced
+        agent.speak(say.Started(worker=0, pid=100), 1, 0)
+        while replay(scene.path).memory.state.workers[0].pid is None:
+            await asyncio.sleep(0.01)
+        assert len(synced) == num_synced
 
     scene.play(story)
 

@@ -67,8 +67,8 @@ def lines_a_rank(num_ranks: int) -> tuple[float, float]:
     return forming.lines / num_ranks, parking.lines / num_ranks
 
 
-def test_a_rank_more_costs_the_same_at_128_ranks_as_at_32():
-    few, many = lines_a_rank(32), lines_a_rank(128)
+def test_a_rank_more_costs_the_same_at_64_ranks_as_at_16():
+    few, many = lines_a_rank(16), lines_a_rank(64)
     assert many[0] < 1.3 * few[0]
     assert many[1] < 1.3 * few[1]
 
