@@ -15,13 +15,12 @@ from paceline.parallel import (
     Layout,
     Space,
     abilities_of,
-    candidates,
     check_layout_choices,
     grids,
     reasons_ours_cannot,
 )
 from paceline.parallel.abilities import Abilities
-from paceline.parallel.candidates import divides_model, divisors
+from paceline.parallel.candidates import candidates, divides_model, divisors
 from paceline.plan.plan import space_of
 from paceline.plan.search import estimates_of, fastest, price_grid, search
 from paceline.profile import resolve_profile

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import Problem
-from paceline.parallel import Space, candidates, check_layout_choices, reasons_ours_cannot
+from paceline.parallel import Space, check_layout_choices, reasons_ours_cannot
+from paceline.parallel.candidates import candidates
 from paceline.plan.plan import space_of
 from paceline.profile import resolve_profile
 from paceline.spec import Job, parse_job

