@@ -253,8 +253,8 @@ def _vacate(state: State, number: int, turn: Turn, *, ends: bool) -> None:
 
 _STEPS_TO_PARK = 3.0
 """Steps that an interrupted worker may take to leave its groups: it hears of it in its next
-collective, at most a step away. One in twenty over 8 ranks does not come free at all: the last wait
-in DDP's backward pass sleeps on, though its sockets are shut (torch 2.13, measured)."""
+collective, at most a step away. Some never come free: gloo forgets an operation in the middle of a
+message (`runtime/strategy/data/sums.py`), and only DDP's can be broken off."""
 
 _LEAST_PARK_S = 1.0
 """A guess: parking itself takes milliseconds."""

@@ -3,7 +3,8 @@
 Nothing in torch frees a gloo collective whose peer is gone: `abort` and `shutdown` return, and the
 collective waits for its time limit; ranks that are no neighbours of the lost one hear nothing at
 all (measured, torch 2.13). Shutting down the sockets of the groups does, within milliseconds: every
-operation on them, now or later, raises. NCCL has `abort`.
+operation on them, now or later, raises, but for one in the middle of a message, of which DDP's
+all-reduces can be broken off (`strategy/data/sums.py`). NCCL has `abort`.
 
 Leaves out: which ranks there are (the controller says), and the meshes on top.
 """
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -23,12 +24,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where dist has them from, typed
 
 from paceline.control.messages import Join
+from paceline.runtime.strategy.data.sums import break_off, take_broken_off
 
 _STORE_TIMEOUT = timedelta(seconds=300)
 """For a key that another rank has to write; torch's default."""
 
 _TRY_TIMEOUT = timedelta(seconds=1)
 """For one try to reach the store: well below the time that a worker gets to leave a generation."""
+
+_LEFT_S = 0.1
+"""For operations whose sockets were shut to raise, before they count as asleep for good. They do
+within milliseconds (measured)."""
 
 _Sockets = dict[int, int]
 """File descriptor -> inode, which tells a socket from a later one with the same descriptor."""
@@ -129,6 +135,7 @@ class Groups:
             if self._is_interrupted:
                 _shut_down(self._sockets | self._opened())
                 _abort_nccl()
+                break_off(Interrupted("this generation is over"))
 
     def leave(self) -> None:
         """Destroy the groups, so that others can be made under the same names."""
@@ -136,6 +143,8 @@ class Groups:
             self._interrupted = max(self._interrupted, self._generation)
             _shut_down(self._sockets)
             self._sockets = {}
+        break_off(Interrupted("this generation is over"))
+        _outlive(take_broken_off())
         if dist.is_initialized():
             dist.destroy_process_group()
         # torch names the default group by a count that only destroying one resets. Where a meeting
@@ -218,6 +227,27 @@ def _borrowed(fd: int) -> Iterator[socket.socket | None]:
         pass
     finally:
         copy.close()
+
+
+def _outlive(works: list[dist.Work]) -> None:
+    """Keep the groups until gloo has ended these: destroying a group waits for its threads. Only
+    those whose sockets were shut in the middle of a message are left by now, some threads and
+    descriptors each, until the group's time limit."""
+    deadline = time.monotonic() + _LEFT_S
+    while (left := [work for work in works if not work.is_completed()]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(_LEFT_S / 20)
+    if not left:
+        return
+
+    def keep(groups: list[dist.ProcessGroup]) -> None:
+        for work in left:
+            with suppress(RuntimeError):
+                work.wait()
+
+    groups = list(dist.distributed_c10d._world.pg_map)
+    threading.Thread(target=keep, args=(groups,), name="paceline-left", daemon=True).start()
 
 
 def _abort_nccl() -> None:

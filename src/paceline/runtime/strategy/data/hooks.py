@@ -2,6 +2,7 @@
 
 Every hook gives *sums* over the ranks, in the type of the gradients.
 
+- `none`: DDP's own reduction, which gives means; over gloo a hook of its own (`sums.py`).
 - `bf16`: half the bytes; each addition on the way rounds to 8 bits. torch's own refuses everything
   but NCCL.
 - `fp16`: half the bytes, three bits more than bf16, and sums above 65,504 overflow. See `RISKS`.
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from paceline.runtime.strategy.data.replica import Replica
+from paceline.runtime.strategy.data.sums import sum_bucket
 
 CompressionKind = Literal["none", "bf16", "fp16", "powersgd"]
 
@@ -60,14 +62,16 @@ def wire_type(hook: Compression | None) -> torch.dtype | None:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(hook.kind)
 
 
-def compress_replica(replica: Replica, hook: Compression) -> None:
+def set_reduction(replica: Replica, hook: Compression | None) -> None:
     """Make DDP reduce its gradients as asked."""
     group = replica.process_group
     narrow = wire_type(hook)
     if narrow is not None:
-        replica.compress((group, narrow), sum_narrow)
-    elif hook.kind == "powersgd":
-        replica.compress(PowerSGD(group, hook), sum_low_rank)
+        replica.reduce_by((group, narrow), sum_narrow)
+    elif hook is not None and hook.kind == "powersgd":
+        replica.reduce_by(PowerSGD(group, hook), sum_low_rank)
+    elif dist.get_backend(group) == "gloo":
+        replica.reduce_by(group, sum_bucket)
 
 
 def sum_narrow(state: tuple[dist.ProcessGroup, torch.dtype], bucket: GradBucket) -> Future[Tensor]:

@@ -98,7 +98,7 @@ class Replica(DistributedDataParallel):
         module: nn.Module = self.module
         return module
 
-    def compress(self, state: object, hook: CommunicationHook) -> None:
+    def reduce_by(self, state: object, hook: CommunicationHook) -> None:
         """Reduce gradients by a communication hook, which gives sums: see `hooks.py`."""
         self._hook = state, hook
         self.register_comm_hook(state, hook)

@@ -46,7 +46,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
-from paceline.runtime.strategy.data.hooks import Compression, compress_replica, wire_type
+from paceline.runtime.strategy.data.hooks import Compression, set_reduction, wire_type
 from paceline.runtime.strategy.data.replica import GradientSums, Replica, used_parameters
 from paceline.runtime.strategy.expert.split import (
     expert_modules,
@@ -115,8 +115,7 @@ def shard(
         replica = Replica(
             model, meshes.holders, bucket_bytes=bucket_bytes, static_graph=static_graph
         )
-        if hook is not None:
-            compress_replica(replica, hook)
+        set_reduction(replica, hook)
         return replica
     if layout.num_ranks > 1:
         sums = GradientSums(
