@@ -30,3 +30,18 @@ def test_two_kills_cost_no_step_and_no_bit(layout, tmp_path):
     assert [event.lost_rank for event in recovered] == [1, 0]
     assert [event.steps_lost for event in recovered] == [0, 0]
     assert {event.source for event in recovered} == {"replica"}
+
+
+def test_muon_killed_in_the_update_of_its_shards_goes_on_from_a_checkpoint(tmp_path):
+    """Its update needs whole matrices, so that no neighbour can have a shadow of a shard."""
+    scene = Scene(tmp_path)
+    sets = ("layout.sharding=full", "train.optimizer=muon", "recovery.state=checkpoint")
+    options = [part for option in (*sets, "checkpoint.every=2") for part in ("--set", option)]
+    clean = scene.run("clean", *options)
+    run = scene.run("killed", *options, "--set", "drill.kill=[rank=1@step=11@apply]")
+    assert run.digest == clean.digest
+    assert run.samples == clean.samples
+    (recovered,) = run.of(log.Recovered)
+    assert (recovered.lost_rank, recovered.source) == (1, "checkpoint")
+    applied = 10, 11  # a kill in `apply` may come after the other had applied
+    assert recovered.steps_lost in [step - recovered.resumed_from_step for step in applied]
