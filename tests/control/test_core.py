@@ -606,7 +606,7 @@ def test_an_error_that_a_person_must_mend_is_not_retried_and_gives_the_exit_code
 
 
 def test_what_fails_again_and_again_ends_the_run_and_names_the_samples():
-    scene = Scene(replace(SETUP, max_restarts=2))
+    scene = Scene()
     scene.train()
     for _ in range(2):
         scene.says(0, crashed(kind="ValueError"))

@@ -96,7 +96,7 @@ def test_a_poison_batch_is_skipped_once_where_the_job_allows_it():
 def test_the_breaker_stops_with_an_exit_code_of_its_own():
     history, rules = History(), Rules(max_restarts=2)
     assert judged(history, loss(), rules).rung == "replace process"
-    assert judged(history, loss(), rules).rung == "replace process"
+    assert judged(history, loss(), rules).rung == "clear"
     verdict = judged(history, loss(), rules)
     assert verdict.rung == "stop"
     assert verdict.reason is not None
@@ -114,10 +114,17 @@ def test_a_run_that_may_not_restart_fails_as_it_failed():
     assert judged(History(), loss(), Rules(max_restarts=0)).exit_code == 4
 
 
-def test_before_giving_up_every_process_is_ended_and_a_checkpoint_tried():
-    history, rules = History(), Rules(max_restarts=3)
-    rungs = [judged(history, loss(), rules).rung for _ in range(4)]
-    assert rungs[2:] == ["clear", "stop"]
+@pytest.mark.parametrize(
+    ("max_restarts", "rungs"),
+    [
+        (1, ["replace process", "stop"]),
+        (2, ["replace process", "clear", "stop"]),
+        (3, ["replace process", "replace process", "clear", "stop"]),
+    ],
+)
+def test_the_last_restart_is_the_last_resort_unless_it_is_the_only_one(max_restarts, rungs):
+    history, rules = History(), Rules(max_restarts=max_restarts)
+    assert [judged(history, loss(), rules).rung for _ in rungs] == rungs
 
 
 def test_a_lost_connection_without_a_lost_process_only_makes_them_meet_again():

@@ -251,7 +251,7 @@ def _rung(
     again: bool,
     strikes: int,
 ) -> Rung:
-    if _num_tried(history) == rules.max_restarts > 2:
+    if _num_tried(history) == rules.max_restarts > 1:  # an only restart stays a gentle one
         return "clear"
     if strikes:
         return "replace node"

@@ -415,7 +415,7 @@ class RecoverySpec:
 
     max_restarts: Whole = 3
     """Recoveries in a row without a finished step between them before the run gives up. The last
-    one ends every process and goes on from a checkpoint."""
+    one, from the second on, ends every process and goes on from a checkpoint."""
 
     poison: Literal["stop", "skip"] = "stop"
     """What to do with a batch that two processes raised the same exception at. `stop` the run and
