@@ -1,9 +1,16 @@
 """Random schedules, many in one run: the cheap way to fifty, and to a thousand."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
-from tests.run.scene import Scene
+from tests.run.scene import Scene, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -27,6 +34,44 @@ def test_a_soak_verifies_each_schedule_and_goes_on_where_it_stopped(tmp_path):
     again = soak(scene, 4)
     assert again["passed"] == 4
     assert (tmp_path / "runs/soak.jsonl").read_text() == began
+
+
+def processes_with(mark: str) -> list[int]:
+    """Those that have it in their environment; zombies have none."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
+
+
+def test_a_soak_that_is_killed_ends_its_run_and_records_no_verdict(tmp_path):
+    scene = Scene(tmp_path)
+    mark = f"PACELINE_TEST={tmp_path}"
+    process = subprocess.Popen(
+        [
+            # As `paceline drill ... &` in a script does: such a process ignores Ctrl-C.
+            *("sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "paceline"),
+            *("drill", "job.yaml", "--soak", "5", "--model", "small", *QUIET),
+        ],
+        cwd=scene.folder,
+        env=os.environ | {"PACELINE_TEST": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def is_soaking() -> bool:
+        return any(len(path.read_bytes()) > 500 for path in tmp_path.glob("runs/soak-*/metrics*"))
+
+    wait_until(is_soaking, what="the first steps with faults", timeout_s=200)
+    assert len(processes_with(mark)) >= 5  # the command, its run, controller, agent, two ranks
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert process.wait(timeout=20) == 130
+    wait_until(lambda: not processes_with(mark), what="all of its processes to end", timeout_s=10)
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "runs/soak.jsonl").exists()
 
 
 @pytest.mark.slow

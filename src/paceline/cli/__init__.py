@@ -1,6 +1,7 @@
 """The command line: one module for each verb, imported only when that verb is asked for."""
 
 import importlib
+import signal
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
@@ -90,6 +91,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Entry point of the `paceline` command."""
+    _end_as_at_ctrl_c()
     try:
         code = cli.main(standalone_mode=False)
     except PacelineError as error:
@@ -106,3 +108,14 @@ def main() -> NoReturn:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_as_at_ctrl_c() -> None:
+    """`kill` and a closed terminal end every verb as Ctrl-C does: what it started ends first.
+
+    `paceline run` takes them over while its workers live. Who started us with one of them ignored
+    (nohup) wants it ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)

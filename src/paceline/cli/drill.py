@@ -1,7 +1,6 @@
 """`paceline drill`: break the job on purpose, and prove that it comes through."""
 
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -137,8 +136,6 @@ def command(
         return soak(
             job, num=num_soak, seed=seed, kinds=chosen, runs=runs, limit_s=limit_s, as_json=as_json
         )
-    # Ended from outside, a drill ends its run first, as at Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return _drill(
         job,
         faults,

@@ -116,7 +116,7 @@ def run_to_end(
                 told = _tell(run, told, on_event)
                 on_look()
         except BaseException:  # whoever stops the drill stops its run
-            _stop(process)
+            _stop(process, token)
             raise
         if process.poll() is None:
             process.kill()
@@ -159,16 +159,19 @@ def _start(run: RunFolder, token: str) -> "subprocess.Popen[bytes]":
         )
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a run at once: asked twice it waits for no step."""
-    for _ in range(2):
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        time.sleep(_LOOK_S)
+def _stop(process: "subprocess.Popen[bytes]", token: str) -> None:
+    """End a run at once: asked twice it waits for no step, and what is left then is killed."""
     try:
-        process.wait(timeout=_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        for _ in range(2):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            time.sleep(_LOOK_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_S)
+    finally:  # also when whoever stops the drill does not want to wait
+        for pid in _marked(token):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
