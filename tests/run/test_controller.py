@@ -9,6 +9,7 @@ import pytest
 from tests.run.scene import Record, Scene, is_alive, wait_until
 
 from paceline.record import events as log
+from paceline.record.holding import is_held
 
 pytestmark = pytest.mark.ranks
 
@@ -93,6 +94,38 @@ def test_a_run_whose_command_was_killed_is_taken_over_as_it_goes(scene, clean):
     assert len(resumed.of(log.RunStarted)) == 1
     assert workers_of(resumed)[: len(before)] == before
     assert not resumed.of(log.WorkerLost)
+
+
+def test_a_controller_that_hangs_is_killed_and_replaced_before_the_lease_ends(scene, clean):
+    process = scene.start("hung", *STEPS, "--set", "recovery.lease=6")
+    run = scene.record("hung")
+    at_step(run, 3)
+    pid, epoch = controller_of(run)
+    os.kill(pid, signal.SIGSTOP)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert_same_end(run, clean)
+    assert [event.epoch for event in run.of(log.ControllerReplaced)] == [epoch + 1]
+    assert not run.of(log.WorkerLost)
+    assert output.count("the controller did not answer for 4 s and was killed") == 1
+
+
+def test_asked_twice_a_run_whose_controller_hangs_is_ended_by_force(scene):
+    process = scene.start("forced", "--set", "train.steps=4000")
+    run = scene.record("forced")
+    at_step(run, 3)
+    controller = controller_of(run)[0]
+    pids = [controller, *workers_of(run)]
+    os.kill(controller, signal.SIGSTOP)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert time.monotonic() - began < 10
+    wait_until(lambda: not any(map(is_alive, pids)), what="all to be gone", timeout_s=2)
+    assert not is_held(run.folder)
 
 
 def test_without_a_controller_for_the_lease_the_workers_save_and_stop(scene, clean):

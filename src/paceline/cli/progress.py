@@ -83,6 +83,10 @@ class ProgressView:
         else:
             self._line(line)
 
+    def note(self, text: str) -> None:
+        """What the command did itself."""
+        self._line(f"{time.strftime('%H:%M:%S')}  {text}")
+
     def event(self, event: log.AnyEvent) -> None:
         """An event that a person wants to see."""
         self._note(event)

@@ -94,7 +94,9 @@ def command(
         run, job, plan = _anew(job_file, overrides, out, runs)
     view = ProgressView(job=job, run=run, plan=plan, to_stderr=as_json)
     view.opening(resumed=resume is not None)
-    state = run_local(job, plan, run, on_event=view.event, on_progress=view.progress)
+    state = run_local(
+        job, plan, run, on_event=view.event, on_progress=view.progress, on_note=view.note
+    )
     report, why_not = _write_report(run)
     view.closing(state, report, why_not)
     if as_json:

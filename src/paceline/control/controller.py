@@ -88,6 +88,7 @@ class Controller:
         lease_s: float,
         on_event: Callable[[AnyEvent], None] = lambda event: None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_beat: Callable[[bool], None] = lambda goes_on: None,
     ) -> None:
         """Args:
         memory: New, or what the last controller knew.
@@ -96,6 +97,8 @@ class Controller:
         lease_s: Silence after which agents stop their workers.
         on_event: Told of every event after it is in the log.
         on_progress: Told of everything a worker says.
+        on_beat: Told twice a second that the controller decides, and at the end, with False,
+            that it does so no more and only waits for agents to go.
         """
         self._memory = memory
         self._journal = journal
@@ -105,6 +108,7 @@ class Controller:
         self._lease_s = lease_s
         self._on_event = on_event
         self._on_progress = on_progress
+        self._on_beat = on_beat
         host, port = listener.getsockname()[:2]
         self._address = f"{host}:{port}"
         self._agents: dict[int, Connection] = {}
@@ -139,6 +143,7 @@ class Controller:
             self._journal.end()
         finally:
             ticking.cancel()
+            self._on_beat(False)
             for number in stopping:
                 loop.remove_signal_handler(number)
             for connection in list(self._agents.values()):
@@ -372,6 +377,7 @@ class Controller:
             self._check_beats(prober)
             if number % 2 == 0:
                 self._feed(st.Tick())
+                self._on_beat(True)
             if number % renew_every == 0:
                 self._renew()
             if self._journal.is_lost and number % round(RETRY_JOURNAL_S / BEAT_EVERY_S) == 0:

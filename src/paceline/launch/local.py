@@ -25,7 +25,7 @@ from paceline.control.journal import Journal
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError, Problem
-from paceline.launch.front import supervise
+from paceline.launch.front import Force, supervise
 from paceline.parallel import reasons_ours_cannot
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
@@ -50,6 +50,7 @@ from paceline.record.holding import (
     publish_controller,
 )
 from paceline.record.run import RunFolder, write_resolved
+from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec import Job, dump_job
 
 _UNIT_ROUNDOFF = {
@@ -132,6 +133,7 @@ def run_local(
     *,
     on_event: Callable[[AnyEvent], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> State:
     """Run a job to its end, and say how it ended.
 
@@ -142,8 +144,10 @@ def run_local(
         run: The run's folder, new or of a run to go on with.
         on_event: Told of every event after it is in the log.
         on_progress: Told of everything a worker says.
+        on_note: Told of what is done about a controller that does not answer.
 
     Raises:
+        KeyboardInterrupt: Asked to stop twice while the controller did not answer.
         JobError: The machine cannot run it, or another process runs it already.
     """
     problems = list(check_can_run(job, plan))
@@ -153,8 +157,16 @@ def run_local(
         lock, takes_over = _hold(job, run)
         with lock, _listen(run) as listener:
             post = _Post(job, plan, run, lock, listener)
+            force = Force(
+                lease_s=job.spec.recovery.lease, end_agents=lambda: _end_agents_by_force(run)
+            )
             return supervise(
-                post.serve, takes_over=takes_over, on_event=on_event, on_progress=on_progress
+                post.serve,
+                takes_over=takes_over,
+                on_event=on_event,
+                on_progress=on_progress,
+                on_note=on_note,
+                force=force,
             )
 
 
@@ -212,6 +224,7 @@ class _Post:
         takes_over: bool,
         on_event: Callable[[AnyEvent], None],
         on_progress: Callable[[Progress], None],
+        on_beat: Callable[[bool], None],
     ) -> State:
         """Control the run to its end."""
         events = EventLog(self.run.events_file)
@@ -231,6 +244,7 @@ class _Post:
             lease_s=self.job.spec.recovery.lease,
             on_event=on_event,
             on_progress=on_progress,
+            on_beat=on_beat,
         )
         try:
             return asyncio.run(controller.run())
@@ -365,7 +379,7 @@ class _Agents:
             process.kill()
         if pid:
             self._adopted.add(pid)
-            if self._is_agent(pid):
+            if _is_agent(pid, self._run):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -375,7 +389,7 @@ class _Agents:
         for process in self._processes:
             if process.pid == pid:
                 return process.poll() is not None
-        return not self._is_agent(pid)
+        return not _is_agent(pid, self._run)
 
     @property
     def kills_surely(self) -> bool:
@@ -391,18 +405,38 @@ class _Agents:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        while any(map(self._is_agent, self._adopted)) and time.monotonic() < deadline:
+        while self._alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        for pid in filter(self._is_agent, self._adopted):
+        for pid in self._alive():
             os.kill(pid, signal.SIGKILL)
 
-    def _is_agent(self, pid: int) -> bool:
-        """Whether this process is an agent of this run, and no zombie: those have no arguments."""
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return b"paceline.control.agent" in arguments and str(self._run.path).encode() in arguments
+    def _alive(self) -> list[int]:
+        return [pid for pid in self._adopted if _is_agent(pid, self._run)]
+
+
+def _end_agents_by_force(run: RunFolder) -> None:
+    """SIGKILL to every agent of the run, whoever started it; the kernel kills their workers."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+        agents = [pid for pid in pids if _is_agent(pid, run)]
+        for pid in agents:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not agents:
+            break
+        time.sleep(0.05)
+    if FOLDER.is_dir():
+        remove_snapshots(FOLDER, run.path)
+
+
+def _is_agent(pid: int, run: RunFolder) -> bool:
+    """Whether this process is an agent of this run, and no zombie: those have no arguments."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"paceline.control.agent" in arguments and str(run.path).encode() in arguments
 
 
 def _is_free(port: int) -> bool:
