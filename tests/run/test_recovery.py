@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.run.scene import Record, Scene, agent_of, is_alive, wait_until
 
 from paceline.record import events as log
+from paceline.record.holding import claim_control
 
 pytestmark = pytest.mark.ranks
 
@@ -259,6 +261,30 @@ def test_a_run_that_is_going_on_cannot_be_resumed_by_another_and_keeps_its_job(s
     assert second.returncode == 2
     assert "R004" in second.stderr
     assert (record.folder / "job.yaml").read_text() == job
+
+
+def test_a_resume_that_waited_for_another_to_finish_says_so(tmp_path):
+    scene = Scene(tmp_path)
+    record = scene.run("run", "--set", "train.steps=8")
+    last, aside = record.folder / "checkpoints/step-00000008", tmp_path / "aside"
+    last.rename(aside)  # as it is before the other has saved it
+    before = (record.folder / "events.jsonl").read_bytes()
+    with claim_control(record.folder, patience_s=0.0):
+        second = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "run", "--resume", "run"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        second.stdout.readline()  # it has looked, and found steps left
+        time.sleep(1.5)
+        assert second.poll() is None
+        aside.rename(last)
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "R008: the run has finished meanwhile" in errors
+    assert (record.folder / "events.jsonl").read_bytes() == before
 
 
 def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):

@@ -37,19 +37,21 @@ from paceline.record.events import (
     EventLog,
     ExactnessChanged,
     FaultInjected,
+    RunFinished,
     RunStarted,
     read_events,
 )
 from paceline.record.holding import (
     InCharge,
     claim_control,
+    claim_from_another,
     find_controller,
     hold_agents,
     hold_alone,
     is_held,
     publish_controller,
 )
-from paceline.record.run import RunFolder, write_resolved
+from paceline.record.run import RunFolder, check_steps_left, write_resolved
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec import Job, dump_job
 
@@ -148,13 +150,18 @@ def run_local(
 
     Raises:
         KeyboardInterrupt: Asked to stop twice while the controller did not answer.
-        JobError: The machine cannot run it, or another process runs it already.
+        JobError: The machine cannot run it, another process runs it already, or has finished it
+            meanwhile.
     """
     problems = list(check_can_run(job, plan))
     if problems:
         raise JobError(*problems)
-    with claim_control(run.path, patience_s=_PATIENCE_S):
+    with claim_from_another(
+        run.path, patience_s=_PATIENCE_S, is_over=lambda since_s: _is_over(run, since_s)
+    ):
         lock, takes_over = _hold(job, run)
+        if not takes_over:
+            check_steps_left(run, job, meanwhile=True)
         with lock, _listen(run) as listener:
             post = _Post(job, plan, run, lock, listener)
             force = Force(
@@ -179,6 +186,12 @@ def can_take_over(run: RunFolder) -> bool:
     except JobError:
         return False
     return is_held(run.path)
+
+
+def _is_over(run: RunFolder, since_s: float) -> bool:
+    """Whether the run's end was recorded after this time (unix)."""
+    ends = [event.at for event in read_events(run.events_file) if isinstance(event, RunFinished)]
+    return bool(ends) and ends[-1] > since_s
 
 
 def _hold(job: Job, run: RunFolder) -> tuple[IO[bytes], bool]:

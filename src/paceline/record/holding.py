@@ -7,6 +7,7 @@ second time while its workers live; a controller that finds it held takes those 
 
 import fcntl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,13 @@ from paceline.errors import JobError, Problem
 from paceline.record.lines import write_whole
 
 CONTROL_FILE = "control.json"
+
+_DYING_S = 0.5
+"""How long a controller that was killed may still seem to live, and hold its lock. A guess."""
+
+_ENDING_S = 25.0
+"""How long the end of a run may take, once that is recorded: its controller waits ten seconds for
+agents to leave and ten for their processes. The rest is a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,36 @@ def claim_control(folder: Path, *, patience_s: float) -> IO[bytes]:
     return _lock(folder, "control.lock", fcntl.LOCK_EX, patience_s)
 
 
+def claim_from_another(
+    folder: Path, *, patience_s: float, is_over: Callable[[float], bool]
+) -> IO[bytes]:
+    """The right to control the run, which another command may have had until now.
+
+    Waits for what is left of a controller that died, and for the end of a run that is over.
+
+    Args:
+        patience_s: How long to wait for what is left.
+        is_over: Whether the run's end was recorded after this time (unix).
+
+    Raises:
+        JobError: A controller is at work; that is said at once.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            return claim_control(folder, patience_s=_DYING_S)
+        except JobError:
+            waited_s, controller = time.monotonic() - began, find_controller(folder)
+            if controller is None:
+                if waited_s > patience_s:
+                    raise
+            elif is_over((folder / CONTROL_FILE).stat().st_mtime):
+                if waited_s > _ENDING_S:
+                    raise
+            elif waited_s > patience_s or _lives(controller.pid):
+                raise
+
+
 def hold_agents(folder: Path) -> IO[bytes]:
     """What agents inherit so that the run is held while they live. Several may hold it."""
     return _lock(folder, "lock", fcntl.LOCK_SH, 0.0)
@@ -80,6 +118,15 @@ def is_held(folder: Path) -> bool:
     except JobError:
         return True
     return False
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is such a process, other than one that only waits to be reaped (Linux)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def _lock(folder: Path, name: str, kind: int, patience_s: float) -> IO[bytes]:

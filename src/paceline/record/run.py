@@ -281,8 +281,11 @@ def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]
             yield f"{path}{name}", value
 
 
-def check_steps_left(run: RunFolder, job: Job) -> None:
+def check_steps_left(run: RunFolder, job: Job, *, meanwhile: bool = False) -> None:
     """A resumed run has something left to do.
+
+    Args:
+        meanwhile: It had, when it was looked at before.
 
     Raises:
         JobError: Its newest checkpoint is at the last step asked for, or beyond it.
@@ -291,7 +294,8 @@ def check_steps_left(run: RunFolder, job: Job) -> None:
     steps = job.spec.train.steps
     if newest is None or newest.step < steps:
         return
-    done = "is finished" if newest.step == steps else f"is at step {newest.step} already"
+    finished = "has finished meanwhile" if meanwhile else "is finished"
+    done = finished if newest.step == steps else f"is at step {newest.step} already"
     raise JobError(
         Problem(
             code="R008",
