@@ -103,9 +103,8 @@ def test_row_9_another_controller_takes_over(scene):
     drill(scene, "controller rank=1 step=6", "kill rank=1 step=9")
 
 
-@pytest.mark.slow
-def test_row_11_a_node_that_lost_its_controller(scene):
-    drill(scene, "partition rank=1 step=6", options=NODES)
+def test_row_11_a_node_whose_connection_breaks_connects_again(scene):
+    drill(scene, "disconnect rank=1 step=6", options=NODES)
 
 
 @pytest.mark.parametrize("phase", ["meet", "restore"])

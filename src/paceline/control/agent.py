@@ -312,7 +312,7 @@ class Agent:
         )
         self._injections.add(task)
         task.add_done_callback(self._injections.discard)
-        if fault.kind == "partition" and self._to_controller is not None:
+        if fault.kind == "disconnect" and self._to_controller is not None:
             self._to_controller.transport.abort()
 
     async def _start(self, order: say.StartWorker) -> None:

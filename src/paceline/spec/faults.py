@@ -100,11 +100,10 @@ KINDS: Mapping[str, Kind] = {
         verdict=r"killed by SIGKILL",
         is_whole_node=True,
     ),
-    "partition": Kind(
-        does="the agent's connection to the controller breaks, while all live on",
+    "disconnect": Kind(
+        does="the agent's connection to the controller breaks; it connects again",
         maker="agent",
-        verdict=r"node \d+ is lost",
-        is_whole_node=True,
+        end="unharmed",
     ),
     "store": Kind(
         does="SIGKILL rank 0, which serves the rendezvous store",

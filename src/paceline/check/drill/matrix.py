@@ -64,8 +64,9 @@ MATRIX: tuple[Row, ...] = (
     Row(
         number=11,
         title="partition",
-        faults=("partition rank=1 step=6",),
-        elsewhere="between agent and controller alone; whole hosts need network namespaces",
+        faults=("disconnect rank=1 step=6",),
+        elsewhere="hosts that cannot reach each other: tests/run/test_partition.py, in network "
+        "namespaces",
     ),
     Row(
         number=12,
