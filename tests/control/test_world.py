@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.control.test_core import SETUP, Scene
 
 from paceline.control import messages as say
@@ -153,14 +154,16 @@ def leave_wanted(scene: Scene, number: int, *, with_node: bool = False) -> None:
     scene.says(number, say.LeaveWanted(with_node=with_node), generation=0)
 
 
-def test_a_worker_that_is_taken_away_gives_its_rank_to_a_spare_at_a_step_boundary():
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_worker_that_is_taken_away_gives_its_rank_to_a_spare_at_a_step_boundary(order):
     scene = Scene(SPARED)
     scene.train(steps=2)
     (spare,) = [number for number, worker in scene.state.workers.items() if worker.rank is None]
     leave_wanted(scene, 1)
     assert [order.save for _, order in scene.told(say.RegroupAtBoundary)] == [False, False]
-    for number in (0, 1):
+    for number in order:
         scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+    assert scene.state.symptom is None
     assert scene.ranks == [0, spare]
     assert say.KillWorker(worker=1) in scene.orders(say.KillWorker)
     scene.exits(1, fenced=True)

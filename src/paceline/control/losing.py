@@ -27,20 +27,21 @@ def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) ->
         return
     worker.waits = True
     at_work = state.phase in ("joining", "training")
-    if message.planned and at_work and state.regroup is not None and worker.rank is not None:
+    as_agreed = message.planned and at_work and state.regroup is not None
+    if as_agreed and worker.rank is not None:
+        assert state.regroup is not None
         begin_regroup(state, state.regroup, turn)
+        go_on(state, turn)  # which may begin the next generation, where all others wait
+    elif worker.rank is None:
         go_on(state, turn)
-    if worker.rank is not None and state.phase in ("joining", "training"):
+    elif at_work:
         # It left by itself: somebody it talked to is gone, and the cause is still to be told.
         if state.symptom is None:
             reason = message.reason or "left its generation"
             state.symptom = Symptom(worker.rank, reason, turn.clock.monotonic_s)
-        return
-    if worker.rank is not None:
+    else:
         fault_while_parked(state, worker.rank, turn)
         join_if_all_wait(state, turn)
-    else:
-        go_on(state, turn)
 
 
 def worker_crashed(state: State, number: int, crash: say.Crashed, turn: Turn) -> None:
@@ -256,8 +257,9 @@ _STEPS_TO_PARK = 3.0
 collective, at most a step away. Some never come free: gloo forgets an operation in the middle of a
 message (`runtime/strategy/data/sums.py`), and only DDP's can be broken off."""
 
-_LEAST_PARK_S = 1.0
-"""A guess: parking itself takes milliseconds."""
+_LEAST_PARK_S = 3.0
+"""Parking itself takes milliseconds, but for a worker that looks for the store of a rank that has
+died: torch lets go of that after up to 2.5 s (`runtime/recovery/groups.py`, measured)."""
 
 
 def _park_s(state: State) -> float:

@@ -30,7 +30,11 @@ _STORE_TIMEOUT = timedelta(seconds=300)
 """For a key that another rank has to write; torch's default."""
 
 _TRY_TIMEOUT = timedelta(seconds=1)
-"""For one try to reach the store: well below the time that a worker gets to leave a generation."""
+"""For one try to reach the store. torch waits some more before it gives up (2.5 s in all,
+measured), which is part of what a worker may take to leave a generation: `control/losing.py`."""
+
+_LOOK_S = 0.02
+"""Between two looks whether the store is there at all."""
 
 _LEFT_S = 0.1
 """For operations whose sockets were shut to raise, before they count as asleep for good. They do
@@ -95,6 +99,11 @@ class Groups:
         """
         deadline = time.monotonic() + _STORE_TIMEOUT.total_seconds()
         while True:
+            while not _answers(order.host, order.port) and time.monotonic() < deadline:
+                with self._lock:
+                    if self._is_interrupted:
+                        raise Interrupted
+                time.sleep(_LOOK_S)
             try:
                 store = TCPStore(order.host, order.port, None, False, _TRY_TIMEOUT)
             except RuntimeError:
@@ -183,6 +192,15 @@ def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:
         raise
     listener.listen(4096)
     return listener
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((host, port), timeout=_TRY_TIMEOUT.total_seconds()).close()
+    except OSError:
+        return False
+    return True
 
 
 def _tcp_sockets(*, but_port: int | None = None) -> _Sockets:
