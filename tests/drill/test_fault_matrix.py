@@ -72,7 +72,10 @@ def test_row_25_killed_at_each_place_of_a_step(scene):
     assert said["steps_lost"] == 0
 
 
-@pytest.mark.parametrize("fault", ["agent rank=1 step=6", "node rank=0 step=6"])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param("agent rank=1 step=6", marks=pytest.mark.slow), "node rank=0 step=6"],
+)
 def test_rows_6_and_7_a_lost_node_comes_back(scene, fault):
     said = drill(scene, fault, options=NODES)
     assert said["steps_lost"] == 0

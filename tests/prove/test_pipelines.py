@@ -31,7 +31,13 @@ ANY = {
 }
 
 
-@pytest.mark.parametrize("name", ANY)
+QUICK = ("1F1B over 2 x FSDP2 x tensor", "interleaved over 4 x FSDP2", "zero-bubble over 4")
+"""One of each way that stages are put together; the others are marked slow."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in ANY]
+)
 def test_every_rank_holds_and_sends_what_the_trace_of_all_micro_batches_says(name):
     asked = request(ANY[name], model=DEEP)
     proof, whole = prove(asked), prove(replace(asked, whole=True))

@@ -64,13 +64,13 @@ class Scene:
         )
 
     def run(self, out: str, *arguments: str, code: int = 0) -> "Record":
-        """`paceline run job.yaml --out OUT`, and what it left."""
-        done = self.paceline("run", "job.yaml", "--out", out, *arguments)
+        """`paceline run job.yaml --out OUT`, and what it left; the page alone is not written."""
+        done = self.paceline("run", "job.yaml", "--no-report", "--out", out, *arguments)
         assert done.returncode == code, done.stdout + done.stderr + self.logs(out)
         return self.record(out, done.stdout + done.stderr)
 
     def resume(self, out: str, *arguments: str, code: int = 0) -> "Record":
-        done = self.paceline("run", "--resume", out, *arguments)
+        done = self.paceline("run", "--no-report", "--resume", out, *arguments)
         assert done.returncode == code, done.stdout + done.stderr + self.logs(out)
         return self.record(out, done.stdout + done.stderr)
 

@@ -24,7 +24,7 @@ LIKELIHOOD = {"lose": 0.01, "twice": 0.02, "swap": 0.02, "flip": 0.01, "break": 
 """Of each line, both ways."""
 
 EVERY = 25
-"""Every so many lines a kind that has not happened yet does: a short run has too few to draw all."""
+"""Every so many lines a kind that has not happened yet does: a short run has too few for all."""
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def own_scene(folder, *, fault: str = "pass", apply: str = "step.apply()") -> Sc
     return scene
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_own_code_with_dropout_recovers_to_the_same_bits(tmp_path, sharding):
     scene = own_scene(tmp_path)
     option = ("--set", f"layout.sharding={sharding}")
@@ -150,15 +150,15 @@ def test_a_model_that_cannot_be_built_is_named_before_anything_starts(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_batch_norm_is_the_same_on_every_rank_and_recovers_to_the_same_bits(tmp_path):
-    for sharding in ("none", "full"):
-        scene = own_scene(tmp_path / sharding)
-        program = scene.folder / "mine.py"
-        program.write_text(program.read_text().replace("nn.ReLU()", "nn.BatchNorm1d(16)"))
-        option = ("--set", f"layout.sharding={sharding}")
-        clean = scene.run("clean", *option)
-        killed = scene.run("killed", *option, "--set", "drill.kill=[rank=1@step=7]")
-        assert killed.digest == clean.digest
+@pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_batch_norm_is_the_same_on_every_rank_and_recovers_to_the_same_bits(tmp_path, sharding):
+    scene = own_scene(tmp_path)
+    program = scene.folder / "mine.py"
+    program.write_text(program.read_text().replace("nn.ReLU()", "nn.BatchNorm1d(16)"))
+    option = ("--set", f"layout.sharding={sharding}")
+    clean = scene.run("clean", *option)
+    killed = scene.run("killed", *option, "--set", "drill.kill=[rank=1@step=7]")
+    assert killed.digest == clean.digest
 
 
 def test_a_micro_batch_left_out_is_named_and_does_not_drift(tmp_path):

@@ -162,7 +162,15 @@ class Deaths(threading.Thread):
             time.sleep(0.02)
 
 
-@pytest.mark.parametrize("way", ["cut_link", "cut_routes", "cut_one_way", "cut_controller"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "cut_link",
+        pytest.param("cut_routes", marks=pytest.mark.slow),
+        "cut_one_way",
+        pytest.param("cut_controller", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cut_network_never_has_two_sides_that_go_on(scene, clean, network, way):
     deaths = Deaths()
     deaths.start()

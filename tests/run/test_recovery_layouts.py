@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ranks
 
 LAYOUTS = [
     pytest.param(("sharding=hybrid", "shard=2"), id="HSDP 2x2"),
-    pytest.param(("tensor=2",), id="DDP 2 x tensor 2"),
+    pytest.param(("tensor=2",), id="DDP 2 x tensor 2", marks=pytest.mark.slow),
     pytest.param(("pipeline=2",), id="DDP 2 x pipeline 2", marks=pytest.mark.slow),
     pytest.param(("context=2",), id="DDP 2 x context 2", marks=pytest.mark.slow),
 ]

@@ -1,1 +1,17 @@
-"""Whole runs: the command line, agents, workers over gloo, real faults."""
+"""Whole runs: what the command leaves and says."""
+
+import pytest
+from tests.run.scene import Scene
+
+pytestmark = pytest.mark.ranks
+
+
+def test_a_run_writes_its_page_at_its_end_unless_it_is_told_not_to(tmp_path):
+    scene = Scene(tmp_path)
+    bare = scene.run("bare")
+    assert not (bare.folder / "report.html").exists()
+    assert "no report   `paceline report RUN` writes it" in bare.output
+    done = scene.paceline("run", "job.yaml", "--out", "whole")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "report      whole/report.html"
+    assert (tmp_path / "whole" / "report.html").read_text().startswith("<!")

@@ -53,7 +53,9 @@ def assert_nothing_was_lost(run: Record, clean: Record, kills: int = 1) -> None:
         assert (event.source, event.steps_lost, event.in_place) == ("shadow", 0, True)
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward", "apply"])
+@pytest.mark.parametrize(
+    "phase", [pytest.param("forward", marks=pytest.mark.slow), "backward", "apply"]
+)
 def test_a_killed_fsdp2_rank_comes_back_from_its_shadow_and_no_step_is_done_again(
     scene, clean, phase
 ):
@@ -64,7 +66,7 @@ def test_a_killed_fsdp2_rank_comes_back_from_its_shadow_and_no_step_is_done_agai
     assert event.resumed_from_step == (6 if phase == "apply" else 5)
 
 
-@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
+@pytest.mark.parametrize("sharding", ["zero1", pytest.param("zero2", marks=pytest.mark.slow)])
 def test_so_does_a_rank_that_shards_its_optimizer_only(scene, sharding):
     clean = scene.run(f"clean-{sharding}", *options(sharding))
     kills = ("rank=0@step=3@apply", "rank=1@step=8@backward")

@@ -44,7 +44,13 @@ def alone() -> dict[str, Any]:
     return run_ranks(train_alone, 1)[0]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if variant else [])
+        for name, variant in VARIANTS.items()
+    ],
+)
 def test_every_layout_trains_as_one_device_does(variant: str, alone: dict[str, Any]):
     names = layouts_of(variant)
     ranks = run_ranks(train_all, 4, names, variant, limit_s=240)

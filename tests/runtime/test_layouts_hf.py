@@ -42,7 +42,9 @@ def train_all(rank: int, world: int, kind: str, layouts: dict[str, Layout]) -> d
     return {name: train(layout, kind) for name, layout in layouts.items()}
 
 
-@pytest.mark.parametrize("kind", MATRIX)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k == "gpt2" else []) for k in MATRIX]
+)
 def test_models_of_transformers_train_in_every_layout_as_on_one_device(kind: str):
     layouts = {name: layout_of(fields, {}) for name, fields in MATRIX[kind].items()}
     alone = run_ranks(train_all, 1, kind, {"alone": alone_layout()}, limit_s=120)[0]["alone"]

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Folder of the new run. [default: RUNS/NAME-DATE-TIME]",
 )
+@click.option(
+    "--report/--no-report",
+    "reports",
+    default=True,
+    show_default=True,
+    help="Write the run's page at its end; `paceline report RUN` writes it at any time.",
+)
 @runs_option
 @set_option
 @json_option
@@ -51,6 +58,7 @@ def command(
     nproc: int | None,
     resume: Path | None,
     out: Path | None,
+    reports: bool,
     runs: Path,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -70,12 +78,15 @@ def command(
     """
     from paceline.cli.progress import ProgressView
     from paceline.launch.local import run_local
+    from paceline.record.run import create_script_run
 
     if script is not None:
         if resume is not None:
             raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
         given = [str(job_file), *arguments] if job_file is not None else []
-        return _run_script_file(script, given, nproc or 1, out, runs, overrides, as_json)
+        program = _script_of(script, given, nproc or 1, overrides)
+        run = create_script_run(program, folder=out, runs=runs)
+        return _run_script(program, run, as_json, reports=reports)
     if nproc is not None:
         raise click.UsageError("--nproc goes with --script.")
     if arguments:
@@ -84,9 +95,9 @@ def command(
         raise click.UsageError("Give a job file, or --resume with a run's folder.")
     if resume is not None and out is not None:
         raise click.UsageError("--out is for new runs; --resume goes on in the run's own folder.")
-    code = _run_script_job(job_file, resume, out, runs, overrides, as_json)
-    if code is not None:
-        return code
+    started = _script_job(job_file, resume, out, runs, overrides)
+    if started is not None:
+        return _run_script(*started, as_json, reports=reports)
     if resume is not None:
         run, job, plan = _again(resume, overrides)
     else:
@@ -97,26 +108,23 @@ def command(
     state = run_local(
         job, plan, run, on_event=view.event, on_progress=view.progress, on_note=view.note
     )
-    report, why_not = _write_report(run)
+    report, why_not = _write_report(run) if reports else (None, _LATER)
     view.closing(state, report, why_not)
     if as_json:
         click.echo(json.dumps(_summary(run, report), indent=2))
     return state.exit_code
 
 
-def _run_script_file(
-    script: Path,
-    arguments: list[str],
-    nproc: int,
-    out: Path | None,
-    runs: Path,
-    overrides: tuple[str, ...],
-    as_json: bool,
-) -> int:
+_LATER = "`paceline report RUN` writes it"
+"""Said of a page that was not asked for."""
+
+
+def _script_of(
+    script: Path, arguments: list[str], nproc: int, overrides: tuple[str, ...]
+) -> "Script":
     import re
     import sys
 
-    from paceline.record.run import create_script_run
     from paceline.spec import make_script
 
     name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:64] or "script"
@@ -127,18 +135,17 @@ def _run_script_file(
     }
     job = make_script(values, Path.cwd(), overrides)
     _check_script(job)
-    return _run_script(job, create_script_run(job, folder=out, runs=runs), as_json)
+    return job
 
 
-def _run_script_job(
+def _script_job(
     job_file: Path | None,
     resume: Path | None,
     out: Path | None,
     runs: Path,
     overrides: tuple[str, ...],
-    as_json: bool,
-) -> int | None:
-    """The exit code, where the job is a program that is not one of ours; otherwise None."""
+) -> "tuple[Script, RunFolder] | None":
+    """The job and its run, where it is a program that is not one of ours; otherwise None."""
     from paceline.errors import JobError, Problem
     from paceline.record.run import create_script_run, open_run
     from paceline.spec import load_script
@@ -158,13 +165,13 @@ def _run_script_job(
                 )
             )
         _check_script(again)
-        return _run_script(again, run, as_json)
+        return again, run
     assert job_file is not None
     job = load_script(job_file, overrides)
     if job is None:
         return None
     _check_script(job)
-    return _run_script(job, create_script_run(job, folder=out, runs=runs), as_json)
+    return job, create_script_run(job, folder=out, runs=runs)
 
 
 def _check_script(job: "Script") -> None:
@@ -176,7 +183,7 @@ def _check_script(job: "Script") -> None:
         raise JobError(*problems)
 
 
-def _run_script(job: "Script", run: "RunFolder", as_json: bool) -> int:
+def _run_script(job: "Script", run: "RunFolder", as_json: bool, *, reports: bool) -> int:
     from paceline.cli.script_progress import ScriptView
     from paceline.launch.foreign import run_script
     from paceline.launch.local import versions
@@ -185,7 +192,7 @@ def _run_script(job: "Script", run: "RunFolder", as_json: bool) -> int:
     view = ScriptView(job=job, run=run, to_stderr=as_json)
     view.opening()
     state = run_script(job, run, versions=versions(), on_event=view.event)
-    report, why_not = _write_report(run)
+    report, why_not = _write_report(run) if reports else (None, _LATER)
     view.closing(state, report, why_not)
     if as_json:
         summary = asdict(summarise(run)) | {"report": str(report) if report else None}
