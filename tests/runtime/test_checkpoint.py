@@ -1,6 +1,7 @@
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -312,3 +313,12 @@ def test_checkpoints_are_kept_by_the_policy_and_all_are_whole(tmp_path):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"step-{step:08d}" for step in (2, 4, 6, 7)]
     assert all(verify_checkpoint(tmp_path / name) is None for name in names)
+
+
+def test_a_part_that_gets_its_name_while_room_is_looked_for_costs_no_save(tmp_path, monkeypatch):
+    task = SimpleNamespace(tmp=tmp_path / "tmp", folder=tmp_path, num_bytes=10)
+    task.tmp.mkdir()
+    (task.tmp / "part-1").write_bytes(b"there")
+    listed = [task.tmp / "part-1.partial", task.tmp / "part-1"]  # the first was renamed since
+    monkeypatch.setattr(type(task.tmp), "iterdir", lambda self: iter(listed))
+    _files._check_room(task)

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, TypedDict
@@ -284,7 +284,10 @@ def free_bytes(folder: Path) -> int:
 
 def _check_room(task: WriteTask) -> None:
     """Room for all ranks' files; what other ranks have written by now counts as room."""
-    written = sum(path.stat().st_size for path in task.tmp.iterdir())
+    written = 0
+    for path in task.tmp.iterdir():
+        with suppress(FileNotFoundError):  # another rank has just given its part its name
+            written += path.stat().st_size
     free = free_bytes(task.folder)
     if free + written < task.num_bytes:
         raise WriteError(_no_space(task, free), is_space=True)
