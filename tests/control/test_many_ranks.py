@@ -2,8 +2,11 @@
 
 import random
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import Any
+
+from tests.control.test_core import SETUP
 
 from paceline.control import messages as say
 from paceline.control import state as st
@@ -31,16 +34,7 @@ class Counted:
 
 def lines_a_rank(num_ranks: int) -> tuple[float, float]:
     """Of forming the first generation, and of parking after a node was lost for good."""
-    setup = st.Setup(
-        num_nodes=num_ranks,
-        ranks_per_node=1,
-        num_steps=3,
-        max_restarts=3,
-        grace_s=10.0,
-        versions={},
-        resumed=False,
-        layout="many",
-    )
+    setup = replace(SETUP, num_nodes=num_ranks)
     state, clock = st.State(setup=setup), st.Clock(monotonic_s=1.0, unix_s=1.0)
     order = random.Random(0).sample(range(num_ranks), num_ranks)
 
@@ -74,16 +68,6 @@ def test_a_rank_more_costs_the_same_at_64_ranks_as_at_16():
 
 
 def test_all_ranks_have_longer_to_meet_the_more_they_are():
-    setup = st.Setup(
-        num_nodes=2,
-        ranks_per_node=1,
-        num_steps=3,
-        max_restarts=3,
-        grace_s=10.0,
-        versions={},
-        resumed=False,
-        layout="two",
-    )
-    assert round(setup.meet_limit_s(2)) == 60
+    assert round(SETUP.meet_limit_s(2)) == 60
     for num_ranks, reported_s in ((16384, 200), (22000, 300), (64000, 600), (98000, 900)):
-        assert setup.meet_limit_s(num_ranks) > 1.6 * reported_s  # NCCL's cold start, 2602.00277
+        assert SETUP.meet_limit_s(num_ranks) > 1.6 * reported_s  # NCCL's cold start, 2602.00277
