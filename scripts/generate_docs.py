@@ -6,9 +6,12 @@ python scripts/generate_docs.py --check    exit 1 when one is out of date
 
 import ast
 import copy
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,10 +19,13 @@ import click
 import yaml
 
 from paceline import cli
+from paceline.catalog.code import codes_page
+from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.errors import EXIT_CODES
 from paceline.record import events, metrics
-from paceline.spec.job import JobSpec, section_in
+from paceline.spec.job import JobSpec
 from paceline.spec.load import job_schema
+from paceline.spec.section import section_in
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -201,11 +207,79 @@ def _fresh(command: click.Command) -> click.Command:
     return copied
 
 
+def failure_index() -> str:
+    """Every failure by category, with a link to its page."""
+    lines = [
+        "# Failures\n",
+        "Ways distributed training goes wrong that `paceline lint`, `diagnose` and `preflight`",
+        "know, a page for each. `paceline explain ID` prints the same text. Patterns and texts are",
+        "in `src/paceline/catalog/failures/*.toml`; these pages are generated from them.",
+    ]
+    for category, failures in groupby(load_failures().values(), lambda one: one.category):
+        lines += [
+            "",
+            f"## {category.capitalize()}",
+            "",
+            "| id | what | effect |",
+            "| --- | --- | --- |",
+        ]
+        lines += [
+            f"| [{one.id}](failures/{one.id}.md) | {_cell(one.title)} | {one.effect} |"
+            for one in failures
+        ]
+    lines += ["", "## Published names", "", "| name | is |", "| --- | --- |"]
+    published = sorted((name, one.id) for one in load_failures().values() for name in one.published)
+    lines += [f"| {name} | [{one}](failures/{one}.md) |" for name, one in published]
+    lines += ["", "## Lines that look bad and are not", "", "| id | line | why | when it matters |"]
+    lines += ["| --- | --- | --- | --- |"]
+    lines += [
+        f"| {line.id} | `{_cell(line.shows[0])}` | {_cell(line.why)} | {_cell(line.matters_when)} |"
+        for line in load_benign_lines()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def failure_page(failure: Failure) -> str:
+    """Why, how it shows, the fix, what it is not, and the sources."""
+    named = f" Published as {', '.join(f'`{name}`' for name in failure.published)}."
+    about = f"`{failure.id}`: {failure.effect}; {', '.join(failure.frameworks) or 'any framework'}."
+    lines = [f"# {_plain(failure.title)}", "", about + (named if failure.published else "")]
+    lines += ["", "## Why", "", _plain(failure.why)]
+    if failure.shows:
+        lines += ["", "## How it shows", "", "```text", *failure.shows, "```"]
+    lines += ["", "## Fix", "", _plain(failure.fix)]
+    for title, text in (
+        ("Not to be confused with", failure.not_to_confuse),
+        ("Seen before the run", failure.before),
+        ("Seen while it runs", failure.during),
+    ):
+        lines += ["", f"## {title}", "", _plain(text)] if text else []
+    lines += ["", "## Sources", "", *(f"- {_source(source)}" for source in failure.sources)]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """The text with the signs that Markdown would take for its own kept as they are."""
+    return re.sub(r"([*_<\[\]])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _source(source: str) -> str:
+    thread = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", source)
+    return f"[{source}](https://github.com/{thread[1]}/issues/{thread[2]})" if thread else source
+
+
 PAGES = {
     "job-file.md": job_file,
     "events.md": event_schema,
     "metrics.md": metric_schema,
     "cli.md": command_line,
+    "codes.md": codes_page,
+    "failures.md": failure_index,
+    **{f"failures/{one.id}.md": partial(failure_page, one) for one in load_failures().values()},
 }
 
 
@@ -214,10 +288,16 @@ def main() -> None:
     stale = []
     for name, make in PAGES.items():
         path, text = REFERENCE / name, make()
+        path.parent.mkdir(exist_ok=True)
         if not path.exists() or path.read_text() != text:
             stale.append(name)
             if "--check" not in sys.argv:
                 path.write_text(text)
+    for path in (REFERENCE / "failures").glob("*.md"):
+        if f"failures/{path.name}" not in PAGES:
+            stale.append(f"failures/{path.name}")
+            if "--check" not in sys.argv:
+                path.unlink()
     if "--check" in sys.argv and stale:
         sys.exit(f"out of date: {', '.join(stale)}; run python scripts/generate_docs.py")
     print(f"written: {', '.join(stale)}" if stale else "up to date")

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
-    1: "`verify` ran, and the layout is not right; `checkpoint verify`, and some are damaged",
+    1: "`verify` ran, and the layout is not right; `checkpoint verify`, and some are damaged; "
+    "`lint`, and there are errors; `diagnose`, and no cause is known; `preflight`, and a machine "
+    "is not fit; `adapt`, and something is left to you",
     2: "the job file, an option or an input is wrong; nothing was started",
     3: "no layout fits, or the batch does not divide",
     4: "the run failed and could not be recovered",
@@ -22,7 +24,7 @@ class Problem:
     """One thing that clashes: what, where, and the change that mends it."""
 
     code: str
-    """Stable id, such as `J003`; docs/reference/codes.md has a section for each."""
+    """Stable id, such as `J003`; catalog/codes.md has a section for each."""
 
     what: str
     """The clash in the reader's own numbers."""

@@ -1,0 +1,167 @@
+"""`paceline explain`: what a code means, how it shows, and what to change."""
+
+import difflib
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option
+from paceline.cli.table import format_table
+from paceline.errors import JobError, Problem
+
+if TYPE_CHECKING:
+    from paceline.catalog.code import Code
+    from paceline.catalog.failure import BenignLine, Failure
+
+_WIDTH = 96
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CODE]...")
+@click.option("--list", "list_all", is_flag=True, help="List every code with its title.")
+@json_option
+def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
+    """Say why something is wrong, how it shows, the fix, and where that is known from.
+
+    CODE is the id of a finding of `lint`, `diagnose` or `preflight` (set-epoch-missing), a
+    published name (missing-set-epoch), a harmless line (BEN-05), or a refusal's code (J003).
+
+    \b
+    Examples:
+      paceline explain set-epoch-missing
+      paceline explain J003 L014
+      paceline explain --list
+      paceline explain cuda-oom --json
+    """
+    if list_all or not names:
+        if names:
+            raise click.UsageError("give codes, or --list")
+        _list(as_json)
+        return
+    found = [entry for name in names for entry in _find(name)]
+    if as_json:
+        click.echo(json.dumps([_data(entry) for entry in found], indent=2))
+        return
+    click.echo("\n\n".join("\n".join(_lines(entry)) for entry in found))
+
+
+def _find(name: str) -> "tuple[Code | Failure | BenignLine, ...]":
+    from paceline.catalog.code import load_codes
+    from paceline.catalog.failure import failures_named, load_benign_lines
+
+    code = load_codes().get(name.upper())
+    if code is not None:
+        return (code,)
+    harmless = tuple(line for line in load_benign_lines() if line.id == name.upper())
+    found = harmless or failures_named(name)
+    if found:
+        return found
+    near = difflib.get_close_matches(name, _titles(), n=3)
+    raise JobError(
+        Problem(
+            code="T020",
+            what=f"no code is called {name}",
+            where=name,
+            fix=f"did you mean {' or '.join(near)}?"
+            if near
+            else "`paceline explain --list` has all",
+        )
+    )
+
+
+def _titles() -> Mapping[str, str]:
+    from paceline.catalog.code import load_codes
+    from paceline.catalog.failure import load_benign_lines, load_failures
+
+    titles = {failure.id: failure.title for failure in load_failures().values()}
+    for failure in load_failures().values():
+        for name in failure.published:
+            titles.setdefault(name, f"{failure.title} ({failure.id})")
+    titles |= {line.id: f"harmless: {line.why}" for line in load_benign_lines()}
+    return titles | {code.code: _first_sentence(code.text) for code in load_codes().values()}
+
+
+def _list(as_json: bool) -> None:
+    titles = _titles()
+    if as_json:
+        rows = [{"code": code, "title": title} for code, title in titles.items()]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    click.echo(format_table([("code", "title"), *titles.items()]))
+
+
+def _data(entry: "Code | Failure | BenignLine") -> dict[str, Any]:
+    """What is known of it, under the name `code` whichever it is."""
+    from paceline.catalog.code import Code
+
+    found = asdict(entry)
+    return found if isinstance(entry, Code) else {"code": found.pop("id")} | found
+
+
+def _lines(entry: "Code | Failure | BenignLine") -> Iterator[str]:
+    from paceline.catalog.code import Code
+    from paceline.catalog.failure import BenignLine
+
+    if isinstance(entry, Code):
+        yield f"{entry.code}: {entry.about}"
+        yield from _plain(entry.text)
+    elif isinstance(entry, BenignLine):
+        yield f"{entry.id}: a line that means nothing"
+        yield from _part("how it shows", entry.shows)
+        yield from _part("why", entry.why)
+        yield from _part("when it matters after all", entry.matters_when)
+    else:
+        yield from _failure_lines(entry)
+
+
+def _failure_lines(failure: "Failure") -> Iterator[str]:
+    yield f"{failure.id}: {failure.title}"
+    known_as = [f"published as {', '.join(failure.published)}"] if failure.published else []
+    yield "  " + "; ".join([failure.effect, ", ".join(failure.frameworks) or "any", *known_as])
+    yield from _part("why", failure.why)
+    yield from _part("how it shows", failure.shows)
+    yield from _part("fix", failure.fix)
+    yield from _part("not to be confused with", failure.not_to_confuse)
+    yield from _part("seen before the run", failure.before)
+    yield from _part("seen while it runs", failure.during)
+    yield from _part("sources", ", ".join(failure.sources))
+
+
+def _part(name: str, text: str | tuple[str, ...] | None) -> Iterator[str]:
+    if not text:
+        return
+    yield ""
+    yield name
+    if isinstance(text, str):
+        yield from _fill(text, indent="  ")
+        return
+    for line in text:  # of a log: they keep their length, a wrapped one could not be searched for
+        yield from (f"  {part}" for part in line.splitlines())
+
+
+def _fill(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _plain(markdown: str) -> Iterator[str]:
+    """Paragraphs of a page without the marks of links."""
+    for paragraph in re.sub(r"\[([^]]+)\]\((?:\.\./)*([^)]+)\)", r"\1 (docs/\2)", markdown).split(
+        "\n\n"
+    ):
+        yield ""
+        if paragraph.startswith(("|", "```", "- ", "    ")):
+            yield paragraph
+        else:
+            yield from _fill(paragraph)
+
+
+def _first_sentence(text: str) -> str:
+    plain = " ".join(text.split("\n\n")[0].split())
+    return textwrap.shorten(plain.split(". ")[0].removesuffix("."), 90, placeholder=" ...")

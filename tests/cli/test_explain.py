@@ -1,0 +1,67 @@
+"""`paceline explain`: one text for every code there is."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.catalog.code import load_codes
+from paceline.catalog.failure import load_failures
+from paceline.cli import cli
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli, ["explain", *arguments])
+
+
+def test_a_finding_is_explained_with_why_how_it_shows_fix_and_sources():
+    done = run("shm-too-small")
+    assert done.exit_code == 0
+    parts = [line for line in done.output.splitlines() if line and not line.startswith(" ")]
+    assert parts[1:4] == ["why", "how it shows", "fix"]
+    assert parts[-1] == "sources"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_about"),
+    [
+        ("missing-set-epoch", "set-epoch-missing: "),
+        ("Missing-Set-Epoch", "set-epoch-missing: "),
+        ("j003", "J003: the job file"),
+        ("BEN-05", "BEN-05: a line that means nothing"),
+    ],
+)
+def test_published_names_refusals_and_harmless_lines_are_explained_too(name, is_about):
+    done = run(name)
+    assert done.exit_code == 0
+    assert done.output.startswith(is_about)
+
+
+def test_every_code_can_be_explained():
+    for name in (*load_codes(), *load_failures()):
+        done = run(name)
+        assert done.exit_code == 0, name
+        assert len(done.output.splitlines()) > 2, name
+
+
+def test_a_misspelt_code_is_answered_with_the_nearest():
+    done = CliRunner().invoke(cli, ["explain", "set-epoch-mising"])
+    assert done.exit_code != 0
+    assert "set-epoch-missing" in str(done.exception)
+
+
+def test_the_list_has_every_code_once():
+    listed = [row["code"] for row in json.loads(run("--list", "--json").output)]
+    assert len(listed) == len(set(listed))
+    assert {*load_codes(), *load_failures()} <= set(listed)
+
+
+def test_json_has_the_whole_text():
+    (entry,) = json.loads(run("cuda-oom", "--json").output)
+    assert entry["code"] == "cuda-oom"
+    assert entry["why"]
+    assert entry["sources"]
+
+
+def test_codes_beside_the_list_are_refused():
+    assert run("cuda-oom", "--list").exit_code == 2
