@@ -1,0 +1,1 @@
+"""Reads training programs and configurations, and says what will go wrong."""

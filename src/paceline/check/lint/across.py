@@ -1,0 +1,468 @@
+"""What several files say together: launch lines, the scripts they start, and their configurations.
+
+The nodes and processes that a launch line or a batch script says become the context of the files
+it names. Then: the batch's triangle between script, command line, Accelerate and DeepSpeed; a
+launch against the script it starts; a manifest or batch script against the script it hands on to.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs import Config
+from paceline.check.lint.configs.kubernetes import read_jobs
+from paceline.check.lint.configs.launch_line import Launch, launches_in
+from paceline.check.lint.configs.launch_rules import check_launch
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import ERROR, found
+from paceline.check.lint.configs.scene import Scene, scene_of, started
+from paceline.check.lint.configs.slurm import check_slurm
+from paceline.check.lint.configs.variables import Variable, check_variables, surroundings
+from paceline.check.lint.context import Context, merged
+from paceline.check.lint.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A launch line and the job it belongs to."""
+
+    launch: Launch
+    scene: Scene
+
+
+def starts_in(configs: Sequence[Config], context: Context) -> list[Start]:
+    """Every launch line of the files."""
+    starts: list[Start] = []
+    for config in configs:
+        if config.script is not None:
+            scene = scene_of(config.script, context)
+            starts += [Start(launch, scene) for launch in launches_in(config.script)]
+        elif config.kind == "manifest":
+            for job in read_jobs(config.path, config.documents):
+                starts += [Start(launch, job.scene(context)) for launch in job.launches]
+    return starts
+
+
+def _base(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def _names(launch: Launch, path: str) -> bool:
+    """Whether a launch line names this file."""
+    name = _base(path)
+    return any(
+        _base(part) == name
+        for word in launch.words
+        for part in (word.text, word.text.partition("=")[2])
+        if part
+    )
+
+
+def context_for(
+    path: str, context: Context, starts: Sequence[Start], configs: Sequence[Config]
+) -> Context:
+    """The context of a file: what the launch lines that name it know, where they agree."""
+    said = [_said(one) for one in starts if one.launch.path != path and _names(one.launch, path)]
+    said += [
+        _said_by_accelerate(one.document)
+        for one in configs
+        if one.kind == "accelerate"
+        and _base(one.document.text("deepspeed_config", "deepspeed_config_file") or "")
+        == _base(path)
+    ]
+    if not said or any(one != said[0] for one in said[1:]):
+        return context
+    return merged(context, said[0])
+
+
+def _said(start: Start) -> Context:
+    how = started(start.launch, start.scene)
+    is_slurm = start.scene.scheduler == "slurm"
+    return Context(
+        nodes=how.nodes or start.scene.nodes,
+        gpus_per_node=start.scene.gpus_per_node,
+        devices=how.per_node,
+        world_size=how.world,
+        launcher="srun"
+        if is_slurm and start.launch.program == "python"
+        else start.launch.program
+        if start.launch.program != "mlx"
+        else "mlx",
+    )
+
+
+def _said_by_accelerate(config: Marked) -> Context:
+    nodes, world = config.number("num_machines") or 1, config.number("num_processes")
+    return Context(
+        nodes=nodes,
+        world_size=world,
+        devices=world // nodes if world else None,
+        launcher="accelerate",
+    )
+
+
+def check_across(
+    configs: Sequence[Config], programs: Sequence[Program], context: Context
+) -> Iterator[Finding]:
+    """Everything that only several files together show."""
+    starts = starts_in(configs, context)
+    by_name = _unique(programs)
+    deepspeed = {_base(one.path): one for one in configs if one.kind == "deepspeed"}
+    for start in starts:
+        target = start.launch.target
+        program = by_name.get(_base(target.text)) if target is not None else None
+        if program is not None:
+            yield from _check_start(start, program, configs, context)
+        yield from _check_arguments(start.launch, deepspeed)
+    accelerates = {_base(one.path): one for one in configs if one.kind == "accelerate"}
+    for start in starts:
+        yield from _check_recomputed_twice(start.launch, accelerates, by_name)
+    for program in programs:
+        yield from check_variables(variables_in(program), surroundings(context))
+        yield from _check_ray_workers(program, configs)
+        yield from _check_training_arguments(program, deepspeed)
+        yield from _check_accumulation(program, configs)
+    yield from _check_handed_on(configs, context)
+
+
+def _unique(programs: Sequence[Program]) -> dict[str, Program]:
+    names: dict[str, list[Program]] = {}
+    for program in programs:
+        names.setdefault(_base(program.path), []).append(program)
+    return {name: each[0] for name, each in names.items() if len(each) == 1}
+
+
+def variables_in(program: Program) -> list[Variable]:
+    """`os.environ["NAME"] = "text"` and setdefault, where the text is written out."""
+    given = []
+    for node in ast.walk(program.tree):
+        key: ast.AST | None = None
+        value: ast.AST | None = None
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            target = node.targets[0]
+            if ast.unparse(target.value).endswith("environ"):
+                key, value = target.slice, node.value
+        elif (
+            isinstance(node, ast.Call)
+            and len(node.args) == 2
+            and (ast.unparse(node.func).endswith(("environ.setdefault", "os.putenv")))
+        ):
+            key, value = node.args
+        if (
+            isinstance(key, ast.Constant)
+            and isinstance(key.value, str)
+            and isinstance(value, ast.Constant)
+            and isinstance(value.value, str)
+            and isinstance(node, ast.stmt | ast.expr)
+        ):
+            given.append(
+                Variable(
+                    name=key.value,
+                    value=value.value,
+                    path=program.path,
+                    line=node.lineno,
+                    column=node.col_offset + 1,
+                )
+            )
+    return given
+
+
+def _check_recomputed_twice(
+    launch: Launch, accelerates: Mapping[str, Config], programs: Mapping[str, Program]
+) -> Iterator[Finding]:
+    """Activations recomputed by FSDP and by the model as well."""
+    named = launch.option("config_file")
+    config = accelerates.get(_base(named.text)) if named is not None else None
+    key = (
+        config.document.at("fsdp_config", "fsdp_activation_checkpointing")
+        if config is not None
+        else None
+    )
+    if config is None or key is None or not key.true() or launch.target is None:
+        return
+    word = launch.argument("gradient_checkpointing")
+    where = (launch.path, word.line) if word is not None else None
+    if word is not None and word.text.lower() in {"false", "0", "no"}:
+        return
+    program = programs.get(_base(launch.target.text))
+    if where is None and program is not None:
+        for call in program.all_calls:
+            value = call.argument(None, "gradient_checkpointing")
+            if value is not None and value.known() is True:
+                where = (program.path, call.line)
+    if where is not None:
+        yield found(
+            "activation-ckpt-recompute-mismatch",
+            ERROR,
+            config.path,
+            key.line,
+            "FSDP recomputes activations, and gradient_checkpointing in "
+            f"{where[0]} line {where[1]} does so, too",
+            fix="keep fsdp_activation_checkpointing, and take gradient_checkpointing out",
+            evidence=[(where[0], where[1], "gradient_checkpointing")],
+        )
+
+
+def _check_ray_workers(program: Program, configs: Sequence[Config]) -> Iterator[Finding]:
+    """ScalingConfig against the one Ray cluster of the manifests."""
+    jobs = [
+        job
+        for config in configs
+        if config.kind == "manifest"
+        for job in read_jobs(config.path, config.documents)
+        if job.kind in {"RayJob", "RayCluster"}
+    ]
+    if len(jobs) != 1 or not jobs[0].num_gpus:
+        return
+    for call in program.all_calls:
+        if call.name is None or not call.name.endswith(".ScalingConfig"):
+            continue
+        workers, gpu = call.argument(0, "num_workers"), call.argument(None, "use_gpu")
+        number = _number(workers.known() if workers is not None else None)
+        if number is None or gpu is None or gpu.known() is not True:
+            continue
+        if number > jobs[0].num_gpus and not call.has_argument(None, "resources_per_worker"):
+            yield found(
+                "ray-unsatisfiable-resources",
+                ERROR,
+                program.path,
+                call.line,
+                f"{number} workers with a GPU each, and {jobs[0].path} has {jobs[0].num_gpus} GPUs",
+                fix=f"num_workers={jobs[0].num_gpus}, or more nodes in {jobs[0].path}",
+            )
+
+
+INIT = "torch.distributed.init_process_group"
+
+
+def _needs_launcher(program: Program) -> bool:
+    """Whether the program takes its rank from the environment that a launcher sets."""
+    if re.search(
+        r"\b(mp|multiprocessing)\.spawn\(|SLURM_PROCID|notebook_launcher|OMPI_COMM", program.text
+    ):
+        return False
+    return any(
+        not call.has_argument(None, "rank")
+        and not call.has_argument(None, "init_method")
+        and not call.guards
+        for call in program.calls(INIT)
+    )
+
+
+def _check_start(
+    start: Start, program: Program, configs: Sequence[Config], context: Context
+) -> Iterator[Finding]:
+    """A launch line against the script it starts."""
+    launch, scene = start.launch, start.scene
+    if launch.program != "python":
+        return
+    told = {"RANK", "WORLD_SIZE"} & set(launch.environment) or "OMPI" in program.text
+    carried = {"srun", "mpirun", "mpiexec", "jsrun"} & set(launch.wrappers)
+    if _needs_launcher(program) and not told and scene.scheduler in {None, "slurm"}:
+        if not carried:
+            yield found(
+                "launcher-plain-python",
+                ERROR,
+                launch.path,
+                launch.line,
+                f"{program.path} takes its rank from a launcher's environment, and none starts it",
+                fix=f"torchrun --standalone --nproc-per-node=gpu {_base(program.path)} ...",
+            )
+        elif "srun" in carried and not re.search(r"\bRANK\b", _text_of(launch.path, configs)):
+            yield found(
+                "slurm-world-size-copies",
+                ERROR,
+                launch.path,
+                launch.line,
+                f"srun tells no RANK, which {program.path} reads: every task ends, or trains alone",
+                fix="srun torchrun ..., or export RANK=$SLURM_PROCID and WORLD_SIZE=$SLURM_NTASKS "
+                "on the node",
+            )
+    if program.framework == "lightning":
+        facts = _trainer_facts(program)
+        script = next((one.script for one in configs if one.path == launch.path), None)
+        if script is not None and script.is_batch:
+            known = merged(replace(context, launcher="lightning"), facts)
+            inner = replace(scene, context=known)
+            for finding in check_slurm(script, [launch], inner):
+                if finding.id == "slurm-ntasks-mismatch":
+                    yield finding
+
+
+def _trainer_facts(program: Program) -> Context:
+    """Devices and nodes that Lightning's Trainer is told."""
+    for call in program.all_calls:
+        if call.name is None or not call.name.endswith(".Trainer"):
+            continue
+        devices, nodes = call.argument(None, "devices"), call.argument(None, "num_nodes")
+        return Context(
+            devices=_number(devices.known() if devices is not None else None),
+            nodes=_number(nodes.known() if nodes is not None else None),
+        )
+    return Context()
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _text_of(path: str, configs: Sequence[Config]) -> str:
+    return next((one.text for one in configs if one.path == path), "")
+
+
+_SAME = (
+    ("per_device_train_batch_size", ("train_micro_batch_size_per_gpu",)),
+    ("gradient_accumulation_steps", ("gradient_accumulation_steps",)),
+)
+"""Argument of the script -> the key of DeepSpeed's file that must say the same."""
+
+
+def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterator[Finding]:
+    """Arguments on the command line against the DeepSpeed file that it names."""
+    named = launch.argument("deepspeed", "deepspeed_config", "ds_config")
+    config = deepspeed.get(_base(named.text)) if named is not None else None
+    if config is None:
+        return
+    for argument, path in _SAME:
+        word, key = launch.argument(argument), config.document.at(*path)
+        given = int(word.text) if word is not None and word.text.isdigit() else None
+        if word is not None and key is not None:
+            yield from _differ(config, key, path[-1], given, launch.path, word.line, argument)
+    for argument, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        word, key = launch.argument(argument), config.document.at(other)
+        if word is None or key is None or word.text.lower() in {"false", "0", "no"}:
+            continue
+        if key.true("enabled"):
+            yield found(
+                "ds-fp16-bf16-both",
+                ERROR,
+                config.path,
+                key.line,
+                f"{other} is enabled, and {_base(launch.path)} line {word.line} says --{argument}",
+                fix='"enabled": "auto" in both, and one word on the command line',
+                evidence=[(launch.path, word.line, f"--{argument}")],
+            )
+
+
+def _differ(
+    config: Config, key: Marked, name: str, given: int | None, path: str, line: int, argument: str
+) -> Iterator[Finding]:
+    number = key.number()
+    if given is None or number is None or given == number:
+        return
+    yield found(
+        "ds-batch-size-mismatch",
+        ERROR,
+        config.path,
+        key.line,
+        f"{name} is {number} here, and {argument} is {given} in {path} line {line}",
+        fix=f'"{name}": "auto"',
+        evidence=[(path, line, f"{argument}={given}")],
+    )
+
+
+def _check_training_arguments(
+    program: Program, deepspeed: Mapping[str, Config]
+) -> Iterator[Finding]:
+    """TrainingArguments against the DeepSpeed file that they name."""
+    for call in program.all_calls:
+        name = call.argument(None, "deepspeed")
+        text = name.known() if name is not None else None
+        config = deepspeed.get(_base(text)) if isinstance(text, str) else None
+        if config is None:
+            continue
+        for argument, path in _SAME:
+            value, key = call.argument(None, argument), config.document.at(*path)
+            if value is not None and key is not None:
+                yield from _differ(
+                    config, key, path[-1], _number(value.known()), program.path, call.line, argument
+                )
+        for argument, other in (("bf16", "fp16"), ("fp16", "bf16")):
+            value, key = call.argument(None, argument), config.document.at(other)
+            if (
+                value is not None
+                and value.known() is True
+                and key is not None
+                and (key.true("enabled"))
+            ):
+                yield found(
+                    "ds-fp16-bf16-both",
+                    ERROR,
+                    config.path,
+                    key.line,
+                    f"{other} is enabled, and {program.path} says {argument}=True in line "
+                    f"{call.line}",
+                    fix='"enabled": "auto" in both',
+                    evidence=[(program.path, call.line, f"{argument}=True")],
+                )
+
+
+def _check_accumulation(program: Program, configs: Sequence[Config]) -> Iterator[Finding]:
+    """Accelerator(gradient_accumulation_steps=...) against its own and DeepSpeed's file."""
+    accelerates = [one for one in configs if one.kind == "accelerate"]
+    if len(accelerates) != 1:
+        return
+    config = accelerates[0].document
+    named = config.text("deepspeed_config", "deepspeed_config_file")
+    inside = next(
+        (
+            one
+            for one in configs
+            if one.kind == "deepspeed" and named and _base(one.path) == _base(named)
+        ),
+        None,
+    )
+    for call in program.calls("accelerate.Accelerator"):
+        value = call.argument(None, "gradient_accumulation_steps")
+        steps = _number(value.known() if value is not None else None)
+        for holder, key in (
+            (accelerates[0], config.at("deepspeed_config", "gradient_accumulation_steps")),
+            (inside, inside.document.at("gradient_accumulation_steps") if inside else None),
+        ):
+            number = key.number() if key is not None else None
+            if holder is None or key is None or steps is None or number in {None, steps}:
+                continue
+            yield found(
+                "ds-batch-size-mismatch",
+                ERROR,
+                holder.path,
+                key.line,
+                f"gradient_accumulation_steps is {number} here, and {steps} in {program.path} "
+                f"line {call.line}",
+                fix="say it in one place",
+                evidence=[(program.path, call.line, f"gradient_accumulation_steps={steps}")],
+            )
+
+
+def _check_handed_on(configs: Sequence[Config], context: Context) -> Iterator[Finding]:
+    """A script that a batch script or a manifest starts on every node, with that job's sizes."""
+    scripts = {_base(one.path): one for one in configs if one.script is not None}
+    for config in configs:
+        carriers: list[tuple[str, Scene]] = []
+        if config.script is not None and config.script.is_batch:
+            scene = scene_of(config.script, context)
+            carriers = [
+                (" ".join(word.text for word in (*each.outer, *each.words)), scene)
+                for each in config.script.commands
+                if any(word.text == "srun" for word in (*each.outer, *each.words))
+            ]
+        elif config.kind == "manifest":
+            for job in read_jobs(config.path, config.documents):
+                text = " ".join(
+                    str(each.value)
+                    for pods in job.pods
+                    if pods.container is not None
+                    for key in ("command", "args")
+                    for each in (pods.container.at(key) or Marked([], 0)).items()
+                )
+                carriers.append((text, job.scene(context)))
+        for text, scene in carriers:
+            for name, inner in scripts.items():
+                if inner is config or not re.search(rf"(^|[\s/'\"]){re.escape(name)}\b", text):
+                    continue
+                if inner.script is None or inner.script.is_batch:
+                    continue
+                for launch in launches_in(inner.script):
+                    yield from check_launch(replace(launch, on_node=True), scene)

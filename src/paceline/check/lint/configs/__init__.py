@@ -1,0 +1,194 @@
+"""Configurations and launch lines: recognised by what they say, read as facts, judged."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.accelerate import check_accelerate, is_accelerate
+from paceline.check.lint.configs.deepspeed import check_deepspeed, is_deepspeed
+from paceline.check.lint.configs.job_file import check_job, is_job
+from paceline.check.lint.configs.kubernetes import is_manifest
+from paceline.check.lint.configs.kubernetes_rules import check_manifest
+from paceline.check.lint.configs.marked import (
+    Marked,
+    NoParser,
+    Unreadable,
+    read_json,
+    read_toml,
+    read_yaml,
+)
+from paceline.check.lint.configs.parallel_yaml import check_parallel, is_parallel
+from paceline.check.lint.configs.script_rules import check_script
+from paceline.check.lint.configs.shell import Script, read_shell
+from paceline.check.lint.configs.small_kinds import (
+    check_arguments,
+    check_compose,
+    check_dockerfile,
+    check_environment,
+    check_hostfile,
+    check_mlx_hosts,
+    check_ray_cluster,
+    check_tf_config,
+    is_arguments,
+    is_compose,
+    is_dockerfile,
+    is_environment,
+    is_hostfile,
+    is_tf_config,
+    mlx_hosts,
+)
+from paceline.check.lint.configs.torchtitan import check_torchtitan, is_torchtitan
+from paceline.check.lint.context import Context
+
+__all__ = ["Config", "Unreadable", "check_config", "read_config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A file that is a configuration of a known kind."""
+
+    path: str
+    kind: str
+    """`accelerate`, `deepspeed`, `shell`, `manifest` ..."""
+
+    text: str
+    documents: tuple[Marked, ...] = ()
+    script: Script | None = None
+
+    @property
+    def document(self) -> Marked:
+        return self.documents[0]
+
+
+_TEMPLATE = re.compile(r"\{\{|\{%|<%")
+"""Helm, Jinja and the like: what the file becomes is not known here."""
+
+_MEANT = re.compile(
+    r"distributed_type|fsdp_config|deepspeed_config|zero_optimization|kubeflow\.org|ray\.io"
+    r"|train_micro_batch_size_per_gpu|tensor_parallel_degree|jobset\.x-k8s\.io"
+)
+"""Words that only a training configuration has: such a file is worth saying that it is broken."""
+
+
+def read_config(path: str, text: str) -> Config | None:
+    """The configuration that a text is; None when it is of no known kind.
+
+    Raises:
+        Unreadable: It is meant as a training configuration, and its language's parser fails.
+    """
+    name = path.rsplit("/", 1)[-1].lower()
+    ending = name.rpartition(".")[2] if "." in name else ""
+    try:
+        if ending in {"yaml", "yml"}:
+            return None if _TEMPLATE.search(text) else _of_yaml(path, text)
+        if ending == "json":
+            return _of_json(path, text)
+        if ending == "toml":
+            return _of_toml(path, text)
+        return _of_text(path, name, ending, text)
+    except NoParser:
+        raise
+    except Unreadable:
+        if _MEANT.search(text):
+            raise
+        return None
+
+
+def _of_yaml(path: str, text: str) -> Config | None:
+    documents = tuple(read_yaml(text))
+    if not documents:
+        return None
+    first = documents[0]
+    kinds: tuple[tuple[str, bool], ...] = (
+        ("manifest", is_manifest(documents)),
+        ("accelerate", is_accelerate(first)),
+        ("compose", is_compose(first)),
+        ("ray_cluster", first.at("available_node_types") is not None),
+        ("job", is_job(first)),
+        ("parallel", is_parallel(first)),
+    )
+    return _first(path, text, documents, kinds)
+
+
+def _of_json(path: str, text: str) -> Config | None:
+    value = read_json(text)
+    kinds = (
+        ("deepspeed", isinstance(value.value, dict) and is_deepspeed(value)),
+        ("tf_config", is_tf_config(value)),
+        ("mlx_hosts", mlx_hosts(value) is not None),
+        ("accelerate", is_accelerate(value)),
+        ("manifest", is_manifest([value])),
+    )
+    return _first(path, text, (value,), kinds)
+
+
+def _of_toml(path: str, text: str) -> Config | None:
+    value = read_toml(text)
+    return _first(path, text, (value,), (("torchtitan", is_torchtitan(value)),))
+
+
+def _first(
+    path: str, text: str, documents: tuple[Marked, ...], kinds: tuple[tuple[str, bool], ...]
+) -> Config | None:
+    kind = next((name for name, matches in kinds if matches), None)
+    if kind is None:
+        return None
+    return Config(path=path, kind=kind, text=text, documents=documents)
+
+
+def _of_text(path: str, name: str, ending: str, text: str) -> Config | None:
+    """Files without a telling ending."""
+    is_shell = (
+        ending in {"sh", "bash", "sbatch", "slurm", "job", "zsh"}
+        or re.match(r"#!.*\b(ba|z|da|k)?sh\b", text) is not None
+        or re.search(r"(?m)^#SBATCH\s", text) is not None
+    )
+    if is_shell:
+        return Config(path=path, kind="shell", text=text, script=read_shell(path, text))
+    if text.lstrip()[:1] in {"{", "["} and ending in {"", "config", "cfg"}:
+        try:
+            return _of_json(path, text)
+        except Unreadable:
+            return None
+    kinds = (
+        (
+            "dockerfile",
+            is_dockerfile(text) and ("docker" in name or ending in {"", "containerfile"}),
+        ),
+        ("hostfile", is_hostfile(text)),
+        ("arguments", is_arguments(text)),
+        (
+            "environment",
+            (ending in {"", "env", "conf", "deepspeed_env"} and is_environment(text))
+            or (name.startswith(".env") and is_environment(text)),
+        ),
+    )
+    return _first(path, text, (), kinds)
+
+
+_CHECKS: dict[str, Callable[[Config, Context], Iterator[Finding]]] = {
+    "manifest": lambda one, context: check_manifest(one.path, one.documents, context),
+    "accelerate": lambda one, context: check_accelerate(one.path, one.document, context),
+    "compose": lambda one, context: check_compose(one.path, one.document, context),
+    "ray_cluster": lambda one, context: check_ray_cluster(one.path, one.document),
+    "parallel": lambda one, context: check_parallel(one.path, one.document, context),
+    "job": lambda one, context: check_job(one.path, one.text),
+    "deepspeed": lambda one, context: check_deepspeed(one.path, one.document, context),
+    "tf_config": lambda one, context: check_tf_config(one.path, one.document),
+    "mlx_hosts": lambda one, context: check_mlx_hosts(one.path, mlx_hosts(one.document) or []),
+    "torchtitan": lambda one, context: check_torchtitan(one.path, one.document, context),
+    "dockerfile": lambda one, context: check_dockerfile(one.path, one.text, context),
+    "arguments": lambda one, context: check_arguments(one.path, one.text, context),
+    "hostfile": lambda one, context: check_hostfile(one.path, one.text),
+    "environment": lambda one, context: check_environment(one.path, one.text, context),
+}
+"""Kind -> what is wrong in a file of it."""
+
+
+def check_config(config: Config, context: Context) -> Iterator[Finding]:
+    """What one configuration shows by itself and in its context."""
+    if config.script is not None:
+        yield from check_script(config.script, context)
+    else:
+        yield from _CHECKS[config.kind](config, context)

@@ -1,0 +1,420 @@
+"""Accelerate's configuration file (`accelerate launch --config_file`)."""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.launch_rules import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.variables import LOOPBACK, check_port
+from paceline.check.lint.configs.words import words
+from paceline.check.lint.context import Context
+
+TOP_LEVEL = words(
+    """
+    compute_environment distributed_type mixed_precision use_cpu debug num_processes
+    machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend
+    same_network main_training_function enable_cpu_affinity fp8_config deepspeed_config
+    fsdp_config parallelism_config megatron_lm_config mpirun_config downcast_bf16 tpu_name
+    tpu_zone tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env dynamo_config
+    fp16 dynamo_backend ec2_instance_type iam_role_name image_uri profile region base_job_name
+    pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
+    additional_args ipex_config use_xpu
+    """
+)
+"""Fields of `ClusterConfig` and `SageMakerConfig` of accelerate 1.15, and two that older ones
+wrote: with any other the launch ends."""
+
+DEEPSPEED = words(
+    """
+    deepspeed_config_file zero_stage offload_optimizer_device offload_param_device
+    offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps
+    gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile
+    deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher
+    deepspeed_moe_layer_cls_names
+    """
+)
+"""`accelerate launch --help`, deepspeed's group, 1.15."""
+
+_IN_THE_JSON = (
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "zero3_save_16bit_model",
+)
+"""Keys that Accelerate takes from the DeepSpeed file where one is named
+(huggingface.co/docs/accelerate/usage_guides/deepspeed, "Things to note")."""
+
+FSDP = words(
+    """
+    version offload_params min_num_params sharding_strategy reshard_after_forward
+    auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy
+    state_dict_type forward_prefetch use_orig_params cpu_ram_efficient_loading
+    sync_module_states activation_checkpointing activation_checkpointing_offload ignored_modules
+    """
+)
+
+_VERSION_1 = {
+    "sharding_strategy": "fsdp_reshard_after_forward: true shards fully, false keeps the weights",
+    "backward_prefetch": "leave it out: FSDP2 prefetches by itself",
+    "backward_prefetch_policy": "leave it out: FSDP2 prefetches by itself",
+    "forward_prefetch": "leave it out: FSDP2 prefetches by itself",
+    "use_orig_params": "leave it out: FSDP2 always does",
+    "sync_module_states": "leave it out: FSDP2 does it where it loads on rank 0",
+}
+
+
+def is_accelerate(document: Marked) -> bool:
+    """Whether a YAML mapping is Accelerate's: these words are nobody else's."""
+    words = {"compute_environment", "distributed_type", "main_training_function", "num_machines"}
+    return document.at("distributed_type") is not None and bool(
+        words & set(dict(document.entries())) - {"distributed_type"}
+        or document.at("num_processes")
+        or document.at("fsdp_config")
+        or document.at("deepspeed_config")
+    )
+
+
+def check_accelerate(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    """Everything the file shows, alone and on the machines of the context."""
+    yield from _check_keys(path, config)
+    yield from _check_numbers(path, config)
+    yield from _check_counts(path, config, context)
+    yield from _check_meeting(path, config)
+    yield from _check_precision(path, config, context)
+    yield from _check_fsdp(path, config)
+    yield from _check_deepspeed(path, config, context)
+    affinity = config.at("enable_cpu_affinity")
+    if affinity is not None and affinity.false() and (config.number("num_processes") or 1) > 1:
+        yield found(
+            "numa-misbinding",
+            INFO,
+            path,
+            affinity.line,
+            "processes may run on the other socket than their GPU",
+            fix="enable_cpu_affinity: true",
+        )
+
+
+def _check_numbers(path: str, config: Marked) -> Iterator[Finding]:
+    """Counts that are no numbers: the launch ends in the middle of its arithmetic."""
+    for name, lowest in (("num_processes", 1), ("num_machines", 1), ("machine_rank", 0)):
+        value = config.at(name)
+        text = value.text() if value is not None else None
+        if value is None or text is None or re.search(r"[${}<>%]", text):
+            continue
+        number = value.number()
+        if number is None or number < lowest:
+            yield found(
+                "config-unknown-key",
+                ERROR,
+                path,
+                value.line,
+                f"{name} is {text}: it has to be a whole number from {lowest} on",
+                fix=f"{name}: {lowest}",
+                column=value.column,
+            )
+
+
+def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
+    for name, value in config.entries():
+        if name not in TOP_LEVEL:
+            near = difflib.get_close_matches(name, TOP_LEVEL, n=1)
+            inner = [one for one in FSDP if name == f"fsdp_{one}"]
+            fix = (
+                "move it into fsdp_config"
+                if inner
+                else "move it into deepspeed_config"
+                if name in DEEPSPEED
+                else f"write {near[0]}"
+                if near
+                else "take it out"
+            )
+            yield found(
+                "config-unknown-key",
+                ERROR,
+                path,
+                value.line,
+                f"Accelerate has no key {name}: the launch ends with `unknown keys`",
+                fix=fix,
+                column=value.column,
+            )
+        for old in value.again:
+            yield found(
+                "config-unknown-key",
+                WARNING,
+                path,
+                old.line,
+                f"{name} is given again in line {value.line}, and only the last counts",
+                fix="keep one",
+            )
+    for section, known, prefix in (
+        ("deepspeed_config", DEEPSPEED, ""),
+        ("fsdp_config", FSDP, "fsdp_"),
+    ):
+        inside = config.at(section)
+        for name, value in inside.entries() if inside is not None else ():
+            short = name.removeprefix(prefix)
+            if short in known:
+                continue
+            near = difflib.get_close_matches(short, known, n=1, cutoff=0.75)
+            yield found(
+                "config-unknown-key",
+                WARNING if near else INFO,
+                path,
+                value.line,
+                f"{section} has no key {name}: nothing reads it",
+                fix=f"write {prefix}{near[0]}" if near else "take it out",
+                column=value.column,
+            )
+
+
+def _check_counts(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    processes, machines = config.at("num_processes"), config.at("num_machines")
+    total, nodes = config.number("num_processes"), config.number("num_machines") or 1
+    kind = (config.text("distributed_type") or "").upper()
+    if processes is None or total is None:
+        return
+    if kind in {"NO", "FALSE"} and total > 1:
+        yield found(
+            "launcher-plain-python",
+            ERROR,
+            path,
+            (config.at("distributed_type") or processes).line,
+            f"distributed_type NO starts one process, whatever num_processes: {total} says",
+            fix="distributed_type: MULTI_GPU",
+        )
+        return
+    if total % nodes:
+        yield found(
+            "divisibility",
+            ERROR,
+            path,
+            processes.line,
+            f"num_processes {total} is the total of all machines, and {nodes} machines do not "
+            "divide it",
+            fix=f"{nodes} x the GPUs of a machine",
+        )
+        return
+    each = context.gpus_per_node
+    if each is not None and total // nodes > each:
+        yield found(
+            "invalid-device-ordinal",
+            ERROR,
+            path,
+            processes.line,
+            f"{total // nodes} processes on each of {nodes} machines, which have {each} GPUs",
+            fix=f"num_processes: {each * nodes}",
+        )
+    elif each is not None and nodes > 1 and total == each:
+        yield found(
+            "divisibility",
+            WARNING,
+            path,
+            processes.line,
+            f"num_processes is the total of all machines: {total} starts {total // nodes} on each "
+            f"of {nodes}, which have {each} GPUs",
+            fix=f"num_processes: {each * nodes}",
+        )
+    if machines is not None and context.nodes is not None and nodes != context.nodes:
+        yield found(
+            "rendezvous-timeout-few-nodes",
+            ERROR,
+            path,
+            machines.line,
+            f"{nodes} machines are waited for, and the job has {context.nodes}",
+            fix=f"num_machines: {context.nodes}",
+        )
+    rank = config.at("machine_rank")
+    number = rank.number() if rank is not None else None
+    if rank is not None and number is not None and number >= nodes:
+        yield found(
+            "rendezvous-timeout-few-nodes",
+            ERROR,
+            path,
+            rank.line,
+            f"machine_rank {number} of {nodes} machines: they are counted from 0",
+            fix=f"machine_rank: 0 to {nodes - 1}",
+        )
+
+
+def _check_meeting(path: str, config: Marked) -> Iterator[Finding]:
+    address, port = config.at("main_process_ip"), config.at("main_process_port")
+    nodes = config.number("num_machines") or 1
+    text = address.text() if address is not None else None
+    if address is not None and text is not None:
+        if text.startswith("["):
+            yield found(
+                "ipv6-bracket-master-addr",
+                ERROR,
+                path,
+                address.line,
+                f"main_process_ip {text}: brackets are not part of the address",
+                fix=f"main_process_ip: '{text.strip('[]')}'",
+            )
+        elif nodes > 1 and LOOPBACK.match(text):
+            yield found(
+                "rendezvous-c10d-timeout",
+                ERROR,
+                path,
+                address.line,
+                f"main_process_ip {text} is another machine on each of {nodes}",
+                fix="an address of the first machine that the others reach",
+            )
+    number = port.number() if port is not None else None
+    if port is not None and number is not None:
+        yield from check_port(path, port.line, "main_process_port", number)
+
+
+def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    precision = config.at("mixed_precision")
+    if precision is None or context.gpu is None or precision.text() != "bf16":
+        return
+    if lacks_bf16(context.gpu):
+        yield bf16_finding(path, precision.line, "mixed_precision: bf16", context.gpu)
+
+
+def _check_fsdp(path: str, config: Marked) -> Iterator[Finding]:
+    inside = config.at("fsdp_config")
+    if inside is None or (config.text("distributed_type") or "").upper() != "FSDP":
+        return
+    keys = {name.removeprefix("fsdp_"): value for name, value in inside.entries()}
+    version = keys["version"].number() if "version" in keys else 1
+    loads, sync = keys.get("cpu_ram_efficient_loading"), keys.get("sync_module_states")
+    if version == 1 and loads is not None and loads.true():
+        if sync is not None and sync.false():
+            yield found(
+                "fsdp-ram-efficient-needs-sync",
+                ERROR,
+                path,
+                sync.line,
+                "rank 0 alone loads the weights, and fsdp_sync_module_states: false keeps them "
+                "from the other ranks",
+                fix="fsdp_sync_module_states: true",
+            )
+        elif sync is None:
+            yield found(
+                "fsdp-ram-efficient-needs-sync",
+                INFO,
+                path,
+                loads.line,
+                "rank 0 alone loads the weights, and only fsdp_sync_module_states: true, the "
+                "launcher's default, gives them to the others",
+                fix="fsdp_sync_module_states: true",
+            )
+    yield from _check_version(path, keys, version)
+    kind = keys.get("state_dict_type")
+    nodes = config.number("num_machines") or 1
+    if kind is not None and kind.text() == "FULL_STATE_DICT":
+        yield found(
+            "fsdp-full-state-dict-gather",
+            WARNING if nodes > 1 else INFO,
+            path,
+            kind.line,
+            "every save gathers the whole model and its optimizer state on rank 0"
+            + (f", over {nodes} machines" if nodes > 1 else ""),
+            fix="fsdp_state_dict_type: SHARDED_STATE_DICT, merged afterwards with "
+            "`accelerate merge-weights`",
+        )
+    offload, wrap = keys.get("offload_params"), keys.get("auto_wrap_policy")
+    if offload is not None and offload.true() and (wrap is None or wrap.text() == "NO_WRAP"):
+        yield found(
+            "fsdp-cpu-offload-oom",
+            WARNING,
+            path,
+            (wrap or offload).line,
+            "without a wrap policy the model is one unit: all its offloaded weights come to the "
+            "GPU together",
+            fix="fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+        )
+
+
+def _check_version(path: str, keys: dict[str, Marked], version: int | None) -> Iterator[Finding]:
+    """Words of the other version of FSDP."""
+    for name, value in keys.items():
+        if version == 2 and name in _VERSION_1:
+            loses = name == "sharding_strategy" and value.text() not in {"FULL_SHARD", "1"}
+            yield found(
+                "fsdp-version-words",
+                WARNING if loses else INFO,
+                path,
+                value.line,
+                f"fsdp_{name} is of FSDP version 1, and version 2 passes it over"
+                + (f": {value.text()} becomes full sharding" if loses else ""),
+                fix=_VERSION_1[name],
+            )
+        if (
+            name == "reshard_after_forward"
+            and version == 2
+            and not re.fullmatch(
+                r"(?i)true|false|0|1|yes|no|on|off|t|f|y|n", value.text() or "true"
+            )
+        ):
+            yield found(
+                "fsdp-version-words",
+                ERROR,
+                path,
+                value.line,
+                f"fsdp_reshard_after_forward: {value.text()} is a word of version 1; version 2 "
+                "takes true or false",
+                fix="fsdp_reshard_after_forward: true",
+            )
+    kind = keys.get("state_dict_type")
+    if version == 2 and kind is not None and kind.text() == "LOCAL_STATE_DICT":
+        yield found(
+            "fsdp-version-words",
+            ERROR,
+            path,
+            kind.line,
+            "LOCAL_STATE_DICT is of FSDP version 1; version 2 saves sharded or full",
+            fix="fsdp_state_dict_type: SHARDED_STATE_DICT",
+        )
+
+
+def _check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    inside = config.at("deepspeed_config")
+    if inside is None or (config.text("distributed_type") or "").upper() != "DEEPSPEED":
+        return
+    named = inside.at("deepspeed_config_file")
+    if named is not None:
+        for name in _IN_THE_JSON:
+            clash = inside.at(name)
+            if clash is not None:
+                yield found(
+                    "ds-config-silent-keys",
+                    ERROR,
+                    path,
+                    clash.line,
+                    f"{name} is given beside deepspeed_config_file: {named.text()}, which says it",
+                    fix=f"take it out here, and set it in {named.text()}",
+                    evidence=[(path, named.line, f"deepspeed_config_file: {named.text()}")],
+                )
+        outside = config.at("mixed_precision")
+        if outside is not None and outside.text() not in {None, "no", "false"}:
+            yield found(
+                "ds-config-silent-keys",
+                INFO,
+                path,
+                outside.line,
+                f"with a deepspeed_config_file mixed_precision is {named.text()}'s to say",
+                fix=f"take it out here, and set it in {named.text()}",
+            )
+    launcher = inside.at("deepspeed_multinode_launcher")
+    nodes = config.number("num_machines") or 1
+    if nodes > 1 and (launcher is None or launcher.text() == "pdsh"):
+        scheduled = (context.launcher or "") in {"srun", "slurm", "kubernetes"}
+        no_hosts = launcher is not None and inside.at("deepspeed_hostfile") is None
+        place = launcher or config.at("num_machines") or inside
+        yield found(
+            "ds-ssh-not-passwordless",
+            WARNING if scheduled or no_hosts else INFO,
+            path,
+            place.line,
+            f"pdsh{'' if launcher is not None else ', the default launcher,'} logs in to all "
+            f"{nodes} machines by ssh without a password",
+            fix="deepspeed_multinode_launcher: standard, started on every machine",
+        )

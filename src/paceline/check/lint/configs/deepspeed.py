@@ -1,0 +1,371 @@
+"""DeepSpeed's JSON configuration: keys that nothing reads, precision, the batch's triangle."""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.launch_rules import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.words import words
+from paceline.check.lint.context import Context
+
+TOP_LEVEL = words(
+    """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps optimizer
+    scheduler communication_data_type prescale_gradients gradient_predivide_factor
+    sparse_gradients fp16 bf16 bfloat16 amp gradient_clipping zero_optimization steps_per_print
+    wall_clock_breakdown dump_state data_efficiency data_types activation_checkpointing
+    sparse_attention tensorboard wandb comet csv_monitor monitor_config monitor comms_logger
+    flops_profiler autotuning elasticity compression_training checkpoint nebula aio
+    hybrid_engine pipeline progressive_layer_drop curriculum_learning quantize_training
+    eigenvalue zero_allow_untested_optimizer zero_force_ds_cpu_optimizer memory_breakdown
+    seq_parallel_communication_data_type disable_allgather dataloader_drop_last
+    use_data_before_expert_parallelism use_data_before_expert_parallel use_node_local_storage
+    load_universal_checkpoint weight_quantization graph_harvesting timers compile
+    tensor_parallel torch_autocast zenflow sequence_parallel_size data_parallel_size
+    gradient_allreduce_op managed_gradient_accumulation disable_python_gc log_level
+    inference_optimization local_rank vocabulary_size layer_reduction expert_parallel autoep
+    zero_quantized prefetch_bucket_size checkpoint_engine datastates data_sampling
+    dynamic_batching context_parallel
+    """
+)
+"""Keys that deepspeed 0.14 to 0.18 read (runtime/constants.py and the modules' own configs); any
+other is passed over without a word."""
+
+ZERO = words(
+    """
+    stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
+    allgather_partitions allgather_bucket_size overlap_comm compute_grad_norm
+    load_from_fp32_weights elastic_checkpoint offload_param offload_optimizer zenflow
+    sub_group_size cpu_offload_param cpu_offload_use_pin_memory cpu_offload prefetch_bucket_size
+    stage3_prefetch_bucket_size param_persistence_threshold stage3_param_persistence_threshold
+    model_persistence_threshold stage3_model_persistence_threshold max_live_parameters
+    stage3_max_live_parameters max_reuse_distance stage3_max_reuse_distance
+    gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save
+    stage3_gather_fp16_weights_on_model_save module_granularity_threshold
+    stage3_module_granularity_threshold use_all_reduce_for_fetch_params
+    stage3_use_all_reduce_for_fetch_params allgather_sequential stage3_allgather_sequential
+    ignore_unused_parameters legacy_stage1 round_robin_gradients parameter_alignment
+    zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights
+    zero_quantized_gradients mics_shard_size mics_hierarchical_params_gather
+    memory_efficient_linear pipeline_loading_checkpoint override_module_apply
+    log_trace_cache_warnings enable_sanity_checks save_muon_momentum_buffer_in_memory
+    leaf_module allgather_bucket_size_in_mb stage3_all_reduce_for_fetch_params
+    """
+)
+"""`DeepSpeedZeroConfig`, whose model forbids any other key."""
+
+OFFLOAD = {
+    "offload_param": words(
+        """
+    device nvme_path buffer_count buffer_size max_in_cpu pin_memory
+    """
+    ),
+    "offload_optimizer": words(
+        """
+    device nvme_path buffer_count pin_memory pipeline_read pipeline_write fast_init ratio
+    super_offload cpuadam_cores_perc pipeline
+    """
+    ),
+}
+PRECISION = {
+    "fp16": words(
+        """
+    enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis
+    consecutive_hysteresis min_loss_scale fp16_master_weights_and_grads fp16_opt_level opt_level
+    """
+    ),
+    "bf16": words(
+        """
+    enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads
+    bf16_optimizer_states accumulate_grads_in_fp32
+    """
+    ),
+}
+OPTIMIZER = words(
+    """
+    type params legacy_fusion
+    """
+)
+SCHEDULER = words(
+    """
+    type params
+    """
+)
+
+
+def is_deepspeed(config: Marked) -> bool:
+    """Whether a JSON mapping is DeepSpeed's."""
+    keys = {name for name, _ in config.entries()}
+    surely = {
+        "zero_optimization",
+        "train_micro_batch_size_per_gpu",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "zero_allow_untested_optimizer",
+    }
+    return (
+        bool(keys & surely)
+        or len(keys & {"train_batch_size", "gradient_accumulation_steps", "fp16", "bf16"}) > 1
+    )
+
+
+def check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    """Everything the file shows, alone and on the machines of the context."""
+    yield from _check_keys(path, config)
+    yield from _check_kinds(path, config)
+    yield from _check_zero(path, config)
+    yield from _check_precision(path, config, context)
+    yield from check_triangle(path, config, context.num_processes)
+
+
+def _unknown(
+    path: str, name: str, value: Marked, section: str, known: frozenset[str], *, ends: bool
+) -> Finding:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    what = "the start fails" if ends else "it is passed over without a word"
+    return found(
+        "ds-config-silent-keys",
+        ERROR,
+        path,
+        value.line,
+        f"{section} has no key {name}: {what}",
+        fix=f"write {near[0]}" if near else "take it out",
+        column=value.column,
+    )
+
+
+def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
+    for name, value in config.entries():
+        for old in value.again:
+            yield found(
+                "ds-config-silent-keys",
+                ERROR,
+                path,
+                value.line,
+                f"{name} stands here again: what line {old.line} says is lost",
+                fix="keep one",
+                evidence=[(path, old.line, name)],
+            )
+        if name in TOP_LEVEL or name.startswith(("_", "//", "#", "comment")):
+            continue
+        if name in ZERO:
+            yield found(
+                "ds-config-silent-keys",
+                ERROR,
+                path,
+                value.line,
+                f"{name} belongs into zero_optimization: here it is passed over",
+                fix="move it into zero_optimization",
+                column=value.column,
+            )
+        elif name == "zero_stage":
+            yield found(
+                "ds-config-silent-keys",
+                ERROR,
+                path,
+                value.line,
+                "zero_stage is no key of DeepSpeed's file: no sharding is on",
+                fix=f'"zero_optimization": {{"stage": {value.text()}}}',
+                column=value.column,
+            )
+        elif difflib.get_close_matches(name, TOP_LEVEL, n=1, cutoff=0.7):
+            yield _unknown(path, name, value, "DeepSpeed's configuration", TOP_LEVEL, ends=False)
+        else:
+            yield found(
+                "ds-config-silent-keys",
+                WARNING,
+                path,
+                value.line,
+                f"DeepSpeed's configuration has no key {name}: it is passed over without a word",
+                fix="take it out",
+                column=value.column,
+            )
+    for section, known in (*PRECISION.items(), ("optimizer", OPTIMIZER), ("scheduler", SCHEDULER)):
+        inside = config.at(section)
+        for name, value in inside.entries() if inside is not None else ():
+            if name not in known:
+                yield _unknown(path, name, value, section, known, ends=section in PRECISION)
+
+
+def _check_kinds(path: str, config: Marked) -> Iterator[Finding]:
+    """Values that DeepSpeed cannot take: the start fails."""
+
+    def wrong(value: Marked, what: str, fix: str) -> Finding:
+        return found(
+            "ds-config-silent-keys",
+            ERROR,
+            path,
+            value.line,
+            f"{what}: the start fails",
+            fix=fix,
+            column=value.column,
+        )
+
+    for name, inner in (("zero_optimization", "stage"), ("fp16", "enabled"), ("bf16", "enabled")):
+        section = config.at(name)
+        if section is None or section.value is None or isinstance(section.value, dict):
+            continue
+        if name == "zero_optimization" and isinstance(section.value, bool):
+            continue  # an old way of writing stage 1 and 0, still read
+        said = "a list" if isinstance(section.value, list) else section.text()
+        fix = f'"{name}": {{"{inner}": {said if said != "a list" else "..."}}}'
+        yield wrong(section, f"{name} is {said}, and has to be a mapping", fix)
+    stage = config.at("zero_optimization", "stage")
+    if stage is not None and not _may_be(stage, range(4)):
+        yield wrong(stage, f"{stage.text()} is no stage of ZeRO", '"stage": 0, 1, 2 or 3')
+    for name in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    ):
+        size = config.at(name)
+        if size is not None and not _may_be(size, range(1, 2**31)):
+            fix = f'"{name}": a whole number from 1 on, or "auto" under Accelerate and the Trainer'
+            yield wrong(size, f"{name} is {size.text()}", fix)
+
+
+def _may_be(value: Marked, allowed: range) -> bool:
+    """Whether it is one of these numbers, or something that is filled in before DeepSpeed reads."""
+    text = value.text()
+    if text is None:
+        return not isinstance(value.value, dict | list)
+    if text == "auto" or re.search(r"[${}<>%]", text):
+        return True
+    return value.number() in allowed and not isinstance(value.value, bool)
+
+
+def _check_zero(path: str, config: Marked) -> Iterator[Finding]:
+    zero = config.at("zero_optimization")
+    if zero is None or not isinstance(zero.value, dict):
+        return
+    for name, value in zero.entries():
+        if name not in ZERO:
+            yield _unknown(path, name, value, "zero_optimization", ZERO, ends=True)
+        if name in OFFLOAD:
+            for inner, below in value.entries():
+                if inner not in OFFLOAD[name]:
+                    yield _unknown(path, inner, below, name, OFFLOAD[name], ends=True)
+    stage_at = zero.at("stage")
+    stage = zero.number("stage") if stage_at is not None else 0
+    if stage is None:
+        return
+    offload = zero.at("offload_param")
+    if offload is not None and stage < 3 and offload.text("device") not in {None, "none"}:
+        yield found(
+            "ds-config-silent-keys",
+            ERROR,
+            path,
+            offload.line,
+            f"offload_param is of stage 3, and the stage is {stage}: the weights stay on the GPU",
+            fix='"stage": 3, or take offload_param out',
+        )
+    moved = zero.at("offload_optimizer")
+    if moved is not None and stage == 0 and moved.text("device") not in {None, "none"}:
+        yield found(
+            "ds-config-silent-keys",
+            ERROR,
+            path,
+            moved.line,
+            "offload_optimizer needs a stage of 1 or more, and none is set",
+            fix='"stage": 2',
+        )
+    if stage_at is None and len(zero.value) and not moved and not offload:
+        yield found(
+            "ds-config-silent-keys",
+            WARNING,
+            path,
+            zero.line,
+            "zero_optimization without a stage is stage 0: nothing is sharded",
+            fix='"stage": 2',
+        )
+    if stage < 3:
+        for name, value in zero.entries():
+            if name.startswith("stage3_"):
+                yield found(
+                    "ds-config-silent-keys",
+                    INFO,
+                    path,
+                    value.line,
+                    f"{name} means nothing in stage {stage}",
+                    fix="take it out",
+                )
+
+
+def _check_precision(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    fp16 = config.at("fp16")
+    bf16 = config.at("bf16") or config.at("bfloat16")
+    half = fp16 is not None and fp16.true("enabled")
+    brain = bf16 is not None and bf16.true("enabled")
+    if half and brain and fp16 is not None and bf16 is not None:
+        first, last = sorted((fp16, bf16), key=lambda one: (one.line, one.column))
+        yield found(
+            "ds-fp16-bf16-both",
+            ERROR,
+            path,
+            last.line,
+            "fp16 and bf16 are both enabled",
+            fix="keep one: bf16 from Ampere on",
+            evidence=[(path, first.line, "enabled")],
+        )
+    if brain and bf16 is not None and context.gpu is not None and lacks_bf16(context.gpu):
+        yield bf16_finding(path, bf16.line, "bf16.enabled", context.gpu)
+    if half and not brain and fp16 is not None:
+        scale = fp16.at("loss_scale")
+        if scale is not None and scale.text() in {"1", "1.0"}:
+            yield found(
+                "mixed-precision-loss-scaling",
+                WARNING,
+                path,
+                scale.line,
+                "loss_scale 1 is no scaling: small gradients become 0 in fp16",
+                fix='"loss_scale": 0, which scales dynamically',
+            )
+
+
+def check_triangle(path: str, config: Marked, ranks: int | None) -> Iterator[Finding]:
+    """train_batch_size = micro-batch x accumulation x ranks."""
+    total = config.number("train_batch_size")
+    micro = config.number("train_micro_batch_size_per_gpu")
+    steps = config.number("gradient_accumulation_steps")
+    place = config.at("train_batch_size")
+    if total is None or place is None or total < 1:
+        return
+    if micro and steps and ranks and total != micro * steps * ranks:
+        yield found(
+            "ds-batch-size-mismatch",
+            ERROR,
+            path,
+            place.line,
+            f"train_batch_size {total} is not micro-batch {micro} x {steps} accumulated x "
+            f"{ranks} ranks = {micro * steps * ranks}",
+            fix=f'"train_batch_size": {micro * steps * ranks}, or leave one of the three out',
+        )
+        return
+    for number, name in (
+        (micro and steps and micro * steps, f"micro-batch {micro} x {steps} accumulated"),
+        (micro, f"micro-batch {micro}"),
+        (steps, f"{steps} accumulated"),
+    ):
+        if number and total % (number * (ranks or 1)):
+            by = f"{name} x {ranks} ranks" if ranks else name
+            yield found(
+                "ds-batch-size-mismatch",
+                ERROR,
+                path,
+                place.line,
+                f"train_batch_size {total} is no multiple of {by}",
+                fix="leave train_batch_size out: DeepSpeed computes it",
+            )
+            return
+    if ranks and not micro and not steps and total % ranks:
+        yield found(
+            "ds-batch-size-mismatch",
+            ERROR,
+            path,
+            place.line,
+            f"train_batch_size {total} is no multiple of {ranks} ranks",
+            fix=f"{-(-total // ranks) * ranks}",
+        )

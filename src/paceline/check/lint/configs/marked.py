@@ -1,0 +1,285 @@
+"""Values of YAML, JSON and TOML texts that know the line they stand on."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from json import decoder
+from typing import Any
+
+import yaml
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MOST_NODES = 200_000
+"""Far above any configuration; YAML aliases of aliases would never end."""
+
+
+_scan: Any = decoder.scanstring  # type: ignore[attr-defined]  # left out of its stubs
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """One value and its place. Of an entry of a mapping, the place is its key's."""
+
+    value: Any
+    """A scalar, a `dict[str, Marked]`, or a `list[Marked]`."""
+
+    line: int
+    column: int = 1
+    again: tuple["Marked", ...] = field(default=())
+    """Entries of the same key in the same mapping, of which only this last one counts."""
+
+    text_line: int = 0
+    """Line on which a scalar's own text starts; 0 where that is `line`."""
+
+    def at(self, *path: str | int) -> "Marked | None":
+        """The value below it at these keys and indices; None where there is none."""
+        found: Marked | None = self
+        for step in path:
+            if found is None:
+                return None
+            inner = found.value
+            if isinstance(inner, dict):
+                found = inner.get(str(step))
+            elif isinstance(inner, list) and isinstance(step, int) and step < len(inner):
+                found = inner[step]
+            else:
+                return None
+        return found
+
+    def plain(self, *path: str | int) -> Any:
+        """The value at these keys without places; None where there is none."""
+        found = self.at(*path)
+        return None if found is None else _plain(found)
+
+    def text(self, *path: str | int) -> str | None:
+        """The scalar at these keys as text; None where there is none, or no scalar."""
+        found = self.at(*path)
+        if found is None or found.value is None or isinstance(found.value, dict | list):
+            return None
+        value = found.value
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def number(self, *path: str | int) -> int | None:
+        """The whole number at these keys, also where it is written as text."""
+        text = self.text(*path)
+        return int(text) if text is not None and re.fullmatch(r"-?\d{1,15}", text) else None
+
+    def true(self, *path: str | int) -> bool:
+        """Whether the value at these keys is true, as YAML, JSON or a text says it."""
+        return (self.text(*path) or "").lower() in {"true", "yes", "on"}
+
+    def false(self, *path: str | int) -> bool:
+        """Whether the value is there and says no."""
+        return (self.text(*path) or "").lower() in {"false", "no", "off"}
+
+    def items(self) -> "Iterator[Marked]":
+        """Of a list its values, of anything else nothing."""
+        yield from self.value if isinstance(self.value, list) else ()
+
+    def entries(self) -> "Iterator[tuple[str, Marked]]":
+        """Of a mapping its keys and values, of anything else nothing."""
+        yield from self.value.items() if isinstance(self.value, dict) else ()
+
+    def walk(self) -> "Iterator[Marked]":
+        """This value and all below it."""
+        yield self
+        below = self.value.values() if isinstance(self.value, dict) else self.items()
+        for each in below:
+            yield from each.walk()
+
+
+def _plain(marked: Marked) -> Any:
+    value = marked.value
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+class Unreadable(ValueError):
+    """The text is not of this language: the line, and what its parser says."""
+
+    def __init__(self, line: int, what: str) -> None:
+        self.line, self.what = line, what
+        super().__init__(f"line {line}: {what}")
+
+
+class NoParser(Unreadable):
+    """What reads this language is not installed."""
+
+
+def read_yaml(text: str) -> list[Marked]:
+    """The documents of a YAML text that are not empty."""
+    found = []
+    try:
+        loader = _Loader(text)
+        try:
+            while loader.check_node():
+                budget = [_MOST_NODES]
+                document = _from_node(loader.get_node(), loader, budget)
+                if document.value is not None:
+                    found.append(document)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise Unreadable(line, error.problem or "not YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Unreadable(1, str(error).splitlines()[0] if str(error) else "not YAML") from None
+    return found
+
+
+def _from_node(node: Any, loader: Any, budget: list[int]) -> Marked:
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise ValueError("too many values")
+    line, column = node.start_mark.line + 1, node.start_mark.column + 1
+    if isinstance(node, yaml.MappingNode):
+        entries: dict[str, Marked] = {}
+        for key, inner in node.value:
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+            value = _from_node(inner, loader, budget)
+            if name == "<<" and isinstance(value.value, dict):
+                entries = {**value.value, **entries}
+                continue
+            old = entries.get(name)
+            entries[name] = Marked(
+                value.value,
+                key.start_mark.line + 1,
+                key.start_mark.column + 1,
+                (*old.again, old) if old else (),
+                value.text_line or value.line,
+            )
+        return Marked(entries, line, column)
+    if isinstance(node, yaml.SequenceNode):
+        return Marked([_from_node(each, loader, budget) for each in node.value], line, column)
+    if node.style in {"|", ">"}:  # the text of a block starts on the line below its sign
+        return Marked(node.value, line, column, text_line=line + 1)
+    try:
+        value = loader.construct_object(node, deep=True)
+    except yaml.YAMLError:
+        value = node.value
+    return Marked(value, line, column)
+
+
+def read_json(text: str) -> Marked:
+    """The value of a JSON text."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise Unreadable(error.lineno, error.msg) from None
+    except (ValueError, RecursionError):
+        raise Unreadable(1, "numbers or depth beyond what is read") from None
+    return _Json(text).read()
+
+
+class _Json:
+    """Reads a text that is known to be JSON again, for the places."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.ends = [match.start() for match in re.finditer("\n", text)]
+
+    def read(self) -> Marked:
+        self._skip()
+        line, column = self._place(self.at)
+        sign = self.text[self.at]
+        if sign == "{":
+            return Marked(self._entries(), line, column)
+        if sign == "[":
+            return Marked(self._items(), line, column)
+        if sign == '"':
+            value, self.at = _scan(self.text, self.at + 1, False)
+            return Marked(value, line, column)
+        match = re.compile(r"[^\s,\]}]+").match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return Marked(json.loads(match[0]), line, column)
+
+    def _entries(self) -> dict[str, Marked]:
+        entries: dict[str, Marked] = {}
+        while self._more("}"):
+            line, column = self._place(self.at)
+            name, self.at = _scan(self.text, self.at + 1, False)
+            self._skip()
+            self.at += 1  # the colon
+            value, old = self.read(), entries.get(name)
+            entries[name] = Marked(value.value, line, column, (*old.again, old) if old else ())
+        return entries
+
+    def _items(self) -> list[Marked]:
+        items = []
+        while self._more("]"):
+            items.append(self.read())
+        return items
+
+    def _more(self, end: str) -> bool:
+        """Past the bracket or comma, at the next value; False past the end."""
+        if self.text[self.at] in "{[":
+            self.at += 1
+        self._skip()
+        if self.text[self.at] == end:
+            self.at += 1
+            return False
+        if self.text[self.at] == ",":
+            self.at += 1
+            self._skip()
+        return True
+
+    def _skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
+            self.at += 1
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        from bisect import bisect_left
+
+        line = bisect_left(self.ends, offset)
+        start = self.ends[line - 1] + 1 if line else 0
+        return line + 1, offset - start + 1
+
+
+_SECTION = re.compile(r"^\s*\[{1,2}\s*([^\]]+?)\s*\]{1,2}")
+_KEY = re.compile(r"^(\s*)([A-Za-z0-9_.\"'-]+)\s*=")
+
+
+def read_toml(text: str) -> Marked:
+    """The tables of a TOML text. Values of tables in lists all have the list's place."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"line (\d+)", str(error))
+        raise Unreadable(int(place[1]) if place else 1, str(error)) from None
+    except RecursionError:
+        raise Unreadable(1, "nested too deep") from None
+    places: dict[tuple[str, ...], tuple[int, int]] = {}
+    section: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if (match := _SECTION.match(line)) is not None:
+            section = _dotted(match[1])
+            places.setdefault(section, (number, 1))
+        elif (match := _KEY.match(line)) is not None:
+            places.setdefault((*section, *_dotted(match[2])), (number, len(match[1]) + 1))
+    return _from_toml(values, (), places, (1, 1))
+
+
+def _dotted(name: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in name.split("."))
+
+
+def _from_toml(
+    value: Any,
+    path: tuple[str, ...],
+    places: dict[tuple[str, ...], tuple[int, int]],
+    above: tuple[int, int],
+) -> Marked:
+    place = places.get(path, above)
+    if isinstance(value, dict):
+        return Marked(
+            {key: _from_toml(each, (*path, key), places, place) for key, each in value.items()},
+            *place,
+        )
+    if isinstance(value, list):
+        return Marked([_from_toml(each, path, places, place) for each in value], *place)
+    return Marked(value, *place)

@@ -1,0 +1,186 @@
+"""What is known of the job that a launch line belongs to: nodes, GPUs, tasks, who starts it."""
+
+import re
+from dataclasses import dataclass, field, replace
+
+from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.shell import Option, Script
+from paceline.check.lint.configs.variables import Surroundings
+from paceline.check.lint.context import Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Of one file. None is unknown."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    tasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    scheduler: str | None = None
+    """`slurm` or `kubernetes`."""
+
+    ends_by_itself: bool = False
+    """Whether a time limit or a supervisor ends a job that hangs."""
+
+    has_rdma: bool | None = None
+    sbatch: dict[str, Option] = field(default_factory=dict)
+    context: Context = field(default_factory=Context)
+
+    @property
+    def surroundings(self) -> Surroundings:
+        return Surroundings(
+            nodes=self.nodes,
+            gpus_per_node=self.gpus_per_node,
+            gpu=self.context.gpu,
+            has_rdma=self.has_rdma,
+        )
+
+    def number(self, text: str | None) -> int | None:
+        """The number a text stands for, Slurm's variables read from the #SBATCH lines."""
+        if text is None:
+            return None
+        tasks = (self.tasks_per_node or 0) * (self.nodes or 0) or None
+        known = {
+            "SLURM_NNODES": self.nodes,
+            "SLURM_JOB_NUM_NODES": self.nodes,
+            "SLURM_GPUS_ON_NODE": self.gpus_per_node,
+            "SLURM_GPUS_PER_NODE": self.gpus_per_node,
+            "SLURM_NTASKS_PER_NODE": self.tasks_per_node,
+            "SLURM_NTASKS": tasks,
+            "SLURM_NPROCS": tasks,
+            "SLURM_CPUS_PER_TASK": self.cpus_per_task,
+        }
+        name = re.fullmatch(r"\$\{?(SLURM_\w+)\}?", text.strip())
+        if name is not None:
+            return known.get(name[1])
+        product = re.fullmatch(r"\$\(\((.+)\)\)", text.strip())
+        if product is not None:
+            parts = [self.number(_as_variable(part)) for part in product[1].split("*")]
+            total = 1
+            for part in parts:
+                if part is None:
+                    return None
+                total *= part
+            return total
+        return whole(text)
+
+
+def _as_variable(part: str) -> str:
+    part = part.strip()
+    return part if re.match(r"[\d$]", part) else f"${part}"
+
+
+def scene_of(script: Script, context: Context) -> Scene:
+    """Of a shell script: its #SBATCH lines first, then what the context knows."""
+    options = dict(script.sbatch)
+    nodes = _count(options.get("nodes"))
+    gpus = _gpus(options.get("gpus-per-node")) or _gpus(options.get("gres"))
+    total = _gpus(options.get("gpus"))
+    tasks = _count(options.get("ntasks-per-node"))
+    all_tasks = _count(options.get("ntasks"))
+    if script.is_batch and nodes is None and "nodes" not in options and all_tasks in {None, 1}:
+        nodes = context.nodes or 1  # what Slurm gives when nothing is said
+    if gpus is None and total is not None and nodes:
+        gpus = total // nodes
+    per_task = _gpus(options.get("gpus-per-task"))
+    if tasks is None and all_tasks is not None and nodes:
+        tasks = all_tasks // nodes
+    if gpus is None and per_task is not None and tasks:
+        gpus = per_task * tasks
+    if script.is_batch and tasks is None and all_tasks is None:
+        tasks = 1  # a task a node is Slurm's default
+    context = replace(context, gpu=_gpu_of(options) or context.gpu)
+    said = re.sub(r"(?i)\b(no|not|without|has no)\b[^\n]*", "", script.text)
+    rdma = re.search(r"(?i)infiniband|\bib0\b|mlx5_|roce\b|\bHDR\b|\bNDR\b", said)
+    return Scene(
+        nodes=nodes if nodes is not None else context.nodes,
+        gpus_per_node=gpus if gpus is not None else context.gpus_per_node,
+        tasks_per_node=tasks,
+        cpus_per_task=_count(options.get("cpus-per-task")),
+        scheduler="slurm" if script.is_batch else None,
+        ends_by_itself="time" in options or re.search(r"\btimeout\s", script.text) is not None,
+        has_rdma=True if rdma else None,
+        sbatch=options,
+        context=context,
+    )
+
+
+GPU = re.compile(
+    r"(?i)\b(?:nvidia[-_ ])?(?:tesla[-_ ])?"
+    r"([VPAHB][1-3]00|GH200|GB[23]00|H20|T4|K80|L40S?|A40|A10G?|L4|RTX[-_ ]?\w+)\b"
+)
+"""Names of accelerators in options of Slurm and labels of Kubernetes."""
+
+
+def _gpu_of(options: dict[str, Option]) -> str | None:
+    """The kind of GPU that #SBATCH lines ask for: `--gres=gpu:v100:4`, `--constraint=a100`."""
+    for name in ("gres", "gpus-per-node", "gpus", "constraint"):
+        given = GPU.search(options[name].value) if name in options else None
+        if given is not None and "|" not in options[name].value:
+            return given[1].upper()
+    return None
+
+
+def _count(option: Option | None) -> int | None:
+    return whole(option.value) if option is not None else None
+
+
+def _gpus(option: Option | None) -> int | None:
+    """`8`, `a100:8`, `gpu:8`, `gpu:a100:8(S:0-1)`."""
+    if option is None:
+        return None
+    text = option.value.split("(")[0]
+    if "gpu" in text:
+        text = next((part for part in text.split(",") if part.startswith("gpu")), text)
+    last = text.rsplit(":", 1)[-1]
+    return int(last) if last.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """How many processes a launch starts; None is unknown."""
+
+    nodes: int | None
+    per_node: int | None
+    world: int | None
+
+
+def started(launch: Launch, scene: Scene) -> Started:
+    """Nodes, processes on each, and all of them, as the launcher is told."""
+
+    def option(*names: str) -> int | None:
+        word = launch.option(*names)
+        return scene.number(word.text) if word is not None else None
+
+    if launch.program == "torchrun":
+        told = scene.scheduler == "kubernetes"  # the operator sets PET_NNODES and the like
+        nodes = option("nnodes") if "nnodes" in launch.options else scene.nodes if told else 1
+        per_node = option("nproc_per_node")
+        if "nproc_per_node" not in launch.options:
+            per_node = (scene.tasks_per_node or scene.gpus_per_node) if told else 1
+        elif launch.options["nproc_per_node"].text in {"gpu", "auto"}:
+            per_node = scene.gpus_per_node
+    elif launch.program == "accelerate":
+        world = option("num_processes")
+        nodes = option("num_machines") if "num_machines" in launch.options else None
+        if nodes is None and world is not None and "config_file" not in launch.options:
+            nodes = 1
+        per_node = world // nodes if world is not None and nodes else None
+        return Started(nodes, per_node, world)
+    elif launch.program == "deepspeed":
+        many = launch.option("hostfile", "H", "num_nodes", "include", "i") is not None
+        nodes = option("num_nodes") or (None if many else 1)
+        per_node = option("num_gpus", "num_accelerators") or scene.gpus_per_node
+    elif launch.program == "python" and "srun" in launch.wrappers:
+        nodes = scene.nodes
+        tasks = launch.wrapper("srun", "ntasks", "n")
+        each = launch.wrapper("srun", "ntasks-per-node")
+        per_node = scene.number(each.text) if each is not None else scene.tasks_per_node
+        if tasks is not None:
+            world = scene.number(tasks.text)
+            return Started(nodes, None if world is None or not nodes else world // nodes, world)
+    else:
+        nodes, per_node = scene.nodes, None
+    world = nodes * per_node if nodes is not None and per_node is not None else None
+    return Started(nodes, per_node, world)

@@ -1,0 +1,498 @@
+"""A shell script as facts: its commands with the words they get, its variables, its #SBATCH lines.
+
+Parsed by tree-sitter's grammar for bash, which reads on past what it does not understand. Words
+know their line, also through continuations, arrays, variables that hold whole commands, and the
+text given to `bash -c`. Nothing is run: a variable stands for the last text given to it above.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from paceline.check.lint.configs.marked import NoParser
+from paceline.check.lint.configs.variables import Variable
+
+ESCAPED = "\u200b"
+"""Stands before a `$` that had a backslash: it is expanded later than its neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command, its quotes taken off; `$NAME` stands as written where unknown."""
+
+    text: str
+    line: int
+    column: int = 1
+    source: str = ""
+    """As it stands in the file."""
+
+    single: bool = False
+    """In single quotes: whoever gets it expands what is in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A simple command and where it stands."""
+
+    words: tuple[Word, ...]
+    environment: tuple[Variable, ...] = ()
+    """`NAME=value` before the command."""
+
+    line: int
+    background: bool = False
+    loop: str | None = None
+    """The head of the loop it is in."""
+
+    condition: str | None = None
+    """The condition of the branch it is in."""
+
+    outer: tuple[Word, ...] = ()
+    """The words that hand it to another shell: `srun -n 2 bash -c`, `ssh node`."""
+
+    on_node: bool = False
+    """Whether its variables are expanded where it runs, not where the script does."""
+
+    in_function: bool = False
+    function: str | None = None
+    """The function of the script that it stands in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of an #SBATCH line."""
+
+    value: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a shell script says."""
+
+    path: str
+    text: str
+    commands: tuple[Command, ...]
+    variables: tuple[Variable, ...]
+    """Assignments and exports, in their order."""
+
+    exported: frozenset[str]
+    sbatch: Mapping[str, Option] = field(default_factory=dict)
+    """Long name of the option -> its value."""
+
+    @property
+    def is_batch(self) -> bool:
+        return bool(self.sbatch)
+
+    def value(self, name: str, *, before: int | None = None) -> str | None:
+        """The last text given to a variable, above a line."""
+        given = [
+            each.value
+            for each in self.variables
+            if each.name == name and (before is None or each.line <= before)
+        ]
+        return given[-1] if given else None
+
+
+_SHORT = {
+    "-N": "nodes",
+    "-n": "ntasks",
+    "-c": "cpus-per-task",
+    "-G": "gpus",
+    "-t": "time",
+    "-J": "job-name",
+    "-p": "partition",
+    "-o": "output",
+    "-e": "error",
+    "-a": "array",
+    "-w": "nodelist",
+    "-A": "account",
+    "-C": "constraint",
+    "-d": "dependency",
+    "-D": "chdir",
+}
+
+
+def read_sbatch(text: str) -> dict[str, Option]:
+    """The options of the #SBATCH lines, which end at the first command."""
+    found: dict[str, Option] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("#SBATCH"):
+            try:
+                words = shlex.split(line[7:], comments=True)
+            except ValueError:
+                words = line[7:].split()
+            found.update(_options(words, number))
+        elif line.strip() and not line.lstrip().startswith("#"):
+            break
+    return found
+
+
+def _options(words: list[str], line: int) -> Iterator[tuple[str, Option]]:
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            if not sign and index < len(words) and not words[index].startswith("-"):
+                value = words[index]
+                index += 1
+            yield name, Option(value, line)
+        elif word[:2] in _SHORT:
+            value = word[2:].lstrip("=")
+            if not value and index < len(words):
+                value = words[index]
+                index += 1
+            yield _SHORT[word[:2]], Option(value, line)
+
+
+@cache
+def _parser() -> Any:
+    try:
+        import tree_sitter
+        import tree_sitter_bash
+    except ModuleNotFoundError as error:
+        raise NoParser(
+            1,
+            f"shell scripts are read with {error.name}, which is not installed: "
+            "pip install 'paceline[lint]'",
+        ) from None
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+def read_shell(path: str, text: str) -> Script:
+    """The facts of a shell script, whatever the text.
+
+    Raises:
+        NoParser: What reads shell scripts is not installed.
+    """
+    reader = _Reader(path, text)
+    reader.read()
+    return Script(
+        path=path,
+        text=text,
+        commands=tuple(reader.commands),
+        variables=tuple(reader.variables),
+        exported=frozenset(reader.exported),
+        sbatch=read_sbatch(text),
+    )
+
+
+def commands_of(path: str, words: tuple[Word, ...]) -> list[Command]:
+    """The commands that a container's words are: those of the text that `bash -c` gets, or one."""
+    if not words:
+        return []
+    command = Command(words=words, line=words[0].line, on_node=True)
+    return _Reader(path, "")._handed_on(command) or [command]
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    background: bool = False
+    loop: str | None = None
+    condition: str | None = None
+    in_function: bool = False
+    function: str | None = None
+
+
+_MOST_DEPTH = 60
+_MOST_LETTERS = 2**16
+"""Of a variable's text; one that doubles itself would never end."""
+
+_MOST_WORDS = 10_000
+_MOST_SHELLS = 5
+"""Shells in shells; a variable that holds its own command would never end."""
+
+
+class _Reader:
+    """Walks the syntax tree once, from top to bottom."""
+
+    def __init__(self, path: str, text: str, first_line: int = 1, depth: int = 0) -> None:
+        self.path, self.raw, self.first_line = path, text.encode(), first_line
+        self.depth = depth
+        self.commands: list[Command] = []
+        self.variables: list[Variable] = []
+        self.exported: set[str] = set()
+        self.arrays: dict[str, list[Word]] = {}
+        self.holds: dict[str, Word] = {}
+
+    def read(self) -> None:
+        self._visit(_parser().parse(self.raw).root_node, _Around(), 0)
+
+    def _visit(self, node: Any, around: _Around, depth: int) -> None:
+        if depth > _MOST_DEPTH:
+            return
+        kind = node.type
+        if kind == "command":
+            self._command(node, around)
+        elif kind == "variable_assignment":
+            self._assign(node, around)
+        elif kind == "declaration_command":
+            for child in node.named_children:
+                if child.type == "variable_assignment":
+                    name = self._assign(child, around)
+                    if self._text(node).startswith(("export", "declare -x", "typeset -x")):
+                        self.exported.add(name)
+                elif child.type == "variable_name":
+                    self.exported.add(self._text(child))
+        else:
+            self._visit_below(node, kind, around, depth)
+
+    def _visit_below(self, node: Any, kind: str, around: _Around, depth: int) -> None:
+        if kind in {"for_statement", "while_statement", "c_style_for_statement"}:
+            around = replace(around, loop=self._text(node).split("\n")[0])
+        elif kind == "function_definition":
+            name = node.child_by_field_name("name")
+            said = self._text(name) if name is not None else None
+            around = replace(around, in_function=True, function=said)
+        if kind == "if_statement":
+            self._branches(node, around, depth)
+            return
+        children = node.children
+        for number, child in enumerate(children):
+            if not child.is_named:
+                continue
+            follows = children[number + 1].type if number + 1 < len(children) else ""
+            inner = replace(around, background=True) if follows == "&" else around
+            if kind in {"list"} and number and children[number - 1].type in {"&&", "||"}:
+                inner = replace(inner, condition=self._text(children[number - 2])[:80])
+            self._visit(child, inner, depth + 1)
+
+    def _branches(self, node: Any, around: _Around, depth: int) -> None:
+        condition: str | None = None
+        for child in node.children:
+            if not child.is_named:
+                continue
+            if condition is None:
+                condition = self._text(child)
+                self._visit(child, around, depth + 1)
+                continue
+            self._visit(child, replace(around, condition=condition), depth + 1)
+
+    def _text(self, node: Any) -> str:
+        return self.raw[node.start_byte : node.end_byte].decode(errors="replace")
+
+    def _line(self, node: Any) -> int:
+        return int(node.start_point[0]) + self.first_line
+
+    def _column(self, node: Any) -> int:
+        """In letters, from 1; the parser counts bytes."""
+        before = self.raw[node.start_byte - int(node.start_point[1]) : node.start_byte]
+        return len(before.decode(errors="replace")) + 1
+
+    def _assign(self, node: Any, around: _Around) -> str:
+        name_node, value_node = node.child_by_field_name("name"), node.child_by_field_name("value")
+        name = self._text(name_node) if name_node is not None else "?"
+        appends = "+=" in self._text(node)[: len(name) + 2]
+        if value_node is not None and value_node.type == "array":
+            words = [word for child in value_node.named_children for word in self._words(child)]
+            self.arrays[name] = [*(self.arrays.get(name, []) if appends else []), *words][
+                :_MOST_WORDS
+            ]
+            return name
+        word = self._word(value_node) if value_node is not None else Word("", self._line(node))
+        if appends and name in self.holds:
+            word = replace(word, text=self.holds[name].text + word.text)
+        if len(word.text) > _MOST_LETTERS:
+            word = replace(word, text=word.source[:_MOST_LETTERS])
+        self.holds[name] = word
+        self.variables.append(
+            Variable(
+                name=name,
+                value=word.text,
+                path=self.path,
+                line=self._line(node),
+                column=self._column(node),
+                condition=around.condition,
+            )
+        )
+        if value_node is not None:
+            self._substitutions(value_node, around)
+        return name
+
+    def _command(self, node: Any, around: _Around) -> None:
+        environment, words = [], []
+        for child in node.children:
+            if child.type == "variable_assignment":
+                name, value = child.child_by_field_name("name"), child.child_by_field_name("value")
+                if name is None:
+                    continue
+                environment.append(
+                    Variable(
+                        name=self._text(name),
+                        value=self._word(value).text if value is not None else "",
+                        path=self.path,
+                        line=self._line(child),
+                        column=self._column(child),
+                    )
+                )
+            elif child.type == "command_name":
+                for inner in child.children:
+                    words += self._words(inner)
+            elif child.is_named and "redirect" not in child.type:
+                words += self._words(child)
+            if child.is_named:
+                self._substitutions(child, around)
+        words = _flat(words)
+        if not words and not environment:
+            return
+        command = Command(
+            words=tuple(words),
+            environment=tuple(environment),
+            line=self._line(node),
+            background=around.background,
+            loop=around.loop,
+            condition=around.condition,
+            in_function=around.in_function,
+            function=around.function,
+        )
+        inner = self._handed_on(command)
+        self.commands += inner if inner else [command]
+        if words and words[0].text == "export":  # `export "A=b"`, which is a plain command
+            self._exports(words[1:], around)
+
+    def _exports(self, words: list[Word], around: _Around) -> None:
+        for word in words:
+            name, sign, value = word.text.partition("=")
+            self.exported.add(name)
+            if sign:
+                self.variables.append(
+                    Variable(
+                        name=name,
+                        value=value,
+                        path=self.path,
+                        line=word.line,
+                        condition=around.condition,
+                    )
+                )
+
+    def _substitutions(self, node: Any, around: _Around) -> None:
+        """Commands inside `$(...)`."""
+        if node.type in {"command_substitution", "process_substitution"}:
+            for child in node.named_children:
+                self._visit(child, around, _MOST_DEPTH - 5)
+            return
+        for child in node.named_children:
+            self._substitutions(child, around)
+
+    def _handed_on(self, command: Command) -> list[Command]:
+        """The commands of a text that is given to another shell; nothing for other commands."""
+        words = command.words
+        for number, word in enumerate(words[:-1]):
+            if not (word.text == "-c" or re.fullmatch(r"-\w*c", word.text)) or not number:
+                continue
+            if re.search(r"(^|/)(ba|z|da)?sh$", words[number - 1].text) is None and not any(
+                re.search(r"(^|/)(ba|z|da)?sh$", one.text) for one in words[:number]
+            ):
+                continue
+            outer, script, after = words[: number + 1], words[number + 1], words[number + 3 :]
+            return self._read_inner(command, outer, script, after)
+        if words and words[0].text in {"ssh", "pdsh"} and " " in words[-1].text:
+            return self._read_inner(command, words[:-1], words[-1], ())
+        return []
+
+    def _read_inner(
+        self, command: Command, outer: tuple[Word, ...], script: Word, after: tuple[Word, ...]
+    ) -> list[Command]:
+        if self.depth >= _MOST_SHELLS:
+            return []
+        inner = _Reader(self.path, script.text, script.line, self.depth + 1)
+        inner.holds, inner.arrays = dict(self.holds), dict(self.arrays)
+        inner.read()
+        found = []
+        for each in inner.commands:
+            words: list[Word] = []
+            for word in each.words:
+                words += after if word.text in {"$@", "$*", "${@}"} else [word]
+            found.append(
+                replace(
+                    each,
+                    words=tuple(words),
+                    outer=(*outer, *each.outer),
+                    environment=(*command.environment, *each.environment),
+                    background=command.background or each.background,
+                    loop=command.loop or each.loop,
+                    condition=command.condition or each.condition,
+                    on_node=each.on_node or script.single,
+                )
+            )
+        return found
+
+    def _words(self, node: Any) -> list[Word]:
+        """The words one argument becomes: arrays and unquoted variables may be several."""
+        text = self._text(node)
+        array = re.fullmatch(r'"?\$\{(\w+)\[[@*]\]\}"?', text)
+        if array is not None and array[1] in self.arrays:
+            return self.arrays[array[1]]
+        name = re.fullmatch(r"\$\{?(\w+)\}?", text)
+        if name is not None and name[1] in self.holds:
+            held = self.holds[name[1]]
+            if any(sign.isspace() for sign in held.text):
+                return _split(held)
+            return [replace(self._word(node), text=held.text)] if held.text else []
+        return [self._word(node)]
+
+    def _word(self, node: Any) -> Word:
+        place = (self._line(node), self._column(node))
+        source = self._text(node)
+        single = node.type in {"raw_string", "ansi_c_string"}
+        return Word(self._value(node), *place, source, single)
+
+    def _value(self, node: Any) -> str:
+        source = self._text(node)
+        if node.type == "raw_string":
+            return source[1:-1]
+        if node.type in {"string", "concatenation"}:
+            return self._joined(node, source)
+        if node.type in {"simple_expansion", "expansion"}:
+            return self._expanded(source)
+        if node.type == "word":
+            return re.sub(r"\\(.)", r"\1", source.replace("\\\n", ""))
+        return source
+
+    def _joined(self, node: Any, source: str) -> str:
+        """The pieces of a text one after the other, with what stands between them."""
+        parts, at = [], node.start_byte
+        for child in node.named_children:
+            parts.append(self.raw[at : child.start_byte].decode(errors="replace"))
+            value = self._value(child)
+            if node.type == "concatenation" and child.type == "raw_string":
+                value = value.replace("$", f"{ESCAPED}$")
+            parts.append(value)
+            at = child.end_byte
+        parts.append(self.raw[at : node.end_byte].decode(errors="replace"))
+        text = "".join(parts)
+        if node.type == "string":
+            text = text.removeprefix('"').removesuffix('"')
+            text = text.replace(r"\$", ESCAPED + "$")  # whoever gets it expands it
+            return re.sub(r'\\(["`\\])', r"\1", text)
+        return text
+
+    def _expanded(self, source: str) -> str:
+        name = re.fullmatch(r"\$\{?(\w+)\}?", source)
+        if name is not None and name[1] in self.holds:
+            return self.holds[name[1]].text
+        default = re.fullmatch(r"\$\{(\w+):?[-=]([^}]*)\}", source)
+        if default is not None:
+            held = self.holds.get(default[1])
+            return held.text if held is not None else default[2]
+        return source
+
+
+def _flat(words: list[Word]) -> list[Word]:
+    return [word for word in words if word.text or word.source]
+
+
+def _split(held: Word) -> list[Word]:
+    """The words of a variable's text, each on its own line of it."""
+    found = []
+    for number, line in enumerate(held.text.split("\n")):
+        try:
+            parts = shlex.split(line.rstrip("\\").strip())
+        except ValueError:
+            parts = line.rstrip("\\").split()
+        found += [Word(part, held.line + number, held.column, part) for part in parts]
+    return found

@@ -1,0 +1,313 @@
+"""A batch script of Slurm: its #SBATCH lines against what its launch lines need."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.launch_rules import TRAINS
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.scene import Scene
+from paceline.check.lint.configs.shell import ESCAPED, Script
+
+_LIGHTNING = re.compile(
+    r"(?im)\b(pl|L|lightning|pytorch_lightning)\.Trainer\(|\bTrainer\([^)]*num_nodes|trainer\.devices"
+)
+
+
+def check_slurm(script: Script, launches: Sequence[Launch], scene: Scene) -> Iterator[Finding]:
+    """What the batch script asks for, and what it then starts."""
+    trains = [each for each in launches if _trains(each)]
+    for launch in trains:
+        yield from _check_tasks(script, launch, scene)
+        yield from _check_without_srun(script, launch, scene)
+        yield from _check_copies(script, launch, scene)
+        yield from _check_ports(launch, scene)
+    yield from _check_expanded(script, trains)
+    yield from _check_world(script, scene)
+    if trains:
+        yield from _check_habits(script, trains, scene)
+
+
+def _trains(launch: Launch) -> bool:
+    if launch.program in {"torchrun", "accelerate", "deepspeed", "horovod"}:
+        return True
+    target = launch.target.text if launch.target is not None else ""
+    return launch.program == "python" and ("srun" in launch.wrappers or bool(TRAINS.search(target)))
+
+
+def _place(script: Script, *names: str) -> int | None:
+    return next((script.sbatch[name].line for name in names if name in script.sbatch), None)
+
+
+def _is_lightning(script: Script, launch: Launch, scene: Scene) -> bool:
+    if scene.context.launcher in {"lightning", "fabric"}:
+        return True
+    if _LIGHTNING.search(script.text):
+        return True
+    devices = launch.argument("devices", "gpus", "n_devices")
+    nodes = launch.argument("num_nodes")
+    return devices is not None and nodes is not None
+
+
+def _check_tasks(script: Script, launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """How many copies of the command Slurm starts on a node, against who starts the ranks."""
+    own = launch.wrapper("srun", "ntasks-per-node") or launch.wrapper("srun", "ntasks", "n")
+    if "srun" not in launch.wrappers or scene.tasks_per_node is None:
+        return
+    tasks = scene.tasks_per_node
+    place = _place(script, "ntasks-per-node", "ntasks") or launch.line
+    if own is not None:
+        number = scene.number(own.text)
+        if number is None:
+            return
+        total = launch.wrapper("srun", "ntasks-per-node") is None
+        tasks = number // scene.nodes if total and scene.nodes else number
+        place = own.line
+    if launch.program in {"torchrun", "accelerate"}:
+        started_by_one = launch.option("nproc_per_node", "num_processes")
+        if tasks > 1 and started_by_one is not None and whole(started_by_one.text) != 1:
+            yield found(
+                "slurm-ntasks-mismatch",
+                ERROR,
+                script.path,
+                place,
+                f"{tasks} tasks a node each start {launch.program}, which starts all ranks of the "
+                "node itself",
+                fix="--ntasks-per-node=1: one launcher a node",
+            )
+        return
+    if launch.program != "python":
+        return
+    yield from _check_trainer(script, launch, scene, tasks, place)
+
+
+def _check_trainer(
+    script: Script, launch: Launch, scene: Scene, tasks: int, place: int
+) -> Iterator[Finding]:
+    """A trainer that wants one task for each device, as Lightning does."""
+    lightning = _is_lightning(script, launch, scene)
+    word = launch.argument("devices", "gpus", "n_devices")
+    devices = whole(word.text) if word is not None else None
+    if lightning and devices is None:
+        devices = scene.context.devices
+    gpus = scene.gpus_per_node
+    wanted = devices if devices is not None else gpus
+    if wanted is not None and wanted > 1 and tasks != wanted:
+        sure = lightning
+        yield found(
+            "slurm-ntasks-mismatch",
+            ERROR if sure else INFO,
+            script.path,
+            place,
+            f"{tasks} task{'s' if tasks > 1 else ''} a node, and "
+            + (
+                f"the trainer wants one for each of {wanted} devices"
+                if sure
+                else f"{wanted} GPUs: a program with one process for each GPU never sees the others"
+            ),
+            fix=f"#SBATCH --ntasks-per-node={wanted}",
+        )
+    nodes_word = launch.argument("num_nodes", "nnodes")
+    nodes = whole(nodes_word.text) if nodes_word is not None else None
+    if nodes is None and lightning and scene.context.nodes != scene.nodes:
+        nodes = scene.context.nodes
+    if nodes is not None and scene.nodes is not None and nodes != scene.nodes:
+        line = _place(script, "nodes") or (nodes_word.line if nodes_word else launch.line)
+        yield found(
+            "slurm-ntasks-mismatch",
+            ERROR,
+            script.path,
+            nodes_word.line if nodes_word is not None else line,
+            f"the trainer waits for {nodes} nodes, and the job has {scene.nodes}",
+            fix=f"num_nodes={scene.nodes}, or #SBATCH --nodes={nodes}",
+        )
+
+
+_BEFORE_TRAINING = re.compile(r"(?i)(prep|download|tokeni[sz]e|convert|eval|test|plot|split|build)")
+"""Names of scripts that one process is enough for."""
+
+
+def _check_without_srun(script: Script, launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """A launch that only the first of several nodes ever sees."""
+    if scene.nodes is None or scene.nodes < 2:
+        return
+    carriers = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "jsrun"}
+    if carriers & set(launch.wrappers) or launch.program in {"deepspeed", "horovod", "mlx", "ray"}:
+        return
+    if launch.program == "accelerate" and {"config_file", "use_deepspeed"} & set(launch.options):
+        return  # DeepSpeed's launcher may log in to the other nodes
+    target = launch.target.text if launch.target is not None else ""
+    if launch.program == "python" and (
+        _BEFORE_TRAINING.search(target) or re.search(r"(?m)^\s*srun\b", script.text)
+    ):
+        return
+    if re.search(r"\b(ssh|pdsh|clush|mpirun|mpiexec|ray start)\b", script.text):
+        return
+    if re.search(r"\bsrun\b[^\n]*(\$0|\.sh\b|\$\{?\w*(SCRIPT|LAUNCH)\w*)", script.text):
+        return
+    if any(word.text == "srun" for command in script.commands for word in command.words[:1]) and (
+        any(each.in_function for each in script.commands)
+    ):
+        return
+    yield found(
+        "slurm-ntasks-mismatch",
+        ERROR,
+        script.path,
+        launch.line,
+        f"without srun this runs on the first of {scene.nodes} nodes, and waits for the others",
+        fix=f"srun {launch.words[0].text} ...",
+    )
+
+
+def _check_copies(script: Script, launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """Tasks of srun that are told no rank."""
+    if launch.program != "python" or "srun" not in launch.wrappers:
+        return
+    if _is_lightning(script, launch, scene) or {"RANK", "WORLD_SIZE"} & set(launch.environment):
+        return
+    tasks = (scene.tasks_per_node or 1) * (scene.nodes or 1)
+    if tasks > 1 and not re.search(r"\b(RANK|SLURM_PROCID|WORLD_SIZE)\b", script.text):
+        yield found(
+            "slurm-world-size-copies",
+            INFO,
+            script.path,
+            launch.line,
+            f"{tasks} tasks are told no RANK: unless the program reads SLURM_PROCID, they are "
+            f"{tasks} trainings of one rank each",
+        )
+
+
+def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """One port for all tasks of an array, which may share a node."""
+    if "array" not in scene.sbatch or "exclusive" in scene.sbatch or "standalone" in launch.options:
+        return
+    word = launch.option("master_port", "main_process_port", "rdzv_endpoint")
+    said = launch.environment.get("MASTER_PORT")
+    text = word.text.rpartition(":")[2] if word is not None else said.value if said else None
+    if text is not None and re.fullmatch(r"[1-9]\d*", text):
+        held = word is None or "$" in word.source
+        line = said.line if said is not None and held else word.line if word else launch.line
+        yield found(
+            "port-in-use",
+            WARNING,
+            launch.path,
+            line,
+            f"every task of the array takes port {text}, and several may share a node",
+            fix="$((20000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
+        )
+
+
+_NUMBER = re.compile(rf"(?<!{ESCAPED})\$\{{?SLURM_(PROCID|LOCALID|NODEID)\b")
+
+
+def _check_expanded(script: Script, launches: Sequence[Launch]) -> Iterator[Finding]:
+    """RANK=$SLURM_PROCID in the batch shell, where it is 0 for every task."""
+    if not any("srun" in launch.wrappers for launch in launches):
+        return
+    used = " ".join(word.text for launch in launches for word in launch.words)
+    for each in script.variables:
+        if not _NUMBER.search(each.value):
+            continue
+        passed = each.name in script.exported and each.name in {
+            "RANK",
+            "LOCAL_RANK",
+            "NODE_RANK",
+            "GROUP_RANK",
+            "MACHINE_RANK",
+            "PET_NODE_RANK",
+        }
+        if passed and each.value.strip() not in used:
+            yield found(
+                "accelerate-machine-rank-expanded",
+                ERROR,
+                each.path,
+                each.line,
+                f"{each.name}={each.value} is 0 for every task: the batch shell expands it once",
+                fix=f"srun bash -c 'export {each.name}={each.value}; ...' in single quotes",
+                column=each.column,
+            )
+
+
+def _check_world(script: Script, scene: Scene) -> Iterator[Finding]:
+    """A world size that is written out and is another than the job's."""
+    if scene.nodes is None or scene.tasks_per_node is None:
+        return
+    sizes = {scene.nodes * scene.tasks_per_node, scene.nodes * (scene.gpus_per_node or 0)}
+    for each in script.variables:
+        number = scene.number(each.value) if each.name == "WORLD_SIZE" else None
+        if number is not None and number not in sizes and each.name in script.exported:
+            yield found(
+                "store-clients-timeout",
+                ERROR,
+                each.path,
+                each.line,
+                f"WORLD_SIZE={number} ranks are waited for, and the job starts "
+                f"{scene.nodes * scene.tasks_per_node}",
+                fix="export WORLD_SIZE=$SLURM_NTASKS",
+                column=each.column,
+            )
+
+
+def _check_habits(script: Script, launches: Sequence[Launch], scene: Scene) -> Iterator[Finding]:
+    """What a long job is better off with."""
+    options, launch = script.sbatch, launches[0]
+    time = options.get("time")
+    handles = re.search(r"\btrap\b", script.text) is not None
+    if time is not None and not handles and not {"signal", "requeue"} & set(options):
+        yield found(
+            "sigterm-preempted",
+            INFO,
+            script.path,
+            time.line,
+            f"after {time.value} the job is ended without a warning to save",
+            fix="#SBATCH --signal=B:USR1@120 with a handler that saves, and #SBATCH --requeue",
+        )
+    memory = {"mem", "mem-per-cpu", "mem-per-gpu", "exclusive"}
+    if scene.gpus_per_node and not memory & set(options):
+        place = _place(script, "gpus-per-node", "gres", "gpus") or 1
+        yield found(
+            "slurm-oom-kill",
+            INFO,
+            script.path,
+            place,
+            "no memory is asked for: clusters then give a few GB a core",
+            fix="#SBATCH --mem=0 for a whole node",
+        )
+    if "OMP_NUM_THREADS" not in launch.environment and scene.cpus_per_task:
+        yield found(
+            "omp-threads-default",
+            INFO,
+            script.path,
+            launch.line,
+            f"OMP_NUM_THREADS is not set, and a task has {scene.cpus_per_task} cores",
+            fix="export OMP_NUM_THREADS=$((cores / ranks of the node))",
+        )
+    omp = launch.environment.get("OMP_NUM_THREADS")
+    threads = scene.number(omp.value) if omp is not None else None
+    tasks = scene.tasks_per_node or 1
+    if (
+        omp is not None
+        and threads
+        and scene.cpus_per_task
+        and launch.program == "python"
+        and (tasks > 1 and threads > scene.cpus_per_task)
+    ):
+        yield found(
+            "omp-threads-default",
+            WARNING,
+            script.path,
+            omp.line,
+            f"{threads} threads for each of {tasks} tasks, which have {scene.cpus_per_task} cores",
+            fix=f"export OMP_NUM_THREADS={scene.cpus_per_task}",
+        )
+    bind = launch.wrapper("srun", "cpu-bind", "cpu_bind")
+    if bind is not None and bind.text == "none" and tasks > 1:
+        yield found(
+            "numa-misbinding",
+            WARNING,
+            script.path,
+            bind.line,
+            "--cpu-bind=none lets a rank run on the other socket than its GPU",
+            fix="--cpu-bind=cores, or leave it out",
+        )

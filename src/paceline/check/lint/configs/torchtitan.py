@@ -1,0 +1,267 @@
+"""torchtitan's TOML: degrees, batches and precision that contradict each other."""
+
+import difflib
+from collections.abc import Iterator
+from math import gcd, prod
+
+from paceline.catalog import find_model_preset
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.launch_rules import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.megatron_arguments import bubble
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.configs.words import words
+from paceline.check.lint.context import Context
+
+SECTIONS = words(
+    """
+    job profiling metrics model optimizer lr_scheduler training parallelism checkpoint
+    activation_checkpoint compile comm memory_estimation fault_tolerance experimental validation
+    float8 mx quantize debug custom data_loader data eval
+    """
+)
+PARALLELISM = words(
+    """
+    data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward
+    tensor_parallel_degree enable_async_tensor_parallel disable_loss_parallel
+    pipeline_parallel_degree pipeline_parallel_split_points module_fqns_per_model_part
+    pipeline_parallel_layers_per_stage pipeline_parallel_first_stage_less_layers
+    pipeline_parallel_last_stage_less_layers pipeline_parallel_schedule
+    pipeline_parallel_schedule_csv pipeline_parallel_microbatch_size context_parallel_degree
+    context_parallel_rotate_method context_parallel_load_balancer expert_parallel_degree
+    expert_tensor_parallel_degree pipeline_parallel_expert_parallel_overlap
+    enable_compiled_autograd spmd_backend expert_parallel_comm_backend full_dtensor
+    """
+)
+TRAINING = words(
+    """
+    dataset dataset_path batch_size local_batch_size global_batch_size seq_len max_norm steps
+    enable_cpu_offload dtype mixed_precision_param mixed_precision_reduce gc_freq gc_debug seed
+    deterministic compile warmup_steps data_parallel_degree tensor_parallel_degree
+    debug_moe_force_load_balance
+    """
+)
+"""Fields of torchtitan's job_config.py, 0.1 to 0.2."""
+
+
+def is_torchtitan(config: Marked) -> bool:
+    """Whether a TOML text is torchtitan's."""
+    sections = {name for name, value in config.entries() if isinstance(value.value, dict)}
+    return "training" in sections and bool(
+        sections & {"parallelism", "activation_checkpoint", "job", "lr_scheduler"}
+    )
+
+
+def check_torchtitan(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    """Everything the file shows, alone and on the machines of the context."""
+    yield from _check_keys(path, config)
+    yield from _check_degrees(path, config, context)
+    yield from _check_batches(path, config, context)
+    precision = config.at("training", "mixed_precision_param") or config.at("training", "dtype")
+    gpu = context.gpu
+    if precision is not None and precision.text() == "bfloat16" and gpu and lacks_bf16(gpu):
+        yield bf16_finding(path, precision.line, "bfloat16", gpu)
+    folder = config.at("checkpoint")
+    if folder is not None and folder.false("enable") and config.number("training", "steps"):
+        return
+
+
+def _check_keys(path: str, config: Marked) -> Iterator[Finding]:
+    """Words that are nearly torchtitan's; its models may bring sections of their own."""
+    for name, value in config.entries():
+        near = difflib.get_close_matches(name, SECTIONS, n=1, cutoff=0.8)
+        if name not in SECTIONS and near and isinstance(value.value, dict):
+            yield found(
+                "config-unknown-key",
+                ERROR,
+                path,
+                value.line,
+                f"torchtitan has no section [{name}]",
+                fix=f"write [{near[0]}]",
+            )
+    for section, known in (("parallelism", PARALLELISM), ("training", TRAINING)):
+        inside = config.at(section)
+        for name, value in inside.entries() if inside is not None else ():
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            if name not in known and near:
+                yield found(
+                    "config-unknown-key",
+                    ERROR,
+                    path,
+                    value.line,
+                    f"[{section}] has no key {name}",
+                    fix=f"write {near[0]}",
+                )
+
+
+def _check_degrees(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    split = config.at("parallelism")
+    if split is None:
+        return
+    names = (
+        "data_parallel_replicate_degree",
+        "data_parallel_shard_degree",
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "context_parallel_degree",
+    )
+    degrees = {name: split.number(name) for name in names}
+    for name in (*names, "expert_parallel_degree"):
+        degree = split.at(name)
+        if degree is None or degree.value is None:
+            continue
+        number, lowest = degree.number(), -1 if name == "data_parallel_shard_degree" else 1
+        if number is None or number < lowest or number == 0:
+            yield found(
+                "config-unknown-key",
+                ERROR,
+                path,
+                degree.line,
+                f"{name} is {degree.text()}: it has to be a whole number from 1 on",
+                fix=f"{name} = 1"
+                + (" or more, or -1 for what is left" if lowest < 0 else " where nothing is split"),
+            )
+    given = [value for value in degrees.values() if value is not None]
+    open_ones = [name for name, value in degrees.items() if value == -1]
+    if degrees["data_parallel_shard_degree"] is None:
+        open_ones.append("data_parallel_shard_degree")  # -1 is its default
+    world, product = context.num_processes, prod(value for value in given if value > 0)
+    place = next((split.at(name) for name in reversed(names) if split.at(name)), split)
+    line = place.line if place is not None else split.line
+    if world is not None and (product != world if not open_ones else world % product):
+        said = " x ".join(
+            f"{name.removesuffix('_degree')} {value}"
+            for name, value in degrees.items()
+            if value is not None and value > 1
+        )
+        yield found(
+            "divisibility",
+            ERROR,
+            path,
+            line,
+            f"{said or 'the degrees'} is {product}, and the job has {world} ranks",
+            fix="data_parallel_shard_degree = -1 takes what is left, where the others divide it",
+        )
+    tensor, per_node = split.at("tensor_parallel_degree"), context.gpus_per_node or context.devices
+    number = tensor.number() if tensor is not None else None
+    if tensor is not None and number is not None and per_node is not None and number > per_node:
+        yield found(
+            "tp-across-nodes",
+            WARNING,
+            path,
+            tensor.line,
+            f"tensor parallel {number} spans nodes of {per_node} GPUs",
+            fix=f"tensor_parallel_degree = {per_node} at most",
+        )
+    shape = _shape(config)
+    if tensor is not None and number is not None and number > 1 and shape is not None:
+        heads, kv_heads = shape
+        for many, what in ((heads, "attention heads"), (kv_heads, "key and value heads")):
+            if many % number:
+                yield found(
+                    "divisibility",
+                    ERROR,
+                    path,
+                    tensor.line,
+                    f"tensor parallel {number} does not divide the model's {many} {what}",
+                    fix=f"tensor_parallel_degree = a divisor of {gcd(heads, kv_heads)}",
+                )
+                break
+    expert = split.at("expert_parallel_degree")
+    experts = expert.number() if expert is not None else None
+    shard, cut = (
+        degrees["data_parallel_shard_degree"] or -1,
+        degrees["context_parallel_degree"] or 1,
+    )
+    if expert is not None and experts and experts > 1 and shard > 0 and (shard * cut) % experts:
+        yield found(
+            "divisibility",
+            ERROR,
+            path,
+            expert.line,
+            f"expert parallel {experts} does not divide the {shard * cut} ranks that shard",
+            fix=f"a divisor of {shard * cut}",
+        )
+
+
+def _shape(config: Marked) -> tuple[int, int] | None:
+    """Heads, and heads of keys and values, where the catalogue knows the flavour."""
+    name, flavor = config.text("model", "name"), config.text("model", "flavor")
+    known = _PRESETS.get((name or "", flavor or ""))
+    if known is None:
+        return None
+    preset = find_model_preset(known, where="[model] flavor")
+    return preset.heads, preset.kv_heads
+
+
+_PRESETS = {("llama3", size): f"llama-3-{size.lower()}" for size in ("8B", "70B", "405B")}
+"""torchtitan's flavours (torchtitan/models/llama3/__init__.py) -> the catalogue's models."""
+
+
+def _check_batches(path: str, config: Marked, context: Context) -> Iterator[Finding]:
+    split, training = config.at("parallelism"), config.at("training")
+    if training is None:
+        return
+
+    def degree(name: str) -> int:
+        number = split.number(f"{name}_parallel_degree") if split is not None else None
+        return number if number is not None and number > 0 else 1
+
+    local = training.number("local_batch_size") or training.number("batch_size")
+    stages = degree("pipeline")
+    micro_at = split.at("pipeline_parallel_microbatch_size") if split is not None else None
+    micro = (micro_at.number() if micro_at is not None else None) or 1
+    if stages > 1 and local is not None and split is not None:
+        place = split.at("pipeline_parallel_degree") or split
+        if local % micro:
+            yield found(
+                "divisibility",
+                ERROR,
+                path,
+                (micro_at or place).line,
+                f"pipeline_parallel_microbatch_size {micro} does not divide batch {local}",
+                fix=f"a divisor of {local}",
+            )
+        else:
+            schedule = split.text("pipeline_parallel_schedule") or "1F1B"
+            chunks = 2 if "Interleaved" in schedule or "ZeroBubble" in schedule else 1
+            if "ZeroBubble" not in schedule and "ZBV" not in schedule:
+                yield from bubble(path, place.line, stages, local // micro, chunks)
+    length_at = training.at("seq_len")
+    length = length_at.number() if length_at is not None else None
+    parts = degree("tensor") * (2 * degree("context") if degree("context") > 1 else 1)
+    if length_at is not None and length is not None and length % parts:
+        yield found(
+            "divisibility",
+            ERROR,
+            path,
+            length_at.line,
+            f"seq_len {length} is no multiple of {parts}, tensor {degree('tensor')} x 2 x context "
+            f"{degree('context')}",
+            fix=f"seq_len = {-(-length // parts) * parts}",
+        )
+    whole_at, world = training.at("global_batch_size"), context.num_processes
+    whole = whole_at.number() if whole_at is not None else None
+    others = degree("tensor") * stages * degree("context")
+    if whole_at is not None and whole and whole > 0 and local and world and world % others == 0:
+        data = world // others
+        if whole % (local * data):
+            yield found(
+                "divisibility",
+                ERROR,
+                path,
+                whole_at.line,
+                f"global batch {whole} is no multiple of {local} x {data} data ranks",
+                fix=f"a multiple of {local * data}",
+            )
+    recompute = config.text("activation_checkpoint", "mode")
+    flavor = config.text("model", "flavor") or ""
+    if recompute == "none" and any(big in flavor for big in ("13B", "32B", "70B", "405B")):
+        mode = config.at("activation_checkpoint", "mode")
+        yield found(
+            "no-gradient-checkpointing",
+            INFO,
+            path,
+            mode.line if mode else 1,
+            f"{flavor} without activation recomputation",
+        )

@@ -1,0 +1,422 @@
+"""Environment variables, wherever they are set: NCCL's, Gloo's, PyTorch's and the launchers'."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.configs.known_variables import (
+    ALLOCATOR,
+    NCCL,
+    OTHERS,
+    PLUGINS,
+    PREFIXES,
+    RENAMED,
+    STILL_READ,
+    TORCH_NCCL,
+)
+from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
+from paceline.check.lint.context import Context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """`NAME=value` as it is set somewhere. `value` may hold `$OTHER` that is known later."""
+
+    name: str
+    value: str
+    path: str
+    line: int
+    column: int | None = None
+    condition: str | None = None
+    """The condition it is set under, in a shell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is known of the job whose processes see the variables. None is unknown."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    gpu: str | None = None
+    has_rdma: bool | None = None
+    """Whether the nodes have InfiniBand or RoCE: asked for, named or configured here."""
+
+    @property
+    def many_nodes(self) -> bool:
+        return self.nodes is not None and self.nodes > 1
+
+
+def surroundings(context: Context) -> Surroundings:
+    """Of a file that says nothing itself."""
+    return Surroundings(
+        nodes=context.nodes,
+        gpus_per_node=context.gpus_per_node or context.devices,
+        gpu=context.gpu,
+        has_rdma=None,
+    )
+
+
+def check_variables(variables: Sequence[Variable], around: Surroundings) -> Iterator[Finding]:
+    """What each variable does wrong by its own name and value, and with those beside it."""
+    names = {each.name for each in variables}
+    for each in variables:
+        yield from _check_name(each)
+        yield from _check_interface(each, around)
+        yield from _check_network(each, around, names)
+        yield from _check_libraries(each)
+        yield from _check_allocator(each)
+        yield from _check_master(each, around)
+        yield from _check_values(each)
+
+
+def _say(
+    each: Variable, failure: str, severity: Severity, what: str, fix: str | None = None
+) -> Finding:
+    return found(failure, severity, each.path, each.line, what, fix=fix, column=each.column)
+
+
+_OF_A_BUILD = re.compile(r"_(LIBS?|LIBDIR|INC|INCLUDE|ROOT|PATH|DIR|HOME|VERSION|PREFIX|URL)S?$")
+"""Endings of names that compilers and images read."""
+
+
+def _check_name(each: Variable) -> Iterator[Finding]:
+    """A name that nothing reads, or that got another name."""
+    if each.name in RENAMED:
+        new, since = RENAMED[each.name]
+        yield _say(
+            each,
+            "nccl-env-deprecated",
+            INFO if each.name in STILL_READ else WARNING,
+            f"{each.name} has been {new} since {since}",
+            f"set {new} instead",
+        )
+        return
+    known = NCCL | TORCH_NCCL | OTHERS
+    if (
+        each.name in known
+        or not each.name.startswith(PREFIXES)
+        or each.name.startswith(PLUGINS)
+        or not re.fullmatch(r"[A-Z0-9_]+", each.name)
+        or _OF_A_BUILD.search(each.name)
+    ):
+        return
+    near = [name for name in _near(each.name, known) if _distance(each.name, name) <= 2]
+    if near:
+        yield _say(
+            each,
+            "nccl-env-deprecated",
+            WARNING,
+            f"nothing reads {each.name}: the name is {near[0]}",
+            f"write {near[0]}",
+        )
+    elif each.name.startswith("NCCL_") and f"TORCH_{each.name}" in TORCH_NCCL:
+        yield _say(
+            each,
+            "nccl-env-deprecated",
+            WARNING,
+            f"NCCL does not read {each.name}; PyTorch reads TORCH_{each.name}",
+            f"set TORCH_{each.name} instead",
+        )
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, n=3, cutoff=0.8)
+
+
+def _distance(one: str, other: str) -> int:
+    """Letters to change, add or take away (Levenshtein)."""
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(one, start=1):
+        before, row[0] = row[0], number
+        for place, against in enumerate(other, start=1):
+            before, row[place] = (
+                row[place],
+                min(row[place] + 1, row[place - 1] + 1, before + (letter != against)),
+            )
+    return row[-1]
+
+
+_VIRTUAL = re.compile(r"(docker|virbr|br-|veth|cni|flannel|cali|tun|kube|lxc)")
+
+
+def _check_interface(each: Variable, around: Surroundings) -> Iterator[Finding]:
+    """The interface that NCCL or Gloo is told to use."""
+    if each.name not in {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"}:
+        return
+    value = each.value.strip()
+    if not value or "$" in value or around.nodes == 1:
+        return
+    is_gloo = each.name.startswith("GLOO")
+    taken = value.lstrip("=")
+    if is_gloo and value[0] in "^=!":
+        yield _say(
+            each,
+            "gloo-ifname-missing",
+            ERROR,
+            f"Gloo looks for an interface that is called `{value}`: signs such as ^ are NCCL's",
+            "write the whole name of the interface between the nodes",
+        )
+        return
+    if value.startswith("^"):
+        return
+    first = taken.split(",")[0].split(":")[0]
+    if first == "lo" or first.startswith("lo,"):
+        yield _say(
+            each,
+            "gloo-loopback-fullmesh" if is_gloo else "nccl-wrong-interface",
+            ERROR,
+            f"{each.name}={value} is the loopback: no other node can be reached over it",
+            "name the interface that the nodes reach each other by, "
+            + ("" if is_gloo else "or exclude: ^lo,docker0; ")
+            + "`ip -br addr` lists them",
+        )
+    elif _VIRTUAL.match(first):
+        yield _say(
+            each,
+            "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
+            ERROR,
+            f"{each.name}={value} is a bridge inside one machine, with the same address on each",
+            "name the interface that the nodes reach each other by",
+        )
+    elif re.fullmatch(r"[\d.]+(/\d+)?", first):
+        yield _say(
+            each,
+            "gloo-ifname-missing" if is_gloo else "nccl-wrong-interface",
+            ERROR,
+            f"{each.name}={value} is an address; it takes the name of an interface",
+            "write the interface that has this address: `ip -br addr` lists them",
+        )
+    elif is_gloo and around.many_nodes and first == "eth0":
+        yield _say(
+            each,
+            "gloo-ifname-missing",
+            INFO,
+            f"every node must have an interface that is called {first}",
+        )
+
+
+_NVLINK = re.compile(r"(?i)(SXM|HGX|DGX|H100|H200|A100|V100|B200|B300|GB200|GB300|MI300|NVL)")
+
+
+def _check_network(each: Variable, around: Surroundings, names: set[str]) -> Iterator[Finding]:
+    """RDMA, peer-to-peer and topology settings that cost speed or break connections."""
+    value = each.value.strip()
+    low = value.lower()
+    rdma = around.has_rdma or bool(names & {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TC"})
+    sockets = (each.name == "NCCL_IB_DISABLE" and value == "1") or (
+        each.name == "NCCL_NET" and low == "socket"
+    )
+    if sockets and around.nodes != 1:
+        yield _say(
+            each,
+            "ethernet-fallback",
+            WARNING if rdma else INFO,
+            f"{each.name}={value} sends everything between nodes over TCP"
+            + (", although the nodes have RDMA" if rdma else ""),
+            f"remove {each.name} where the nodes have InfiniBand or RoCE",
+        )
+    if each.name in {"NCCL_GRAPH_FILE", "NCCL_TOPO_FILE"} and value:
+        yield _say(
+            each,
+            "nccl-graph-file-env",
+            WARNING,
+            f"{each.name}={value} replaces what NCCL finds with the file of one kind of machine",
+            f"unset {each.name}: NCCL looks at the machine itself",
+        )
+    if each.name == "NCCL_P2P_DISABLE" and value == "1":
+        linked = around.gpu is not None and _NVLINK.search(around.gpu) is not None
+        yield _say(
+            each,
+            "acs-p2p-hang",
+            WARNING if linked else INFO,
+            "NCCL_P2P_DISABLE=1 sends between the GPUs of a node through the host's memory"
+            + (f", past the NVLink of {around.gpu}" if linked else ""),
+            "remove it; where peer-to-peer hangs, switch PCIe ACS off",
+        )
+    if each.name == "NCCL_NET_GDR_LEVEL" and low in {"0", "loc"}:
+        yield _say(
+            each,
+            "gdr-peermem-missing",
+            WARNING,
+            f"NCCL_NET_GDR_LEVEL={value} switches GPUDirect RDMA off",
+            "remove it: NCCL decides by the topology",
+        )
+    if each.name == "NCCL_IB_GID_INDEX" and value == "0":
+        yield _say(
+            each,
+            "ib-modify-qp-failed",
+            WARNING,
+            "GID 0 of a RoCE port is link-local: queue pairs between subnets fail",
+            "the index of the RoCE v2 GID (`show_gids`; often 3), or leave it out since NCCL 2.21",
+        )
+    if each.name == "NCCL_IB_TIMEOUT" and value.isdigit() and int(value) < 18:
+        yield _say(
+            each,
+            "ib-wc-retry-exceeded",
+            WARNING,
+            f"NCCL_IB_TIMEOUT={value} gives up on a busy network; 20 is the default",
+            "remove it, or set 22",
+        )
+    if (
+        each.name in {"NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"}
+        and each.condition is not None
+        and _PER_NODE.search(each.condition)
+    ):
+        yield _say(
+            each,
+            "nccl-size-mismatch",
+            ERROR,
+            f"{each.name} is set only where `{each.condition}`: the others use another algorithm",
+            f"set {each.name} to one value on every node, or nowhere",
+        )
+
+
+_PER_NODE = re.compile(r"(?i)\b(SLURM_PROCID|SLURM_NODEID|RANK|NODE_RANK|HOSTNAME|hostname)\b")
+
+
+def _check_libraries(each: Variable) -> Iterator[Finding]:
+    """Libraries that are put before those that torch was built with."""
+    if each.name == "LD_PRELOAD" and "libnccl" in each.value:
+        yield _say(
+            each,
+            "nccl-version-mismatch",
+            WARNING,
+            f"LD_PRELOAD puts {each.value} in the place of the NCCL that torch came with",
+            "unset it, or be sure that every node has the same file",
+        )
+    first = each.value.split(":")[0]
+    if each.name == "LD_LIBRARY_PATH" and re.search(r"/cuda[^/]*/compat", first):
+        yield _say(
+            each,
+            "driver-library-mismatch",
+            WARNING,
+            f"{first} comes first: its libcuda takes the place of the node's driver library",
+            "take the compat folder out, unless the node's driver is older than the image's CUDA",
+        )
+
+
+def _check_allocator(each: Variable) -> Iterator[Finding]:
+    """Words of the allocator's settings that torch refuses."""
+    if not each.name.startswith("PYTORCH_") or not each.name.endswith("ALLOC_CONF"):
+        return
+    if "$" in each.value:
+        return
+    for part in re.split(r",(?![^\[]*\])", each.value):
+        name = part.split(":")[0].strip()
+        if not name or name in ALLOCATOR:
+            continue
+        near = difflib.get_close_matches(name, ALLOCATOR, n=1)
+        yield _say(
+            each,
+            "cuda-oom-fragmentation",
+            ERROR,
+            f"{each.name} has no option `{name}`: the first CUDA allocation fails",
+            f"write {near[0]}" if near else f"take `{name}` out",
+        )
+    if re.search(r"(?i)expandable_segments\s*:\s*(?!true|false)", each.value):
+        yield _say(
+            each,
+            "cuda-oom-fragmentation",
+            ERROR,
+            f"{each.name}: expandable_segments is True or False",
+            "write expandable_segments:True",
+        )
+
+
+LOOPBACK = re.compile(r"(?i)^\[?(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0)\]?$")
+
+
+FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+
+
+def wrong_host(value: str) -> tuple[str, str] | None:
+    """The failure and why, where a text stands for no machine of the job."""
+    if re.fullmatch(r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
+        return "dns-unresolvable-master", "a list of nodes, node[01-04], is no name of a host"
+    if re.fullmatch(r"\$\{?SLURM_SUBMIT_HOST\}?", value):
+        return "rendezvous-c10d-timeout", "the host of sbatch is none of the job's nodes"
+    return None
+
+
+def _check_master(each: Variable, around: Surroundings) -> Iterator[Finding]:
+    """Where the ranks are told to meet."""
+    value = each.value.strip()
+    if each.name in {"MASTER_ADDR", "PET_MASTER_ADDR"}:
+        if value.startswith("["):
+            yield _say(
+                each,
+                "ipv6-bracket-master-addr",
+                ERROR,
+                f"{each.name}={value}: brackets are not part of the address",
+                f"write {each.name}={value.strip('[]')}",
+            )
+        elif around.nodes != 1 and (wrong := wrong_host(value)) is not None:
+            yield _say(each, wrong[0], ERROR, f"{each.name}={value}: {wrong[1]}", FIRST_NODE)
+        elif LOOPBACK.match(value) and around.many_nodes:
+            yield _say(
+                each,
+                "rendezvous-c10d-timeout",
+                ERROR,
+                f"{each.name}={value} is another machine on each of {around.nodes} nodes",
+                "set it to an address of the first node that the others reach",
+            )
+    host = value.rpartition(":")[0] or value
+    if each.name == "JAX_COORDINATOR_ADDRESS" and around.many_nodes and LOOPBACK.match(host):
+        yield _say(
+            each,
+            "jax-coordination-timeout",
+            ERROR,
+            f"{each.name}={value} is another machine on each of {around.nodes} nodes",
+            "set it to an address of the first node that the others reach",
+        )
+    if each.name in {"MASTER_PORT", "PET_MASTER_PORT"} and value.isdigit():
+        yield from check_port(each.path, each.line, each.name, int(value), column=each.column)
+
+
+def check_port(
+    path: str, line: int, name: str, port: int, *, column: int | None = None
+) -> Iterator[Finding]:
+    """A port that an ordinary user's process cannot bind."""
+    if 0 < port < 1024:
+        yield found(
+            "port-in-use",
+            ERROR,
+            path,
+            line,
+            f"{name} {port} is below 1024: only root may listen there",
+            fix="take one between 20000 and 32767",
+            column=column,
+        )
+    elif port > 65535:
+        yield found(
+            "port-in-use",
+            ERROR,
+            path,
+            line,
+            f"{name} {port} is no port: the highest is 65535",
+            fix="take one between 20000 and 32767",
+            column=column,
+        )
+
+
+def _check_values(each: Variable) -> Iterator[Finding]:
+    value = each.value.strip().lower()
+    if each.name == "TOKENIZERS_PARALLELISM" and value in {"true", "1", "on", "yes"}:
+        yield _say(
+            each,
+            "tokenizers-fork",
+            WARNING,
+            "TOKENIZERS_PARALLELISM=true keeps the tokenizer's threads across the fork of "
+            "DataLoader workers, which may then never answer",
+            "set it to false, or tokenize before training",
+        )
+    if each.name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and value == "0":
+        yield _say(
+            each,
+            "watchdog-thread-stuck",
+            INFO,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING=0: a collective that hangs never ends",
+            "remove it",
+        )

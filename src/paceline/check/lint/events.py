@@ -1,0 +1,314 @@
+"""What happens in a program, in the order in which it would happen: calls, assignments, exits."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.check.lint.names import RANK_NAMES
+from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, Value, implies_alone
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """Names of a module, function or class body, and the scope around it."""
+
+    names: dict[str, Value] = field(default_factory=dict)
+    outer: "Scope | None" = None
+
+    def find(self, name: str) -> Value | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        return None
+
+
+@dataclass(eq=False, slots=True)
+class Function:
+    """One of the file's own functions, methods or lambdas."""
+
+    name: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: Scope
+    """Where it was defined: its free names are looked up there."""
+
+    own_class: "Class | None" = None
+    decorators: tuple[Value, ...] = ()
+    runs: int = 0
+    """How often the reading has walked through it."""
+
+    def has_decorator(self, *endings: str) -> bool:
+        """Whether a decorator's qualified name ends so: `has_decorator("no_grad")`."""
+        return any((one.name or one.label or "").endswith(endings) for one in self.decorators)
+
+
+@dataclass(eq=False, slots=True)
+class Class:
+    """One of the file's own classes."""
+
+    name: str
+    node: ast.ClassDef
+    bases: tuple[Value, ...] = ()
+    methods: dict[str, Function] = field(default_factory=dict)
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+    def ancestors(self) -> "Iterator[Class]":
+        """Itself and the file's own classes that it builds on."""
+        yield self
+        for base in self.bases:
+            for one in base.any():
+                if one.own_class is not None and one.own_class is not self:
+                    yield from one.own_class.ancestors()
+
+    def library_bases(self) -> set[str]:
+        """Qualified names of the library classes that it builds on, over its own ancestors too."""
+        return {
+            one.name
+            for own in self.ancestors()
+            for base in own.bases
+            for one in base.any()
+            if one.name is not None
+        }
+
+    def method(self, name: str) -> Function | None:
+        for own in self.ancestors():
+            if name in own.methods:
+                return own.methods[name]
+        return None
+
+
+@dataclass(eq=False, slots=True)
+class Guard:
+    """A condition under which a statement is reached."""
+
+    test: Value
+    node: ast.AST
+    """The `if`, `while`, conditional expression, `except` or decorated function."""
+
+    holds: bool
+    """Whether the test must be true, or false."""
+
+    how: str
+    """if, while, except, exit (what follows `if ...: return`), decorator."""
+
+    depth: int
+    """How many calls deep the condition stands; `Event.at_depth` gives the node there."""
+
+    exits: str | None = None
+    """For `exit`: return, continue, break, raise."""
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.node, "lineno", 1))
+
+    @property
+    def main(self) -> bool | None:
+        """True: only the main process gets here; False: all but it; None: neither is known."""
+        if self.test.main is None:
+            return None
+        return self.test.main is self.holds
+
+    @property
+    def alone(self) -> bool:
+        """Whether it lets only a run of a single process pass."""
+        return implies_alone(self.test, self.holds)
+
+    @property
+    def by_rank(self) -> bool:
+        if self.how == "except" or self.exits == "raise" or RANK not in self.test.taints:
+            return False
+        return decided_by_rank(self.test)
+
+    @property
+    def divergent(self) -> frozenset[str]:
+        """Why ranks may differ in whether they get here."""
+        return frozenset() if self.exits == "raise" else self.test.taints & DIVERGENT
+
+
+def decided_by_rank(test: Value, depth: int = 12) -> bool:
+    """Whether a condition asks for the rank itself, not for something merely computed by rank."""
+    if test.main is not None:
+        return True
+    if depth == 0 or RANK not in test.taints:
+        return False
+    if test.options:
+        chosen = test.test is not None and decided_by_rank(test.test, depth - 1)
+        return chosen or any(decided_by_rank(one, depth - 1) for one in test.options)
+    if test.operation is None:
+        return is_rank_number(test)
+    return any(decided_by_rank(one, depth - 1) or is_rank_number(one) for one in test.operation[1:])
+
+
+def is_rank_number(value: Value, depth: int = 8) -> bool:
+    """A rank, or arithmetic on one: `rank % 2`."""
+    if RANK not in value.taints or value.taints & NOT_RANKS or depth == 0:
+        return False
+    if value.options:
+        return any(is_rank_number(one, depth - 1) for one in value.any())
+    if value.operation is not None:
+        return any(is_rank_number(one, depth - 1) for one in value.operation[1:])
+    made = value.call
+    if made is None or value.instance == "os.environ":
+        return True
+    return made.name.rpartition(".")[2].lower() in RANK_SOURCES
+
+
+NOT_RANKS = frozenset({DATA, SHARD, FILES})
+
+RANK_SOURCES = RANK_NAMES | {
+    "get_rank",
+    "get_local_rank",
+    "get_global_rank",
+    "get_node_local_rank",
+    "get_group_rank",
+    "get_coordinate",
+    "get_ordinal",
+    "current_device",
+    "gethostname",
+    "int",
+    "str",
+}
+"""Last parts of the names of functions that give a rank."""
+
+
+@dataclass(eq=False, slots=True)
+class Loop:
+    """A `for` or `while` loop, or a comprehension."""
+
+    node: ast.AST
+    over: Value | None
+    """What it runs over, `enumerate`, `tqdm` and the like taken off; None for `while`."""
+
+    targets: tuple[str, ...]
+    depth: int
+    counter: bool = False
+    """Whether it runs over `range(...)` or counts up."""
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.node, "lineno", 1))
+
+    @property
+    def over_batches(self) -> bool:
+        return self.over is not None and self.over.has_kind("loader", "dataset", "engine")
+
+    @property
+    def is_comprehension(self) -> bool:
+        return not isinstance(self.node, ast.For | ast.AsyncFor | ast.While)
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """One call of an own function on the way to an event."""
+
+    function: Function
+    call: "Call | None"
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Event:
+    """Something that happens at one place of the program, under these conditions."""
+
+    node: ast.AST
+    order: int
+    guards: tuple[Guard, ...]
+    loops: tuple[Loop, ...]
+    withs: tuple[Value, ...]
+    """What the surrounding `with` statements enter; decorators like `@torch.no_grad()` too."""
+
+    frames: tuple[Frame, ...]
+    """The own functions on the way here, outermost first."""
+
+    root: int = 0
+    """0 for what the module runs; each function that nobody calls is a root of its own."""
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.node, "lineno", 1))
+
+    @property
+    def column(self) -> int:
+        return int(getattr(self.node, "col_offset", 0)) + 1
+
+    def at_depth(self, depth: int) -> ast.AST:
+        """The node that leads here, `depth` calls deep: a call of an own function, or itself."""
+        if depth < len(self.frames) and self.frames[depth].call is not None:
+            call = self.frames[depth].call
+            assert call is not None
+            return call.node
+        return self.node
+
+    @property
+    def function(self) -> Function | None:
+        """The own function it stands in; None at module level."""
+        return self.frames[-1].function if self.frames else None
+
+    def inside(self, loop: Loop) -> bool:
+        return loop in self.loops
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Call(Event):
+    """A call, its arguments resolved."""
+
+    name: str
+    """Qualified name (`torch.distributed.barrier`, `accelerate.Accelerator.save_state`);
+    `?.backward` for a method of something unknown; `own.main` for own functions."""
+
+    callee: Value
+    receiver: Value | None = None
+    method: str | None = None
+    args: tuple[Value, ...] = ()
+    kwargs: dict[str, Value] = field(default_factory=dict)
+    keyword_nodes: dict[str, ast.AST] = field(default_factory=dict)
+    open_ended: bool = False
+    """A `*args` or `**kwargs` that reading could not resolve was passed."""
+
+    result: Value = field(default_factory=Value)
+    own: Function | None = None
+    forward_of: Value | None = None
+    """The model whose forward pass this call is."""
+
+    def argument(self, position: int | None, *names: str) -> Value | None:
+        """The argument at this position, or by one of these names; None where it is left out."""
+        for name in names:
+            if name in self.kwargs:
+                return self.kwargs[name]
+        if position is not None and position < len(self.args):
+            return self.args[position]
+        return None
+
+    def has_argument(self, position: int | None, *names: str) -> bool:
+        """Whether it is passed, or may be in something that reading could not resolve."""
+        return self.open_ended or self.argument(position, *names) is not None
+
+    def is_method(self, *names: str) -> bool:
+        return self.method in names
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Assign(Event):
+    """A name or attribute is given a value."""
+
+    target: str
+    """As written: `vocab`, `self.model`, `model.require_backward_grad_sync`."""
+
+    owner: Value | None
+    """What the attribute or item belongs to; None for a plain name."""
+
+    attribute: str | None
+    value: Value
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Exit(Event):
+    """A `return`, `continue`, `break` or `raise`."""
+
+    kind: str
+
+
+def any_call(events: Iterator[Any], *names: str) -> bool:
+    """Whether one of the calls has one of these names."""
+    return any(isinstance(one, Call) and one.name in names for one in events)

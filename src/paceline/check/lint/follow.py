@@ -1,0 +1,254 @@
+"""Walks from a call into the own function, class or partial that it calls."""
+
+import ast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from paceline.check.lint import effects, expressions
+from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
+from paceline.check.lint.names import (
+    kind_of,
+)
+from paceline.check.lint.values import RANK, Value, either
+
+if TYPE_CHECKING:
+    from paceline.check.lint.walk import Walk
+
+
+def called(walk: "Walk", made: Call) -> Value:
+    """What a call returns, after walking into what it calls."""
+    results = []
+    for one in made.callee.any():
+        if one.function is not None:
+            made.own = one.function
+            bound = [one.receiver] if one.receiver is not None else []
+            results.append(enter(walk, one.function, [*bound, *made.args], made.kwargs, made))
+        elif one.own_class is not None:
+            results.append(instantiate(walk, one.own_class, list(made.args), made.kwargs, made))
+        elif one.kind == "partial" and one.call is not None:
+            results.append(call_partial(walk, one, made))
+        else:
+            results.append(effects.apply(walk, made, one))
+    return expressions.one_of(results, made.callee.test)
+
+
+def call_partial(walk: "Walk", partial: Value, made: Call) -> Value:
+    """`functools.partial(f, a, b=c)(d)`."""
+    stored: Call = partial.call
+    target, *args = stored.args
+    kwargs = {**stored.kwargs, **made.kwargs}
+    whole = Call(
+        name=expressions.call_name(target, None, None),
+        callee=target,
+        args=(*args, *made.args),
+        kwargs=kwargs,
+        open_ended=stored.open_ended or made.open_ended,
+        **walk.context(made.node),
+    )
+    walk.note_call(whole)
+    whole.result = called(walk, whole)
+    if whole.result.call is None:
+        whole.result.call = whole
+    return whole.result
+
+
+def enter(
+    walk: "Walk",
+    function: Function,
+    args: list[Value],
+    kwargs: Mapping[str, Value],
+    call_made: Call | None,
+) -> Value:
+    """Walk through an own function with these arguments; what it returns."""
+    from paceline.check.lint.walk import MAX_DEPTH, MAX_RUNS
+
+    inside = any(frame.function.node is function.node for frame in walk.frames)
+    if inside or function.runs >= MAX_RUNS or len(walk.frames) >= MAX_DEPTH:
+        return Value(sources=tuple(args), taints=expressions.all_taints(args))
+    function.runs += 1
+    scope = Scope(outer=function.scope)
+    bind_parameters(walk, function, scope, args, kwargs)
+    saved = (walk.scope, len(walk.guards), len(walk.withs))
+    walk.scope = scope
+    walk.frames.append(Frame(function, call_made))
+    walk.returned.append([])
+    walk.global_names.append(set())
+    decorate(walk, function)
+    if isinstance(function.node, ast.Lambda):
+        walk.returned[-1].append((expressions.evaluate(walk, function.node.body), None))
+    else:
+        walk.block(function.node.body)
+    walk.global_names.pop()
+    values = walk.returned.pop()
+    walk.frames.pop()
+    walk.scope = saved[0]
+    del walk.guards[saved[1] :]
+    del walk.withs[saved[2] :]
+    return joined(values)
+
+
+def joined(returns: list[tuple[Value, Guard | None]]) -> Value:
+    """What a function gives back: one of its returns, or a stream of what it yields."""
+    stream = [one for one, _ in returns if one.kind == "yielded"]
+    if stream:
+        inner = expressions.one_of([one.fields["*"] for one in stream], None)
+        made = Value(kind="stream", sources=(inner,), taints=inner.taints)
+        made.fields["*"] = inner
+        return made
+    if not returns:
+        return Value(const=None)
+    made = returns[-1][0]
+    for value, guard in reversed(returns[:-1]):
+        if guard is None or guard.how not in {"if", "exit"}:
+            made = either(value, made)
+        elif guard.holds:
+            made = either(value, made, guard.test)
+        else:
+            made = either(made, value, guard.test)
+    return made
+
+
+def decorate(walk: "Walk", function: Function) -> None:
+    """`@torch.no_grad()` is a `with` around the body; `@rank_zero_only` a condition."""
+    for one in function.decorators:
+        known = one.name or (one.call.name if isinstance(one.call, Call) else one.label) or ""
+        last = known.rpartition(".")[2]
+        if last in {"no_grad", "inference_mode", "autocast"}:
+            walk.withs.append(one if one.call is not None else Value(name=one.name, instance=known))
+        if last in {"rank_zero_only", "on_main_process", "main_process_only", "master_only"}:
+            test = Value(taints=frozenset({RANK}), main=True, node=function.node)
+            walk.guards.append(Guard(test, function.node, True, "decorator", len(walk.frames)))
+
+
+def bind_parameters(
+    walk: "Walk",
+    function: Function,
+    scope: Scope,
+    args: list[Value],
+    kwargs: Mapping[str, Value],
+) -> None:
+    """Give parameters what the call passes; their defaults, or unknowns of their own, otherwise."""
+    from paceline.check.lint.walk import parameter
+
+    spec = function.node.args
+    positional = [*spec.posonlyargs, *spec.args]
+    defaults = dict(zip([one.arg for one in positional][::-1], spec.defaults[::-1], strict=False))
+    for one, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+        if default is not None:
+            defaults[one.arg] = default
+    for index, one in enumerate(positional):
+        if index < len(args):
+            scope.names[one.arg] = args[index]
+    for one in [*positional, *spec.kwonlyargs]:
+        if one.arg in scope.names:
+            continue
+        if one.arg in kwargs:
+            scope.names[one.arg] = kwargs[one.arg]
+            continue
+        value = parameter(one.arg, expressions.text(one.annotation) if one.annotation else None)
+        if one.arg in defaults:
+            given = expressions.evaluate(walk, defaults[one.arg])
+            value = parameter_default(walk, value, given)
+        scope.names[one.arg] = value
+    if spec.vararg is not None:
+        rest = args[len(positional) :]
+        scope.names[spec.vararg.arg] = Value(items=list(rest), taints=expressions.all_taints(rest))
+    if spec.kwarg is not None:
+        named_ones = {one.arg for one in [*positional, *spec.kwonlyargs]}
+        extra = {key: value for key, value in kwargs.items() if key not in named_ones}
+        scope.names[spec.kwarg.arg] = Value(
+            entries=extra, taints=expressions.all_taints([*extra.values()])
+        )
+
+
+def parameter_default(walk: "Walk", value: Value, given: Value) -> Value:
+    """A parameter that nobody passes: its default, sure only when the call is seen."""
+    if walk.frames or walk.root == 0:
+        if not isinstance(given.const, bool | int | float | str) or given.const is None:
+            return given if given.const is not None else value
+        value.const = given.const
+    value.default = given.const
+    return value
+
+
+def instantiate(
+    walk: "Walk",
+    own_class: Class,
+    args: list[Value],
+    kwargs: Mapping[str, Value],
+    call_made: Call | None,
+) -> Value:
+    """An instance of an own class, its `__init__` walked through."""
+    made = Value(of_class=own_class, instance=f"own.{own_class.name}", call=call_made)
+    made.kind = class_kind(own_class)
+    made.sources = (*args, *kwargs.values())
+    if made.kind not in {"model", "loader"}:
+        made.taints = (
+            expressions.all_taints([*args, *kwargs.values()])
+            if made.kind == "dataset"
+            else frozenset()
+        )
+    walk.instances.setdefault(own_class, made)
+    init = own_class.method("__init__")
+    if init is not None:
+        enter(walk, init, [made, *args], kwargs, call_made)
+    else:
+        dataclass_fields(own_class, made, args, kwargs)
+    return made
+
+
+def dataclass_fields(
+    own_class: Class, made: Value, args: list[Value], kwargs: Mapping[str, Value]
+) -> None:
+    """Fields of a class without `__init__`, a dataclass: what is passed, else its defaults."""
+    names = [
+        one.target.id
+        for one in own_class.node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    ]
+    made.fields.update(zip(names, args, strict=False))
+    made.fields.update({key: value for key, value in kwargs.items() if key in names})
+
+
+def class_kind(own_class: Class) -> str | None:
+    """What instances of an own class are, by the library classes that it builds on."""
+    for base in sorted(own_class.library_bases()):
+        last = base.rpartition(".")[2]
+        if base in {"torch.nn.Module", "lightning.pytorch.LightningModule"}:
+            return "model"
+        if last.endswith(("PreTrainedModel", "ForCausalLM")) or (
+            base.startswith("torch.nn.") and last[:1].isupper()
+        ):
+            return "model"
+        if last in {"Dataset", "IterableDataset", "TensorDataset", "MapDataPipe", "IterDataPipe"}:
+            return "dataset"
+        if last in {"DataLoader"}:
+            return "loader"
+        if last.endswith("Sampler"):
+            return "sampler"
+        found = kind_of(base)
+        if found is not None:
+            return found
+    return None
+
+
+def annotate(value: Value, annotation: str) -> None:
+    """What an annotation says of a parameter: `loader: DataLoader`."""
+    last = annotation.strip("'\"").rpartition(".")[2]
+    kinds = {
+        "Module": "model",
+        "DataLoader": "loader",
+        "Optimizer": "optimizer",
+        "Accelerator": "accelerator",
+        "Fabric": "fabric",
+        "DistributedSampler": "sampler",
+        "GradScaler": "scaler",
+        "Path": "path",
+        "Tensor": None,
+    }
+    if last in kinds:
+        value.kind = kinds[last]
+    if last in {"DistributedDataParallel", "DDP"}:
+        value.kind, value.wrapper = "model", "ddp"
+    if last == "DistributedSampler":
+        value.instance = "torch.utils.data.DistributedSampler"

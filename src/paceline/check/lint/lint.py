@@ -1,0 +1,161 @@
+"""`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from paceline.check.finding import Finding, in_reading_order
+from paceline.check.lint.across import check_across, context_for, starts_in
+from paceline.check.lint.configs import Config, check_config, read_config
+from paceline.check.lint.configs import Unreadable as UnreadableConfig
+from paceline.check.lint.context import Context, context_from_launch, merged
+from paceline.check.lint.program import Program, Unreadable, read_program
+from paceline.check.lint.rules import RULES
+from paceline.check.lint.suppress import apply_suppressions, suppressions_in
+
+
+def lint_program(path: str, source: bytes | str, context: Context) -> list[Finding]:
+    """Findings in one Python file.
+
+    Raises:
+        Unreadable: It is no Python program.
+    """
+    program = read_program(path, source)
+    if program.launch is not None:
+        context = merged(context, context_from_launch(program.launch))
+    return in_reading_order(once_a_line(check(program, context)))
+
+
+def check(program: Program, context: Context) -> Iterator[Finding]:
+    for rule in RULES:
+        yield from rule(program, context)
+
+
+def once_a_line(findings: Iterator[Finding]) -> list[Finding]:
+    """One finding for each failure and line, though several calls lead there."""
+    kept: dict[tuple[str, int | None], Finding] = {}
+    for one in findings:
+        kept.setdefault((one.id, one.where.line), one)
+    return list(kept.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A file that could not be read as what it is."""
+
+    path: str
+    line: int | None
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}{f':{self.line}' if self.line else ''}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linted:
+    """What reading a set of files gave."""
+
+    findings: list[Finding]
+    """In the order of the files and lines; those that a comment answers are left out."""
+
+    answered: list[Finding]
+    """Those that a comment with a reason answers."""
+
+    unread: list[Unread]
+    kinds: Mapping[str, str]
+    """Path -> what it was read as: `python`, `accelerate`, `shell` ..."""
+
+
+def lint(sources: Mapping[str, bytes], context: Context) -> list[Finding]:
+    """Findings in these files, by path; files of no known kind give none."""
+    return lint_files(sources, context).findings
+
+
+def lint_files(sources: Mapping[str, bytes], context: Context) -> Linted:
+    """The same with everything else that reading them gave. Nothing is raised for a broken file."""
+    unread: list[Unread] = []
+    programs: list[Program] = []
+    configs: list[Config] = []
+    texts: dict[str, str] = {}
+    for path, source in sources.items():
+        if not source.strip():
+            continue
+        if b"\0" in source[:8192]:
+            unread.append(Unread(path=path, line=None, what="a binary file"))
+            continue
+        try:
+            if is_python(path, source):
+                programs.append(read_program(path, source))
+                texts[path] = programs[-1].text
+            else:
+                texts[path] = source.decode(errors="replace").removeprefix("\ufeff")
+                config = read_config(path, texts[path])
+                if config is not None:
+                    configs.append(config)
+        except Unreadable as error:
+            unread.append(Unread(path=path, line=error.line, what=str(error)))
+        except UnreadableConfig as error:
+            unread.append(Unread(path=path, line=error.line, what=error.what))
+    findings = list(_findings(programs, configs, context))
+    trees = {one.path: one.tree for one in programs}
+    given = [
+        one
+        for path, text in texts.items()
+        for one in suppressions_in(path, text, _statements(trees[path]) if path in trees else ())
+    ]
+    stay, answered = apply_suppressions(findings, given)
+    return Linted(
+        findings=in_reading_order(stay),
+        answered=in_reading_order(answered),
+        unread=unread,
+        kinds={one.path: "python" for one in programs} | {one.path: one.kind for one in configs},
+    )
+
+
+def _statements(tree: ast.Module) -> Iterator[tuple[int, int]]:
+    """First and last line of each statement; of one with a body, those of its head."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt | ast.ExceptHandler):
+            continue
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            last = max(node.lineno, body[0].lineno - 1)
+            heads = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+            ends = [one.end_lineno or 0 for one in heads if (one.end_lineno or 0) <= last]
+            yield node.lineno, max(ends, default=node.lineno)
+        else:
+            yield node.lineno, node.end_lineno or node.lineno
+
+
+def is_python(path: str, source: bytes) -> bool:
+    """Whether a file is a Python program, by its name or its first line."""
+    return path.endswith((".py", ".pyw")) or (
+        "." not in path.rsplit("/", 1)[-1]
+        and source[:2] == b"#!"
+        and b"python" in source.split(b"\n", 1)[0]
+    )
+
+
+def _findings(
+    programs: list[Program], configs: list[Config], context: Context
+) -> Iterator[Finding]:
+    """Of each file in its own context, and of all together; one for a failure and line."""
+    starts = starts_in(configs, context)
+    seen: set[tuple[str, str, int | None]] = set()
+
+    def all_findings() -> Iterator[Finding]:
+        for program in programs:
+            own = context_for(program.path, context, starts, configs)
+            if program.launch is not None:
+                own = merged(own, context_from_launch(program.launch))
+            yield from check(program, own)
+        for config in configs:
+            own = context_for(config.path, context, starts, configs)
+            yield from check_config(config, own)
+        yield from check_across(configs, programs, context)
+
+    for one in all_findings():
+        key = (one.where.path, one.id, one.where.line)
+        if key not in seen:
+            seen.add(key)
+            yield one

@@ -1,0 +1,47 @@
+"""The table of rules over programs: one function a failure. A new rule is a function and a row."""
+
+from collections.abc import Callable, Iterator
+
+from paceline.check.finding import Finding
+from paceline.check.lint.context import Context
+from paceline.check.lint.program import Program
+from paceline.check.lint.rules import (
+    accumulation,
+    agreement,
+    data,
+    ddp,
+    decisions,
+    devices,
+    frameworks,
+    groups,
+    precision,
+    ray,
+    samplers,
+    saving,
+    sharded,
+    shared_randomness,
+    streams,
+    unused,
+)
+
+Rule = Callable[[Program, Context], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    *accumulation.RULES,
+    *agreement.RULES,
+    *data.RULES,
+    *ddp.RULES,
+    *decisions.RULES,
+    *devices.RULES,
+    *frameworks.RULES,
+    *groups.RULES,
+    *precision.RULES,
+    *ray.RULES,
+    *samplers.RULES,
+    *saving.RULES,
+    *sharded.RULES,
+    *shared_randomness.RULES,
+    *streams.RULES,
+    *unused.RULES,
+)
+"""In no particular order: findings are sorted by their place."""

@@ -1,0 +1,260 @@
+"""Gradient accumulation under DDP: which micro-batch averages the gradients."""
+
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call, Event, Guard, Loop
+from paceline.check.lint.names import DDP
+from paceline.check.lint.program import Program
+from paceline.check.lint.values import UNKNOWN, Value, at_iteration
+
+
+def check_flag_late(program: Program, context: Context) -> Iterator[Finding]:
+    """`require_backward_grad_sync` or `no_sync` after the forward pass has been prepared."""
+    for assign in program.assigns:
+        if assign.attribute != "require_backward_grad_sync" or not assign.loops:
+            continue
+        loop = assign.loops[-1]
+        before = [c for c in forwards_in(program, loop) if c.order < assign.order]
+        after = [c for c in forwards_in(program, loop) if c.order > assign.order]
+        backward = [c for c in program.backwards if loop in c.loops and c.order > assign.order]
+        if before and backward and not after:
+            yield late(program, assign, before[-1])
+    for call in program.calls(method="no_sync"):
+        covered = [one for one in program.backwards if entered(call, one)]
+        if not covered or not call.loops:
+            continue
+        loop = call.loops[-1]
+        forwards = forwards_in(program, loop)
+        if forwards and not any(entered(call, one) for one in forwards):
+            before = [one for one in forwards if one.order < covered[0].order]
+            if before:
+                yield late(program, call, before[-1])
+
+
+def forwards_in(program: Program, loop: Loop) -> list[Call]:
+    return [
+        one
+        for one in program.forwards
+        if loop in one.loops and one.forward_of is not None and one.forward_of.wrapped_by("ddp")
+    ]
+
+
+def entered(call: Call, event: Event) -> bool:
+    """Whether an event stands in a `with` on what the call gave."""
+    return any(
+        one.call is call or any(part.call is call for part in one.any()) for one in event.withs
+    )
+
+
+def late(program: Program, event: Event, forward: Call) -> Finding:
+    return program.finding(
+        "ddp-sync-flag-late",
+        Severity.ERROR,
+        event,
+        what=(
+            f"DDP decides in the forward pass (line {forward.line}) whether the backward pass "
+            "averages gradients: changed after it, the flag works one iteration late"
+        ),
+        fix="set it, or enter no_sync(), before the forward pass",
+        seen=(forward,),
+    )
+
+
+def step_guards(program: Program) -> Iterator[tuple[Call, Guard]]:
+    """Optimizer steps that only some iterations of their loop reach, and the condition."""
+    for step in program.steps:
+        if not step.loops:
+            continue
+        for guard in step.guards:
+            if counts(guard.test) and guard.how in {"if", "exit"}:
+                yield step, guard
+
+
+def counts(test: Value) -> bool:
+    """Whether a condition is on `counter % n`."""
+    return any(
+        one.operation is not None
+        and one.operation[0] == "Mod"
+        and any(
+            part.kind == "counter" for operand in one.operation[1:] for part in operand.origins()
+        )
+        for one in test.origins()
+    )
+
+
+def check_no_sync_missing(program: Program, context: Context) -> Iterator[Finding]:
+    """Gradients are averaged in every micro-batch of an accumulation."""
+    if not program.has_call(DDP) or manages_sync(program):
+        return
+    reported: set[int] = set()
+    for step, guard in step_guards(program):
+        for backward in program.backwards:
+            if not set(backward.loops) & set(step.loops[-1:]) or id(backward.node) in reported:
+                continue
+            if any(one.test is guard.test for one in backward.guards):
+                continue
+            reported.add(id(backward.node))
+            yield program.finding(
+                "no-sync-missing",
+                Severity.WARNING,
+                backward,
+                what=(
+                    f"the optimizer steps once in several micro-batches (line {guard.line}), and "
+                    "this backward pass averages the gradients over the ranks in each of them"
+                ),
+                fix="enter model.no_sync() for all micro-batches but the last before a step",
+                seen=(guard,),
+            )
+
+
+def manages_sync(program: Program) -> bool:
+    if program.has_call(method=("no_sync", "accumulate", "set_requires_gradient_sync")):
+        return True
+    return any(one.attribute == "require_backward_grad_sync" for one in program.assigns)
+
+
+def check_no_sync_off_by_one(program: Program, context: Context) -> Iterator[Finding]:
+    """The micro-batch before a step is the one whose gradients are not averaged."""
+    steps = list(step_guards(program))
+    reported: set[int] = set()
+    for event, loop, skips in sync_switches(program):
+        if id(event.node) in reported:
+            continue
+        last = last_iteration_skipped(program, loop, skips)
+        if last is not None:
+            reported.add(id(event.node))
+            yield program.finding(
+                "no-sync-off-by-one",
+                Severity.ERROR,
+                event,
+                what=(
+                    f"the optimizer steps after this loop (line {last.line}), and the gradients of "
+                    "its last micro-batch are not averaged over the ranks"
+                ),
+                fix="average in the loop's last iteration: `i == num_micro_batches - 1`",
+                seen=(loop, last),
+            )
+            continue
+        for step, guard in steps:
+            if loop not in step.loops:
+                continue
+            wrong = wrong_iterations(skips, guard)
+            if wrong is None:
+                continue
+            reported.add(id(event.node))
+            yield program.finding(
+                "no-sync-off-by-one",
+                Severity.ERROR,
+                event,
+                what=(
+                    f"in iteration {wrong} (from 0) the optimizer steps (line {step.line}) on "
+                    "gradients that were not averaged over the ranks: the two conditions do not fit"
+                ),
+                fix="average exactly in the micro-batch that steps: use the step's own condition",
+                seen=(guard, step),
+            )
+            break
+
+
+def sync_switches(program: Program) -> Iterator[tuple[Event, Loop, list[tuple[Value, bool]]]]:
+    """Places that decide whether gradients are averaged: conditions under which they are not."""
+    for call in program.calls(method="no_sync"):
+        if not call.loops:
+            continue
+        loop = call.loops[-1]
+        conditions = [
+            (guard.test, guard.holds)
+            for guard in call.guards
+            if counter_test(guard.test) and guard.how in {"if", "exit"}
+        ]
+        yield call, loop, conditions
+    for assign in program.assigns:
+        if assign.attribute != "require_backward_grad_sync" or not assign.loops:
+            continue
+        if counter_test(assign.value):
+            yield assign, assign.loops[-1], [(assign.value, False)]
+    for call in program.calls(method="set_requires_gradient_sync"):
+        flag = call.argument(0, "requires_gradient_sync")
+        if call.loops and flag is not None and counter_test(flag):
+            yield call, call.loops[-1], [(flag, False)]
+
+
+def counter_test(test: Value) -> bool:
+    return any(one.kind == "counter" for one in test.origins())
+
+
+ITERATIONS = 64
+"""Enough for two rounds of any accumulation whose length is unknown and taken as 4."""
+
+
+def wrong_iterations(skips: list[tuple[Value, bool]], guard: Guard) -> int | None:
+    """The first iteration that steps on gradients that were not averaged."""
+    assumed = {
+        one: 4 for test in (guard.test, *(test for test, _ in skips)) for one in leaves(test)
+    }
+    for leaf in list(assumed):
+        if leaf.instance == "builtins.len":
+            assumed[leaf] = 10_007
+    for iteration in range(ITERATIONS):
+        steps = at_iteration(guard.test, iteration, assumed)
+        unsynced = [at_iteration(test, iteration, assumed) for test, _ in skips]
+        if steps is UNKNOWN or any(one is UNKNOWN for one in unsynced):
+            return None
+        skipped = all(bool(one) is holds for one, (_, holds) in zip(unsynced, skips, strict=True))
+        if bool(steps) is guard.holds and skipped:
+            return iteration
+    return None
+
+
+def last_iteration_skipped(
+    program: Program, loop: Loop, skips: list[tuple[Value, bool]]
+) -> Call | None:
+    """The optimizer step after a loop over micro-batches whose last one is not averaged."""
+    call = loop.over.call if loop.over is not None else None
+    if not isinstance(call, Call) or call.name != "builtins.range" or len(call.args) != 1:
+        return None
+    after = [
+        one
+        for one in program.steps
+        if loop not in one.loops and one.loops == loops_around(program, loop)
+    ]
+    if not after or not skips:
+        return None
+    stop = call.args[0]
+    assumed = {one: 4 for test in (stop, *(test for test, _ in skips)) for one in leaves(test)}
+    count = at_iteration(stop, 0, assumed)
+    if not isinstance(count, int):
+        return None
+    found = [at_iteration(test, count - 1, assumed) for test, _ in skips]
+    if any(one is UNKNOWN for one in found):
+        return None
+    wrong = all(bool(one) is holds for one, (_, holds) in zip(found, skips, strict=True))
+    return after[0] if wrong else None
+
+
+def loops_around(program: Program, loop: Loop) -> tuple[Loop, ...]:
+    inside = next(one for one in program.events if loop in one.loops)
+    return inside.loops[: inside.loops.index(loop)]
+
+
+def leaves(test: Value) -> Iterator[Value]:
+    """Unknown numbers in a condition: `args.accum`, `len(loader)`."""
+    if test.operation is not None:
+        for part in test.operation[1:]:
+            yield from leaves(part)
+    elif test.options:
+        for one in test.options:
+            yield from leaves(one)
+        if test.test is not None:
+            yield from leaves(test.test)
+    elif test.const is UNKNOWN and test.default is UNKNOWN and test.kind != "counter":
+        yield test
+
+
+RULES = (
+    check_flag_late,
+    check_no_sync_missing,
+    check_no_sync_off_by_one,
+)

@@ -1,0 +1,324 @@
+"""What every rank has to do together, and some do not: collectives and saves in branches."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call, Guard
+from paceline.check.lint.names import COLLECTIVES, DDP, FSDP, INIT_GROUP
+from paceline.check.lint.program import Program
+from paceline.check.lint.values import (
+    Value,
+)
+
+CHECKPOINT = "torch.distributed.checkpoint"
+
+
+SAVES = frozenset(
+    {
+        f"{CHECKPOINT}.save",
+        f"{CHECKPOINT}.async_save",
+        f"{CHECKPOINT}.save_state_dict",
+        f"{CHECKPOINT}.state_dict.get_state_dict",
+        f"{CHECKPOINT}.state_dict.get_model_state_dict",
+        f"{CHECKPOINT}.state_dict.get_optimizer_state_dict",
+        f"{FSDP}.optim_state_dict",
+        f"{FSDP}.full_optim_state_dict",
+        f"{FSDP}.summon_full_params",
+        "accelerate.Accelerator.save_state",
+        "deepspeed.DeepSpeedEngine.save_checkpoint",
+        "deepspeed.DeepSpeedEngine.save_16bit_model",
+        "lightning.pytorch.Trainer.save_checkpoint",
+        "lightning.fabric.Fabric.save",
+    }
+)
+"""Calls in which every rank takes part to write one checkpoint."""
+
+
+SHARDED = ("fsdp1", "fsdp2")
+
+
+WORDS = {
+    "collective": "every rank of the group has to make this call",
+    "save": "every rank takes part in this call",
+    "forward": "the forward pass of a wrapped model is a call of all ranks",
+    "backward": "the backward pass of a wrapped model is a call of all ranks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A call that needs every rank, and what kind of call it is."""
+
+    call: Call
+    kind: str
+    """collective, save, forward, backward."""
+
+    @property
+    def shown(self) -> str:
+        return self.call.name.rpartition(".")[2] if self.kind != "forward" else "the forward pass"
+
+
+def joint_calls(program: Program) -> Iterator[Joint]:
+    """Calls that need every rank, in order."""
+    for call in program.all_calls:
+        kind = joint_kind(call)
+        if kind is not None and not any(one.alone for one in call.guards):
+            yield Joint(call, kind)
+
+
+def joint_kind(call: Call) -> str | None:
+    if call.name in COLLECTIVES:
+        return None if of_a_part(call) else "collective"
+    if call.name in {DDP, FSDP}:
+        return None if of_a_part(call) else "collective"
+    if call.name in SAVES:
+        return None if of_a_part(call) or whole_model(call) else "save"
+    if call.is_method("state_dict") and call.receiver is not None:
+        return "save" if call.receiver.wrapped_by(*SHARDED) else None
+    if call.is_method("full_tensor"):
+        return "save"
+    if call.is_method("consolidate_state_dict"):
+        return "save"
+    if call.is_method("save_checkpoint") and call.receiver is not None:
+        return "save" if call.receiver.wrapped_by("deepspeed") else None
+    if call.forward_of is not None and call.forward_of.wrapped_by("ddp", *SHARDED, "deepspeed"):
+        return "forward"
+    if call.forward_of is not None and sharded_by_framework(call.forward_of):
+        return "forward"
+    if call.is_method("compute") and call.receiver is not None:
+        torchmetrics = any(
+            (one.instance or "").startswith("torchmetrics.") for one in call.receiver.any()
+        )
+        return "collective" if torchmetrics else None
+    return None
+
+
+PLUGINS = ("fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin")
+STRATEGIES = ("fsdp", "deepspeed", "modelparallel")
+
+
+def sharded_by_framework(model: Value) -> bool:
+    """Whether Accelerate or Fabric, as the program sets them up, gives each rank a part of it."""
+    for one in model.any():
+        made = one.call
+        if one.wrapper not in {"accelerate", "fabric"} or not isinstance(made, Call):
+            continue
+        for owner in made.receiver.any() if made.receiver is not None else ():
+            start = owner.call
+            if not isinstance(start, Call):
+                continue
+            plugins = [start.argument(None, name) for name in PLUGINS]
+            if any(each is not None and each.const is not None for each in plugins):
+                return True
+            strategy = start.argument(1, "strategy") if one.wrapper == "fabric" else None
+            for each in strategy.any() if strategy is not None else ():
+                name = (each.instance or "").rpartition(".")[2] or str(each.likely(""))
+                if any(word in name.lower() for word in STRATEGIES):
+                    return True
+    return False
+
+
+def of_a_part(call: Call) -> bool:
+    """Whether it is for a group that the call names: the branch may be that group's."""
+    group = call.argument(None, "group", "process_group")
+    return group is not None and group.const is not None
+
+
+def whole_model(call: Call) -> bool:
+    """Whether a state dict is taken of a model that nothing is seen to shard."""
+    if not call.name.startswith(f"{CHECKPOINT}.state_dict.get_"):
+        return False
+    model = call.argument(0, "model")
+    return model is not None and not model.wrapped_by(*SHARDED, "accelerate", "fabric", "deepspeed")
+
+
+def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]:
+    """collective-mismatch, rank0-only-collective-save, rank0-only-validation, horovod-stalled."""
+    joints = list(joint_calls(program))
+    order = {"save": 0, "forward": 1, "collective": 2, "backward": 3}
+    reported: set[int] = set()
+    for joint in sorted(joints, key=lambda one: (order[one.kind], one.call.order)):
+        guard = rank_guard(joint.call)
+        if guard is None or answered(joint, guard, joints):
+            continue
+        if same_function_elsewhere(program, joint, guard):
+            continue
+        at = joint.call.at_depth(guard.depth)
+        key = guard.node if opposite_calls(guard, joints) else at
+        if id(key) in reported:
+            continue
+        reported.add(id(key))
+        yield rank_finding(program, joint, guard)
+
+
+def rank_guard(call: Call) -> Guard | None:
+    """The outermost condition that lets some ranks pass and not others."""
+    return next((one for one in call.guards if one.by_rank and one.how != "while"), None)
+
+
+def answered(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
+    """Whether the ranks that do not pass the condition make the same calls elsewhere."""
+    mine = [one.call.name for one in joints if under(one, guard, guard.holds)]
+    theirs = opposite_calls(guard, joints)
+    return mine == theirs
+
+
+def opposite_calls(guard: Guard, joints: list[Joint]) -> list[str]:
+    """Calls of the ranks that do not pass a condition, in order."""
+    test = guard.test
+    theirs = []
+    for other in joints:
+        for one in other.call.guards:
+            if one.depth != guard.depth or one is guard:
+                continue
+            same_test = one.test is test and one.holds is not guard.holds
+            opposite = guard.main is not None and one.main is (not guard.main)
+            if same_test or opposite:
+                theirs.append(other.call.name)
+                break
+    return theirs
+
+
+def same_function_elsewhere(program: Program, joint: Joint, guard: Guard) -> bool:
+    """Whether the other side of the condition calls the own function that leads here."""
+    if guard.depth >= len(joint.call.frames):
+        return False
+    function = joint.call.frames[guard.depth].function
+    for other in program.all_calls:
+        if other.own is function and any(
+            one.test is guard.test and one.holds is not guard.holds for one in other.guards
+        ):
+            return True
+    return False
+
+
+def under(joint: Joint, guard: Guard, holds: bool) -> bool:
+    for one in joint.call.guards:
+        if one is guard or (one.test is guard.test and one.holds is holds):
+            return True
+        if guard.main is not None and one.main is guard.main and one.depth == guard.depth:
+            return True
+    return False
+
+
+def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
+    call = joint.call
+    at = call.at_depth(guard.depth)
+    only = "only a part of the ranks"
+    if guard.main is not None:
+        only = "only the main process" if guard.main else "every process but the main one"
+    deeper = f" (through line {call.line})" if at is not call.node else ""
+    horovod = call.name.startswith("horovod.")
+    id = {
+        "collective": "horovod-stalled" if horovod else "collective-mismatch",
+        "save": "rank0-only-collective-save",
+        "forward": "rank0-only-validation",
+        "backward": "collective-mismatch",
+    }[joint.kind]
+    fix = {
+        "collective": "move it out of the branch, so that every rank calls it",
+        "save": "let every rank make this call; keep only printing and small files in the branch",
+        "forward": (
+            "let every rank evaluate its share and reduce the result; with DDP, "
+            "`model.module` may be called on one rank"
+        ),
+        "backward": "let every rank run it",
+    }[joint.kind]
+    return program.finding(
+        id,
+        Severity.ERROR,
+        at,
+        what=(
+            f"{only} reaches {joint.shown}{deeper}, by the condition in line {guard.line}; "
+            f"{WORDS[joint.kind]}: the others never come, and it waits until the time-out"
+        ),
+        fix=fix,
+        seen=(guard, call),
+    )
+
+
+SELECTS = frozenset({"nonzero", "masked_select", "unique"})
+"""Methods and functions of torch whose result has as many elements as the data has of some kind."""
+
+
+EQUAL_SIZES = frozenset(
+    {"all_gather", "all_gather_into_tensor", "all_reduce", "reduce_scatter", "gather", "reduce"}
+)
+
+
+def check_sizes(program: Program, context: Context) -> Iterator[Finding]:
+    """A tensor of as many elements as this rank's data has of some kind, in a collective."""
+    for call in program.collectives:
+        last = call.name.rpartition(".")[2]
+        if not call.name.startswith("torch.distributed.") or last not in EQUAL_SIZES:
+            continue
+        tensor = call.argument(1 if last.startswith("all_gather") else 0, "tensor", "input_tensor")
+        if tensor is None or not selected(tensor):
+            continue
+        groups = [one.argument(0, "backend") for one in program.calls(INIT_GROUP)]
+        gloo = bool(groups) and all(one is not None and one.const == "gloo" for one in groups)
+        yield program.finding(
+            "gloo-size-mismatch" if gloo else "nccl-size-mismatch",
+            Severity.ERROR,
+            call,
+            what=(
+                "this tensor has as many elements as this rank's data has of some kind: the ranks' "
+                f"sizes differ, and {last} needs equal ones"
+            ),
+            fix="pad to the largest size (all_reduce the sizes first), or use all_gather_object",
+        )
+
+
+def selected(tensor: Value, depth: int = 6) -> bool:
+    """`x[x > 0]`, `x.nonzero()`, with what keeps the number of elements taken off."""
+    if depth == 0:
+        return False
+    made = tensor.call
+    if isinstance(made, Call):
+        if made.name in {f"torch.{one}" for one in SELECTS} or made.method in SELECTS:
+            return True
+        keeps = made.method in {"contiguous", "clone", "detach", "to", "cuda", "float", "long"}
+        return keeps and made.receiver is not None and selected(made.receiver, depth - 1)
+    if isinstance(tensor.node, ast.Subscript) and len(tensor.sources) == 2:
+        operation = tensor.sources[1].operation
+        return operation is not None and operation[0] in {"Eq", "NotEq", "Lt", "LtE", "Gt", "GtE"}
+    return False
+
+
+def check_long_evaluation(program: Program, context: Context) -> Iterator[Finding]:
+    """One rank evaluates while the others wait, with the default time-out."""
+    inits = program.calls(INIT_GROUP)
+    if not inits or any(one.has_argument(None, "timeout") for one in inits):
+        return
+    if not program.wraps:
+        return
+    reported: set[int] = set()
+    for call in program.forwards:
+        guard = next((one for one in call.guards if one.main is True and one.how == "if"), None)
+        model = call.forward_of
+        if guard is None or model is None or any(one.wrapper is not None for one in model.any()):
+            continue
+        if not any(one.over_batches for one in call.loops if one.depth >= guard.depth):
+            continue
+        at = call.at_depth(guard.depth)
+        if id(at) in reported:
+            continue
+        reported.add(id(at))
+        yield program.finding(
+            "rank0-only-validation",
+            Severity.INFO,
+            at,
+            what="the main process evaluates alone: the others give up after 10 minutes (NCCL)",
+            fix="evaluate on all ranks, or give init_process_group a longer timeout",
+            seen=(guard, call),
+        )
+
+
+RULES = (
+    check_sizes,
+    check_long_evaluation,
+    check_rank_branches,
+)

@@ -1,0 +1,216 @@
+"""What goes wrong with samplers, loaders and data sets."""
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call, Loop
+from paceline.check.lint.names import DATALOADER
+from paceline.check.lint.program import Program
+from paceline.check.lint.rules.samplers import PREPARES, samplers_of, training_loops
+from paceline.check.lint.rules.streams import loaders_over, worker_count
+from paceline.check.lint.values import Value
+
+
+def check_pinned_copies(program: Program, context: Context) -> Iterator[Finding]:
+    """`non_blocking=True` copies of batches from pageable memory."""
+    copies = [
+        one
+        for one in program.calls(method=("to", "cuda"))
+        if (flag := one.argument(None, "non_blocking")) is not None
+        and flag.const is True
+        and one.receiver is not None
+        and one.receiver.has_kind("batch")
+    ]
+    reported: set[int] = set()
+    for copy in copies:
+        for loop in copy.loops:
+            for loader in loop.over.any() if loop.over is not None else ():
+                call = loader.call
+                if not isinstance(call, Call) or call.name != DATALOADER or id(call) in reported:
+                    continue
+                reported.add(id(call))
+                if call.has_argument(7, "pin_memory") or program.framework in PREPARES:
+                    continue
+                yield program.finding(
+                    "no-pin-memory",
+                    Severity.INFO,
+                    call,
+                    what=(
+                        f"line {copy.line} copies its batches with non_blocking=True, which does "
+                        "nothing from pageable memory"
+                    ),
+                    fix="pass pin_memory=True",
+                    seen=(copy,),
+                )
+
+
+def check_padded_evaluation(program: Program, context: Context) -> Iterator[Finding]:
+    """Distributed evaluation counts the samples with which the sampler pads its last batches."""
+    if program.framework in PREPARES:
+        return
+    training = training_loops(program)
+    reported: set[Value] = set()
+    for loop in program.loops:
+        if loop in training or any(loop in one.loops for one in program.backwards):
+            continue
+        for sampler in samplers_of(loop):
+            call = sampler.call
+            if sampler in reported or not isinstance(call, Call) or call.open_ended:
+                continue
+            reported.add(sampler)
+            if call.argument(5, "drop_last") is None and reduces_after(program, loop):
+                yield program.finding(
+                    "eval-duplicates",
+                    Severity.INFO,
+                    call,
+                    what=(
+                        "this sampler repeats samples until every rank has as many, and the "
+                        f"evaluation in line {loop.line} counts them twice"
+                    ),
+                    fix="gather the samples' indices too and drop repeated ones, or divide evenly",
+                    seen=(loop,),
+                )
+
+
+def reduces_after(program: Program, loop: Loop) -> bool:
+    last = max(one.order for one in program.events if loop in one.loops)
+    return any(one.order > last for one in program.calls("torch.distributed.all_reduce"))
+
+
+def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Finding]:
+    """CUDA in a data set's `__getitem__`, which forked workers run."""
+    for own in program.classes:
+        get = own.method("__getitem__") or own.method("__iter__")
+        if get is None or not any("Dataset" in base for base in own.library_bases()):
+            continue
+        loaders = [
+            one
+            for one in loaders_over(program, own)
+            if worker_count(one) > 0 and one.argument(None, "multiprocessing_context") is None
+        ]
+        if not loaders or program.has_call(method="set_start_method"):
+            continue
+        for node in ast.walk(get.node):
+            if uses_cuda(node):
+                yield program.finding(
+                    "cuda-init-before-fork",
+                    Severity.ERROR,
+                    node,
+                    what=(
+                        f"{own.name} uses CUDA, and the loader in line {loaders[0].line} runs it "
+                        "in forked workers: CUDA cannot be initialised there again"
+                    ),
+                    fix="return CPU tensors, and move the batch to the GPU in the training loop",
+                    seen=(loaders[0],),
+                )
+                break
+
+
+def uses_cuda(node: ast.AST) -> bool:
+    """`x.cuda()`, `x.to("cuda")`, `device="cuda"`."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+        return True
+    words = [*node.args, *(one.value for one in node.keywords if one.arg == "device")]
+    return any(
+        isinstance(one, ast.Constant)
+        and isinstance(one.value, str)
+        and one.value.startswith("cuda")
+        for one in words
+    )
+
+
+def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Finding]:
+    """CUDA in use before processes are forked that use it too."""
+    if program.has_call(method=("set_start_method", "get_context")):
+        return
+    forks = program.calls("torch.multiprocessing.Process", "multiprocessing.Process")
+    for fork in forks:
+        for call in program.all_calls:
+            if call.order > fork.order or call.root != fork.root:
+                continue
+            if any(frame.call is fork for frame in call.frames) or not starts_cuda(call):
+                continue
+            yield program.finding(
+                "cuda-init-before-fork",
+                Severity.ERROR,
+                call,
+                what=(
+                    f"CUDA is initialised here, and line {fork.line} forks processes: it cannot be "
+                    "initialised in them again"
+                ),
+                fix='mp.set_start_method("spawn"), or use CUDA only inside the processes',
+                seen=(fork,),
+            )
+            return
+
+
+def starts_cuda(call: Call) -> bool:
+    if call.name in {"torch.cuda.set_device", "torch.cuda.current_device", "torch.cuda.init"}:
+        return True
+    if call.method == "cuda":
+        return call.receiver is not None and call.receiver.name is None
+    given = call.argument(0) if call.method == "to" else call.argument(None, "device")
+    if given is None or call.name == "torch.device":
+        return False
+    return all(isinstance(one.const, str) and one.const.startswith("cuda") for one in given.any())
+
+
+def check_tokenizer_threads(program: Program, context: Context) -> Iterator[Finding]:
+    """`TOKENIZERS_PARALLELISM=true` with loader workers: they may dead-lock after the fork."""
+    if not any(worker_count(one) > 0 for one in program.calls(DATALOADER)):
+        return
+    for assign in program.assigns:
+        if assign.owner is None or assign.owner.name != "os.environ":
+            continue
+        if "TOKENIZERS_PARALLELISM" in assign.target and assign.value.const in {"true", "1"}:
+            yield program.finding(
+                "tokenizers-fork",
+                Severity.WARNING,
+                assign,
+                what="the tokenizer's threads are kept on, and the loader forks workers after them",
+                fix='set it to "false", or tokenize before training',
+            )
+
+
+def check_added_tokens(program: Program, context: Context) -> Iterator[Finding]:
+    """New tokens, and an embedding without rows for them."""
+    if program.has_call(method=("resize_token_embeddings",)) or program.mentions("resize_token"):
+        return
+    models = [
+        one
+        for one in program.all_calls
+        if one.name.startswith("transformers.") and one.result.kind == "model"
+    ]
+    if not models:
+        return
+    for call in program.calls(method=("add_special_tokens", "add_tokens")):
+        if call.receiver is None or not call.receiver.has_kind("tokenizer"):
+            continue
+        tokens = call.argument(0, "special_tokens_dict", "new_tokens")
+        values = [*(tokens.entries or {}).values(), *(tokens.items or ())] if tokens else []
+        if any(isinstance(one.const, str) for one in values):
+            yield program.finding(
+                "cublas-or-assert",
+                Severity.ERROR,
+                call,
+                what=(
+                    f"the new tokens' ids are past the embedding of the model in line "
+                    f"{models[0].line}, which is never resized: a device-side assert"
+                ),
+                fix="model.resize_token_embeddings(len(tokenizer)), or reuse eos_token as padding",
+                seen=models[:1],
+            )
+
+
+RULES = (
+    check_added_tokens,
+    check_pinned_copies,
+    check_padded_evaluation,
+    check_cuda_in_workers,
+    check_fork_after_cuda,
+    check_tokenizer_threads,
+)

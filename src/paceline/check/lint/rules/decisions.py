@@ -1,0 +1,391 @@
+"""Ranks that branch on what they alone see: files, their loss, their clock, their failure."""
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call, Event, Exit, Guard, Loop
+from paceline.check.lint.names import INIT_GROUP
+from paceline.check.lint.program import Program
+from paceline.check.lint.rules.agreement import joint_calls, joint_kind, rank_guard
+from paceline.check.lint.values import (
+    DATA,
+    FAILURE,
+    FILES,
+    RANK,
+    RANK_ZERO_ONLY,
+    SHARD,
+    TIME,
+    UNKNOWN,
+    Value,
+)
+
+
+def check_filesystem_branches(program: Program, context: Context) -> Iterator[Finding]:
+    """A collective where `os.path.exists` said yes: another rank may see no file yet."""
+    reported: set[int] = set()
+    for joint in joint_calls(program):
+        if joint.kind != "collective" or rank_guard(joint.call) is not None:
+            continue
+        for guard in joint.call.guards:
+            if FILES not in guard.divergent or RANK in guard.test.taints:
+                continue
+            if guard.exits is not None and (not joint.call.frames or whole_run(program, guard)):
+                continue
+            if id(guard.node) in reported:
+                break
+            reported.add(id(guard.node))
+            yield program.finding(
+                "divergent-filesystem-branch",
+                Severity.ERROR,
+                guard,
+                what=(
+                    f"each rank asks its file system, and {joint.shown} in line "
+                    f"{joint.call.line} is reached only where the file is seen; shared file "
+                    "systems show a file to some ranks later than to others"
+                ),
+                fix=(
+                    "let rank 0 look, broadcast the answer "
+                    "(`dist.broadcast_object_list([found], src=0)`), and branch on that"
+                ),
+                seen=(joint.call,),
+            )
+            break
+
+
+LOADS = frozenset(
+    {
+        "torch.distributed.checkpoint.load",
+        "torch.distributed.checkpoint.load_state_dict",
+        "accelerate.Accelerator.load_state",
+        "lightning.fabric.Fabric.load",
+        "deepspeed.DeepSpeedEngine.load_checkpoint",
+    }
+)
+"""Calls in which every rank takes part to read one checkpoint."""
+
+OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/scratch/local", "/mnt/local", "/raid")
+"""Folders that each machine has for itself."""
+
+
+def check_loads(program: Program, context: Context) -> Iterator[Finding]:
+    """A checkpoint that all ranks read where `os.path.exists` said yes.
+
+    On one shared file system that is mostly right: it is a warning where the path is a machine's
+    own, and a hint elsewhere.
+    """
+    reported: set[int] = set()
+    for call in program.all_calls:
+        if call.name not in LOADS or rank_guard(call) is not None:
+            continue
+        for guard in call.guards:
+            if FILES not in guard.divergent or RANK in guard.test.taints:
+                continue
+            if id(guard.node) in reported:
+                break
+            reported.add(id(guard.node))
+            texts = [one.likely() for one in guard.test.origins()]
+            alone = any(
+                isinstance(one, str) and (one in OF_ONE_NODE or one.startswith(f"{folder}/"))
+                for one in texts
+                for folder in OF_ONE_NODE
+            )
+            where = "its own machine's disk" if alone else "its file system"
+            yield program.finding(
+                "divergent-filesystem-branch",
+                Severity.WARNING if alone and context.nodes != 1 else Severity.INFO,
+                guard,
+                what=(
+                    f"each rank asks {where}, and {call.name.rpartition('.')[2]} in line "
+                    f"{call.line} waits for all of them: a rank that sees no file goes on alone"
+                ),
+                fix="let rank 0 look, broadcast the answer, and branch on that",
+                seen=(call,),
+            )
+            break
+
+
+def whole_run(program: Program, guard: Guard) -> bool:
+    """An early exit of a whole program (`no data: return`) is no branch around one collective."""
+    begins = [*program.backwards, *program.wraps, *program.calls(INIT_GROUP)]
+    if any(guard in call.guards for call in begins):
+        return True
+    inside = [one for one in program.events if guard in one.guards]
+    function = inside[0].frames[guard.depth - 1].function if guard.depth else None
+    return function is None or function.name in {"main", "train", "run", "fit"}
+
+
+DECISIONS = frozenset({DATA, TIME, RANK_ZERO_ONLY, FAILURE, SHARD})
+
+
+REASONS = {
+    DATA: "this rank's own batch or loss",
+    TIME: "this rank's clock",
+    RANK_ZERO_ONLY: "a value that only one rank holds",
+    FAILURE: "an exception that only this rank had",
+    SHARD: "this rank's part of the data",
+    RANK: "the rank",
+}
+
+
+def check_divergent_exits(program: Program, context: Context) -> Iterator[Finding]:
+    """`continue`, `break` or `return` on what one rank alone knows, where ranks work together."""
+    if not program.is_distributed:
+        return
+    reported: set[int] = set()
+    for leave in program.exits:
+        if leave.kind == "raise" or not leave.loops or any(one.alone for one in leave.guards):
+            continue
+        guard, reasons = decision(leave)
+        if guard is None or id(guard.node) in reported:
+            continue
+        loop = left_loop(leave)
+        if loop is None or guard_outside(guard, loop):
+            continue
+        missed = missed_call(program, leave, loop)
+        if missed is None:
+            continue
+        reported.add(id(guard.node))
+        yield decision_finding(
+            program, guard, reasons, missed, f"`{leave.kind}`s in line {leave.line}"
+        )
+
+
+def decision(event: Event) -> tuple[Guard | None, frozenset[str]]:
+    """The innermost condition on what one rank alone knows."""
+    for guard in reversed(event.guards):
+        reasons = guard.divergent & DECISIONS
+        if reasons == {FAILURE} and not fails_alone(event):
+            continue
+        if reasons and guard.how != "decorator":
+            return guard, reasons
+    return None, frozenset()
+
+
+def left_loop(leave: Exit) -> Loop | None:
+    """The loop that is left or whose iteration is cut short; comprehensions do not count."""
+    loops = [one for one in leave.loops if not one.is_comprehension]
+    if leave.kind != "return":
+        loops = [one for one in loops if one.depth == len(leave.frames)]
+        return loops[-1] if loops else None
+    own = [one for one in loops if one.depth == len(leave.frames)]
+    return own[0] if own else None
+
+
+def guard_outside(guard: Guard, loop: Loop) -> bool:
+    first, last = loop.line, getattr(loop.node, "end_lineno", loop.line)
+    return not first <= guard.line <= last or guard.how == "while"
+
+
+def missed_call(program: Program, leave: Exit, loop: Loop) -> Call | None:
+    """A call of all ranks that the others still make in this loop, and this rank no more."""
+    for call in program.all_calls:
+        if loop not in call.loops or not needs_company(program, call):
+            continue
+        failed = any(one.how == "except" for one in leave.guards)
+        if leave.kind == "continue" and call.order < leave.order and not failed:
+            continue
+        return call
+    return None
+
+
+def needs_company(program: Program, call: Call) -> bool:
+    kind = joint_kind(call)
+    if kind in {"collective", "save"}:
+        return True
+    if call.method == "backward" and call.name != "torch.autograd.backward":
+        return bool(program.wraps) or program.framework in WRAPPING_FRAMEWORKS
+    return False
+
+
+WRAPPING_FRAMEWORKS = frozenset({"accelerate", "fabric", "deepspeed", "ray", "horovod"})
+
+
+def decision_finding(
+    program: Program, guard: Guard, reasons: frozenset[str], missed: Call, does: str
+) -> Finding:
+    why = " and ".join(REASONS[one] for one in sorted(reasons))
+    return program.finding(
+        "rank-divergent-decision",
+        Severity.ERROR,
+        guard,
+        what=(
+            f"the condition depends on {why}, and a rank for which it holds {does}, while the "
+            f"others go on to {missed.name.rpartition('.')[2]} in line {missed.line} and wait "
+            "for it"
+        ),
+        fix=(
+            "decide together: `flag = torch.tensor(int(condition), device=device); "
+            "dist.all_reduce(flag, op=dist.ReduceOp.MAX)`, then branch on `flag.item()`; or filter "
+            "the data before the sampler"
+        ),
+        seen=(missed,),
+    )
+
+
+def check_divergent_branches(program: Program, context: Context) -> Iterator[Finding]:
+    """A collective, save or backward pass only where this rank's own value says so."""
+    if not program.is_distributed:
+        return
+    reported: set[int] = set()
+    for call in program.all_calls:
+        if not needs_company(program, call) or rank_guard(call) is not None:
+            continue
+        for guard in call.guards:
+            reasons = guard.divergent & DECISIONS
+            if not reasons or guard.how == "exit" or id(guard.node) in reported:
+                continue
+            if both_sides(program, call, guard):
+                continue
+            if reasons == {FAILURE}:
+                handlers = [one for one in call.guards if one.how == "except"]
+                if not fails_alone(call) or any(tries_together(program, h) for h in handlers):
+                    continue
+            reported.add(id(guard.node))
+            if guard.how == "except":
+                yield failed_finding(program, guard, call)
+            else:
+                yield branch_finding(program, guard, reasons, call)
+            break
+
+
+def both_sides(program: Program, call: Call, guard: Guard) -> bool:
+    """Whether the other side of the branch makes the same call."""
+    for other in program.all_calls:
+        if other.name != call.name or other is call:
+            continue
+        if any(one.test is guard.test and one.holds is not guard.holds for one in other.guards):
+            return True
+    return False
+
+
+SHARED_FAILURES = frozenset(
+    {
+        "StopIteration",
+        "KeyboardInterrupt",
+        "ImportError",
+        "ModuleNotFoundError",
+        "AttributeError",
+        "TypeError",
+        "NotImplementedError",
+        "SystemExit",
+        "KeyError",
+        "NameError",
+    }
+)
+"""Exceptions that come from the program or its user and meet all ranks alike."""
+
+
+def fails_alone(event: Event) -> bool:
+    """Whether it follows an exception that one rank may have by itself: out of memory, bad data."""
+    for guard in event.guards:
+        if guard.how != "except" or not isinstance(guard.node, ast.ExceptHandler):
+            continue
+        kinds = guard.node.type
+        named = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds] if kinds else []
+        if named and all(ast.unparse(one) in SHARED_FAILURES for one in named):
+            return False
+    return True
+
+
+def tries_together(program: Program, guard: Guard) -> bool:
+    """Whether the `try` itself makes a call of all ranks: it fails on all of them alike."""
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Try) and guard.node in node.handlers:
+            first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+            return any(first <= one.line <= last for one in program.collectives)
+    return False
+
+
+def failed_finding(program: Program, guard: Guard, call: Call) -> Finding:
+    return program.finding(
+        "collective-mismatch",
+        Severity.ERROR,
+        call.at_depth(guard.depth),
+        what=(
+            f"{call.name.rpartition('.')[2]} is called only on a rank that had the exception; "
+            "the others make other calls and wait"
+        ),
+        fix="let the exception end the process, or let all ranks agree that one failed",
+        seen=(guard,),
+    )
+
+
+def branch_finding(program: Program, guard: Guard, reasons: frozenset[str], call: Call) -> Finding:
+    why = " and ".join(REASONS[one] for one in sorted(reasons))
+    return program.finding(
+        "rank-divergent-decision",
+        Severity.ERROR,
+        guard,
+        what=(
+            f"{call.name.rpartition('.')[2]} in line {call.line} needs every rank, and is reached "
+            f"by a condition on {why}: some ranks call it and some do not"
+        ),
+        fix=(
+            "reduce the value over the ranks first (`dist.all_reduce`), or broadcast rank 0's "
+            "decision, so that all take the same branch"
+        ),
+        seen=(call,),
+    )
+
+
+def check_agreement_of_a_bool(program: Program, context: Context) -> Iterator[Finding]:
+    """`all_reduce(should_skip)` of a Python bool raises; `if all_reduce(t):` never holds."""
+    for call in program.calls("torch.distributed.all_reduce"):
+        tensor = call.argument(0, "tensor")
+        if tensor is not None and is_plain_number(tensor):
+            yield program.finding(
+                "rank-divergent-decision",
+                Severity.ERROR,
+                call,
+                what="all_reduce is given a Python bool or number; it takes a tensor and raises",
+                fix=(
+                    "`flag = torch.tensor(int(condition), device=device)`, reduce that, and "
+                    "branch on `flag.item()`"
+                ),
+            )
+    for event in program.events:
+        for guard in event.guards:
+            made = guard.test.call
+            if isinstance(made, Call) and made.name == "torch.distributed.all_reduce":
+                yield program.finding(
+                    "rank-divergent-decision",
+                    Severity.ERROR,
+                    guard,
+                    what="all_reduce returns None: this condition never holds",
+                    fix="reduce in a line of its own, and branch on the tensor's `.item()`",
+                )
+
+
+def is_plain_number(value: Value) -> bool:
+    """A bool, int or float of Python: literals, `not x`, and comparisons of `.item()`s."""
+    if value.options:
+        return all(is_plain_number(one) for one in value.any())
+    if value.const is not UNKNOWN:
+        return isinstance(value.const, bool | int | float)
+    if isinstance(value.call, Call):
+        name = value.call.name
+        if name in {"builtins.bool", "builtins.int", "builtins.float", "builtins.any"}:
+            return True
+        return name.startswith("math.is") or value.call.method == "item"
+    if value.operation is None:
+        return False
+    sign, *operands = value.operation
+    if sign == "Not":
+        return True
+    return sign in COMPARISONS and all(is_plain_number(one) for one in operands)
+
+
+COMPARISONS = frozenset(
+    {"Eq", "NotEq", "Lt", "LtE", "Gt", "GtE", "Or", "And", "Add", "Mult", "Div"}
+)
+
+
+RULES = (
+    check_filesystem_branches,
+    check_loads,
+    check_divergent_exits,
+    check_divergent_branches,
+    check_agreement_of_a_bool,
+)

@@ -1,0 +1,364 @@
+"""What goes wrong with number formats, loss scaling, and how a loss is averaged."""
+
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call
+from paceline.check.lint.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
+from paceline.check.lint.program import Program
+from paceline.check.lint.values import Value
+
+HALF = frozenset({"torch.float16", "torch.half"})
+OLD_AUTOCAST = "torch.cuda.amp.autocast"
+OWNED = frozenset({"accelerate", "fabric", "lightning", "transformers", "deepspeed", "ray"})
+
+
+def casts_to_half(call: Call) -> bool:
+    """Whether an autocast surely uses float16: by its dtype, or as CUDA's default."""
+    if call.name not in {AUTOCAST, OLD_AUTOCAST} or call.open_ended:
+        return False
+    enabled = call.argument(None, "enabled")
+    if enabled is not None and enabled.const is not True:
+        return False
+    dtype = call.argument(1 if call.name == AUTOCAST else 0, "dtype")
+    if call.name == OLD_AUTOCAST:
+        dtype = call.argument(None, "dtype")
+        return dtype is None or is_half(dtype)
+    if dtype is None:
+        device = call.argument(0, "device_type")
+        return device is not None and all(one.const == "cuda" for one in device.any())
+    return is_half(dtype)
+
+
+def is_half(dtype: Value) -> bool:
+    return all(one.name in HALF for one in dtype.any())
+
+
+def scalers(program: Program) -> list[Call]:
+    return [one for one in program.all_calls if one.result.kind == "scaler"]
+
+
+def check_loss_scaling(program: Program, context: Context) -> Iterator[Finding]:
+    """float16 without a GradScaler: small gradients become zero."""
+    if program.framework in OWNED or not program.backwards:
+        return
+    if not scalers(program) and not program.has_call(method="scale"):
+        for call in program.all_calls:
+            half_model = (
+                call.method == "half"
+                and call.receiver is not None
+                and call.receiver.has_kind("model")
+            )
+            if (casts_to_half(call) and covers_training(program, call)) or (
+                half_model and trains(program, call.receiver)
+            ):
+                yield program.finding(
+                    "mixed-precision-loss-scaling",
+                    Severity.ERROR,
+                    call,
+                    what=(
+                        "gradients are computed in float16 and nothing scales the loss: those "
+                        "below 6e-8 become zero"
+                    ),
+                    fix='use dtype=torch.bfloat16, or scaler = torch.amp.GradScaler("cuda")',
+                )
+                return
+        return
+    yield from scaler_misuse(program)
+
+
+def covers_training(program: Program, call: Call) -> bool:
+    """Whether a forward pass of training stands in this autocast."""
+    inside = [
+        one
+        for one in program.events
+        if any(part.call is call for value in one.withs for part in value.any())
+    ]
+    if not inside:
+        return False
+    loops = {loop for one in inside for loop in one.loops}
+    return any(not one.loops or set(one.loops) & loops for one in program.backwards)
+
+
+def trains(program: Program, model: Value | None) -> bool:
+    if model is None:
+        return False
+    options = set(model.any())
+    for call in program.all_calls:
+        if call.result.kind == "optimizer":
+            for source in (*call.args, *call.kwargs.values()):
+                if options & set(source.origins()):
+                    return True
+    return False
+
+
+def scaler_misuse(program: Program) -> Iterator[Finding]:
+    """A scaled loss whose gradients are clipped or stepped on as if they were not scaled."""
+    scaled = [one for one in program.backwards if is_scaled(one)]
+    if not scaled:
+        return
+    loops = {loop for one in scaled for loop in one.loops}
+    for step in program.steps:
+        if step.receiver is None or not step.receiver.has_kind("optimizer"):
+            continue
+        if (
+            set(step.loops) & loops
+            and not program.has_call(method="unscale_")
+            and not any(exclusive(step, one) for one in scaled)
+        ):
+            yield program.finding(
+                "mixed-precision-loss-scaling",
+                Severity.ERROR,
+                step,
+                what=(
+                    f"the loss was scaled in line {scaled[0].line}, and the optimizer steps on "
+                    "gradients that are still scaled"
+                ),
+                fix="scaler.step(optimizer); scaler.update()",
+                seen=scaled[:1],
+            )
+    steps = [
+        one for one in program.steps if one.receiver is not None and one.receiver.has_kind("scaler")
+    ]
+    if steps and not program.has_call(method="update"):
+        yield program.finding(
+            "mixed-precision-loss-scaling",
+            Severity.ERROR,
+            steps[0],
+            what="scaler.update() is never called: the scale never falls after an overflow",
+            fix="call scaler.update() after scaler.step(optimizer)",
+        )
+    yield from clipped_scaled(program, scaled)
+
+
+def is_scaled(backward: Call) -> bool:
+    loss = backward.receiver
+    return loss is not None and any(
+        isinstance(one.call, Call)
+        and one.call.method == "scale"
+        and one.call.receiver is not None
+        and one.call.receiver.has_kind("scaler")
+        for one in loss.any()
+    )
+
+
+def exclusive(first: Call, second: Call) -> bool:
+    """Whether the two stand on different sides of one condition."""
+    sides = {id(one.test): one.holds for one in first.guards}
+    return any(sides.get(id(one.test), one.holds) is not one.holds for one in second.guards)
+
+
+def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:
+    for clip in program.calls(
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad_value_",
+        method=("clip_grad_norm_",),
+    ):
+        if not any(set(clip.loops) & set(one.loops) for one in scaled):
+            continue
+        unscaled = [
+            one
+            for one in program.calls(method="unscale_")
+            if one.order < clip.order and set(one.loops) & set(clip.loops)
+        ]
+        if unscaled or any(exclusive(clip, one) for one in scaled):
+            continue
+        yield program.finding(
+            "mixed-precision-loss-scaling",
+            Severity.ERROR,
+            clip,
+            what=(
+                f"the loss was scaled in line {scaled[0].line}, and the gradients are clipped "
+                "before they are unscaled: the limit is thousands of times too small"
+            ),
+            fix="scaler.unscale_(optimizer) before clipping",
+            seen=scaled[:1],
+        )
+
+
+def check_half_parameters(program: Program, context: Context) -> Iterator[Finding]:
+    """A GradScaler and parameters in float16: unscaling raises."""
+    if not scalers(program) and not program.has_call(method="unscale_"):
+        return
+    if any(scaler_off(one) for one in scalers(program)):
+        return
+    for call in program.all_calls:
+        model = call.result if call.method != "half" else call.receiver
+        if model is None or not model.has_kind("model"):
+            continue
+        dtype = call.argument(None, "torch_dtype", "dtype")
+        cast = call.argument(0, "dtype") if call.method == "to" else None
+        half = (
+            call.method == "half"
+            or (dtype is not None and is_half(dtype))
+            or (cast is not None and is_half(cast))
+        )
+        if half and trains(program, model):
+            yield program.finding(
+                "unscale-fp16-gradients",
+                Severity.ERROR,
+                call,
+                what=(
+                    "the parameters themselves are float16, and a GradScaler unscales their "
+                    "gradients: it raises `Attempting to unscale FP16 gradients`"
+                ),
+                fix="keep the parameters in float32 and let autocast do the rest",
+                seen=scalers(program)[:1],
+            )
+            return
+
+
+def scaler_off(call: Call) -> bool:
+    enabled = call.argument(None, "enabled")
+    return enabled is not None and enabled.const is not True
+
+
+def check_mixed_precision(program: Program, context: Context) -> Iterator[Finding]:
+    """A distributed model that trains in float32 on GPUs."""
+    if program.framework in OWNED or not program.wraps or not program.backwards:
+        return
+    if program.mentions(
+        "autocast", "float16", "half", "mixedprecision", "tf32", "matmul_precision"
+    ):
+        return
+    if not program.mentions("cuda"):
+        return
+    for call in program.calls(DDP, FSDP, FULLY_SHARD):
+        yield program.finding(
+            "no-mixed-precision",
+            Severity.INFO,
+            call,
+            what="the model trains in float32: slower than bfloat16 on GPUs with tensor cores",
+            fix="with torch.autocast('cuda', dtype=torch.bfloat16), or a mixed precision policy",
+        )
+        return
+
+
+OLD_GPUS = ("V100", "P100", "T4", "K80", "1080", "2080", "TITAN V", "RTX 5000", "RTX 6000 TURING")
+"""Accelerators below compute capability 8.0: NVIDIA's CUDA GPUs page,
+https://developer.nvidia.com/cuda-gpus."""
+
+
+def check_bfloat16(program: Program, context: Context) -> Iterator[Finding]:
+    """bfloat16 on a GPU whose hardware has none."""
+    gpu = (context.gpu or "").upper()
+    if not any(one in gpu for one in OLD_GPUS):
+        return
+    if program.has_call("torch.cuda.is_bf16_supported"):
+        return
+    for call in program.all_calls:
+        for given in (*call.args, *call.kwargs.values()):
+            if given.name == "torch.bfloat16" or (
+                given.const == "bf16" and "mixed_precision" in call.kwargs
+            ):
+                yield bfloat16_finding(program, call, context)
+                return
+        if (
+            call.method == "bfloat16"
+            and call.receiver is not None
+            and call.receiver.has_kind("model")
+        ):
+            yield bfloat16_finding(program, call, context)
+            return
+
+
+def bfloat16_finding(program: Program, call: Call, context: Context) -> Finding:
+    return program.finding(
+        "bf16-unsupported-gpu",
+        Severity.ERROR,
+        call,
+        what=f"{context.gpu} has no bfloat16 in hardware: it raises, or is emulated slowly",
+        fix="float16 with a GradScaler",
+    )
+
+
+def check_accumulated_mean(program: Program, context: Context) -> Iterator[Finding]:
+    """Means over unequal numbers of tokens, averaged as if they were equal."""
+    for backward in program.backwards:
+        if backward.receiver is None:
+            continue
+        origins = list(backward.receiver.origins())
+        divided = next((one for one in origins if is_divided(one)), None)
+        token_mean = next((one for one in origins if ignores_tokens(one)), None)
+        if divided is not None and token_mean is not None and divided.node is not None:
+            yield program.finding(
+                "ga-loss-normalisation",
+                Severity.INFO,
+                divided.node,
+                what=(
+                    "the loss is a mean over the tokens of one micro-batch that count, divided by "
+                    "the number of micro-batches: tokens of short micro-batches weigh more"
+                ),
+                fix="sum the losses, and divide by the number of tokens of the whole batch",
+                seen=[token_mean.node] if token_mean.node is not None else [],
+            )
+            return
+
+
+def is_divided(value: Value) -> bool:
+    if value.operation is None or value.operation[0] != "Div":
+        return False
+    by = value.operation[2]
+    return "accum" in by.label.lower() or any("accum" in one.label.lower() for one in by.origins())
+
+
+def ignores_tokens(value: Value) -> bool:
+    call = value.call
+    if not isinstance(call, Call):
+        return False
+    losses = {"torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss"}
+    if call.name not in losses:
+        return False
+    reduction = call.argument(None, "reduction")
+    return call.argument(None, "ignore_index") is not None and (
+        reduction is None or reduction.const == "mean"
+    )
+
+
+def check_scaled_rate(program: Program, context: Context) -> Iterator[Finding]:
+    """A learning rate multiplied by the number of ranks, and no warm-up."""
+    if not program.is_distributed or warms_up(program):
+        return
+    for call in program.all_calls:
+        if call.result.kind != "optimizer":
+            continue
+        rate = call.argument(1, "lr")
+        if rate is None:
+            continue
+        for one in rate.origins():
+            if one.operation is not None and one.operation[0] == "Mult" and has_world_size(one):
+                yield program.finding(
+                    "lr-scaled-no-warmup",
+                    Severity.WARNING,
+                    one.node if one.node is not None else call,
+                    what="the learning rate grows with the number of ranks, from the first step on",
+                    fix="warm it up over the first few hundred steps (lr_scheduler.LinearLR)",
+                    seen=(call,),
+                )
+                return
+
+
+def has_world_size(value: Value) -> bool:
+    return any(
+        one.instance == "torch.distributed.get_world_size"
+        or (one.instance == "os.environ" and one.attribute == "WORLD_SIZE")
+        for one in value.origins()
+    )
+
+
+def warms_up(program: Program) -> bool:
+    if program.mentions("warm"):
+        return True
+    names = ("LinearLR", "OneCycleLR", "LambdaLR", "SequentialLR", "CyclicLR")
+    return any(one.name.endswith(names) for one in program.all_calls)
+
+
+RULES = (
+    check_loss_scaling,
+    check_half_parameters,
+    check_mixed_precision,
+    check_bfloat16,
+    check_accumulated_mean,
+    check_scaled_rate,
+)

@@ -1,0 +1,242 @@
+"""Which rank reads which samples of a data set with an index, and in which order."""
+
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call, Class, Loop
+from paceline.check.lint.names import DATALOADER, DISTRIBUTED_SAMPLER
+from paceline.check.lint.program import Program
+from paceline.check.lint.values import RANK, UNKNOWN, Value
+
+PREPARES = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray", "deepspeed"})
+"""Frameworks that give every rank its part of a plain DataLoader and set the epoch themselves."""
+
+
+def check_sampler_and_shuffle(program: Program, context: Context) -> Iterator[Finding]:
+    """`DataLoader(shuffle=True, sampler=...)` raises ValueError."""
+    for call in program.calls(DATALOADER):
+        shuffle = call.argument(2, "shuffle")
+        sampler = call.argument(3, "sampler") or call.argument(4, "batch_sampler")
+        if shuffle is None or shuffle.const is not True or sampler is None:
+            continue
+        if any(one.const is None for one in sampler.any()):
+            continue
+        yield program.finding(
+            "sampler-and-shuffle",
+            Severity.ERROR,
+            call.keyword_nodes.get("shuffle", call.node),
+            what="this DataLoader is given both shuffle=True and a sampler: it raises ValueError",
+            fix="leave out shuffle=True here; the sampler shuffles",
+        )
+
+
+def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:
+    """A shuffling DistributedSampler whose epoch is never set gives every epoch in one order."""
+    if program.framework in PREPARES:
+        return
+    reported: set[Value] = set()
+    for loop in program.loops:
+        for sampler in samplers_of(loop):
+            if sampler in reported or not shuffles(sampler):
+                continue
+            epochs = epoch_loop(program, loop)
+            if epochs is None:
+                continue
+            reported.add(sampler)
+            yield from epoch_findings(program, sampler, loop, epochs)
+
+
+def samplers_of(loop: Loop) -> Iterator[Value]:
+    """DistributedSamplers of the loader that a loop runs over."""
+    for loader in loop.over.any() if loop.over is not None else ():
+        for field in ("sampler", "batch_sampler"):
+            given = loader.fields.get(field)
+            if given is None:
+                continue
+            for one in given.origins():
+                if one.instance == DISTRIBUTED_SAMPLER:
+                    yield one
+
+
+def shuffles(sampler: Value) -> bool:
+    call = sampler.call
+    if not isinstance(call, Call) or call.open_ended:
+        return False
+    shuffle = call.argument(3, "shuffle")
+    return shuffle is None or shuffle.const is True or shuffle.default is True
+
+
+def epoch_loop(program: Program, loop: Loop) -> Loop | None:
+    """The loop that starts a loop over batches again and again; None where it runs once."""
+    inside = next(one for one in program.events if loop in one.loops)
+    outer = inside.loops[: inside.loops.index(loop)]
+    outer = tuple(one for one in outer if not one.is_comprehension and not one.over_batches)
+    return outer[-1] if outer else None
+
+
+def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -> Iterator[Finding]:
+    sets = [one for one in program.calls(method="set_epoch") if may_set(one, sampler)]
+    inside = [one for one in sets if epochs in one.loops]
+    if not inside:
+        where = f"set_epoch stands outside it, in line {sets[0].line}" if sets else "nothing does"
+        yield program.finding(
+            "set-epoch-missing",
+            Severity.ERROR,
+            epochs,
+            what=(
+                "a DistributedSampler shuffles the batches of this loop over epochs, and each "
+                f"epoch has the same order until its set_epoch is called: {where}"
+            ),
+            fix=f"call `{sampler.label or 'sampler'}.set_epoch(epoch)` first in this loop",
+            seen=[sampler.call, loop] if sampler.call is not None else [loop],
+        )
+        return
+    for one in inside:
+        epoch = one.argument(0, "epoch")
+        constant = epoch is not None and epoch.kind != "counter" and epoch.const is not UNKNOWN
+        if constant or any(guard.main is not None for guard in one.guards):
+            yield program.finding(
+                "set-epoch-missing",
+                Severity.ERROR,
+                one,
+                what=(
+                    "set_epoch is given the same number in every epoch: the order never changes"
+                    if constant
+                    else "set_epoch is called on some ranks only: their orders no longer fit"
+                ),
+                fix="call set_epoch(epoch) with the loop's counter, on every rank",
+            )
+
+
+def may_set(call: Call, sampler: Value) -> bool:
+    """Whether a `.set_epoch` is this sampler's: its own, its loader's, or of something unknown."""
+    receiver = call.receiver
+    if receiver is None:
+        return True
+    options = list(receiver.any())
+    if sampler in options or any(sampler in one.origins() for one in options):
+        return True
+    for one in options:
+        for field in ("sampler", "batch_sampler", "loader", "dataloader"):
+            given = one.fields.get(field)
+            if given is not None and sampler in given.origins():
+                return True
+    return any(one.instance is None and one.call is None for one in options)
+
+
+def check_sampler_missing(program: Program, context: Context) -> Iterator[Finding]:
+    """Every rank trains on the whole data set, in its own or even the same order."""
+    if program.framework in PREPARES or not program.wraps:
+        return
+    reported: set[Value] = set()
+    for loop in training_loops(program):
+        for loader in loop.over.any() if loop.over is not None else ():
+            call = loader.call
+            if loader in reported or not isinstance(call, Call) or call.name != DATALOADER:
+                continue
+            reported.add(loader)
+            if whole_data_set(call) and not batches_are_split(program, loop):
+                yield program.finding(
+                    "sampler-missing",
+                    Severity.ERROR,
+                    call,
+                    what=(
+                        "this loader feeds a distributed model and has no DistributedSampler: "
+                        "every rank goes through the whole data set"
+                    ),
+                    fix="pass sampler=DistributedSampler(dataset) and leave shuffle out",
+                    seen=(loop,),
+                )
+
+
+def training_loops(program: Program) -> list[Loop]:
+    """Loops over batches in which a backward pass runs."""
+    inner = [one.loops[-1] for one in program.backwards if one.loops]
+    found = [loop for one in program.backwards for loop in one.loops if loop in inner]
+    return [one for one in dict.fromkeys(found) if one.over is not None]
+
+
+def whole_data_set(call: Call) -> bool:
+    """Whether a DataLoader surely gives its rank all samples of a map-style data set."""
+    if call.open_ended:
+        return False
+    data, shuffle = call.argument(0, "dataset"), call.argument(2, "shuffle")
+    if data is None or data.divergent:
+        return False
+    if any(one.divergent or one.name == "shard" for one in data.origins()):
+        return False
+    batch_sampler = call.argument(4, "batch_sampler")
+    if batch_sampler is not None and batch_sampler.const is not None:
+        return False
+    sampler = call.argument(3, "sampler")
+    if sampler is not None and sampler.const is not None:
+        return any(undistributed(one) for one in sampler.any()) and all(
+            undistributed(one) for one in sampler.any()
+        )
+    return (shuffle is not None and shuffle.const is True) or map_style(data)
+
+
+def undistributed(sampler: Value) -> bool:
+    """A sampler that deals out the whole data set: torch's own plain ones, or one of one rank."""
+    if sampler.const is None:
+        return True
+    if sampler.instance in PLAIN_SAMPLERS:
+        return True
+    call = sampler.call
+    if sampler.instance != DISTRIBUTED_SAMPLER or not isinstance(call, Call):
+        return False
+    replicas = call.argument(1, "num_replicas")
+    return replicas is not None and replicas.const == 1
+
+
+PLAIN_SAMPLERS = frozenset(
+    {
+        "torch.utils.data.RandomSampler",
+        "torch.utils.data.SequentialSampler",
+        "torch.utils.data.WeightedRandomSampler",
+        "torch.utils.data.SubsetRandomSampler",
+    }
+)
+
+
+def map_style(data: Value) -> bool:
+    """Whether it is surely a data set with `__getitem__`."""
+    for one in data.any():
+        own: Class | None = one.of_class
+        if own is not None:
+            if own.method("__getitem__") is None or own.method("__iter__") is not None:
+                return False
+            continue
+        name = one.instance or ""
+        if not name.startswith(("torchvision.datasets.", "torch.utils.data.TensorDataset")):
+            return False
+    return True
+
+
+def batches_are_split(program: Program, loop: Loop) -> bool:
+    """Whether the loop takes this rank's part of every batch, or skips by rank."""
+    for call in program.forwards:
+        if loop in call.loops and any(RANK in one.taints for one in call.args):
+            return True
+    return any(loop in one.loops and RANK in one.test.taints for one in guards_in(program, loop))
+
+
+class _GuardIn:
+    def __init__(self, loops: tuple[Loop, ...], test: Value) -> None:
+        self.loops, self.test = loops, test
+
+
+def guards_in(program: Program, loop: Loop) -> Iterator[_GuardIn]:
+    """Conditions inside a loop that decide on `continue`."""
+    for leave in program.exits:
+        if loop in leave.loops and leave.kind == "continue":
+            for guard in leave.guards:
+                yield _GuardIn(leave.loops, guard.test)
+
+
+RULES = (
+    check_sampler_and_shuffle,
+    check_set_epoch,
+    check_sampler_missing,
+)

@@ -1,0 +1,263 @@
+"""What goes wrong when checkpoints are written and read, and what every rank writes and says."""
+
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call, Loop
+from paceline.check.lint.names import INIT_GROUP
+from paceline.check.lint.program import Program
+from paceline.check.lint.rules.accumulation import counts
+from paceline.check.lint.rules.samplers import epoch_loop, training_loops
+from paceline.check.lint.values import RANK, UNKNOWN, Value
+
+WRITES = frozenset({"torch.save", "numpy.save", "numpy.savez", "safetensors.torch.save_file"})
+OWNED = frozenset({"accelerate", "fabric", "lightning", "transformers", "ray"})
+
+
+def check_same_file(program: Program, context: Context) -> Iterator[Finding]:
+    """Every rank writes one file at once."""
+    if program.framework in OWNED or not (program.wraps or program.has_call(INIT_GROUP)):
+        return
+    reported: set[int] = set()
+    for call in program.all_calls:
+        path = written_path(call)
+        if path is None or id(call.node) in reported or kept_to_some(call, path):
+            continue
+        if call.root and not starts_training(program, call):
+            continue
+        reported.add(id(call.node))
+        yield program.finding(
+            "all-ranks-save-same-file",
+            Severity.ERROR,
+            call,
+            what="every rank writes this file, at the same time and under the same name",
+            fix="write it on rank 0 only (`if dist.get_rank() == 0:`), or name it by the rank",
+        )
+
+
+def written_path(call: Call) -> Value | None:
+    if call.name in WRITES:
+        position = 0 if call.name.startswith("numpy") else 1
+        return call.argument(position, "f", "filename", "file")
+    if call.method == "save_pretrained" and call.receiver is not None:
+        if call.argument(None, "is_main_process") is not None:
+            return None
+        return call.argument(0, "save_directory") if call.receiver.has_kind("model") else None
+    return None
+
+
+def kept_to_some(call: Call, path: Value) -> bool:
+    """Whether a condition on the rank leads there, or the path holds the rank."""
+    if any(one.by_rank for one in call.guards):
+        return True
+    if any(one.divergent for one in path.origins()):
+        return True
+    return any((value.instance or "").endswith("main_process_first") for value in call.withs)
+
+
+def starts_training(program: Program, call: Call) -> bool:
+    """Whether the outermost function of an event that nobody calls sets up the run itself."""
+    mine = call.frames[0].function if call.frames else None
+    starts = [*program.wraps, *program.calls(INIT_GROUP)]
+    return any(one.frames and one.frames[0].function is mine for one in starts)
+
+
+def check_resume(program: Program, context: Context) -> Iterator[Finding]:
+    """Training state is loaded, and the loop over epochs begins at 0 all the same."""
+    loaded = [one for one in program.calls(method="load_state_dict") if is_optimizer(one.receiver)]
+    loads = program.calls("torch.load")
+    if not loaded or not loads:
+        return
+    for loop in training_loops(program):
+        epochs = epoch_loop(program, loop)
+        if epochs is None or epochs.over is None:
+            continue
+        begins = epochs.over.sources
+        if any(one.call in loads for value in begins for one in value.origins()):
+            continue
+        if len(begins) > 1 and begins[0].const is UNKNOWN:
+            continue
+        if skips_ahead(program, epochs, loads):
+            continue
+        yield program.finding(
+            "resume-repeats-data",
+            Severity.WARNING,
+            epochs,
+            what=(
+                f"line {loaded[0].line} resumes the optimizer, and this loop starts at epoch 0 "
+                "again: the data is repeated and schedules start over"
+            ),
+            fix="save the epoch in the checkpoint and start at range(checkpoint['epoch'] + 1, ...)",
+            seen=loaded[:1],
+        )
+        return
+
+
+def is_optimizer(receiver: Value | None) -> bool:
+    return receiver is not None and receiver.has_kind("optimizer")
+
+
+def skips_ahead(program: Program, epochs: Loop, loads: list[Call]) -> bool:
+    """Whether a condition in the loop compares with what was loaded."""
+    for event in program.events:
+        if epochs in event.loops:
+            for guard in event.guards:
+                if any(one.call in loads for one in guard.test.origins()):
+                    return True
+    return False
+
+
+def check_weights_only(program: Program, context: Context) -> Iterator[Finding]:
+    """torch.load refuses what this program saves: more than tensors."""
+    version = context.version("torch")
+    if version is not None and version < (2, 6):
+        return
+    saved = [one for one in program.calls("torch.save") if saves_objects(one)]
+    if not saved:
+        return
+    for call in program.calls("torch.load"):
+        only = call.argument(None, "weights_only")
+        if call.open_ended or (only is not None and only.const is not True):
+            continue
+        yield program.finding(
+            "weights-only-load",
+            Severity.ERROR if version is not None or only is not None else Severity.WARNING,
+            call,
+            what=(
+                f"line {saved[0].line} saves a whole object, not only tensors; torch.load refuses "
+                "it since torch 2.6"
+            ),
+            fix="save model.state_dict(), or pass weights_only=False for files that you trust",
+            seen=saved[:1],
+        )
+        return
+
+
+def saves_objects(call: Call) -> bool:
+    """Whether a saved value is or holds a model, an optimizer or a namespace itself."""
+    given = call.argument(0, "obj")
+    if given is None:
+        return False
+    parts = [given, *(given.entries or {}).values()]
+    return any(one.kind in {"model", "optimizer", "namespace"} for one in parts)
+
+
+TRACKERS = frozenset(
+    {
+        "wandb.init",
+        "torch.utils.tensorboard.SummaryWriter",
+        "tensorboardX.SummaryWriter",
+        "mlflow.start_run",
+        "comet_ml.Experiment",
+        "neptune.init_run",
+    }
+)
+
+
+def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
+    """Every rank opens a run of its own at the tracker, or prints every step."""
+    if not (program.wraps or program.has_call(INIT_GROUP)) or program.framework in OWNED:
+        return
+    for call in program.calls(*TRACKERS):
+        inputs = (*call.args, *call.kwargs.values())
+        if any(one.by_rank for one in call.guards) or any(RANK in one.taints for one in inputs):
+            continue
+        if "group" in call.kwargs or (call.root and not starts_training(program, call)):
+            continue
+        yield program.finding(
+            "rank0-logging-missing",
+            Severity.WARNING,
+            call,
+            what="every rank opens a run of its own here",
+            fix="open it on rank 0 only",
+        )
+    training = training_loops(program)
+    for call in program.calls("builtins.print"):
+        if not any(one in training for one in call.loops):
+            continue
+        if any(one.by_rank for one in call.guards):
+            continue
+        if any(RANK in one.taints for one in call.args):
+            continue
+        yield program.finding(
+            "rank0-logging-missing",
+            Severity.INFO,
+            call,
+            what="every rank prints this in its training loop",
+            fix="print on rank 0 only",
+        )
+        return
+
+
+def check_host_sync(program: Program, context: Context) -> Iterator[Finding]:
+    """A value is fetched from the GPU in every step of training."""
+    training = training_loops(program)
+    if not program.is_distributed:
+        return
+    for call in program.calls(method=("item", "tolist", "numpy")):
+        if not any(one in training for one in call.loops):
+            continue
+        if call.receiver is None or not call.receiver.taints:
+            continue
+        if any(counts(one.test) for one in call.guards) or any(one.by_rank for one in call.guards):
+            continue
+        yield program.finding(
+            "host-sync-in-loop",
+            Severity.INFO,
+            call,
+            what=f".{call.method}() in every step waits until the GPU has caught up",
+            fix="do it every few hundred steps, or keep a running sum on the GPU",
+        )
+        return
+
+
+LONG_WORK = frozenset({"map", "filter", "tokenize", "prepare_data", "preprocess", "download"})
+
+
+def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
+    """Ranks wait at a barrier while rank 0 prepares data, with the default time-out."""
+    inits = program.calls(INIT_GROUP)
+    if not inits or any(one.has_argument(None, "timeout") for one in inits):
+        return
+    for barrier in program.calls("torch.distributed.barrier"):
+        for work in program.all_calls:
+            if work.order > barrier.order or not is_long(work):
+                continue
+            guard = next((one for one in work.guards if one.main is True), None)
+            if guard is None or guard.test in [one.test for one in barrier.guards if one.holds]:
+                continue
+            if any(c.order > work.order and c.order < barrier.order for c in program.backwards):
+                continue
+            yield program.finding(
+                "rank0-preprocess-timeout",
+                Severity.WARNING,
+                guard,
+                what=(
+                    f"rank 0 prepares data (line {work.line}) while the others wait in the barrier "
+                    f"of line {barrier.line}: after 10 minutes (NCCL) they give up"
+                ),
+                fix="init_process_group(..., timeout=timedelta(hours=2)), or prepare it beforehand",
+                seen=(work, barrier),
+            )
+            return
+
+
+def is_long(work: Call) -> bool:
+    if work.name in {"datasets.load_dataset", "huggingface_hub.snapshot_download"}:
+        return True
+    if work.own is not None:
+        return any(word in work.own.name.lower() for word in ("preprocess", "tokenize", "download"))
+    if work.method not in LONG_WORK or work.receiver is None:
+        return False
+    return work.receiver.has_kind("dataset")
+
+
+RULES = (
+    check_same_file,
+    check_resume,
+    check_weights_only,
+    check_trackers,
+    check_host_sync,
+    check_long_wait,
+)

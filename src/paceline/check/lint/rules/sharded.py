@@ -1,0 +1,331 @@
+"""What goes wrong with FSDP, `fully_shard` and their state dicts."""
+
+import ast
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call
+from paceline.check.lint.names import FSDP, FULLY_SHARD
+from paceline.check.lint.program import Program
+from paceline.check.lint.values import Value
+
+FULL_TYPE = "torch.distributed.fsdp.StateDictType.FULL_STATE_DICT"
+
+
+def check_clip(program: Program, context: Context) -> Iterator[Finding]:
+    """torch's clip_grad_norm_ sees only this rank's shards of FSDP1's parameters."""
+    for call in program.calls("torch.nn.utils.clip_grad_norm_"):
+        given = call.argument(0, "parameters")
+        model = given.receiver if given is not None else None
+        if model is None or not model.wrapped_by("fsdp1"):
+            continue
+        yield program.finding(
+            "fsdp-clip-grad-norm",
+            Severity.ERROR,
+            call,
+            what=(
+                "the parameters are FSDP shards: the norm is that of this rank's part alone, and "
+                "every rank clips by another factor"
+            ),
+            fix=f"{model.label or 'model'}.clip_grad_norm_(max_norm)",
+        )
+
+
+def check_optimizer_first(program: Program, context: Context) -> Iterator[Finding]:
+    """An optimizer that holds the parameters as they were before sharding."""
+    sharding = program.calls(FSDP, FULLY_SHARD)
+    for made in program.all_calls:
+        if made.result.kind != "optimizer" or not made.args or made.own is not None:
+            continue  # an own function's call: what it makes comes by itself
+        models = [
+            one
+            for source in (*made.args, *made.kwargs.values())
+            for one in source.origins()
+            if one.kind == "model"
+        ]
+        for wrap in sharding:
+            if wrap.root != made.root or wrap.order < made.order:
+                continue
+            if not shards_any(wrap, models) or exclusive(made, wrap):
+                continue
+            yield program.finding(
+                "fsdp-optimizer-before-wrap",
+                Severity.ERROR,
+                made,
+                what=(
+                    f"the optimizer is made before line {wrap.line} shards the model: it keeps the "
+                    "old parameters and updates nothing that is trained"
+                ),
+                fix="make the optimizer after sharding, from the sharded model's parameters()",
+                seen=(wrap,),
+            )
+            break
+
+
+def shards_any(wrap: Call, models: list[Value]) -> bool:
+    given = wrap.argument(0, "module")
+    if given is None:
+        return False
+    return any(one in models for one in given.origins())
+
+
+def exclusive(first: Call, second: Call) -> bool:
+    """Whether the two stand on different sides of one condition."""
+    sides = {id(one.test): one.holds for one in first.guards}
+    return any(sides.get(id(one.test), one.holds) is not one.holds for one in second.guards)
+
+
+def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:
+    """`for layer in model.layers: FSDP(layer)` throws the wrappers away."""
+    dropped = {id(node.value) for node in ast.walk(program.tree) if isinstance(node, ast.Expr)}
+    reported: set[int] = set()
+    loops = [node for node in ast.walk(program.tree) if isinstance(node, ast.For)]
+    for call in program.calls(FSDP):
+        if id(call.node) in reported:
+            continue
+        if id(call.node) in dropped or rebinds_loop_name(call, loops):
+            reported.add(id(call.node))
+            yield program.finding(
+                "fsdp-wrapper-discarded",
+                Severity.ERROR,
+                call,
+                what=(
+                    "FSDP returns the wrapper and it is thrown away: the model goes on to call "
+                    "the plain layer, whose parameters FSDP has just flattened and sharded"
+                ),
+                fix="assign it (`model.layers[i] = FSDP(layer)`), or use fully_shard(layer)",
+            )
+
+
+def rebinds_loop_name(call: Call, loops: list[ast.For]) -> bool:
+    """`for layer in model.layers: layer = FSDP(layer)`: the list keeps the plain layer."""
+    for loop in loops:
+        if not isinstance(loop.target, ast.Name):
+            continue
+        for node in loop.body:
+            if (
+                isinstance(node, ast.Assign)
+                and node.value is call.node
+                and all(
+                    isinstance(one, ast.Name) and one.id == loop.target.id for one in node.targets
+                )
+            ):
+                later = loop.body[loop.body.index(node) + 1 :]
+                return not any(
+                    isinstance(part, ast.Name) and part.id == loop.target.id
+                    for statement in later
+                    for part in ast.walk(statement)
+                )
+    return False
+
+
+def check_full_state(program: Program, context: Context) -> Iterator[Finding]:
+    """A full state dict gathered on the GPU of every rank."""
+    for call in program.all_calls:
+        full = [one for one in call.args if one.name == FULL_TYPE]
+        if full and gathered_inside(program, call):
+            configs = [*call.args, *call.kwargs.values()]
+            config = next((one for one in configs if one.may_be(f"{FSDP_CONFIG}")), None)
+            if config is not None and isinstance(config.call, Call):
+                yield from gathers(program, config.call, "offload_to_cpu", "rank0_only")
+            elif len(configs) < 3 and not call.open_ended:
+                yield full_finding(program, call)
+        if call.name == "torch.distributed.checkpoint.state_dict.StateDictOptions":
+            wanted = call.argument(0, "full_state_dict")
+            offload = call.argument(1, "cpu_offload")
+            if call.argument(None, "broadcast_from_rank0") is not None:
+                continue
+            if wanted is not None and wanted.const is True and offload is None:
+                yield full_finding(program, call)
+
+
+def gathered_inside(program: Program, call: Call) -> bool:
+    """Whether a state dict is taken under this setting: loading one gathers nothing."""
+    takes = program.calls(method=("state_dict", "optim_state_dict", "full_optim_state_dict"))
+    entered = [one for one in program.events if any(part.call is call for part in one.withs)]
+    if not entered:
+        return bool(takes)
+    return any(one in entered for one in takes)
+
+
+FSDP_CONFIG = "torch.distributed.fsdp.FullStateDictConfig"
+
+
+def gathers(program: Program, config: Call, *names: str) -> Iterator[Finding]:
+    given = [config.argument(position, name) for position, name in enumerate(names)]
+    if config.open_ended or all(one is not None and one.const is not False for one in given):
+        return
+    yield full_finding(program, config)
+
+
+def full_finding(program: Program, at: Call) -> Finding:
+    return program.finding(
+        "fsdp-full-state-dict-gather",
+        Severity.WARNING,
+        at,
+        what="every rank gathers the whole state dict on its GPU: all parameters at once",
+        fix=(
+            "offload_to_cpu=True and rank0_only=True (cpu_offload=True in StateDictOptions), or a "
+            "sharded checkpoint by torch.distributed.checkpoint"
+        ),
+    )
+
+
+def check_cpu_offload(program: Program, context: Context) -> Iterator[Finding]:
+    """CPU offload of one unit, the whole model: all of it is gathered in the forward pass."""
+    for call in program.calls(FSDP):
+        offload = call.argument(None, "cpu_offload")
+        if offload is None or not offloads(offload) or call.open_ended:
+            continue
+        policy = call.argument(None, "auto_wrap_policy")
+        if (policy is not None and policy.const is not None) or nested(program, call):
+            continue
+        yield offload_finding(program, call, "auto_wrap_policy is left out")
+    for call in program.calls(FULLY_SHARD):
+        offload = call.argument(None, "offload_policy")
+        if offload is None or "CPUOffloadPolicy" not in (offload.instance or ""):
+            continue
+        if not nested(program, call):
+            yield offload_finding(program, call, "no layer is sharded by itself")
+
+
+def offloads(value: Value) -> bool:
+    if value.const is True:
+        return True
+    if not isinstance(value.call, Call) or not (value.instance or "").endswith("CPUOffload"):
+        return False
+    given = value.call.argument(0, "offload_params")
+    return given is not None and given.const is True
+
+
+def nested(program: Program, call: Call) -> bool:
+    """Whether other parts of the model are units of their own, or a helper may make them so."""
+    return any(
+        one is not call and one.node is not call.node for one in program.calls(call.name)
+    ) or program.has_call(
+        "torch.distributed.fsdp.wrap.wrap", "torch.distributed.fsdp.wrap.enable_wrap"
+    )
+
+
+def offload_finding(program: Program, call: Call, why: str) -> Finding:
+    return program.finding(
+        "fsdp-cpu-offload-oom",
+        Severity.WARNING,
+        call,
+        what=(
+            f"{why}: the whole model is one unit, and its forward pass gathers all parameters on "
+            "the GPU although they are offloaded"
+        ),
+        fix="shard each layer as a unit: an auto_wrap_policy, or fully_shard(layer) for each",
+    )
+
+
+def check_recomputation(program: Program, context: Context) -> Iterator[Finding]:
+    """A sharded causal language model that keeps all its activations."""
+    models = [
+        one
+        for one in program.all_calls
+        if one.name.startswith("transformers.AutoModelForCausalLM.")
+    ]
+    wraps = program.calls(FSDP, FULLY_SHARD)
+    if not models or not wraps or program.mentions("checkpointing", "checkpoint_wrapper"):
+        return
+    yield program.finding(
+        "no-gradient-checkpointing",
+        Severity.INFO,
+        models[0],
+        what="a sharded language model keeps the activations of all layers for the backward pass",
+        fix="model.gradient_checkpointing_enable()",
+        seen=wraps[:1],
+    )
+
+
+def check_added_after(program: Program, context: Context) -> Iterator[Finding]:
+    """Parameters or adapters added to a model that is sharded already."""
+    sharded = program.calls(FULLY_SHARD)
+    if not sharded:
+        return
+    for assign in program.assigns:
+        if assign.owner is None or assign.attribute is None:
+            continue
+        owners = list(assign.owner.any())
+        made_first = [
+            one
+            for one in sharded
+            if one.order < assign.order and any(part in owners for part in (one.result.any()))
+        ]
+        if not made_first:
+            continue
+        if assign.value.instance in {"torch.nn.Parameter", "torch.nn.Linear", "torch.nn.Embedding"}:
+            yield added(program, assign.node, made_first[0])
+    for call in program.calls(method=("register_buffer", "register_parameter", "add_adapter")):
+        made_first = [
+            one for one in sharded if one.order < call.order and one.result is call.receiver
+        ]
+        if made_first:
+            yield added(program, call.node, made_first[0])
+
+
+def added(program: Program, node: ast.AST, sharded: Call) -> Finding:
+    return program.finding(
+        "dtensor-mixed",
+        Severity.ERROR,
+        node,
+        what=(
+            f"line {sharded.line} has made the model's parameters DTensors, and this adds a plain "
+            "tensor beside them: operations on both raise"
+        ),
+        fix="add it before fully_shard",
+        seen=(sharded,),
+    )
+
+
+def check_tied(program: Program, context: Context) -> Iterator[Finding]:
+    """Weights that two modules share, and a wrapper or file that takes them apart."""
+    ties = [
+        one
+        for one in program.assigns
+        if one.attribute == "weight"
+        and one.value.attribute == "weight"
+        and one.value.receiver is not None
+    ]
+    if not ties:
+        return
+    for call in program.calls("safetensors.torch.save_file"):
+        yield program.finding(
+            "tied-weights",
+            Severity.ERROR,
+            call,
+            what=f"line {ties[0].line} ties two weights: save_file refuses shared tensors",
+            fix="safetensors.torch.save_model(model, path)",
+            seen=ties[:1],
+        )
+    tied = [value for tie in ties for value in (tie.owner, tie.value.receiver) if value is not None]
+    for call in program.calls(FSDP, FULLY_SHARD):
+        given = call.argument(0, "module")
+        if given is not None and given in tied:
+            yield program.finding(
+                "tied-weights",
+                Severity.ERROR,
+                call,
+                what=(
+                    f"this module shares its weight (line {ties[0].line}) and becomes a unit of "
+                    "its own: the two copies drift apart"
+                ),
+                fix="leave both tied modules to the root unit",
+                seen=ties[:1],
+            )
+            return
+
+
+RULES = (
+    check_clip,
+    check_optimizer_first,
+    check_wrapper_discarded,
+    check_full_state,
+    check_cpu_offload,
+    check_recomputation,
+    check_added_after,
+    check_tied,
+)

@@ -1,0 +1,150 @@
+"""Findings that a comment answers: `# paceline: ignore[id] reason`.
+
+The comment stands on the finding's line or on another line of the same statement, or alone on a
+line above it. Several ids are parted by
+commas; published names count as well. Without a reason nothing is suppressed.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from paceline.catalog.failure import failures_named, load_failures
+from paceline.check.finding import Finding, Place, Severity
+
+_COMMENT = re.compile(r"(?:#|//)\s*paceline:\s*ignore(?:\[([^\]]*)\])?[ \t]*(.*?)\s*$")
+_ALONE = re.compile(r"^\s*(#|//)")
+
+
+@dataclass(slots=True)
+class Suppression:
+    """One comment."""
+
+    path: str
+    line: int
+    """Of the comment."""
+
+    covers: int
+    """The line whose findings it answers."""
+
+    last: int
+    """The last such line, where a statement goes over several."""
+
+    names: tuple[str, ...]
+    """As written."""
+
+    reason: str
+    ids: frozenset[str] = frozenset()
+    unknown: tuple[str, ...] = ()
+    used: bool = field(default=False)
+
+
+def suppressions_in(
+    path: str, text: str, statements: Iterable[tuple[int, int]] = ()
+) -> list[Suppression]:
+    """Every suppressing comment of a file.
+
+    Args:
+        path: The file's name.
+        text: What it holds.
+        statements: First and last lines of statements, of which a comment covers the whole.
+    """
+    if "paceline:" not in text:
+        return []
+    lines, spans = text.splitlines(), [one for one in statements if one[1] > one[0]]
+    found = []
+    for number, line in enumerate(lines, start=1):
+        match = _COMMENT.search(line)
+        if match is None:
+            continue
+        covers = number
+        if _ALONE.match(line):
+            while covers < len(lines) and (
+                not lines[covers].strip() or _ALONE.match(lines[covers])
+            ):
+                covers += 1
+            covers += 1
+        covers, last = _whole_statement(covers, lines, spans)
+        names = tuple(name.strip() for name in (match[1] or "").split(",") if name.strip())
+        known = {name: failures_named(name) for name in names}
+        found.append(
+            Suppression(
+                path=path,
+                line=number,
+                covers=covers,
+                last=last,
+                names=names,
+                reason=match[2].strip(" -:"),
+                ids=frozenset(one.id for each in known.values() for one in each),
+                unknown=tuple(name for name, each in known.items() if not each),
+            )
+        )
+    return found
+
+
+def _whole_statement(
+    line: int, lines: Sequence[str], spans: Iterable[tuple[int, int]]
+) -> tuple[int, int]:
+    """The lines of the shortest statement around a line; those that `\\` joins are one."""
+    around = [one for one in spans if one[0] <= line <= one[1]]
+    first, last = min(around, key=lambda one: one[1] - one[0], default=(line, line))
+    while 1 < first <= len(lines) and lines[first - 2].endswith("\\"):
+        first -= 1
+    while last < len(lines) and lines[last - 1].endswith("\\"):
+        last += 1
+    return first, last
+
+
+def apply_suppressions(
+    findings: Iterable[Finding], suppressions: Iterable[Suppression]
+) -> tuple[list[Finding], list[Finding]]:
+    """The findings that stay, with what is wrong with the comments; and those answered."""
+    given = list(suppressions)
+    by_place: dict[tuple[str, int], list[Suppression]] = {}
+    for one in given:
+        for line in range(one.covers, one.last + 1):
+            by_place.setdefault((one.path, line), []).append(one)
+    stay: list[Finding] = []
+    answered: list[Finding] = []
+    for finding in findings:
+        for one in by_place.get((finding.where.path, finding.where.line or 0), ()):
+            if finding.id in one.ids and one.reason:
+                one.used = True
+                answered.append(finding)
+                break
+        else:
+            stay.append(finding)
+    for one in given:
+        stay += _complaint(one)
+    return stay, answered
+
+
+def _complaint(one: Suppression) -> list[Finding]:
+    if not one.names:
+        what, fix = "it names no finding", "# paceline: ignore[id] reason"
+    elif one.unknown:
+        what = f"no finding is called {', '.join(one.unknown)}"
+        fix = "`paceline explain --list` has all ids"
+    elif not one.reason:
+        what = "it says no reason, and suppresses nothing"
+        fix = f"# paceline: ignore[{', '.join(one.names)}] why it is right here"
+    elif not one.used:
+        what = f"nothing is found here that {', '.join(one.names)} would answer"
+        fix = "take the comment out"
+    else:
+        return []
+    return [
+        Finding(
+            id="lint-suppression",
+            severity=Severity.INFO,
+            where=Place(path=one.path, line=one.line),
+            what=f"suppression: {what}",
+            fix=fix,
+        )
+    ]
+
+
+def ids_of(name: str) -> frozenset[str]:
+    """The ids that a name given on the command line stands for; empty when it is unknown."""
+    known = load_failures()
+    return frozenset({name} if name in known else (one.id for one in failures_named(name)))

@@ -1,0 +1,315 @@
+"""What a name of a program may hold, as far as reading the program can tell.
+
+A `Value` is made by reading, never by running. It says where it comes from (`sources`), what it is
+(`instance`, `kind`), and on what it depends that may differ between ranks (`taints`).
+"""
+
+import ast
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNKNOWN: Any = _Unknown()
+"""A constant that reading does not give. False, so that `if value.const` reads well."""
+
+RANK = "rank"
+"""Depends on which rank runs it: `get_rank()`, `LOCAL_RANK`, `is_main_process`."""
+
+DATA = "data"
+"""Depends on this rank's own batches, its loss, its metrics."""
+
+FILES = "files"
+"""Depends on what a file system shows to this rank: `os.path.exists`."""
+
+SHARD = "shard"
+"""Computed from this rank's part of a data set: `words[rank::world]`."""
+
+TIME = "time"
+"""Depends on this rank's clock."""
+
+RANK_ZERO_ONLY = "rank zero only"
+"""A result that only one rank holds: of `dist.reduce`, `dist.gather`."""
+
+FAILURE = "failure"
+"""Whether an exception was raised on this rank."""
+
+ALIKE = "alike"
+"""Read by every rank from the same samples: a validation loader without a sampler. Harmless."""
+
+DIVERGENT = frozenset({RANK, DATA, FILES, SHARD, TIME, RANK_ZERO_ONLY, FAILURE})
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Value:
+    """One thing that a name may hold. Equal only to itself."""
+
+    name: str | None = None
+    """Its qualified name when it was imported: `torch.nn.Linear`."""
+
+    const: Any = UNKNOWN
+    """The literal it is known to be."""
+
+    default: Any = UNKNOWN
+    """What it is unless somebody says otherwise: an argparse default, a parameter's default."""
+
+    instance: str | None = None
+    """Qualified name of the class, or function, whose call made it: `torch.optim.AdamW`."""
+
+    kind: str | None = None
+    """model, optimizer, scheduler, loader, sampler, dataset, scaler, counter, output, batch ..."""
+
+    taints: frozenset[str] = frozenset()
+    main: bool | None = None
+    """For a condition: True where it holds on the main process alone, False on all others."""
+
+    alone: bool | None = None
+    """For a condition: True where it holds only in a run of one process, False in one of many."""
+
+    node: ast.AST | None = None
+    """The expression that made it."""
+
+    call: Any = None
+    """The `Call` that made it."""
+
+    receiver: "Value | None" = None
+    """What it is an attribute or method of."""
+
+    attribute: str | None = None
+    fields: dict[str, "Value"] = field(default_factory=dict)
+    items: "list[Value] | None" = None
+    """Elements of a list or tuple literal."""
+
+    entries: "dict[str, Value] | None" = None
+    """Entries of a dict literal with constant keys."""
+
+    options: "tuple[Value, ...]" = ()
+    """It may be any of these: two branches assigned it."""
+
+    test: "Value | None" = None
+    """The condition that chose among `options`, first for true."""
+
+    function: Any = None
+    """One of the file's own functions."""
+
+    own_class: Any = None
+    """One of the file's own classes, itself."""
+
+    of_class: Any = None
+    """The file's own class that it is an instance of."""
+
+    wrapper: str | None = None
+    """For a wrapped model: ddp, fsdp1, fsdp2, dp, deepspeed, accelerate, fabric ..."""
+
+    inner: "Value | None" = None
+    """The model inside a wrapped one."""
+
+    element_of: "Value | None" = None
+    sources: "tuple[Value, ...]" = ()
+    """What it was computed from."""
+
+    operation: tuple[Any, ...] | None = None
+    """(sign, operand ...) of arithmetic, comparisons and `and`, `or`, `not`."""
+
+    loop: Any = None
+    """For a counter: the loop that counts it, from `start` by `step`."""
+
+    start: int = 0
+    step: int = 1
+    label: str = ""
+    """As the program writes it: `args.local_rank`."""
+
+    def __repr__(self) -> str:
+        what = self.name or self.instance or self.kind or self.label or repr(self.const)
+        return f"<{what} {sorted(self.taints)}>" if self.taints else f"<{what}>"
+
+    def any(self) -> "Iterator[Value]":
+        """Itself, or everything that it may be."""
+        if not self.options:
+            yield self
+        for option in self.options:
+            yield from option.any()
+
+    def may_be(self, *instances: str) -> bool:
+        """Whether it may be an instance of one of these qualified names."""
+        return any(one.instance in instances for one in self.any())
+
+    def has_kind(self, *kinds: str) -> bool:
+        return any(one.kind in kinds for one in self.any())
+
+    def wrapped_by(self, *wrappers: str) -> bool:
+        """Whether it may be a model wrapped by one of these; `torch.compile` is looked through."""
+        return any(one.wrapper in wrappers for one in self.any())
+
+    def known(self, default: Any = None) -> Any:
+        """The literal it holds; `default` where reading does not tell."""
+        return default if self.const is UNKNOWN else self.const
+
+    def likely(self, default: Any = None) -> Any:
+        """The literal, or the default that somebody may override on the command line."""
+        if self.const is not UNKNOWN:
+            return self.const
+        return default if self.default is UNKNOWN else self.default
+
+    @property
+    def divergent(self) -> bool:
+        """Whether ranks may differ in it."""
+        return bool(self.taints & DIVERGENT)
+
+    def origins(self) -> "Iterator[Value]":
+        """It and all it was computed from, nearest first, each once."""
+        seen: set[int] = set()
+        queue = deque([self])
+        while queue:
+            one = queue.popleft()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            yield one
+            queue += [*one.sources, *one.options]
+            queue += [other for other in (one.element_of, one.receiver) if other is not None]
+            queue += [*(one.items or ()), *(one.entries or {}).values()]
+
+
+ASKS_FOR_MANY = frozenset({"torch.distributed.is_initialized", "torch.distributed.is_available"})
+
+
+def implies_alone(test: Value, holds: bool) -> bool:
+    """Whether a condition that holds, or not, means that there is one process only."""
+    if test.alone is not None:
+        return test.alone is holds
+    if test.operation is None:
+        return test.instance in ASKS_FOR_MANY and not holds
+    sign, *parts = test.operation
+    if sign == "Not":
+        return implies_alone(parts[0], not holds)
+    if sign == "And" and holds:
+        return any(implies_alone(one, True) for one in parts)
+    if sign == "Or" and not holds:
+        return any(implies_alone(one, False) for one in parts)
+    return False
+
+
+MAX_OPTIONS = 24
+"""A guess: what may be more than this many things is known no better by naming them all."""
+
+
+def either(first: Value, second: Value, test: Value | None = None) -> Value:
+    """One or the other, chosen by `test`; it depends on what the test depends on."""
+    if first is second:
+        return first
+    if len(list(first.any())) + len(list(second.any())) > MAX_OPTIONS:
+        first, second = next(first.any()), next(second.any())
+    taints = first.taints | second.taints | (test.taints if test is not None else frozenset())
+    if test is not None and implies_alone(test, True):
+        taints = second.taints | test.taints
+    elif test is not None and implies_alone(test, False):
+        taints = first.taints | test.taints
+    return Value(
+        options=(first, second),
+        test=test,
+        taints=taints,
+        main=_chosen_main(first, second, test),
+        kind=first.kind or second.kind,
+        wrapper=first.wrapper or second.wrapper,
+        node=first.node,
+        label=first.label or second.label,
+    )
+
+
+def _chosen_main(first: Value, second: Value, test: Value | None) -> bool | None:
+    """`x if is_main else None` is true on the main process alone."""
+    if test is not None and test.main is not None:
+        falsy = [one.const is not UNKNOWN and not one.const for one in (first, second)]
+        if falsy == [False, True]:
+            return test.main
+        if falsy == [True, False]:
+            return not test.main
+    return _shared(first.main, second.main)
+
+
+def _shared(first: bool | None, second: bool | None) -> bool | None:
+    if first is None or second is None:
+        return first if second is None else second
+    return first if first == second else None
+
+
+def cleared(value: Value) -> None:
+    """Make a value the same on all ranks: a collective has just written into it."""
+    for one in value.any():
+        one.taints = frozenset()
+        one.main = None
+        for index, item in enumerate(one.items or ()):
+            assert one.items is not None
+            one.items[index] = Value(sources=(item,), kind=item.kind, label=item.label)
+    value.taints = frozenset()
+    value.main = None
+
+
+ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "Div": operator.truediv,
+    "Mod": operator.mod,
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
+    "Not": operator.not_,
+    "USub": operator.neg,
+}
+
+
+def at_iteration(value: Value, iteration: int, given: Mapping[Value, Any], depth: int = 20) -> Any:
+    """What an expression of counters and constants is in iteration 0, 1, 2 ... of its loop.
+
+    `given` are values assumed for what is unknown. UNKNOWN where something else is needed.
+    """
+    if depth == 0:
+        return UNKNOWN
+    if value in given:
+        return given[value]
+    if value.const is not UNKNOWN:
+        return value.const
+    if value.kind == "counter":
+        return value.start + iteration * value.step
+    if value.operation is None:
+        if value.options and value.test is not None:
+            chosen = at_iteration(value.test, iteration, given, depth - 1)
+            if chosen is UNKNOWN:
+                return UNKNOWN
+            return at_iteration(value.options[0 if chosen else 1], iteration, given, depth - 1)
+        return UNKNOWN if value.default is UNKNOWN else value.default
+    sign, *operands = value.operation
+    numbers = [at_iteration(one, iteration, given, depth - 1) for one in operands]
+    if sign == "And":
+        return _all_known(numbers, stop=False)
+    if sign == "Or":
+        return _all_known(numbers, stop=True)
+    if any(one is UNKNOWN for one in numbers) or sign not in ARITHMETIC:
+        return UNKNOWN
+    try:
+        return ARITHMETIC[sign](*numbers)
+    except (ArithmeticError, TypeError, ValueError):
+        return UNKNOWN
+
+
+def _all_known(numbers: list[Any], *, stop: bool) -> Any:
+    """`and` (stop at False) and `or` (stop at True): one operand can decide alone."""
+    if any(one is not UNKNOWN and bool(one) is stop for one in numbers):
+        return stop
+    return UNKNOWN if any(one is UNKNOWN for one in numbers) else not stop

@@ -1,0 +1,468 @@
+"""Walks through a program as it would run and notes what happens: the makings of `Program`.
+
+Branches are walked one after the other and what they assign is joined; loops once; own functions
+at each call, so that what a name holds is known for that call. Nothing is executed.
+"""
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.check.lint import expressions, follow, iteration
+from paceline.check.lint.events import (
+    Assign,
+    Call,
+    Class,
+    Event,
+    Exit,
+    Frame,
+    Function,
+    Guard,
+    Loop,
+    Scope,
+)
+from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, canonical, kind_by_name
+from paceline.check.lint.values import FAILURE, RANK, Value, either
+
+MAX_DEPTH = 14
+"""Own functions in own functions. A guess: scripts seen have at most 7."""
+
+MAX_RUNS = 10
+"""Walks through one own function; a helper called in 40 places is like itself in most."""
+
+MAX_EVENTS = 60_000
+"""A guess that keeps one file under a few seconds."""
+
+
+class Walk:
+    """One reading of one file. `run()` fills `events`."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.events: list[Event] = []
+        self.functions: list[Function] = []
+        self.classes: list[Class] = []
+        self.module = Scope()
+        self.scope = self.module
+        self.guards: list[Guard] = []
+        self.loops: list[Loop] = []
+        self.withs: list[Value] = []
+        self.frames: list[Frame] = []
+        self.root = 0
+        self.returned: list[list[tuple[Value, Guard | None]]] = []
+        self.global_names: list[set[str]] = []
+        self.instances: dict[Class, Value] = {}
+        self.escaped: list[Function] = []
+
+    def run(self) -> None:
+        """The module as it stands, then every function and method that nothing called."""
+        self.block(self.tree.body)
+        seen: set[Function] = set()
+        while True:
+            left = [one for one in self.functions if not one.runs and one not in seen]
+            if not left or len(self.events) > MAX_EVENTS:
+                return
+            function = next((one for one in left if one.own_class is None), left[0])
+            seen.add(function)
+            self.run_alone(function)
+
+    def run_alone(self, function: Function) -> None:
+        """A function that nothing calls: its parameters are unknown."""
+        if isinstance(function.node, ast.Lambda):
+            return
+        self.root += 1
+        self.guards, self.loops, self.withs, self.frames = [], [], [], []
+        self.scope = self.module
+        given: list[Value] = []
+        if function.own_class is not None and not function.has_decorator("staticmethod"):
+            given = [self.instance_of(function.own_class)]
+        if not function.runs:
+            follow.enter(self, function, given, {}, None)
+
+    def instance_of(self, own_class: Class) -> Value:
+        """Some instance of an own class: one the program made, or one with unknown arguments."""
+        if own_class not in self.instances:
+            follow.instantiate(self, own_class, [], {}, None)
+        return self.instances[own_class]
+
+    # what happens
+
+    def context(self, node: ast.AST) -> dict[str, Any]:
+        return {
+            "node": node,
+            "order": len(self.events),
+            "guards": tuple(self.guards),
+            "loops": tuple(self.loops),
+            "withs": tuple(self.withs),
+            "frames": tuple(self.frames),
+            "root": self.root,
+        }
+
+    def value(self, node: ast.AST | None) -> Value:
+        return expressions.evaluate(self, node)
+
+    def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
+        """Bind a target of an assignment, a loop or a `with`."""
+        if isinstance(target, ast.Starred):
+            self.assign(target.value, Value(sources=(value,), taints=value.taints), node)
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts = iteration.unpacked(value, len(target.elts))
+            for one, part in zip(target.elts, parts, strict=True):
+                self.assign(one, part, node)
+        elif isinstance(target, ast.Name):
+            if not value.label:
+                value.label = target.id
+            self.note_assign(target.id, None, None, value, node)
+            self.bind(target.id, value)
+        elif isinstance(target, ast.Attribute):
+            owner = self.value(target.value)
+            self.note_assign(expressions.text(target), owner, target.attr, value, node)
+            for held in owner.any():
+                held.fields[target.attr] = self.or_as_before(held.fields.get(target.attr), value)
+        elif isinstance(target, ast.Subscript):
+            owner, index = self.value(target.value), self.value(target.slice)
+            self.note_assign(expressions.text(target), owner, None, value, node)
+            for held in owner.any():
+                if held.entries is not None and isinstance(index.const, str):
+                    held.entries[index.const] = value
+                held.taints = held.taints | value.taints
+                held.sources = (*held.sources, value)[-20:]
+
+    def or_as_before(self, old: Value | None, value: Value) -> Value:
+        """A field that a branch assigns may also keep what it held."""
+        guard = next(
+            (one for one in reversed(self.guards) if one.how == "if" and self.is_mine(one)), None
+        )
+        if guard is None or old is None:
+            return value
+        first, second = (value, old) if guard.holds else (old, value)
+        return either(first, second, guard.test)
+
+    def is_mine(self, guard: Guard) -> bool:
+        """Whether a condition stands in the function that is being walked."""
+        return guard.depth == len(self.frames)
+
+    def note_assign(
+        self, target: str, owner: Value | None, attribute: str | None, value: Value, node: ast.AST
+    ) -> None:
+        self.events.append(
+            Assign(
+                target=target, owner=owner, attribute=attribute, value=value, **self.context(node)
+            )
+        )
+
+    def bind(self, name: str, value: Value) -> None:
+        if self.global_names and name in self.global_names[-1]:
+            self.module.names[name] = value
+            return
+        self.scope.names[name] = value
+
+    # statements
+
+    def block(self, body: Sequence[ast.stmt]) -> None:
+        """Statements in order. Conditions left behind by early exits stay in `guards`."""
+        for statement in body:
+            if len(self.events) > MAX_EVENTS:
+                return
+            name = f"do_{type(statement).__name__.lower()}"
+            handler = getattr(self, name, None)
+            if handler is not None:
+                handler(statement)
+
+    def do_expr(self, node: ast.Expr) -> None:
+        self.value(node.value)
+
+    def do_assign(self, node: ast.Assign) -> None:
+        value = self.value(node.value)
+        for target in node.targets:
+            self.assign(target, value, node)
+
+    def do_annassign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.value(node.value), node)
+        elif isinstance(node.target, ast.Name) and self.scope is not self.module:
+            self.bind(node.target.id, Value(label=node.target.id))
+
+    def do_augassign(self, node: ast.AugAssign) -> None:
+        old, more = self.value(node.target), self.value(node.value)
+        self.assign(node.target, expressions.binary(node, node.op, old, more), node)
+
+    def do_delete(self, node: ast.Delete) -> None:
+        del node
+
+    def do_global(self, node: ast.Global) -> None:
+        if self.global_names:
+            self.global_names[-1].update(node.names)
+
+    def do_assert(self, node: ast.Assert) -> None:
+        self.value(node.test)
+
+    def do_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.asname:
+                self.bind(alias.asname, Value(name=canonical(alias.name), label=alias.asname))
+            else:
+                top = alias.name.split(".")[0]
+                self.bind(top, Value(name=top, label=top))
+
+    def do_importfrom(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        for alias in node.names:
+            name = alias.asname or alias.name
+            value = Value(name=canonical(f"{module}.{alias.name}"), label=name)
+            if alias.name.lower() in RANK_NAMES:
+                value.taints = frozenset({RANK})
+            self.bind(name, value)
+
+    def do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.bind(node.name, Value(function=self.function(node, None), label=node.name))
+
+    do_asyncfunctiondef = do_functiondef
+
+    def function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, own_class: Class | None
+    ) -> Function:
+        decorators = tuple(self.value(one) for one in node.decorator_list)
+        made = Function(node.name, node, self.scope, own_class, decorators)
+        self.functions.append(made)
+        for one in [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]:
+            self.value(one)
+        return made
+
+    def do_classdef(self, node: ast.ClassDef) -> None:
+        made = Class(node.name, node, tuple(self.value(base) for base in node.bases))
+        self.classes.append(made)
+        outer, self.scope = self.scope, Scope(outer=self.scope)
+        inner = self.scope
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                function = self.function(statement, made)
+                function.scope = outer
+                made.methods[statement.name] = function
+            else:
+                self.block([statement])
+        made.attributes = inner.names
+        self.scope = outer
+        self.bind(node.name, Value(own_class=made, label=node.name))
+
+    def do_if(self, node: ast.If) -> None:
+        test = self.value(node.test)
+        if self.always(test) is False and not node.orelse:
+            return
+        before = self.scope.names
+        left_by_body = self.branch(node, test, True, node.body)
+        body, body_exit = self.scope.names, exit_of(node.body)
+        self.scope.names = dict(before)
+        left_by_else = self.branch(node, test, False, node.orelse)
+        orelse, else_exit = self.scope.names, exit_of(node.orelse)
+        self.scope.names = before
+        if body_exit and not else_exit:
+            before.update(orelse)
+            self.guards += left_by_else
+            self.push_exit(node, test, False, body_exit)
+        elif else_exit and not body_exit:
+            before.update(body)
+            self.guards += left_by_body
+            self.push_exit(node, test, True, else_exit)
+        else:
+            self.join(before, body, orelse, test)
+
+    def always(self, test: Value) -> bool | None:
+        """`if False:`, `if TYPE_CHECKING:` are not walked."""
+        if test.name == "typing.TYPE_CHECKING" or test.const is False:
+            return False
+        return None
+
+    def branch(
+        self, node: ast.AST, test: Value, holds: bool, body: Sequence[ast.stmt]
+    ) -> list[Guard]:
+        """One side of an `if`; the conditions that its own early exits leave for what follows."""
+        self.scope.names = dict(self.scope.names)
+        mark = len(self.guards)
+        self.guards.append(Guard(test, node, holds, "if", len(self.frames)))
+        self.block(body)
+        left = self.guards[mark + 1 :]
+        del self.guards[mark:]
+        return left
+
+    def push_exit(self, node: ast.AST, test: Value, holds: bool, kind: str) -> None:
+        self.guards.append(Guard(test, node, holds, "exit", len(self.frames), kind))
+
+    def join(
+        self, into: dict[str, Value], body: dict[str, Value], orelse: dict[str, Value], test: Value
+    ) -> None:
+        """Names after an `if`: what both branches left, joined where they differ."""
+        for name in body.keys() | orelse.keys():
+            first, second = body.get(name), orelse.get(name)
+            if first is None or second is None:
+                into[name] = first or second or Value()
+            else:
+                into[name] = either(first, second, test)
+
+    def do_for(self, node: ast.For | ast.AsyncFor) -> None:
+        iterated = self.value(node.iter)
+        over, element = iteration.elements(self, iterated, node)
+        loop = Loop(
+            node,
+            over,
+            tuple(one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)),
+            len(self.frames),
+            over.kind == "counter",
+        )
+        for one in element.any():
+            for part in [one, *(one.items or ())]:
+                if part.kind == "counter" and part.loop is None:
+                    part.loop = loop
+        mark = len(self.guards)
+        self.loops.append(loop)
+        self.counters(node.body, loop)
+        self.assign(node.target, element, node)
+        self.block(node.body)
+        self.loops.pop()
+        self.keep_function_exits(mark)
+        self.block(node.orelse)
+
+    do_asyncfor = do_for
+
+    def do_while(self, node: ast.While) -> None:
+        loop = Loop(node, None, (), len(self.frames))
+        self.counters(node.body, loop)
+        test = self.value(node.test)
+        mark = len(self.guards)
+        self.loops.append(loop)
+        self.guards.append(Guard(test, node, True, "while", len(self.frames)))
+        self.block(node.body)
+        self.loops.pop()
+        del self.guards[mark]
+        self.keep_function_exits(mark)
+        self.block(node.orelse)
+
+    def keep_function_exits(self, mark: int) -> None:
+        """After a loop, only conditions of a `return` or `raise` still hold."""
+        kept = [one for one in self.guards[mark:] if one.exits in {"return", "raise", "exit"}]
+        self.guards[mark:] = kept
+
+    def counters(self, body: Sequence[ast.stmt], loop: Loop) -> None:
+        """Names that the loop counts up (`step += 1`) are counters from its first line on."""
+        for statement in body:
+            for node in ast.walk(statement):
+                if not (isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
+                    continue
+                if not isinstance(node.target, ast.Name) or not isinstance(
+                    node.value, ast.Constant
+                ):
+                    continue
+                if not isinstance(node.value.value, int):
+                    continue
+                old = self.scope.find(node.target.id)
+                start = old.const if old is not None and isinstance(old.const, int) else 0
+                if old is not None and old.kind == "counter":
+                    continue
+                self.bind(
+                    node.target.id,
+                    Value(
+                        kind="counter",
+                        loop=loop,
+                        start=start,
+                        step=node.value.value,
+                        label=node.target.id,
+                        taints=old.taints if old is not None else frozenset(),
+                    ),
+                )
+
+    def do_with(self, node: ast.With | ast.AsyncWith) -> None:
+        mark = len(self.withs)
+        for item in node.items:
+            entered = self.value(item.context_expr)
+            self.withs.append(entered)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, entered, node)
+        self.block(node.body)
+        del self.withs[mark:]
+
+    do_asyncwith = do_with
+
+    def do_try(self, node: ast.Try) -> None:
+        self.block(node.body)
+        for handler in node.handlers:
+            failed = Value(taints=frozenset({FAILURE}), node=handler)
+            mark = len(self.guards)
+            self.guards.append(Guard(failed, handler, True, "except", len(self.frames)))
+            if handler.name:
+                self.bind(handler.name, Value(label=handler.name, taints=frozenset({FAILURE})))
+            self.block(handler.body)
+            del self.guards[mark:]
+        self.block(node.orelse)
+        self.block(node.finalbody)
+
+    do_trystar = do_try
+
+    def do_match(self, node: ast.Match) -> None:
+        subject = self.value(node.subject)
+        for case in node.cases:
+            self.branch(case, subject, True, case.body)
+
+    def do_return(self, node: ast.Return) -> None:
+        value = self.value(node.value)
+        if self.returned and node.value is not None:
+            guard = next((one for one in reversed(self.guards) if self.is_mine(one)), None)
+            self.returned[-1].append((value, guard))
+        self.note_exit(node, "return")
+
+    def do_continue(self, node: ast.Continue) -> None:
+        self.note_exit(node, "continue")
+
+    def do_break(self, node: ast.Break) -> None:
+        self.note_exit(node, "break")
+
+    def do_raise(self, node: ast.Raise) -> None:
+        self.value(node.exc)
+        self.note_exit(node, "raise")
+
+    def note_exit(self, node: ast.AST, kind: str) -> None:
+        self.events.append(Exit(kind=kind, **self.context(node)))
+
+    def note_call(self, call: Call) -> None:
+        self.events.append(call)
+
+
+def exit_of(body: Sequence[ast.stmt]) -> str | None:
+    """How a block always ends early (return, continue, break, raise, exit), or None."""
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            return "return"
+        if isinstance(statement, ast.Continue):
+            return "continue"
+        if isinstance(statement, ast.Break):
+            return "break"
+        if isinstance(statement, ast.Raise):
+            return "raise"
+        if isinstance(statement, ast.Expr) and is_process_exit(statement.value):
+            return "exit"
+        if isinstance(statement, ast.If):
+            first, second = exit_of(statement.body), exit_of(statement.orelse)
+            if first and second:
+                return first if first == second else "return"
+        if isinstance(statement, ast.With):
+            inner = exit_of(statement.body)
+            if inner:
+                return inner
+    return None
+
+
+def is_process_exit(node: ast.expr) -> bool:
+    names = {"sys.exit", "exit", "quit", "os._exit"}
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in names
+
+
+def parameter(name: str, annotation: str | None) -> Value:
+    """What a parameter holds that nobody is seen to pass, by its name and annotation."""
+    value = Value(label=name)
+    if name in RANK_NAMES or name.endswith("_rank"):
+        value.taints = frozenset({RANK})
+    elif name in MAIN_NAMES:
+        value.taints, value.main = frozenset({RANK}), True
+    value.kind = kind_by_name(name)
+    if annotation is not None:
+        follow.annotate(value, annotation)
+    return value

@@ -1,0 +1,271 @@
+"""`paceline lint`: what will go wrong in these programs and configurations."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option
+
+if TYPE_CHECKING:
+    from paceline.check.finding import Finding
+    from paceline.check.lint.context import Context
+    from paceline.check.lint.fix import Fixed
+    from paceline.check.lint.lint import Linted, Unread
+    from paceline.cli.source_files import Sources
+
+
+@click.command()
+@click.argument(
+    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--gpu", metavar="NAME", help="Accelerator they run on: V100, A100, H100-SXM.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines of the job.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="Accelerators of a machine.")
+@click.option(
+    "--context",
+    "context_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help='JSON with more facts: {"launch": "torchrun ...", "home_fs": "nfs", "nodes": 8}.',
+)
+@click.option(
+    "--severity",
+    type=click.Choice(["error", "warning", "info"]),
+    default="info",
+    show_default=True,
+    help="Show findings from this level on.",
+)
+@click.option(
+    "--ignore",
+    "ignored",
+    multiple=True,
+    metavar="ID",
+    help="Leave out findings of this id. May be given again.",
+)
+@click.option("--strict", is_flag=True, help="End with 1 when there are warnings, too.")
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0.")
+@click.option(
+    "--fix", "shows_fix", is_flag=True, help="Print the changes that need no judgement, as a diff."
+)
+@click.option("--write", "writes", is_flag=True, help="With --fix: write them into the files.")
+@json_option
+def command(
+    paths: tuple[Path, ...],
+    gpu: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    context_file: Path | None,
+    severity: str,
+    ignored: tuple[str, ...],
+    strict: bool,
+    as_sarif: bool,
+    shows_fix: bool,
+    writes: bool,
+    as_json: bool,
+) -> int:
+    """Find what will go wrong in training programs and their configurations, before they run.
+
+    PATH is a file or a folder. Read are Python programs (PyTorch, Accelerate, Trainer, Lightning,
+    DeepSpeed, Ray, TensorFlow, MLX), shell and batch scripts, Accelerate's YAML, DeepSpeed's JSON,
+    Kubernetes manifests, torchtitan's TOML, environment files, Dockerfiles, TF_CONFIG, hostfiles
+    and Paceline's job file: each by itself, and what they say together. Nothing is run.
+
+    A comment `# paceline: ignore[id] reason` on the line answers a finding; `paceline explain ID`
+    says why it matters.
+
+    \b
+    Examples:
+      paceline lint train.py
+      paceline lint . --gpu V100 --nodes 2 --gpus-per-node 8
+      paceline lint train.py launch.sh ds_config.json --strict
+      paceline lint src --sarif > lint.sarif
+      paceline lint train.py --fix | git apply
+
+    \b
+    Exit codes: 0 no errors; 1 errors, or with --strict warnings; 2 a path does not exist, or a
+    file could not be read as what it is (the others are linted all the same).
+    """
+    from paceline.check.finding import Severity
+    from paceline.check.lint.lint import Unread, lint_files
+    from paceline.cli.source_files import read_sources
+    from paceline.cli.standard_streams import StreamError
+
+    _check_options(as_json, as_sarif, shows_fix, writes)
+    left_out = _left_out(ignored)
+    sources = read_sources(paths)
+    linted = lint_files(sources.files, _context(gpu, nodes, gpus_per_node, context_file))
+    unread = [Unread(path=path, line=None, what=what) for path, what in sources.troubles]
+    unread += linted.unread
+    rank = list(Severity)
+    findings = [one for one in linted.findings if one.id not in left_out]
+    shown = [one for one in findings if rank.index(one.severity) <= rank.index(Severity(severity))]
+    texts = {path: _text(data) for path, data in sources.files.items()}
+    try:
+        _say_unread(unread, linted, sources)
+        if shows_fix:
+            _print_fixes(shown, texts, sources, writes)
+        else:
+            _print(linted, shown, texts, unread, as_json, as_sarif)
+    except StreamError as error:
+        if not error.reader_left:
+            raise
+        # `paceline lint | head`: the exit code still says what was found
+    if unread:
+        return 2
+    ends = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    return 1 if any(one.severity in ends for one in findings) else 0
+
+
+def _say_unread(unread: "list[Unread]", linted: "Linted", sources: "Sources") -> None:
+    """To standard error: what could not be read, and named files that are of no known kind."""
+    for each in unread:
+        click.echo(f"{each} (not linted)", err=True)
+    said = {one.path for one in unread} | set(linted.kinds)
+    for path in sources.named:
+        if path not in said:
+            click.echo(f"{path}: no kind of file that lint knows (not linted)", err=True)
+
+
+def _check_options(as_json: bool, as_sarif: bool, shows_fix: bool, writes: bool) -> None:
+    if as_json + as_sarif + shows_fix > 1:
+        raise click.UsageError("give one of --json, --sarif and --fix")
+    if writes and not shows_fix:
+        raise click.UsageError("--write needs --fix")
+
+
+def _left_out(ignored: tuple[str, ...]) -> set[str]:
+    """The ids that --ignore names.
+
+    Raises:
+        JobError: No failure is called so.
+    """
+    from paceline.check.lint.suppress import ids_of
+    from paceline.errors import JobError, Problem
+
+    found: set[str] = set()
+    for name in ignored:
+        ids = ids_of(name)
+        if not ids:
+            raise JobError(
+                Problem(
+                    code="V021",
+                    what=f"no finding is called {name}",
+                    where="--ignore",
+                    fix="`paceline explain --list` has all ids",
+                )
+            )
+        found |= ids
+    return found
+
+
+def _context(
+    gpu: str | None, nodes: int | None, gpus_per_node: int | None, file: Path | None
+) -> "Context":
+    """The facts of the file, and those of the options over them.
+
+    Raises:
+        JobError: The file cannot be read, or is no JSON object (`V022`).
+    """
+    from paceline.check.lint.context import context_from_facts, unread_facts
+    from paceline.check.lint.gpus import known_gpus, knows_gpu
+    from paceline.errors import JobError, Problem
+
+    facts: dict[str, Any] = {}
+    if file is not None:
+        try:
+            read = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(read, dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError, RecursionError) as error:
+            raise JobError(
+                Problem(
+                    code="V022",
+                    what=f"{file} is no JSON object with facts: {error}",
+                    where="--context",
+                    fix='{"nodes": 2, "gpus_per_node": 8, "gpu": "H100-SXM", "home_fs": "nfs"}',
+                )
+            ) from None
+        facts.update(read)
+    for what in unread_facts(facts):
+        click.echo(f"--context: {what}: passed over", err=True)
+    if gpu is not None and not knows_gpu(gpu):
+        near = difflib.get_close_matches(gpu.upper(), known_gpus(), n=3, cutoff=0.3)
+        names = ", ".join(near or known_gpus()[:6])
+        click.echo(f"--gpu: no accelerator is called {gpu} ({names}?): passed over", err=True)
+        gpu = None
+    given = {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node}
+    facts.update({name: value for name, value in given.items() if value is not None})
+    return context_from_facts(facts)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+def _print(
+    linted: "Linted",
+    shown: "list[Finding]",
+    texts: Mapping[str, str],
+    unread: list[Any],
+    as_json: bool,
+    as_sarif: bool,
+) -> None:
+    from paceline.check.finding import finding_data
+    from paceline.check.lint.sarif import sarif
+    from paceline.report.lint_text import finding_lines, summary_line
+
+    if as_sarif:
+        click.echo(json.dumps(sarif(shown, linted.answered, unread), indent=2))
+        return
+    if as_json:
+        data = {
+            "findings": [finding_data(one) for one in shown],
+            "answered": [finding_data(one) for one in linted.answered],
+            "unread": [{"path": one.path, "line": one.line, "what": one.what} for one in unread],
+            "files": dict(linted.kinds),
+        }
+        click.echo(json.dumps(data, indent=2))
+        return
+    for one in shown:
+        click.echo("\n".join(finding_lines(one, texts)))
+        click.echo()
+    click.echo(summary_line(linted, shown))
+
+
+def _print_fixes(
+    shown: "list[Finding]", texts: Mapping[str, str], sources: "Sources", writes: bool
+) -> None:
+    from paceline.check.lint.fix import fix_files
+
+    whole = {  # a file that is no UTF-8 would not be written back as it was
+        path: text for path, text in texts.items() if text.encode() == sources.files[path]
+    }
+    fixed = fix_files(shown, whole)
+    for each in fixed:
+        click.echo(each.diff, nl=False)
+        if writes:
+            _write(each, sources)
+    number = sum(len(each.findings) for each in fixed)
+    done = "written" if writes else "not written: --write"
+    click.echo(f"{number} of {len(shown)} findings have such a change ({done})", err=True)
+
+
+def _write(fixed: "Fixed", sources: "Sources") -> None:
+    from paceline.errors import JobError, Problem
+
+    path = sources.paths[fixed.path]
+    try:
+        path.write_bytes(fixed.after.encode())
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="V023",
+                what=f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
+                where="--fix --write",
+                fix="make the file writable, or apply the printed diff elsewhere",
+            )
+        ) from None

@@ -1,0 +1,159 @@
+"""The files that `paceline lint` is pointed at: folders walked through, each file read once."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import JobError, Problem
+
+MOST_BYTES = 4 * 2**20
+"""Far above any program or manifest; CRDs and generated data are larger."""
+
+PASSED_OVER = {
+    ".git",
+    ".hg",
+    ".svn",
+    ".venv",
+    "venv",
+    ".tox",
+    ".nox",
+    ".eggs",
+    "__pycache__",
+    "node_modules",
+    "site-packages",
+    "build",
+    "dist",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".ipynb_checkpoints",
+    "wandb",
+    "mlruns",
+}
+"""Folders of tools and of what they made; named themselves they are read."""
+
+ENDINGS = {
+    ".py",
+    ".yaml",
+    ".yml",
+    ".json",
+    ".toml",
+    ".sh",
+    ".bash",
+    ".sbatch",
+    ".slurm",
+    ".job",
+    ".env",
+    ".conf",
+}
+NAMES = {"dockerfile", "containerfile", "hostfile", "machinefile", ".env", ".deepspeed_env"}
+
+
+@dataclass(slots=True)
+class Sources:
+    """What was read, and what was not."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    """By the name that the reader would type."""
+
+    paths: dict[str, Path] = field(default_factory=dict)
+    troubles: list[tuple[str, str]] = field(default_factory=list)
+    """Path and why it was not read."""
+
+    named: list[str] = field(default_factory=list)
+    """Those that were named themselves, not found in a folder."""
+
+
+def read_sources(paths: Sequence[Path]) -> Sources:
+    """Every file of these paths that may be a program or a configuration.
+
+    Raises:
+        JobError: A path does not exist (`V020`).
+    """
+    sources = Sources()
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        try:
+            is_folder = path.is_dir()
+            exists = is_folder or path.exists()
+        except OSError as error:
+            sources.troubles.append((str(path), (error.strerror or str(error)).lower()))
+            continue
+        if not exists:
+            raise JobError(
+                Problem(
+                    code="V020",
+                    what=f"there is no {path}",
+                    where="paceline lint",
+                    fix="name files or folders that exist",
+                )
+            )
+        for each in _below(path, seen, sources) if is_folder else [path]:
+            _read(each, sources, is_named=not is_folder)
+    return sources
+
+
+def _below(folder: Path, seen: set[tuple[int, int]], sources: Sources) -> Iterator[Path]:
+    """Files of a folder in order; a folder that links lead to twice is walked through once."""
+    try:
+        status = folder.stat()
+        key = (status.st_dev, status.st_ino)
+        if key in seen:
+            return
+        seen.add(key)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        sources.troubles.append((str(folder), (error.strerror or str(error)).lower()))
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        try:
+            is_folder, is_file = entry.is_dir(), entry.is_file()
+        except OSError as error:  # a link to itself
+            sources.troubles.append((str(path), (error.strerror or str(error)).lower()))
+            continue
+        if is_folder:
+            if entry.name not in PASSED_OVER and not os.path.exists(path / "pyvenv.cfg"):
+                yield from _below(path, seen, sources)  # says so where it may not be opened
+        elif is_file and _may_be_source(path):
+            yield path
+
+
+def _may_be_source(path: Path) -> bool:
+    name = path.name.lower()
+    if path.suffix.lower() in ENDINGS or name in NAMES or name.startswith("dockerfile"):
+        return True
+    if path.suffix:
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def _read(path: Path, sources: Sources, *, is_named: bool) -> None:
+    name = path.as_posix()
+    if name in sources.files:
+        return
+    try:
+        if not path.is_file():
+            sources.troubles.append((name, "not a file: a pipe or a device is not read"))
+            return
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            if is_named or path.suffix == ".py":
+                sources.troubles.append((name, f"{size} bytes: more than is read ({MOST_BYTES})"))
+            return
+        data = path.read_bytes()
+    except OSError as error:
+        sources.troubles.append((name, (error.strerror or str(error)).lower()))
+        return
+    if is_named and not data.strip():
+        sources.troubles.append((name, "empty"))
+        return
+    if is_named:
+        sources.named.append(name)
+    sources.files[name] = data
+    sources.paths[name] = path

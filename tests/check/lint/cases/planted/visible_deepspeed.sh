@@ -1,0 +1,1 @@
+CUDA_VISIBLE_DEVICES=4,5 deepspeed --num_gpus 4 train.py --deepspeed ds.json  #! invalid-device-ordinal

@@ -1,0 +1,22 @@
+import ray.train
+import torch
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer, prepare_model
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def loop(config):
+    model = prepare_model(torch.nn.Linear(4, 1))
+    data = TensorDataset(torch.randn(256, 4), torch.randn(256, 1))
+    loader = DataLoader(data, batch_size=16, shuffle=True)  # expect: sampler-missing
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(config["epochs"]):
+        for x, y in loader:
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        ray.train.report({"loss": loss.item()})
+
+
+TorchTrainer(loop, train_loop_config={"epochs": 3}, scaling_config=ScalingConfig(num_workers=4)).fit()

@@ -1,0 +1,21 @@
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def main(loader):
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(8, 8))
+    opt = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.Adam, lr=1e-3)
+    for x in loader:
+        model(x).mean().backward()
+        opt.step()
+        opt.zero_grad()
+    opt.consolidate_state_dict(to=0)
+    if rank == 0:
+        torch.save({"model": model.module.state_dict(), "opt": opt.state_dict()}, "last.pt")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,94 @@
+"""Configurations with planted faults are found, on their line; correct ones give nothing."""
+
+from pathlib import Path
+
+import pytest
+from tests.check.lint.marked_cases import cases_in
+
+from paceline.check.finding import Severity
+from paceline.check.lint.configs import check_config, read_config
+from paceline.check.lint.context import Context
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "render" / "golden"
+
+
+def findings(path, text, context):
+    config = read_config(str(path), text)
+    return list(check_config(config, context)) if config is not None else []
+
+
+def is_code(case):
+    return case.path.suffix == ".py"
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in cases_in("planted") if not is_code(one)], ids=lambda one: one.path.name
+)
+def test_a_planted_fault_is_found_on_its_line_and_nothing_else_is(case):
+    found = findings(case.path, case.text, case.context)
+    said = {(one.id, one.where.line) for one in found}
+    loud = {(one.id, one.where.line) for one in found if one.severity is not Severity.INFO}
+    assert case.wanted, "a planted case says what is in it"
+    assert case.wanted <= said
+    assert loud <= case.wanted
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in cases_in("correct") if not is_code(one)], ids=lambda one: one.path.name
+)
+def test_a_correct_configuration_gives_no_warning(case):
+    loud = [
+        (one.id, one.where.line, one.what)
+        for one in findings(case.path, case.text, case.context)
+        if one.severity is not Severity.INFO
+    ]
+    assert loud == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(GOLDEN.rglob("*")) if path.is_file() and path.suffix != ".py"],
+    ids=lambda path: str(path.relative_to(GOLDEN)),
+)
+def test_what_paceline_renders_gives_no_warning(path):
+    text = path.read_text(encoding="utf-8")
+    assert [
+        (one.id, one.where.line, one.what)
+        for one in findings(path, text, Context())
+        if one.severity is not Severity.INFO
+    ] == []
+
+
+def ids_of(path, text):
+    from paceline.check.lint.context import Context
+    from paceline.check.lint.lint import lint
+
+    return {one.id for one in lint({path: text.encode()}, Context())}
+
+
+START = "  torchrun --nproc_per_node=4 --master_port=29501 train.py $1 &\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_found"),
+    [
+        (f"run() {{\n{START}}}\nrun a\nrun b\nwait\n", True),
+        (f"run() {{\n{START.replace(' &', '')}}}\nrun a &\nrun b &\nwait\n", True),
+        (f"run() {{\n{START}}}\nrun a\nwait\nrun b\nwait\n", False),
+        (f"run() {{\n{START}  wait\n}}\nrun a\nrun b\n", False),
+        (f"run() {{\n{START.replace('29501', '$2')}}}\nrun a 1\nrun b 2\nwait\n", False),
+        (f"run() {{\n{START}}}\nrun a\nwait\n", False),
+    ],
+)
+def test_a_function_called_again_wants_its_port_again(script, is_found):
+    assert ("port-in-use" in ids_of("run.sh", f"#!/bin/bash\n{script}")) is is_found
+
+
+@pytest.mark.parametrize(("degree", "is_found"), [(3, True), (16, True), (8, False), (1, False)])
+def test_torchtitans_tensor_degree_divides_the_heads_of_a_known_flavour(degree, is_found):
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 6144\n'
+        f"[parallelism]\ntensor_parallel_degree = {degree}\n"
+    )
+    assert ("divisibility" in ids_of("train.toml", text)) is is_found

@@ -1,0 +1,153 @@
+"""The published rules as line patterns fire on correct scripts and miss real faults: ours do not.
+
+Each case is one that the published regular expressions get wrong: four of seven fire on a correct
+script over several lines, and aliases, variables and `fully_shard` pass them.
+"""
+
+from textwrap import dedent
+
+import pytest
+
+from paceline.catalog.failure import load_failures
+from paceline.check.finding import Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.lint import lint_program
+
+TRAINING = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+local_rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local_rank)
+{init}
+data = TensorDataset(torch.randn(64, 8))
+sampler = DistributedSampler(data)
+loader = DataLoader(
+    data,
+    batch_size=8,
+    sampler=sampler,
+)
+model = DistributedDataParallel(torch.nn.Linear(8, 1).cuda(), device_ids=[local_rank])
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    {epoch}
+    for (x,) in loader:
+        {forward}
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+"""
+INIT = 'dist.init_process_group("nccl")'
+EPOCH = "sampler.set_epoch(epoch)"
+PLAIN = "loss = model(x.cuda({how})).mean()"
+PLAIN_COPY = PLAIN.format(how="")
+
+
+def training(init: str = INIT, epoch: str = EPOCH, forward: str = PLAIN_COPY) -> str:
+    return TRAINING.format(init=init, epoch=epoch, forward=forward)
+
+
+def ids(text: str, *severities: Severity) -> set[str]:
+    findings = lint_program("train.py", dedent(text), Context())
+    return {one.id for one in findings if not severities or one.severity in severities}
+
+
+AUTOCAST = (
+    "with torch.autocast('cuda', dtype=torch.bfloat16):\n            loss = model(x.cuda()).mean()"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        training(),
+        training(forward=AUTOCAST),
+        "# model = nn.DataParallel(model)\nimport torch\n",
+        "from transformers import AutoModelForCausalLM\n",
+        training() + "val = DataLoader(TensorDataset(torch.randn(8, 8)), batch_size=8)\n",
+        "from torch.utils.data import DataLoader\nloader = DataLoader(ds, shuffle=True)\n",
+        "import torch.distributed as dist\ndist.init_process_group(backend='gloo')  # not cuda\n",
+    ],
+    ids=[
+        "set_epoch on a later line",
+        "autocast elsewhere",
+        "a comment",
+        "an import",
+        "a validation loader",
+        "one process",
+        "gloo on CPU",
+    ],
+)
+def test_what_is_right_gets_no_warning(text):
+    assert ids(text, Severity.ERROR, Severity.WARNING) == set()
+
+
+@pytest.mark.parametrize(
+    ("published", "text"),
+    [
+        ("missing-set-epoch", training(epoch="pass  # sampler.set_epoch is not called")),
+        (
+            "no-distributed-sampler",
+            training().replace("    sampler=sampler,\n", "    shuffle=True,\n"),
+        ),
+        ("dataparallel-not-ddp", "from torch.nn import DataParallel as DP\nm = DP(net)\n"),
+        ("dataparallel-not-ddp", "import torch.nn as n\nwrap = n.DataParallel\nm = wrap(net)\n"),
+        ("no-mixed-precision", training()),
+        (
+            "no-mixed-precision",
+            training().replace(
+                "model = DistributedDataParallel(torch.nn.Linear(8, 1).cuda(), "
+                "device_ids=[local_rank])",
+                "from torch.distributed.fsdp import fully_shard\n"
+                "model = fully_shard(torch.nn.Linear(8, 1).cuda())",
+            ),
+        ),
+        ("gloo-backend-gpu", training(init='kind = "gloo"\ndist.init_process_group(backend=kind)')),
+        ("no-pin-memory", training(forward=PLAIN.format(how="non_blocking=True"))),
+        (
+            "gradient-sync-deadlock",
+            training(forward=PLAIN.format(how="") + "\n        if loss.isnan(): continue"),
+        ),
+        (
+            "mixed-precision-loss-scaling",
+            training(forward=AUTOCAST.replace("bfloat16", "float16")),
+        ),
+    ],
+)
+def test_a_real_fault_is_found_under_its_published_name(published, text):
+    wanted = {name for name, one in load_failures().items() if published in (name, *one.published)}
+    assert wanted & ids(text)
+
+
+def test_gradient_checkpointing_is_advised_for_a_sharded_language_model():
+    text = """
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("x")
+    {more}
+    fully_shard(model)
+    """
+    assert "no-gradient-checkpointing" in ids(text.format(more=""))
+    assert "no-gradient-checkpointing" not in ids(
+        text.format(more="model.gradient_checkpointing_enable()")
+    )
+
+
+@pytest.mark.parametrize(
+    ("skip", "said"),
+    [("bool(loss.isnan())", "takes a tensor"), ("loss.isnan().int()", "returns None")],
+)
+def test_the_published_remedy_of_the_deadlock_is_itself_found(skip, said):
+    remedy = (
+        f"{PLAIN_COPY}\n        skip = {skip}"
+        "\n        if dist.all_reduce(skip, op=dist.ReduceOp.MAX): continue"
+    )
+    (finding,) = [
+        one
+        for one in lint_program("train.py", training(forward=remedy), Context())
+        if one.id == "rank-divergent-decision"
+    ]
+    assert said in finding.what
