@@ -1,0 +1,118 @@
+"""How fast `paceline diagnose` reads, and in how much memory.
+
+    python benchmarks/diagnose_speed.py [--gb 1] [--ranks 64] [--runs 3] [--json]
+
+The log is made, not kept: progress lines of all ranks between each other, progress bars, warnings
+that each rank repeats, saves, and at the end a traceback of one rank between those of its victims.
+It is generated block by block while it is read; the time that takes is measured alone and left out.
+Processor time of one thread, so that other work on the machine does not count.
+"""
+
+import argparse
+import json
+import random
+import resource
+import time
+from collections.abc import Iterator
+
+from paceline.check.diagnose.diagnose import Log, diagnose
+
+_WARNING = (
+    "[rank{rank}]:[W501 12:00:00.123 reducer.cpp:1389] Warning: find_unused_parameters=True was "
+    "specified in DDP constructor, but did not find any unused parameters in the forward pass.\n"
+)
+_VICTIM = """\
+Traceback (most recent call last):
+  File "/home/u/train.py", line 88, in main
+    loss.backward()
+  File "/opt/lib/python3.11/site-packages/torch/autograd/graph.py", line 8, in run_backward
+    return Variable._execution_engine.run_backward(
+RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer
+"""
+_CULPRIT = _VICTIM.rsplit("\n", 2)[0] + "\nKeyError: 'labels'\n"
+
+
+def blocks(num_bytes: int, ranks: int) -> Iterator[bytes]:
+    """The log: about so many bytes, in pieces of about 1 MiB."""
+    chance = random.Random(0)
+    pages = [_page(chance, ranks, step).encode() for step in range(0, 3200, 100)]
+    written = 0
+    while written < num_bytes:
+        page = pages[chance.randrange(len(pages))]
+        yield page
+        written += len(page)
+    yield _end(ranks).encode()
+
+
+def _page(chance: random.Random, ranks: int, first: int) -> str:
+    lines = []
+    for step in range(first, first + 100):
+        lines += [
+            f"[rank{rank}]: 2026-05-01 12:{step // 60 % 60:02d}:{step % 60:02d},123 INFO "
+            f"step={step} loss={chance.random():.4f} lr=3.0e-04 grad_norm={chance.random():.3f} "
+            f"tokens/s={chance.randint(1000, 9999)} memory={80 * chance.random():.1f}GiB\n"
+            for rank in range(ranks)
+        ]
+        bar = "#" * (step % 40)
+        lines.append(f"\r{step % 100:3d}%|{bar:<40}| {step}/3200 [00:10<01:00,  9.1it/s]")
+    if first % 800 == 0:
+        lines += [_WARNING.format(rank=rank) for rank in range(ranks)]
+        lines.append(f"[rank0]: Saving model checkpoint to /checkpoints/step-{first}\n")
+    return "".join(lines)
+
+
+def _end(ranks: int) -> str:
+    texts = [_CULPRIT if rank == 17 % ranks else _VICTIM for rank in range(ranks)]
+    parts = [text.splitlines() for text in texts]
+    return "".join(
+        f"[rank{rank}]: {part[at]}\n"
+        for at in range(len(parts[0]))
+        for rank, part in enumerate(parts)
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--gb", type=float, default=1.0)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--without-hyperscan", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    size = int(arguments.gb * 1e9)
+    rows = []
+    for _ in range(arguments.runs):
+        started = time.process_time()
+        total = sum(map(len, blocks(size, arguments.ranks)))
+        making_s = time.process_time() - started
+        started = time.process_time()
+        log = Log(name="-", blocks=blocks(size, arguments.ranks))
+        diagnosis = diagnose([log], hyperscan=not arguments.without_hyperscan)
+        reading_s = time.process_time() - started - making_s
+        cause = diagnosis.causes[0]
+        rows.append(
+            {
+                "bytes": total,
+                "seconds": reading_s,
+                "mb_per_s": total / 1e6 / reading_s,
+                "matcher": diagnosis.matcher,
+                "cause": cause.id,
+                "rank": cause.rank,
+            }
+        )
+    rates = sorted(row["mb_per_s"] for row in rows)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if arguments.json:
+        print(json.dumps({"runs": rows, "peak_bytes": peak}, indent=2))
+        return
+    row = rows[0]
+    print(
+        f"{row['bytes'] / 1e9:.2f} GB, {arguments.ranks} ranks, {row['matcher']}: "
+        f"{rates[len(rates) // 2]:.0f} MB/s of processor time ({rates[0]:.0f} to {rates[-1]:.0f}, "
+        f"n {len(rates)}), peak {peak / 1e6:.0f} MB; {row['cause']}, rank {row['rank']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What a diagnosis says: the causes in order, what follows from them, and what else was seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from paceline.catalog.failure import Failure, load_failures
+from paceline.check.finding import Evidence
+
+
+class Confidence(StrEnum):
+    """How surely a cause is seen."""
+
+    CERTAIN = "certain"
+    """It prints its own message."""
+
+    LIKELY = "likely"
+    """What is seen fits several causes, and a second fact speaks for this one."""
+
+    POSSIBLE = "possible"
+    """What is seen fits, and nothing speaks against it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One failure of the catalog that explains what is seen."""
+
+    id: str
+    confidence: Confidence
+    what: str
+    """In this log's own names and numbers."""
+
+    title: str
+    """The failure's, or what is seen of it where that would say more."""
+
+    rank: int | None = None
+    """The first rank that shows it."""
+
+    host: str | None = None
+    ranks: Sequence[int] = ()
+    """All ranks that do."""
+
+    count: int = 1
+    """Lines of it."""
+
+    evidence: Sequence[Evidence] = ()
+    place: str | None = None
+    """File and line of the reader's program, where a traceback says it."""
+
+    @property
+    def failure(self) -> Failure:
+        """Its text in the catalog."""
+        return load_failures()[self.id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consequence:
+    """A failure that follows from another."""
+
+    id: str
+    count: int
+    ranks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the logs say."""
+
+    causes: Sequence[Cause]
+    """The root cause first; empty where nothing is known."""
+
+    consequences: Sequence[Consequence] = ()
+    notes: Sequence[str] = ()
+    """What else is worth a word: slow settings, what the launcher says and is wrong."""
+
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the run used: network, versions, transports; in words."""
+
+    unknown: Sequence[Evidence] = ()
+    """Lines that may matter, where no cause is known."""
+
+    num_ranks: int | None = None
+    num_bytes: int = 0
+    num_lines: int = 0
+    num_sources: int = 0
+    has_failed: bool = False
+    """Whether anything in the logs says that the run failed."""
+
+    matcher: str = ""
+    saturated: Sequence[str] = ()
+    troubles: Sequence[str] = ()
+    """Sources that could not be read, and why."""
+
+    @property
+    def is_concluded(self) -> bool:
+        """A cause is known, or nothing is wrong."""
+        return bool(self.causes) or not self.has_failed

@@ -1,0 +1,158 @@
+"""The public call: logs in, the root cause out."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from paceline.check.diagnose.conclusion import Diagnosis
+from paceline.check.diagnose.flight import (
+    MAX_BYTES,
+    Dump,
+    first_difference,
+    is_dump,
+    read_dump,
+)
+from paceline.check.diagnose.hang import around
+from paceline.check.diagnose.judge import judge
+from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.nccl import (
+    interface_fact,
+    network_causes,
+    network_facts,
+    read_network,
+)
+from paceline.check.diagnose.scan import Scan
+from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
+from paceline.check.diagnose.stacks import Stack, compare, has_stacks, read_stacks
+
+_STACKS_BYTES = 64 << 20
+"""Of stacks that are read whole: some 100,000 threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """One log to read."""
+
+    name: str
+    blocks: Iterable[bytes]
+    rank: int | None = None
+    host: str | None = None
+
+
+def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
+    """Read logs, stacks and flight-recorder dumps, and say what went wrong.
+
+    Args:
+        logs: In any order; each is read once, block by block.
+        hyperscan: Look for patterns with Hyperscan, where it is installed.
+    """
+    scan = Scan(hyperscan=hyperscan)
+    dumps: list[Dump] = []
+    stacks: list[Stack] = []
+    for log in logs:
+        start, blocks = _peek(log.blocks)
+        if is_dump(start):
+            dumps += _dump(log, blocks, scan.seen)
+            continue
+        if has_stacks(start[:1_000_000].decode("utf-8", "replace")):
+            text = _whole(blocks, _STACKS_BYTES)
+            stacks += read_stacks(text.decode("utf-8", "replace"), source=log.name, rank=log.rank)
+            blocks = iter([text])
+        scan.read(log.name, blocks, rank=log.rank, host=log.host)
+    _conclude(scan.seen, dumps, stacks)
+    return judge(scan.seen)
+
+
+def diagnose_text(text: str, name: str = "-") -> Diagnosis:
+    """The same, of one text."""
+    return diagnose([Log(name=name, blocks=[text.encode()])])
+
+
+def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
+    """What the readers of dumps, stacks and NCCL's report say."""
+    seen.ranks |= {dump.rank for dump in dumps if dump.rank is not None}
+    seen.ranks |= {stack.rank for stack in stacks if stack.rank is not None}
+    if len(dumps) == 1:
+        seen.facts["dump"] = "one rank's flight recorder alone; the other ranks' are needed too"
+    if (difference := first_difference(dumps)) is not None:
+        line = _line(difference.source, difference.what)
+        seen.found.append(
+            Found(
+                id=difference.id,
+                what=difference.what,
+                line=line,
+                ranks=tuple(difference.ranks),
+                place=difference.place,
+                is_certain=difference.id == "collective-mismatch",
+            )
+        )
+    if (odd := compare(stacks)) is not None:
+        line = _line(odd.stack.source, odd.stack.told, odd.stack.line)
+        seen.found.append(
+            Found(
+                id=odd.id,
+                what=odd.what,
+                line=line,
+                ranks=tuple(odd.odd),
+                place=odd.place,
+                title=odd.title,
+            )
+        )
+    elif stack := next((each for each in stacks if each.waits), None):
+        line = _line(stack.source, f"stands in {stack.told}", stack.line)
+        line = replace(line, level="E", rank=stack.rank)
+        seen.error_lines[f"stack {stack.source}"] = ErrorLine(line=line)
+    network = read_network(seen.nccl)
+    if network is not None:
+        seen.facts |= network_facts(network)
+        for name, what in network_causes(network):
+            line = network.first or seen.nccl[0]
+            seen.found.append(Found(id=name, what=what, line=line))
+    if (interface := interface_fact(around(seen))) is not None:
+        seen.facts["interface"] = interface
+
+
+def _dump(log: Log, blocks: Iterator[bytes], seen: Seen) -> list[Dump]:
+    source = Source(log.name, log.rank, log.host)
+    seen.sources.append(source)
+    data = _whole(blocks, MAX_BYTES)
+    source.num_bytes = len(data)
+    try:
+        return [read_dump(data, source=log.name, rank=log.rank)]
+    except ValueError as error:
+        source.trouble = str(error)
+        return []
+
+
+def _line(source: str, text: str, number: int = 0) -> Line:
+    return Line(source=source, number=number, raw=text, message=text)
+
+
+def _peek(blocks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """The first block, and all of them again."""
+    pieces = iter(blocks)
+    try:
+        start = next(pieces, b"")
+    except (OSError, EOFError, zlib.error) as error:
+        return b"", _raising(error)
+    return start, _again(start, pieces)
+
+
+def _raising(error: Exception) -> Iterator[bytes]:
+    yield from ()
+    raise error
+
+
+def _again(start: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    yield start
+    yield from pieces
+
+
+def _whole(blocks: Iterator[bytes], limit: int) -> bytes:
+    parts, size = [], 0
+    for block in blocks:
+        parts.append(block)
+        size += len(block)
+        if size > limit:
+            break
+    return b"".join(parts)[:limit]

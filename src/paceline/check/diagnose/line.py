@@ -1,0 +1,206 @@
+"""What one line of a log says of itself: rank, host, time, and the message that is left.
+
+Launchers and loggers write these in front, often several one after another: torchrun `[rank3]:`,
+`[default3]:`; `srun -l` `3: `; mpirun and Horovod `[1,3]<stderr>:`; Ray `(Worker pid=7, ip=...)`;
+stern and docker compose; pdsh (DeepSpeed) `node2: `; time stamps of Python, loguru, glog,
+TensorFlow, Kubernetes and syslog; NCCL `host:pid:tid [device]`. They are taken off one by one.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
+
+MAX_LINE = 4096
+"""Characters of a line that are looked at. The longest message in the catalog's sources that
+carries its numbers late (CUDA out of memory, with its advice) has about 700."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line. What it does not say is None."""
+
+    source: str
+    number: int
+    """From 1."""
+
+    raw: str
+    """As it stands in the file, without colours; cut at MAX_LINE."""
+
+    message: str
+    """Without what launchers and loggers put in front."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    time_s: float | None = None
+    """Seconds in the year, as no form but one says the year; for order alone."""
+
+    level: str | None = None
+    """One capital letter: I, W, E, F, D."""
+
+    writer: str = field(default="")
+    """Who wrote it, as far as the line says: lines of one traceback share it."""
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_ANSI_BYTES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
+_LEVELS = {"WARNING": "W", "WARN": "W", "ERROR": "E", "CRITICAL": "F", "FATAL": "F", "INFO": "I"}
+_LEVEL = r"(?P<level>DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
+_CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
+_DATE = r"\d{4}[-/](?P<mo>\d\d)[-/](?P<d>\d\d)"
+_MONTH_DAY = r"(?P<mo>\d\d?)(?P<d>\d\d)"
+_SYSLOG_DAY = r"(?P<mon>[A-Z][a-z]{2}) +(?P<d>\d\d?)"
+_MONTHS = {
+    name: number + 1
+    for number, name in enumerate(re.findall("...", "JanFebMarAprMayJunJulAugSepOctNovDec"))
+}
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        # torchrun, torchelastic --tee, torch's own error lines
+        r"\[rank ?(?P<rank>\d+)\]:? ?",
+        r"\[(?:default|trainer|worker|[a-z_]*node)(?P<local>\d+)\]: ?",
+        r"\[Rank (?P<rank>\d+)\]:? ",
+        r"\[PG (?:ID )?\S+ (?:PG GUID \S+ )?Rank (?P<rank>\d+)\] +",
+        # mpirun --tag-output, Horovod
+        r"\[\d+,(?P<rank>\d+)\]<std(?:err|out)>: ?",
+        r"\[(?P<rank>\d+)\]<std(?:err|out)>: ?",
+        # axolotl, Lightning, accelerate's MultiProcessAdapter
+        r"\[(?:RANK|rank|global_rank)[:= ](?P<rank>\d+)\]:? ?",
+        r"\[PID[:=](?P<pid>\d+)\] ?",
+        # Ray
+        r"\((?P<actor>[\w.:<>-]+) pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?",
+        r"\[repeated \d+x across cluster\] ?",
+        # glog and c10d, with or without brackets: E0321 02:07:08.40 1234 file.cc:123]
+        rf"\[?(?P<glog>[DIWEF]){_MONTH_DAY} {_CLOCK}(?: +(?P<pid>\d+))?(?: +[\w./-]+:\d+)?\] ?",
+        r"\[(?P<glog>[DIWEF]) [\w./-]+:\d+\] ",
+        # TensorFlow, loguru, Python logging, accelerate, DeepSpeed, Megatron
+        rf"\[?{_DATE}[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?\]?:? ?(?:(?:stdout|stderr) [FP] )?",
+        rf"\[?{_DATE} ?\]? ",
+        rf"\[{_CLOCK}\] ",
+        rf"\[?(?P<mo>\d\d)/(?P<d>\d\d)(?:/\d{{2,4}})?,? {_CLOCK}\]? ?",
+        r"(?P<glog>[DIWEF]) (?=[\w/.-]+\.cc:\d+\])",
+        r"[\w./-]+\.(?:cc|cpp|cu|h|hpp|py):\d+\](?: \[\d+\])? ",
+        rf"\[?{_LEVEL}\]? *(?::|\||-|(?<=\]))? +",
+        rf"\[{_LEVEL}(?:\|[^\]]*)?\] ?",
+        rf"\| *{_LEVEL} *\| *",
+        r"\[[\w./]+(?:\.py)?:\d+(?::[\w<>.]+)?\] +",
+        # syslog, dmesg
+        rf"{_SYSLOG_DAY} {_CLOCK} (?P<host>[\w.-]+) (?=[\w./-]+(?:\[\d+\])?:)",
+        r"kernel: ",
+        r"\[ *\d+\.\d{6}\] ",
+        rf"\[[A-Z][a-z]{{2}} {_SYSLOG_DAY} {_CLOCK} \d{{4}}\] ",
+        # NCCL: host:pid:tid [device] NCCL WARN ...
+        r"(?P<host>[A-Za-z0-9][\w.-]*):(?P<pid>\d+):\d+ (?:\[(?P<local>\d+)\] )?(?=\S|\n)",
+        # stern, docker compose, kubetail
+        r"(?P<host>[a-z0-9][a-z0-9.-]*)(?: [a-z0-9-]+)? +[│›|] ?",
+        r"\[(?P<host>[a-z0-9][a-z0-9.-]*-(?:worker|master|launcher|head)[a-z0-9.-]*)\] ",
+        r"\[pod/(?P<host>[a-z0-9.-]+)/[a-z0-9-]+\] ",
+        # srun -l
+        r" {0,4}(?P<rank>\d{1,5}): (?=\S| )",
+        # Megatron and others: (rank 3), rank3:, rank=3
+        r"(?:\(rank |rank[ =]?)(?P<rank>\d+)[):] ",
+        # pdsh
+        r"(?P<host>(?:\d{1,3}\.){3}\d{1,3}|localhost|[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?=\S| )",
+    )
+)
+_PODS = re.compile(r"-(?:master|launcher|head)-\d+")
+_ANYWHERE = re.compile(
+    r"\[Rank (?P<a>\d+)\]|\bRank (?P<b>\d+)\]|^\[rank(?P<c>\d+)\]|\[RANK[:= ](?P<d>\d+)\]"
+)
+
+
+def without_colours(text: bytes) -> bytes:
+    """The same text without terminal colours and titles; line ends stay."""
+    return _ANSI_BYTES.sub(b"", text) if b"\x1b" in text else text
+
+
+def read_line(raw: str, *, source: str, number: int) -> Line:
+    """Take off, one by one, what was written in front of the message.
+
+    >>> read_line("[rank3]:[E321 02:07:08.4 P.cpp:607] [Rank 3] bad", source="-", number=1).message
+    'bad'
+    """
+    raw = _ANSI.sub("", raw.rstrip("\r\n"))[:MAX_LINE] if "\x1b" in raw else raw.rstrip("\r\n")
+    raw = raw[:MAX_LINE]
+    rest, seen, writer = raw, _Seen(), ""
+    for _ in range(8):
+        for form in _FORMS:
+            match = form.match(rest)
+            if match and match.end():
+                writer += seen.take(match)
+                rest = rest[match.end() :]
+                break
+        else:
+            break
+    if seen.rank is None and (named := _ANYWHERE.search(raw)):
+        seen.rank = int(next(group for group in named.groups() if group))
+    return Line(
+        source=source,
+        number=number,
+        raw=raw,
+        message=rest,
+        rank=seen.rank,
+        local_rank=seen.local,
+        host=seen.host,
+        pid=seen.pid,
+        time_s=seen.time_s,
+        level=seen.level,
+        writer=writer,
+    )
+
+
+def with_rank(line: Line, rank: int | None, host: str | None = None) -> Line:
+    """The line, with what its file's name says where it says nothing itself."""
+    if (rank is None or line.rank is not None) and (host is None or line.host is not None):
+        return line
+    return replace(
+        line,
+        rank=line.rank if line.rank is not None else rank,
+        host=line.host if line.host is not None else host,
+    )
+
+
+class _Seen:
+    """What the prefixes of one line have said so far: the first word counts."""
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self.local: int | None = None
+        self.host: str | None = None
+        self.pid: int | None = None
+        self.time_s: float | None = None
+        self.level: str | None = None
+
+    def take(self, match: re.Match[str]) -> str:
+        """Note what a prefix says; what of it tells writers apart."""
+        said = match.groupdict()
+        who = ""
+        if said.get("rank") and self.rank is None:
+            self.rank = int(said["rank"])
+            who = f"rank{self.rank} "
+        if said.get("local") and self.local is None:
+            self.local = int(said["local"])
+            who += f"local{self.local} "
+        if said.get("host") and self.host is None:
+            self.host = said["host"]
+            who += f"{self.host} "
+            if _PODS.search(self.host) and self.rank is None:
+                self.rank = 0
+        if said.get("pid") and self.pid is None:
+            self.pid = int(said["pid"])
+            if said.get("actor"):
+                who += f"pid{self.pid} "
+        if said.get("h") and self.time_s is None:
+            self.time_s = _seconds(said)
+        level = said.get("glog") or _LEVELS.get(said.get("level") or "")
+        if level and self.level is None:
+            self.level = level
+        return who
+
+
+def _seconds(said: dict[str, str | None]) -> float:
+    month = _MONTHS.get(said.get("mon") or "", 0) or int(said.get("mo") or 0)
+    day = int(said.get("d") or 0)
+    clock = int(said["h"] or 0) * 3600 + int(said["m"] or 0) * 60
+    return (month * 31 + day) * 86400.0 + clock + float((said["s"] or "0").replace(",", "."))

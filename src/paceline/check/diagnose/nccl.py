@@ -1,0 +1,225 @@
+"""What NCCL_DEBUG=INFO says of the network, in words: which was chosen, how GPUs reach each other.
+
+And which interface to name, where the text also has `ip a` or `ibdev2netdev`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.check.diagnose.line import Line
+
+_VIRTUAL = re.compile(r"^(lo|docker|br-|virbr|veth|cni|flannel|cali|tun|tap|kube|podman|wg)")
+"""Interfaces that lead to no other machine: loopback, bridges and tunnels of containers."""
+
+
+@dataclass(slots=True)
+class Network:
+    """What was seen of NCCL's choices."""
+
+    version: str | None = None
+    driver: str | None = None
+    networks: Counter[str] = field(default_factory=Counter)
+    devices: set[str] = field(default_factory=set)
+    """RDMA devices."""
+
+    interfaces: set[str] = field(default_factory=set)
+    """Of sockets."""
+
+    transports: Counter[str] = field(default_factory=Counter)
+    gdr_channels: int = 0
+    gdr_off: set[str] = field(default_factory=set)
+    channels: int | None = None
+    nvls: bool | None = None
+    num_nodes: int | None = None
+    num_ranks: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    local_ranks: int | None = None
+    """Ranks on one node."""
+
+    hosts: set[str] = field(default_factory=set)
+    plugin: str | None = None
+    p2p_off: bool = False
+    first: Line | None = None
+    """The line that names the network."""
+
+    @property
+    def is_several_nodes(self) -> bool | None:
+        """Whether the job has more than one node; None where nothing says it.
+
+        One host's name says nothing: it may be one node's log of many.
+        """
+        if self.num_nodes is not None:
+            return self.num_nodes > 1
+        if len(self.hosts) > 1:
+            return True
+        if self.num_ranks is not None and self.local_ranks:
+            return self.num_ranks > self.local_ranks
+        return False if self.num_ranks == 1 else None
+
+    @property
+    def uses_sockets(self) -> bool:
+        """Whether the network between nodes is TCP."""
+        return bool(self.networks) and set(self.networks) == {"Socket"}
+
+    @property
+    def has_rdma(self) -> bool:
+        """Whether RDMA devices are there, in use or not."""
+        off = self.settings.get("NCCL_IB_DISABLE") not in {None, "0"}
+        return bool(self.devices) or off
+
+
+def read_network(lines: Sequence[Line]) -> Network | None:
+    """What NCCL's lines say; None where there are none."""
+    seen = Network()
+    for line in lines:
+        text = line.message
+        if "NCCL INFO" in text and line.host:
+            seen.hosts.add(line.host)
+        _read(seen, line, text)
+    return seen if seen.version or seen.networks or seen.transports else None
+
+
+def _read(seen: Network, line: Line, text: str) -> None:
+    if match := re.search(r"NCCL version (\d\S*)", text):
+        seen.version = match[1]
+    if match := re.search(r"cudaDriverVersion (\d+)", text):
+        number = int(match[1])
+        seen.driver = f"CUDA driver {number // 1000}.{number % 1000 // 10}"
+    if match := re.search(r"Using network (\w[\w ]*\w)", text):
+        seen.networks[match[1]] += 1
+        seen.first = seen.first or line
+    if "NET/IB : Using" in text or "NET/IBP" in text:
+        seen.devices.update(re.findall(r"\]\s*([A-Za-z][\w.-]*):\d+/(?:IB|RoCE)", text))
+    if "NET/Socket : Using" in text or "Bootstrap" in text:
+        seen.interfaces.update(re.findall(r"(?:\[\d+\]|Using |, )([a-z][\w.-]*):[0-9a-f.:]+", text))
+    if match := re.search(r" via (P2P/[\w ]+|SHM/?\w*|NET/[\w-]+(?:/\d+)*(?:/GDRDMA)?)", text):
+        kind = match[1].split("/")[0]
+        seen.transports[kind] += 1
+        seen.gdr_channels += "GDRDMA" in text
+    if match := re.search(r"GPU Direct RDMA Disabled for HCA \d+ '(\w+)'", text):
+        seen.gdr_off.add(match[1])
+        seen.devices.add(match[1])
+    if match := re.search(r"GPU Direct RDMA Enabled for HCA \d+ '(\w+)'", text):
+        seen.devices.add(match[1])
+    if match := re.search(r"(\d+) coll channels", text):
+        seen.channels = int(match[1])
+    if "NVLS" in text:
+        on = "is available" in text or re.search(r"[1-9]\d* nvls channels", text) is not None
+        seen.nvls = on or bool(seen.nvls)
+    if match := re.search(r"n[Rr]anks (\d+)", text):
+        seen.num_ranks = max(int(match[1]), seen.num_ranks or 0)
+    if match := re.search(r"nNodes (\d+)", text):
+        seen.num_nodes = max(int(match[1]), seen.num_nodes or 0)
+    if match := re.search(r"localRanks (\d+)", text):
+        seen.local_ranks = max(int(match[1]), seen.local_ranks or 0)
+    if match := re.search(r"(NCCL_\w+) set (?:by environment )?to (\S+)", text):
+        seen.settings[match[1]] = match[2].rstrip(".")
+    if match := re.search(r"NET/(?:Plugin: )?(?:Loaded|OFI|Using) ?(?:net plugin )?(\S+)", text):
+        seen.plugin = seen.plugin or match[1]
+    seen.p2p_off = seen.p2p_off or "P2P is disabled" in text
+
+
+def network_facts(seen: Network) -> Mapping[str, str]:
+    """The verdict and what it rests on, in words."""
+    facts = {"network": _verdict(seen)}
+    parts = [f"NCCL {seen.version}"] if seen.version else []
+    parts += [seen.driver] if seen.driver else []
+    parts += [f"{seen.num_ranks} ranks"] if seen.num_ranks else []
+    parts += [f"{seen.num_nodes} nodes"] if seen.num_nodes else []
+    parts += [f"{seen.channels} channels"] if seen.channels else []
+    if seen.nvls is not None:
+        parts.append(f"NVLS {'on' if seen.nvls else 'off'}")
+    if seen.transports:
+        ways = ", ".join(f"{kind} {count}" for kind, count in seen.transports.most_common())
+        parts.append(f"connections {ways}")
+    if seen.settings:
+        parts.append(", ".join(f"{name}={value}" for name, value in sorted(seen.settings.items())))
+    facts["nccl"] = "; ".join(parts)
+    return facts
+
+
+def _verdict(seen: Network) -> str:
+    over = ", ".join(sorted(seen.interfaces)[:4])
+    if seen.uses_sockets:
+        text = f"TCP sockets{f' over {over}' if over else ''}"
+        if seen.settings.get("NCCL_IB_DISABLE") not in {None, "0"}:
+            return f"{text}: NCCL_IB_DISABLE={seen.settings['NCCL_IB_DISABLE']} forbids RDMA"
+        if seen.devices:
+            return f"{text} though {len(seen.devices)} RDMA ports are there: {_names(seen.devices)}"
+        if seen.is_several_nodes is False and not seen.transports.get("NET"):
+            return f"{text}; one node, so GPUs do not use it"
+        if seen.is_several_nodes is None and not seen.transports.get("NET"):
+            return f"{text}; how many nodes there are is not said"
+        return f"{text}: no RDMA device was found"
+    if not seen.networks:
+        return "not said"
+    text = f"{', '.join(seen.networks)}{f' over {_names(seen.devices)}' if seen.devices else ''}"
+    between = seen.transports.get("NET", 0)
+    if between and seen.gdr_channels == between:
+        return f"{text}, GPUDirect RDMA on all {between} connections between nodes"
+    if between and seen.gdr_channels:
+        return f"{text}, GPUDirect RDMA on {seen.gdr_channels} of {between} connections"
+    if between or seen.gdr_off:
+        return f"{text}, without GPUDirect RDMA: data go through host memory"
+    if seen.transports.get("SHM") and not seen.transports.get("P2P"):
+        return f"{text}; on a node through host memory (SHM), not GPU to GPU"
+    return text
+
+
+def _names(devices: set[str]) -> str:
+    return ", ".join(sorted(devices)[:8])
+
+
+def network_causes(seen: Network) -> Iterator[tuple[str, str]]:
+    """(failure, what) that the network's choice amounts to."""
+    if seen.uses_sockets and seen.has_rdma and (seen.is_several_nodes or seen.devices):
+        yield "ethernet-fallback", _verdict(seen)
+    between = seen.transports.get("NET", 0)
+    ib = any(name.startswith("IB") for name in seen.networks)
+    if ib and between and not seen.gdr_channels:
+        yield "gdr-peermem-missing", _verdict(seen)
+
+
+@dataclass(slots=True)
+class Interface:
+    """One interface of `ip a`."""
+
+    name: str
+    is_up: bool
+    mtu: int
+    address: str | None = None
+    rdma: str | None = None
+
+
+_HEAD = re.compile(r"^\d+: (?P<name>[\w.-]+)(?:@\w+)?: <(?P<flags>[A-Z_,-]+)> mtu (?P<mtu>\d+)")
+_INET = re.compile(r"^\s+inet (?P<address>\d+\.\d+\.\d+\.\d+)/\d+")
+_RDMA = re.compile(r"^(?P<rdma>\w+) port \d+ ==> (?P<name>[\w.-]+) \((?P<state>Up|Down)\)")
+
+
+def interface_fact(text: str) -> str | None:
+    """Which interface to name, from `ip a` and `ibdev2netdev`; None where there is neither."""
+    found: dict[str, Interface] = {}
+    current: Interface | None = None
+    for raw in text.splitlines():
+        if head := _HEAD.match(raw):
+            up = "UP" in head["flags"].split(",") and "LOWER_UP" in head["flags"]
+            current = found.setdefault(head["name"], Interface(head["name"], up, int(head["mtu"])))
+        elif (inet := _INET.match(raw)) and current is not None:
+            current.address = current.address or inet["address"]
+        elif rdma := _RDMA.match(raw):
+            each = found.setdefault(rdma["name"], Interface(rdma["name"], rdma["state"] == "Up", 0))
+            each.rdma = rdma["rdma"]
+    real = [each for each in found.values() if each.is_up and not _VIRTUAL.match(each.name)]
+    usable = [each for each in real if each.address] or [each for each in real if each.rdma]
+    if not usable:
+        return None
+    best = max(usable, key=lambda each: (each.rdma is not None, each.mtu, each.name))
+    away = sorted(each.name for each in found.values() if _VIRTUAL.match(each.name))
+    address = f" ({best.address})" if best.address else ""
+    text = f"NCCL_SOCKET_IFNAME={best.name}{address}, GLOO_SOCKET_IFNAME={best.name}"
+    hcas = sorted(each.rdma for each in found.values() if each.rdma and each.is_up)
+    if hcas:
+        text += f", NCCL_IB_HCA={','.join(hcas)}"
+    return text + (f"; not {', '.join(away[:6])}" if away else "")

@@ -1,0 +1,529 @@
+"""Reads logs once, block by block, and keeps what matters of them: `Seen`.
+
+Memory is bounded: by the size of a block for each source, and by what `seen` keeps of each kind.
+"""
+
+import codecs
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
+from paceline.check.diagnose.patterns import Kind, Matcher, all_patterns, benign, make_matcher
+from paceline.check.diagnose.seen import (
+    KEEP_DISTINCT,
+    KEEP_NCCL,
+    ErrorLine,
+    Exit,
+    Seen,
+    Sighting,
+    Source,
+    Watched,
+)
+from paceline.check.diagnose.tracebacks import Tracebacks
+
+BLOCK_BYTES = 1 << 20
+"""What is read at once. 1 MiB: Hyperscan's rate grows no more beyond it."""
+
+KEEP_AROUND = 48 * 1024
+"""Bytes kept whole at the head, before the first failure, behind it, and at the end of a source."""
+
+ENOUGH = 20_000
+"""Lines of one pattern after which it is no longer looked for. Its first lines, and the first of
+every rank, are known long before."""
+
+SPARSE = 2_000
+"""Lines of one pattern after which only every sixteenth is taken apart."""
+
+_LINE_FEED = 10
+_DROPPED = {"user-exception"}
+"""Failures whose lines are found better by a reader: exceptions, by `tracebacks`."""
+
+
+class Scan:
+    """The state of one reading of all sources."""
+
+    def __init__(self, *, hyperscan: bool = True) -> None:
+        self.seen = Seen()
+        self._hyperscan = hyperscan
+        self._wanted = {
+            number for number, each in enumerate(all_patterns()) if each.name not in _DROPPED
+        }
+        self._counts = [0] * len(all_patterns())
+        self._matcher = self._make()
+        self.seen.matcher = self._matcher.how
+
+    def read(
+        self,
+        name: str,
+        blocks: Iterable[bytes],
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+    ) -> Source:
+        """Read one source to its end.
+
+        Args:
+            name: As the reader called it.
+            blocks: Its bytes, in pieces of any size.
+            rank: Whose it is, where its name says so.
+            host: The same.
+        """
+        source = Source(name, rank, host)
+        self.seen.sources.append(source)
+        reading = _Reading(self.seen, source, self._counts)
+        for block in whole_lines(readable(blocks, source)):
+            source.num_bytes += len(block)
+            clean = without_colours(block)
+            reading.block(clean, self._hits(clean))
+            self._leave_out_the_frequent()
+        reading.end()
+        return source
+
+    def _hits(self, clean: bytes) -> Sequence[tuple[int, int]]:
+        text = clean.replace(b"\r", b"\n") if b"\r" in clean else clean
+        return self._matcher.find(text)
+
+    def _make(self) -> Matcher:
+        return make_matcher(sorted(self._wanted), hyperscan=self._hyperscan)
+
+    def _leave_out_the_frequent(self) -> None:
+        frequent = {number for number in self._wanted if self._counts[number] > ENOUGH}
+        if frequent:
+            self._wanted -= frequent
+            self.seen.saturated += [all_patterns()[number].name for number in sorted(frequent)]
+            self._matcher = self._make()
+
+
+def readable(blocks: Iterable[bytes], source: Source) -> Iterator[bytes]:
+    """The text in a source, until it ends or cannot be read further; `source.trouble` says why."""
+    pieces = iter(blocks)
+    decoder: codecs.IncrementalDecoder | None = None
+    is_first = True
+    while True:
+        try:
+            piece = next(pieces, b"")
+        except (OSError, EOFError, zlib.error) as error:
+            source.trouble = f"not read to its end: {error}"
+            return
+        if not piece:
+            return
+        if is_first:
+            is_first = False
+            if piece[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                decoder = codecs.getincrementaldecoder("utf-16")("replace")
+            elif why := not_text(piece):
+                source.trouble = why
+                return
+        yield decoder.decode(piece).encode() if decoder is not None else piece
+
+
+def not_text(start: bytes) -> str | None:
+    """Why a file that begins so is no log."""
+    for magic, what in _MAGIC.items():
+        if start.startswith(magic):
+            return what
+    sample = start[:65_536]
+    strange = sum(sample.count(bytes([byte])) for byte in (0, 1, 2, 3, 4, 5, 6, 14, 15, 16))
+    return "binary, not a log" if strange > len(sample) // 50 else None
+
+
+_MAGIC = {
+    b"\x28\xb5\x2f\xfd": "packed by zstd: zstd -dc FILE | paceline diagnose -",
+    b"BZh": "packed by bzip2: bzcat FILE | paceline diagnose -",
+    b"\xfd7zXZ": "packed by xz: xzcat FILE | paceline diagnose -",
+    b"PK\x03\x04": "a zip archive: unzip -p FILE | paceline diagnose -",
+    b"\x7fELF": "a program or a core dump, not a log",
+}
+
+
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes cut at line ends; a line longer than a block is cut where the block ends."""
+    rest: list[bytes] = []
+    size = 0
+    for block in blocks:
+        rest.append(block)
+        size += len(block)
+        if size < BLOCK_BYTES:
+            continue
+        joined = b"".join(rest) if len(rest) > 1 else rest[0]
+        for start in range(0, len(joined), 4 * BLOCK_BYTES):
+            part = joined[start : start + 4 * BLOCK_BYTES]
+            if start + len(part) < len(joined):
+                yield part
+                continue
+            end = max(part.rfind(b"\n"), part.rfind(b"\r")) + 1 or len(part)
+            if end:
+                yield part[:end]
+            rest, size = [part[end:]], len(part) - end
+    joined = b"".join(rest)
+    if joined:
+        yield joined
+
+
+class _Reading:
+    """The state of one source."""
+
+    def __init__(self, seen: Seen, source: Source, counts: list[int]) -> None:
+        self.seen, self.source = seen, source
+        self._counts = counts
+        num_sources = len(seen.sources)
+        self._keep = KEEP_AROUND if num_sources <= 64 else KEEP_AROUND // 16
+        self._number = 1
+        self._numbered = 0
+        self._ends = np.zeros(0, np.bool_)
+        self._open = Tracebacks(seen)
+        self._table = _ExitTable(seen)
+        self._last = b""
+        self._failed_at: int | None = None
+        self._after: list[bytes] = []
+        self._after_size = 0
+
+    def block(self, block: bytes, hits: Sequence[tuple[int, int]]) -> None:
+        """Read one block of whole lines and the offsets where patterns were found."""
+        source, keep = self.source, self._keep
+        if len(source.head) < keep:
+            source.head += _text(block[: keep - len(source.head)])
+        self._ends = np.frombuffer(block, np.uint8) == _LINE_FEED
+        self._numbered = 0
+        position = 0
+        for start, end, numbers in _lines_with_hits(block, hits):
+            if self._is_walking:
+                self._walk(block, position, start)
+            if self._is_wanted(numbers):
+                self._count_to(start)
+                self._line(block[start:end], numbers, (block, start))
+            position = min(end + 1, len(block))
+        if self._is_walking:
+            self._walk(block, position, len(block))
+        self._count_to(len(block))
+        if self._failed_at is not None and self._after_size < keep:
+            self._after.append(block[self._failed_at : self._failed_at + keep])
+            self._after_size += len(self._after[-1])
+            self._failed_at = 0
+        self._last = (self._last + block[-keep:])[-keep:]
+
+    def end(self) -> None:
+        """The source is over."""
+        self._open.end()
+        self._table.end()
+        self.source.num_lines = self._number - 1
+        self.source.tail = _text(self._last)
+        self.source.after = _text(b"".join(self._after)[: self._keep])
+        if self._failed_at is None and not self.source.before:
+            self.source.before = self.source.tail
+
+    @property
+    def _is_walking(self) -> bool:
+        return self._open.is_open or self._table.is_open
+
+    def _walk(self, block: bytes, start: int, end: int) -> None:
+        """Read line by line, as long as a traceback or a table goes on."""
+        while start < end and self._is_walking:
+            stop = _line_end(block, start, end)
+            self._count_to(start)
+            line = self._read(block[start : min(stop, start + MAX_LINE)])
+            self._open.take(line)
+            self._table.take(line)
+            start = stop + 1
+
+    def _count_to(self, position: int) -> None:
+        """Count lines up to an offset of the block."""
+        self._number += int(np.count_nonzero(self._ends[self._numbered : position]))
+        self._numbered = position
+
+    def _read(self, raw: bytes) -> Line:
+        line = read_line(_text(raw), source=self.source.name, number=self._number)
+        return with_rank(line, self.source.rank, self.source.host)
+
+    def _is_wanted(self, numbers: set[int]) -> bool:
+        """Whether a line is taken apart: of what comes very often, only now and then."""
+        counts = self._counts
+        for number in numbers:
+            counts[number] += 1
+        return (
+            any(counts[number] <= SPARSE for number in numbers)
+            or self._is_walking
+            or not counts[min(numbers)] % 16
+        )
+
+    def _line(self, raw: bytes, numbers: set[int], where: tuple[bytes, int]) -> None:
+        patterns = all_patterns()
+        text = _text(raw[: MAX_LINE * 4])
+        if len(raw) > MAX_LINE:  # a progress bar without line ends, and then the message
+            found = [m.start() for n in numbers if (m := patterns[n].text.search(text))]
+            at = max(0, min(found, default=0) - 512)
+            text = text[at : at + MAX_LINE]
+        line = with_rank(
+            read_line(text, source=self.source.name, number=self._number),
+            self.source.rank,
+            self.source.host,
+        )
+        if line.rank is None and line.pid is not None:
+            line = with_rank(line, self.seen.rank_of.get((line.host, line.pid)))
+        if line.rank is not None:
+            self.seen.ranks.add(line.rank)
+        is_benign = benign().search(line.raw) is not None
+        readers, is_known = set(), False
+        for number in sorted(numbers):
+            pattern = patterns[number]
+            if pattern.kind is Kind.READER:
+                readers.add(pattern.name)
+                continue
+            match = pattern.text.search(line.message) or pattern.text.search(line.raw)
+            if match is None:
+                continue
+            weak = pattern.kind is Kind.WEAK
+            is_known = is_known or not weak
+            sighting = self.seen.sightings.setdefault(
+                (pattern.name, pattern.text.pattern),
+                Sighting(pattern.name, pattern.text.pattern, weak),
+            )
+            sighting.count += 1
+            sighting.add(line, {k: v for k, v in match.groupdict().items() if v is not None})
+        self._open.take(line)
+        self._table.take(line)
+        if "traceback" in readers or (is_known and not is_benign):
+            self._note_failure(where)
+        self._readers(readers, line, is_benign=is_benign, is_known=is_known)
+
+    def _note_failure(self, where: tuple[bytes, int]) -> None:
+        if self._failed_at is None:
+            block, start = where
+            self._failed_at = start
+            before = self._last + block[max(0, start - self._keep) : start]
+            self.source.before = _text(before[-self._keep :])
+
+    def _readers(self, names: set[str], line: Line, *, is_benign: bool, is_known: bool) -> None:
+        seen = self.seen
+        if "traceback" in names:
+            self._open.header(line)
+        if "exit-table" in names:
+            self._table.header(line)
+        if "exit" in names:
+            seen.exits += exits_of(line)
+        if "nccl-info" in names and len(seen.nccl) < KEEP_NCCL:
+            seen.nccl.append(line)
+            if (match := _NCCL_RANK.search(line.message)) and line.pid is not None:
+                seen.rank_of[(line.host, line.pid)] = int(match["rank"])
+        if "watchdog" in names:
+            watch(seen.watched, line)
+        if "ray-rank" in names and (match := _RAY_RANK.search(line.raw)):
+            seen.rank_of[(match["ip"], int(match["pid"]))] = int(match["rank"])
+        if "xid" in names and len(seen.xids) < KEEP_NCCL and (match := _XID.search(line.raw)):
+            seen.xids.append((int(match[1]), line))
+        if "error-line" in names and not is_benign:
+            self._open.alone(line)
+            if not is_known:
+                self._error_line(line)
+
+    def _error_line(self, line: Line) -> None:
+        if _NOT_AN_ERROR.search(line.message) or line.message.startswith((" ", "\t", "│")):
+            return
+        kind = re.sub(r"0x[0-9a-f]+|\d+", "#", line.message)[:160]
+        found = self.seen.error_lines.get(kind)
+        if found is None:
+            if len(self.seen.error_lines) >= KEEP_DISTINCT:
+                return
+            found = self.seen.error_lines[kind] = ErrorLine(line=line, count=0)
+        found.count += 1
+        if line.rank is not None:
+            found.ranks.add(line.rank)
+
+
+_NCCL_RANK = re.compile(r"comm 0x\w+ rank (?P<rank>\d+) n[Rr]anks \d+")
+_RAY_RANK = re.compile(r"ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
+_XID = re.compile(r"Xid \([^)]*\): ?(\d+)")
+_NOT_AN_ERROR = re.compile(
+    r"(?i)\b(0 (errors|failed|failures)|no errors?|errors?[=: ]+(0\b|none|false|[\d.]+(e-?\d+)?$)"
+    r"|error_(file|handler)|(train|val|eval|test|mean|squared|absolute|percentage)[_ ]\w*error)"
+)
+
+
+def _lines_with_hits(
+    block: bytes, hits: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, set[int]]]:
+    """(start, end, patterns) of every line that was hit, in order; end is before the line end."""
+    start, end = -1, -1
+    numbers: set[int] = set()
+    for offset, number in sorted(hits):
+        if offset <= end:
+            numbers.add(number)
+            continue
+        if numbers:
+            yield start, end, numbers
+        start = block.rfind(b"\n", 0, offset) + 1
+        start = block.rfind(b"\r", start, offset) + 1 or start
+        end = _line_end(block, offset, len(block))
+        numbers = {number}
+    if numbers:
+        yield start, end, numbers
+
+
+def _line_end(block: bytes, start: int, limit: int) -> int:
+    end = block.find(b"\n", start, limit)
+    end = limit if end < 0 else end
+    bar = block.find(b"\r", start, end)
+    return end if bar < 0 else bar
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+_CODE = re.compile(
+    r"(?:exit ?code:? *(?P<a>-?\d+)\) local_rank: (?P<local>\d+)(?: \(pid: (?P<pid>\d+)\))?)"
+    r"|(?:sigkill_handler\].*return code = (?P<b>-?\d+))"
+    r"|(?:return code = (?P<c>-?\d+))"
+    r"|(?:srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,-]+): (?P<how>.+))"
+    r"|(?:Process (?P<pid2>\d+) got signal: (?P<sig>\d+))"
+    r"|(?:Signal (?P<sig2>\d+) \(SIG\w+\) received by PID (?P<pid3>\d+))"
+    r"|(?:(?P<svc>[\w.-]+) exited with code (?P<d>-?\d+))"
+    r"|(?i:\b(?:exit|error|return|termination)[ _-]?(?:code|status|value)(?:s| of| was| is)?[\"']?"
+    r"\s*[:=(]*\s*(?P<e>-?\d{1,3})\b(?![.,]\d))"
+    r"|(?i:\bexit(?:s|ed|ing)?(?: with| on| due to)?(?: (?:code|status|value))?[:=]? "
+    r"?(?P<f>-?\d{1,3})\b(?![.,]\d))"
+    r"|(?:\] Error (?P<g>1\d\d)\b)"
+    r"|(?i:\b(?:by|on|with|to|got|received|caught|due to) (?:a )?(?:signal:? ?)(?P<sig4>\d{1,2})\b)"
+    r"|(?:\b(?:by|on|with|got|signal:?)[ (<]*(?:Signals\.)?(?P<named>SIG[A-Z]+)\b(?! by OOM))"
+)
+_SIGNALS = {"SIGKILL": 9, "SIGSEGV": 11, "SIGBUS": 7, "SIGABRT": 6, "SIGFPE": 8, "SIGILL": 4}
+_HOW = {
+    "Killed": -9,
+    "Out Of Memory": -9,
+    "Segmentation fault": -11,
+    "Bus error": -7,
+    "Aborted": -6,
+    "Terminated": -15,
+    "Floating point exception": -8,
+}
+
+
+def exits_of(line: Line) -> list[Exit]:
+    """The ends of processes that a launcher's line tells."""
+    match = _CODE.search(line.raw)
+    if match is None:
+        return []
+    said = match.groupdict()
+    code = next((int(said[name]) for name in "abcdefg" if said[name]), None)
+    if said["named"]:
+        code = -_SIGNALS[said["named"]] if said["named"] in _SIGNALS else None
+    rank, host = line.rank, line.host
+    if said["how"]:
+        number = re.search(r"Exited with exit code (\d+)", said["how"])
+        code = (
+            int(number[1])
+            if number
+            else next((each for name, each in _HOW.items() if said["how"].startswith(name)), 1)
+        )
+        rank, host = int(re.split(r"[,-]", said["tasks"])[0]), said["host"]
+    for name in ("sig", "sig2", "sig4"):
+        if said[name]:
+            code = -int(said[name])
+    if code is not None and 128 < code < 128 + 65:  # as a shell says that a signal ended it
+        code = 128 - code
+    if code is None or code == 0:
+        return []
+    pid = said["pid"] or said["pid2"] or said["pid3"]
+    return [Exit(line=line, code=code, rank=rank, host=host, pid=int(pid) if pid else None)]
+
+
+_WATCH = re.compile(
+    r"Work[A-Z]+\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<nin>\d+), NumelOut=\d+)?"
+    r"(?:, TensorShape=\[[\d, ]*\])?"
+    r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
+)
+_ENQUEUED = re.compile(
+    r"work: (?P<seq>\d+), last enqueued NCCL work: (?P<enq>-?\d+)"
+    r", last completed NCCL work: (?P<done>-?\d+)"
+)
+_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID [^\]]*?\((?P<name>[^)]*)\))?")
+
+
+def watch(found: list[Watched], line: Line) -> None:
+    """Note where a rank stood when its watchdog gave up; two lines of it tell one thing."""
+    if match := _WATCH.search(line.raw):
+        if len(found) < KEEP_NCCL:
+            found.append(
+                Watched(
+                    line=line,
+                    rank=line.rank,
+                    seq=int(match["seq"]),
+                    op=match["op"].removeprefix("_"),
+                    num_in=int(match["nin"]) if match["nin"] else None,
+                    timeout_ms=int(match["timeout"]) if match["timeout"] else None,
+                )
+            )
+    elif match := _ENQUEUED.search(line.raw):
+        group = _GROUP.search(line.raw)
+        for each in reversed(found[-512:]):
+            if each.rank == line.rank and each.seq == int(match["seq"]):
+                each.enqueued, each.completed = int(match["enq"]), int(match["done"])
+                each.group = each.group or (group and (group["name"] or group["id"])) or None
+                break
+
+
+class _ExitTable:
+    """torchrun's table of failures, read line by line."""
+
+    _FIELD = re.compile(
+        r"^\s*(?P<name>time|host|rank|exitcode|error_file|traceback)\s+: (?P<value>.*)"
+    )
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._left = 0
+        self._fields: dict[str, str] = {}
+        self._is_root = False
+        self._line: Line | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._left > 0
+
+    def header(self, line: Line) -> None:
+        """A line that begins the table, or its part about the root cause."""
+        self._commit()
+        self._is_root = "Root Cause" in line.raw
+        self._left = 400
+
+    def take(self, line: Line) -> None:
+        """The next line."""
+        if not self._left:
+            return
+        self._left -= 1
+        match = self._FIELD.match(line.message) or self._FIELD.match(line.raw)
+        if match is None:
+            return
+        if match["name"] == "time":
+            self._commit()
+        self._fields[match["name"]] = match["value"]
+        if match["name"] == "exitcode":
+            self._line = line
+
+    def end(self) -> None:
+        """The source is over."""
+        self._commit()
+        self._left = 0
+
+    def _commit(self) -> None:
+        fields, line = self._fields, self._line
+        self._fields, self._line = {}, None
+        code = re.match(r"(-?\d+)(?: +\(pid: (\d+)\))?", fields.get("exitcode", ""))
+        if code is None or line is None:
+            return
+        rank = re.match(r"\d+", fields.get("rank", ""))
+        when = read_line(fields.get("time", "") + " x", source=line.source, number=line.number)
+        self._seen.exits.append(
+            Exit(
+                line=replace(line, time_s=when.time_s),
+                code=int(code[1]),
+                rank=int(rank[0]) if rank else None,
+                host=fields.get("host", "").strip() or None,
+                pid=int(code[2]) if code[2] else None,
+                first_observed=self._is_root,
+            )
+        )

@@ -1,0 +1,219 @@
+"""What was seen in the logs: bounded in size however long they are."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from paceline.check.diagnose.line import Line
+
+KEEP_LINES = 8
+"""First lines kept of one pattern; beyond them only the first of each rank."""
+
+KEEP_RANKS = 4096
+KEEP_DISTINCT = 400
+KEEP_RAISED = 2000
+KEEP_NCCL = 40_000
+
+
+@dataclass(slots=True)
+class Sighting:
+    """One pattern's lines."""
+
+    name: str
+    pattern: str
+    weak: bool
+    count: int = 0
+    first: list[tuple[Line, dict[str, str]]] = field(default_factory=list)
+    """The first lines, with what the pattern's named groups hold."""
+
+    by_rank: dict[int, tuple[Line, dict[str, str]]] = field(default_factory=dict)
+
+    def add(self, line: Line, groups: dict[str, str]) -> None:
+        """Note one more line."""
+        if len(self.first) < KEEP_LINES:
+            self.first.append((line, groups))
+        if line.rank is not None and len(self.by_rank) < KEEP_RANKS:
+            self.by_rank.setdefault(line.rank, (line, groups))
+
+    def lines(self) -> Iterator[tuple[Line, dict[str, str]]]:
+        """All that is kept, each line once."""
+        yield from self.first
+        known = {(line.source, line.number) for line, _ in self.first}
+        yield from (
+            each for each in self.by_rank.values() if (each[0].source, each[0].number) not in known
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame of a Python traceback."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is in nobody's installed package."""
+        return self.file != "?" and not _INSTALLED.search(self.file)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+_INSTALLED = re.compile(
+    r"(?:site|dist)-packages|/lib/python3|\\lib\\|^<|/torch/|/ray/_private|/bin/(?:torchrun|accelerate"
+    r"|deepspeed)$|multiprocessing/|/conda/|runpy\.py$|/\.pyenv/|importlib"
+    r"|(?:^|/)(?:torch|deepspeed|accelerate|transformers|threading|lightning)(?:/|\.py$)"
+    r"|\.(?:c|cc|cpp|cu|h|hpp)$"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Raised:
+    """An exception that ended a traceback."""
+
+    line: Line
+    """Its last line: type and message."""
+
+    header: Line
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
+    rank: int | None
+    caused_by: "Raised | None" = None
+    """What it says it came from."""
+
+    during: "Raised | None" = None
+    """What was being handled when it came up."""
+
+    count: int = 1
+    more: list[str] = field(default_factory=list)
+    """Lines of the same writer behind it: a message that goes on, or was wrapped."""
+
+    @property
+    def place(self) -> Frame | None:
+        """The deepest frame in the reader's own code; the deepest of all where there is none."""
+        own = [frame for frame in self.frames if frame.is_users]
+        return own[-1] if own else (self.frames[-1] if self.frames else None)
+
+    @property
+    def text(self) -> str:
+        """As Python prints it."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A traceback whose last line was never written, or was cut off."""
+
+    header: Line
+    frames: tuple[Frame, ...]
+    last: Line | None
+    """Its last frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a process ended, by whoever started it."""
+
+    line: Line
+    code: int
+    """Negative: the signal that ended it."""
+
+    rank: int | None
+    host: str | None
+    pid: int | None
+    first_observed: bool = False
+    """torchrun calls it the root cause."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """A watchdog's line of one rank: where it stood when it gave up."""
+
+    line: Line
+    rank: int | None
+    seq: int
+    op: str | None = None
+    num_in: int | None = None
+    group: str | None = None
+    timeout_ms: int | None = None
+    enqueued: int | None = None
+    completed: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ErrorLine:
+    """A line with the word error or alike, that no pattern knows."""
+
+    line: Line
+    count: int = 1
+    ranks: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a reader of dumps or of NCCL's report concludes."""
+
+    id: str
+    """Of the failure."""
+
+    what: str
+    line: Line
+    ranks: tuple[int, ...] = ()
+    place: str | None = None
+    is_certain: bool = False
+    title: str | None = None
+    """In place of the failure's own."""
+
+
+@dataclass(slots=True)
+class Source:
+    """One log: its parts that are kept whole."""
+
+    name: str
+    rank: int | None = None
+    host: str | None = None
+    num_bytes: int = 0
+    num_lines: int = 0
+    head: str = ""
+    before: str = ""
+    """What stood before the first line of a failure."""
+
+    after: str = ""
+    tail: str = ""
+    trouble: str | None = None
+    """Why it could not be read, or not to its end."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """Everything that was seen, over all sources."""
+
+    sources: list[Source] = field(default_factory=list)
+    sightings: dict[tuple[str, str], Sighting] = field(default_factory=dict)
+    """By failure and pattern."""
+
+    raised: list[Raised] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
+    exits: list[Exit] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
+    nccl: list[Line] = field(default_factory=list)
+    xids: list[tuple[int, Line]] = field(default_factory=list)
+    error_lines: dict[str, ErrorLine] = field(default_factory=dict)
+    rank_of: dict[tuple[str | None, int], int] = field(default_factory=dict)
+    """(host, process id) -> rank, as Ray and NCCL say."""
+
+    ranks: set[int] = field(default_factory=set)
+    found: list[Found] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the run used, in words."""
+
+    matcher: str = ""
+    saturated: list[str] = field(default_factory=list)
+    """Patterns that matched so often that they were no longer looked for."""
+
+    def sightings_of(self, name: str, *, weak: bool = False) -> list[Sighting]:
+        """The sightings of a failure: of its own patterns, or of its weak ones."""
+        return [each for each in self.sightings.values() if each.name == name and each.weak is weak]

@@ -1,0 +1,235 @@
+"""Stacks of many ranks (py-spy, faulthandler, gdb): which rank stands elsewhere than the rest.
+
+Of each process the main thread counts. Ranks are grouped by where they stand in the reader's own
+code, or in any code where nothing of it is on the stack.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.check.diagnose.seen import Frame
+
+
+@dataclass(slots=True, kw_only=True)
+class Stack:
+    """The main thread of one process."""
+
+    source: str
+    line: int
+    rank: int | None
+    pid: int | None
+    frames: list[Frame] = field(default_factory=list)
+    """Deepest first."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands."""
+        return str(self.own or self.frames[0])
+
+    @property
+    def own(self) -> Frame | None:
+        """The deepest frame in the reader's own code."""
+        own = (frame for frame in self.frames if frame.is_users and not _is_pythons(frame.file))
+        return next(own, None)
+
+    @property
+    def told(self) -> str:
+        """The frames that matter: the deepest three that wait for others, or are deepest at all,
+        and the reader's own."""
+        waits = [frame for frame in self.frames if _WAITS.search(frame.function)]
+        shown = (waits or self.frames)[:3]
+        if self.own is not None and self.own not in shown:
+            shown.append(self.own)
+        return "; ".join(
+            _IN_PACKAGES.sub("", str(each)) if each.file != "?" else each.function for each in shown
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands in a call by which ranks meet."""
+        return any(_WAITS.search(frame.function) for frame in self.frames)
+
+    @property
+    def doing(self) -> str:
+        """The functions of its frames, deepest first, for what it is busy with."""
+        return " ".join(f"{frame.file}:{frame.function}" for frame in self.frames)
+
+
+_WAITS = re.compile(
+    r"(?i)^(?:p?nccl|bootstrap[A-Z]|gloo::|c10d::|ProcessGroup|all_?(?:reduce|gather|to_all)|barrier"
+    r"|reduce_scatter|broadcast|monitored_barrier|init_process_group|rendezvous)"
+)
+"""Functions of torch, NCCL and Gloo in which a rank waits for others."""
+
+
+_IN_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether a file is Python's own, as py-spy shortens it: `selectors.py`, `queue.py`."""
+    return file.split("/")[0].removesuffix(".py") in sys.stdlib_module_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Who stands where."""
+
+    id: str
+    what: str
+    odd: Sequence[int]
+    place: str
+    stack: Stack
+    title: str | None = None
+    """In place of the failure's, where that says what stacks cannot show."""
+
+
+_PROCESS = re.compile(r"^Process (?P<pid>\d+): (?P<command>.*)")
+_PYSPY_THREAD = re.compile(r'^Thread (?:0x[0-9A-Fa-f]+|\d+) \([^)]*\)(?:: "(?P<name>[^"]*)")?')
+_PYSPY_FRAME = re.compile(
+    r"^ +(?P<function>[\w<>.]+(?: \([^)]*\))?) \((?P<file>[^():]+):(?P<line>\d+)\)$"
+)
+_FAULT_THREAD = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+ .*most recent call first")
+_FAULT_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_GDB_THREAD = re.compile(r"^Thread (?P<number>\d+) \(")
+_GDB_FRAME = re.compile(
+    r"^#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>[\w:~<>, ]+?) ?\(.*?\)"
+    r"(?: at (?P<file>\S+):(?P<line>\d+))?"
+)
+_RANK = re.compile(
+    r"--local[_-]rank[= ](?P<local>\d+)|\bRANK=(?P<rank>\d+)|\brank[ =:]+(?P<other>\d+)"
+)
+
+
+def has_stacks(start: str) -> bool:
+    """Whether a text that begins so is a dump of stacks."""
+    lines = start.splitlines()[:400]
+    heads = sum(
+        bool(_PROCESS.match(line) or _FAULT_THREAD.match(line) or _GDB_THREAD.match(line))
+        for line in lines
+    )
+    frames = sum(
+        bool(_PYSPY_FRAME.match(line) or _FAULT_FRAME.match(line) or _GDB_FRAME.match(line))
+        for line in lines
+    )
+    told = sum(bool(line.strip()) for line in lines)
+    return heads > 0 and frames >= 2 and 5 * (heads + frames) >= 2 * told
+
+
+def read_stacks(text: str, *, source: str, rank: int | None) -> Iterator[Stack]:
+    """The main thread of each process in a text."""
+    current: Stack | None = None
+    is_main = False
+    own_rank = rank
+    pid: int | None = None
+    for number, raw in enumerate(text.splitlines(), start=1):
+        if process := _PROCESS.match(raw):
+            if current is not None and current.frames:
+                yield current
+            current, is_main = None, False
+            pid = int(process["pid"])
+            own_rank = rank if rank is not None else _rank_in(raw)
+            continue
+        if re.match(r"^[=#*-]* ?(?:rank|RANK)[ =:_-]*\d+", raw):
+            if current is not None and current.frames:
+                yield current
+            current, is_main, own_rank = None, False, _rank_in(raw)
+            continue
+        thread = _PYSPY_THREAD.match(raw)
+        fault = _FAULT_THREAD.match(raw)
+        gdb = _GDB_THREAD.match(raw)
+        if fault or thread or gdb:
+            main = (
+                (fault is not None and (fault["current"] == "Current t" or current is None))
+                or (thread is not None and thread["name"] == "MainThread")
+                or (gdb is not None and gdb["number"] == "1")
+            )
+            if main and (fault is None or current is None or not current.frames):
+                if current is not None and current.frames and not fault:
+                    yield current
+                current = Stack(source=source, line=number, rank=own_rank, pid=pid)
+                is_main = True
+            elif fault and current is not None:
+                current = Stack(source=source, line=number, rank=own_rank, pid=pid)  # main is last
+                is_main = True
+            else:
+                is_main = False
+            continue
+        if current is None or not is_main:
+            continue
+        frame = _PYSPY_FRAME.match(raw) or _FAULT_FRAME.match(raw) or _GDB_FRAME.match(raw)
+        if frame and len(current.frames) < 200:
+            current.frames.append(
+                Frame(
+                    file=frame["file"] or "?",
+                    line=int(frame["line"] or 0),
+                    function=frame["function"].strip(),
+                )
+            )
+    if current is not None and current.frames:
+        yield current
+
+
+def _rank_in(text: str) -> int | None:
+    match = _RANK.search(text) or re.search(r"(?i)rank[ =:_-]*(?P<rank>\d+)", text)
+    if match is None:
+        return None
+    return next((int(each) for each in match.groupdict().values() if each), None)
+
+
+_BUSY: Mapping[str, str] = {
+    "rank0-only-collective-save": r"save_checkpoint|save_state|state_dict|save_pretrained"
+    r"|save_model|torch/serialization|checkpoint",
+    "stale-extension-lock": r"file_baton|cpp_extension",
+    "compile-rank-skew": r"_inductor|_dynamo|triton/compiler|autotun",
+    "rank0-only-validation": r"evaluat|validat|generate\b|sample_images|test_step|predict",
+    "rank0-preprocess-timeout": r"datasets/arrow_dataset|tokeniz|preprocess|from_pretrained"
+    r"|snapshot_download|load_dataset",
+    "dataloader-timeout": r"utils/data/dataloader|_try_get_data|_next_data|fetch\.py",
+    "divergent-filesystem-branch": r"genericpath|os\.path|exists",
+}
+"""Failure -> what the rank that stands elsewhere has on its stack."""
+
+
+_TITLES: Mapping[str, str] = {"dataloader-timeout": "A rank waits for its DataLoader"}
+"""Failure -> what is seen of it on a stack, where its title tells of what a log would print."""
+
+
+def _by_place(stacks: Mapping[int, Stack], *, lines: bool) -> dict[str, list[int]]:
+    groups: dict[str, list[int]] = {}
+    for rank, stack in stacks.items():
+        place = stack.place if lines else re.sub(r":\d+ in", " in", stack.place)
+        groups.setdefault(place, []).append(rank)
+    return groups
+
+
+def compare(stacks: Sequence[Stack]) -> Comparison | None:
+    """Which rank stands elsewhere; None where all stand alike or there is only one."""
+    if len(stacks) < 2:
+        return None
+    by_rank = {
+        stack.rank if stack.rank is not None else at: stack for at, stack in enumerate(stacks)
+    }
+    groups = _by_place(by_rank, lines=True)
+    if len(groups) > max(2, len(by_rank) // 3):  # busy ranks: lines tell little
+        groups = _by_place(by_rank, lines=False)
+    if len(groups) < 2:
+        return None
+    odd = min(groups.values(), key=lambda ranks: (len(ranks), ranks))
+    stack = by_rank[odd[0]]
+    rest = max(groups.values(), key=len)
+    name = next(
+        (each for each, form in _BUSY.items() if re.search(form, stack.doing)),
+        "rank-divergent-decision",
+    )
+    told = f"stands at {stack.place}"
+    others = f"{len(rest)} other{'s' if len(rest) > 1 else ''}"
+    return Comparison(
+        id=name,
+        what=f"{told}; {others} at {by_rank[rest[0]].place}",
+        odd=odd,
+        place=stack.place,
+        stack=stack,
+        title=_TITLES.get(name),
+    )

@@ -1,0 +1,245 @@
+"""Says what happened in the log's own names and numbers, failure by failure."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from paceline.catalog.failure import load_failures
+from paceline.check.diagnose.line import Line
+
+Said = Mapping[str, str]
+
+
+def say(name: str, line: Line, groups: Said, ranks: Sequence[int]) -> str:
+    """One sentence about a failure, from the line that shows it."""
+    on = who(ranks, line)
+    if name in _WORDS:
+        said = _WORDS[name](line, groups)
+        if said:
+            return f"{on}{said}"
+    return f"{on}{load_failures()[name].title}"
+
+
+def who(ranks: Sequence[int], line: Line | None = None) -> str:
+    """`Rank 3: `, `Ranks 0-7: `, or nothing."""
+    if ranks:
+        return f"Rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}: "
+    if line is not None and line.host:
+        return f"Host {line.host}: "
+    return ""
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Numbers as spans: 0-3, 7.
+
+    >>> spans([7, 0, 1, 2, 3])
+    '0-3, 7'
+    """
+    ordered = sorted(set(numbers))
+    parts: list[list[int]] = []
+    for number in ordered:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in parts]
+    return ", ".join(texts) if len(texts) <= 12 else ", ".join([*texts[:11], "..."])
+
+
+_SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def size_bytes(text: str | None) -> float | None:
+    """`2.57 GiB` -> bytes."""
+    match = re.match(r"([\d.]+) ?(\w+)", text or "")
+    return float(match[1]) * _SIZES[match[2]] if match and match[2] in _SIZES else None
+
+
+class OutOfMemory:
+    """The numbers of CUDA's out-of-memory message; None where it does not say them."""
+
+    def __init__(self, text: str) -> None:
+        def find(form: str) -> str | None:
+            match = re.search(form, text)
+            return match[1] if match else None
+
+        size = r"([\d.]+ [KMG]?i?B)"
+        self.want = find(rf"Tried to allocate {size}")
+        self.gpu = find(r"\(?GPU (\d+)")
+        self.capacity = find(rf"total capacity of {size}") or find(rf"; {size} total capacity")
+        self.free = find(rf"of which {size} is free") or find(rf"; {size} free")
+        self.allocated = find(rf"allocated memory {size}") or find(rf"; {size} already allocated")
+        self.unallocated = find(rf"{size} is reserved by PyTorch but unallocated")
+        reserved = find(rf"{size} reserved in total by PyTorch")
+        if self.unallocated is None and reserved and self.allocated:
+            gap = (size_bytes(reserved) or 0) - (size_bytes(self.allocated) or 0)
+            self.unallocated = f"{max(0.0, gap) / 2**30:.2f} GiB"
+        self.others = len(re.findall(r"Process \d+ has", text))
+
+    @property
+    def is_fragmented(self) -> bool:
+        """More lies reserved and unused than was asked for, and it is a good part of the card."""
+        want, idle = size_bytes(self.want), size_bytes(self.unallocated)
+        capacity = size_bytes(self.capacity)
+        if want is None or idle is None:
+            return False
+        return idle >= want and (capacity is None or idle > 0.05 * capacity)
+
+    def __str__(self) -> str:
+        parts = [f"asked for {self.want}" if self.want else "could not allocate"]
+        if self.gpu is not None:
+            parts[0] += f" on GPU {self.gpu}"
+        if self.free:
+            parts.append(f"{self.free} of {self.capacity} free" if self.capacity else self.free)
+        if self.allocated:
+            parts.append(f"PyTorch holds {self.allocated}")
+        if self.unallocated:
+            parts.append(f"{self.unallocated} reserved and unused")
+        return "CUDA out of memory: " + ", ".join(parts)
+
+
+def _oom(line: Line, groups: Said) -> str:
+    return str(OutOfMemory(line.message))
+
+
+def _port(line: Line, groups: Said) -> str:
+    port = re.search(r"port: (\d+)|\[::\]:(\d+)|:(\d{4,5})\b", line.message)
+    number = next((each for each in port.groups() if each), None) if port else None
+    return f"the rendezvous port {number} is taken" if number else ""
+
+
+def _clients(line: Line, groups: Said) -> str:
+    return (
+        f"{groups['have']} of {groups['want']} processes came to the store"
+        if groups.get("want")
+        else ""
+    )
+
+
+def _batch(line: Line, groups: Said) -> str:
+    if "t" not in groups or "w" not in groups:
+        return ""
+    t, m, g, w = (int(groups[key]) for key in "tmgw")
+    return (
+        f"train_batch_size {t} is not micro batch {m} x accumulation {g} x world {w} = {m * g * w}"
+    )
+
+
+def _world(line: Line, groups: Said) -> str:
+    if "old" not in groups or "new" not in groups:
+        return ""
+    old, new = groups["old"], groups["new"]
+    return f"the checkpoint was written by {old} data-parallel ranks, this run has {new}"
+
+
+def _reach(line: Line, groups: Said) -> str:
+    match = re.search(
+        r"(?:connect(?:ing)? to|host) \(?\[?([\w.:-]+?)\]?[,:] ?(\d+)\)?", line.message
+    )
+    reason = re.search(r"refused|timed out|No route to host|not known|unreachable", line.raw)
+    if not match:
+        return ""
+    return f"cannot reach {match[1]}:{match[2]}" + (f" ({reason[0]})" if reason else "")
+
+
+def _dns(line: Line, groups: Said) -> str:
+    match = re.search(r"\(\[?([^,()\]]+)\]?, (\d+)\)", line.message)
+    return f"the name {match[1]} (port {match[2]}) cannot be resolved" if match else ""
+
+
+def _missing(line: Line, groups: Said) -> str:
+    return f"ranks {groups['missing'].strip()} never came" if groups.get("missing") else ""
+
+
+def _barrier(line: Line, groups: Said) -> str:
+    return (
+        f"rank {groups['ranks'].strip()} never reached the barrier" if groups.get("ranks") else ""
+    )
+
+
+def _unused(line: Line, groups: Said) -> str:
+    return f"parameters {groups['idx'].strip()} got no gradient" if groups.get("idx") else ""
+
+
+def _differs(line: Line, groups: Said) -> str:
+    if "na" not in groups:
+        return ""
+    return (
+        f"rank {groups['a']} has {groups['na']} parameters, rank {groups['b']} has {groups['nb']}"
+    )
+
+
+def _killed(line: Line, groups: Said) -> str:
+    return "a process was killed (SIGKILL), as the kernel does when host memory is used up"
+
+
+def _xid(line: Line, groups: Said) -> str:
+    match = re.search(r"Xid \((?:PCI:)?([^)]*)\): ?(\d+),? ?(.*)", line.message)
+    return f"Xid {match[2]} on GPU {match[1]}: {match[3][:90]}" if match else ""
+
+
+_REASONS: Mapping[str, str] = {
+    "Resources": "its nodes are not free yet",
+    "Priority": "jobs of higher priority are before it",
+    "ReqNodeNotAvail": "nodes that it needs are down or reserved",
+    "Dependency": "another job must end first",
+    "DependencyNeverSatisfied": "the job it waits for failed, so it never starts",
+    "PartitionTimeLimit": "it asks for more time than the partition allows, so it never starts",
+    "PartitionNodeLimit": "it asks for more nodes than the partition allows, so it never starts",
+    "BadConstraints": "no node meets its constraints, so it never starts",
+    "BeginTime": "its start time has not come",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobHeldAdmin": "an administrator holds it",
+    "Licenses": "a licence is not free",
+}
+"""Slurm's reasons, as on slurm.schedmd.com/job_reason_codes.html."""
+
+
+def _queue(line: Line, groups: Said) -> str:
+    if groups.get("error"):
+        return f"Slurm refuses it: {groups['error']}"
+    reason = groups.get("reason", "")
+    limit = reason.startswith(("QOS", "Assoc", "MaxCpu", "MaxNode", "MaxMem", "MaxGRES"))
+    told = "a limit of the account or QOS is reached" if limit else _REASONS.get(reason, "")
+    return f"the job waits for {reason}: {told}" if told else f"the job waits: {reason}"
+
+
+def _nodes(line: Line, groups: Said) -> str:
+    match = re.search(r"(\d+)/(\d+) nodes are available: (.+?)\.(?: |$)", line.message)
+    return f"{match[1]} of {match[2]} nodes can take the pod: {match[3]}" if match else ""
+
+
+def _demand(line: Line, groups: Said) -> str:
+    match = re.search(r"(\{[^}]*\})(?: \* \d+)?[^:]*: (\d+\+?) pending", line.message)
+    match = match or re.search(r"resource requests? (\{[^}]*\})()", line.message)
+    if not match:
+        return ""
+    return f"no node gives {match[1]}" + (f"; {match[2]} such requests wait" if match[2] else "")
+
+
+def _variable(line: Line, groups: Said) -> str:
+    return f"the environment variable {groups['v']} is not set" if groups.get("v") else ""
+
+
+_WORDS: Mapping[str, Callable[[Line, Said], str]] = {
+    "cuda-oom": _oom,
+    "cuda-oom-fragmentation": _oom,
+    "missing-set-device": _oom,
+    "port-in-use": _port,
+    "store-clients-timeout": _clients,
+    "ds-batch-size-mismatch": _batch,
+    "ds-config-before-dist-init": _batch,
+    "ckpt-world-size-mismatch": _world,
+    "rendezvous-c10d-timeout": _reach,
+    "nccl-connect-refused": _reach,
+    "dns-unresolvable-master": _dns,
+    "ipv6-bracket-master-addr": _dns,
+    "horovod-stalled": _missing,
+    "monitored-barrier-names-rank": _barrier,
+    "ddp-unused-parameters": _unused,
+    "ddp-model-differs": _differs,
+    "host-oom-sigkill": _killed,
+    "launcher-plain-python": _variable,
+    "slurm-job-pending": _queue,
+    "k8s-gang-partial": _nodes,
+    "ray-unsatisfiable-resources": _demand,
+} | {name: _xid for name in load_failures() if name.startswith("xid-")}

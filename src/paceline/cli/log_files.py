@@ -1,0 +1,145 @@
+"""Finds the logs that are meant, and reads them block by block: files, folders, runs, input."""
+
+import gzip
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from paceline.check.diagnose.diagnose import Log
+from paceline.check.diagnose.scan import BLOCK_BYTES
+from paceline.errors import JobError, Problem
+
+MAX_FILES = 100_000
+"""Files of one folder that are read: more ranks than any job has had."""
+
+_ENDINGS = {".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".json", ".gz", ""}
+_NO_LOGS = {"job.yaml", "plan.json", "run.json", "control.json", "requirements.txt", "config.json"}
+_RANK = re.compile(r"(?:^|[-_./])(?:global_)?rank[-_.=]?(\d+)(?=\D|$)")
+_FOLDER_RANK = re.compile(r"(?:^|/)attempt_\d+/(\d+)/|/(\d+)/std(?:out|err)(?:\.log)?$")
+_HOST = re.compile(r"(?:^|[-_./])((?:node|host|worker|gpu)[-_]?\d+)(?=\D|$)")
+
+
+def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
+    """Every log that the names mean, as yet unread.
+
+    Args:
+        names: Files, folders, ids or folders of runs; `-` is standard input.
+        runs: The folder of all runs.
+
+    Raises:
+        JobError: `V010`, a name leads nowhere.
+    """
+    found: list[Log] = []
+    for name in names:
+        if name == "-":
+            found.append(Log(name="-", blocks=_blocks_of_input()))
+            continue
+        path = Path(name)
+        if not path.exists() and (runs / name).is_dir():
+            path = runs / name
+        if path.is_dir():
+            files = list(_files(path / "logs" if (path / "run.json").exists() else path))
+            if not files:
+                raise JobError(
+                    Problem(
+                        code="V010",
+                        what=f"there is no log in {path}",
+                        where=name,
+                        fix="name the files themselves, or a folder of *.log, *.out, *.txt",
+                    )
+                )
+            found += [_log(file, path) for file in files]
+        else:
+            _check_file(path, name)
+            found.append(_log(path, path.parent))
+    return found
+
+
+def _log(path: Path, root: Path) -> Log:
+    inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    rank = _RANK.search(inside) or _FOLDER_RANK.search(f"/{inside}")
+    host = _HOST.search(inside)
+    number = next((each for each in rank.groups() if each), None) if rank else None
+    return Log(
+        name=str(path),
+        blocks=_blocks(path),
+        rank=int(number) if number is not None else None,
+        host=host[1] if host else None,
+    )
+
+
+def _check_file(path: Path, name: str) -> None:
+    try:
+        kind = path.stat()
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="V010",
+                what=f"{name} cannot be read: {error.strerror}",
+                where=name,
+                fix="give a log file, a folder of logs, a run's id, or - for input",
+            )
+        ) from None
+    if not (stat.S_ISREG(kind.st_mode) or stat.S_ISFIFO(kind.st_mode)):
+        raise JobError(
+            Problem(
+                code="V010",
+                what=f"{name} is neither a file nor a folder",
+                where=name,
+                fix="give a log file, a folder of logs, a run's id, or - for input",
+            )
+        )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files that may be logs, by name; links to folders are not followed, so no loop is."""
+    count = 0
+    for base, folders, names in os.walk(folder, followlinks=False):
+        folders[:] = sorted(each for each in folders if not each.startswith((".", "checkpoint")))
+        for name in sorted(names, key=_natural):
+            path = Path(base) / name
+            is_log = Path(name).suffix in _ENDINGS or re.search(
+                r"\.(o|e)?\d+$|rank|log|nccl_trace", name
+            )
+            if name.startswith(".") or name in _NO_LOGS or not is_log or not path.is_file():
+                continue
+            if path.suffix == ".json" and not re.search(r"trace|flight|dump", name):
+                continue
+            count += 1
+            if count > MAX_FILES:
+                return
+            yield path
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        start = file.read(2)
+        file.seek(0) if file.seekable() else None
+        if start == b"\x1f\x8b" and file.seekable():
+            with gzip.open(file) as unpacked:
+                while piece := unpacked.read1(BLOCK_BYTES):
+                    yield piece
+        elif not file.seekable():
+            yield start
+            yield from _pieces(file)
+        else:
+            yield from _pieces(file)
+
+
+def _blocks_of_input() -> Iterator[bytes]:
+    yield from _pieces(sys.stdin.buffer)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(BLOCK_BYTES):
+        yield piece

@@ -1,0 +1,125 @@
+"""A diagnosis for people: the root cause first, on one screen."""
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from paceline import units
+from paceline.check.diagnose.conclusion import Cause, Consequence, Diagnosis
+from paceline.check.diagnose.unique import Events
+from paceline.check.diagnose.words import spans
+from paceline.check.finding import Evidence
+
+_WIDTH = 100
+_INDENT = 12
+MAX_LINES = 25
+"""Lines that a diagnosis takes: one screen of 80 x 25."""
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """The whole answer, top to bottom."""
+    lines = list(_lines(diagnosis))
+    yield from lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], lines[-1]]
+
+
+def event_lines(events: Events) -> Iterator[str]:
+    """Each kind of line once: how often, on which ranks, and its first line."""
+    yield f"{'times':>9}  {'ranks':<16}  first line"
+    for event in events.kinds:
+        ranks = spans(sorted(event.ranks)) if event.ranks else "-"
+        text = " ".join(event.first.message.split())
+        yield f"{event.count:>9,}  {ranks:<16}  {text[:160]}"
+    yield f"{events.num_lines:,} lines, {len(events.kinds):,} kinds" + (
+        f"; {events.left_out:,} lines of further kinds are left out" if events.left_out else ""
+    )
+
+
+def _lines(diagnosis: Diagnosis) -> Iterator[str]:
+    if diagnosis.causes:
+        yield from _cause(diagnosis.causes[0])
+    elif diagnosis.has_failed:
+        yield from _row(
+            "cause", "unknown: the run failed, and nothing in the catalog explains how", 2
+        )
+        for each in diagnosis.unknown:
+            yield from _row("see", _quote(each), 2)
+    else:
+        yield from _row("nothing", "no sign of a failure in these logs", 2)
+    if diagnosis.consequences:
+        told = ", ".join(
+            f"{each.id}" + (f" ({_lines_of(each, diagnosis)})" if each.count > 1 else "")
+            for each in diagnosis.consequences
+        )
+        yield from _row("then", f"consequences: {told}", 2)
+    for note in diagnosis.notes:
+        yield from _row("note", note, 2)
+    for name, fact in diagnosis.facts.items():
+        yield from _row(name, fact, 2)
+    for number, cause in enumerate(diagnosis.causes[1:3], start=2):
+        yield from _row("or", f"{number}. {cause.id} ({cause.confidence}): {cause.what}", 1)
+    for trouble in diagnosis.troubles[:2]:
+        yield from _row("not read", trouble, 1)
+    yield from _row("read", _read(diagnosis), 2)
+
+
+def _cause(cause: Cause) -> Iterator[str]:
+    failure = cause.failure
+    yield from _row("cause", f"{cause.id}: {cause.title} ({cause.confidence})", 2)
+    yield from _row("", cause.what, 3)
+    where = []
+    if cause.rank is not None:
+        where.append(f"rank {cause.rank}")
+    if cause.host is not None:
+        where.append(f"host {cause.host}")
+    if where or cause.place:
+        told = " on ".join(where)
+        others = len(set(cause.ranks) - {cause.rank})
+        if others:
+            told += f" first, of ranks {spans(cause.ranks)}"
+        place = f"{', ' if told else ''}{cause.place}" if cause.place else ""
+        yield from _row("where", f"{told}{place}", 2)
+    for each in cause.evidence[:3]:
+        yield from _row("evidence", _quote(each), 2)
+    yield from _row("why", failure.why, 3)
+    yield from _row("fix", failure.fix, 3)
+    if failure.not_to_confuse:
+        yield from _row("is not", failure.not_to_confuse, 2)
+
+
+def _quote(each: Evidence) -> str:
+    where = each.where
+    at = f"{where.path}:{where.line}" if where.line else where.path
+    return f"{at}: {' '.join(each.text.split())}"
+
+
+def _row(name: str, text: str, most: int) -> Iterator[str]:
+    lines = wrap(
+        text,
+        _WIDTH,
+        initial_indent=name.ljust(_INDENT),
+        subsequent_indent=" " * _INDENT,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    if len(lines) > most:
+        lines = lines[:most]
+        lines[-1] = lines[-1][: _WIDTH - 4] + " ..."
+    yield from lines
+
+
+def _lines_of(each: Consequence, diagnosis: Diagnosis) -> str:
+    """Past a number of lines a pattern is no longer looked for."""
+    return f"{'at least ' if each.id in diagnosis.saturated else ''}{each.count} lines"
+
+
+def _read(diagnosis: Diagnosis) -> str:
+    logs = f"{diagnosis.num_sources} log{'s' if diagnosis.num_sources != 1 else ''}"
+    parts = [logs, f"{diagnosis.num_lines:,} lines", units.format_bytes(diagnosis.num_bytes)]
+    if diagnosis.num_ranks:
+        parts.append(f"ranks up to {diagnosis.num_ranks - 1} heard of")
+    if diagnosis.matcher == "re":
+        parts.append(
+            "without hyperscan, which is many times faster: pip install 'paceline[diagnose]'"
+        )
+    if diagnosis.saturated:
+        parts.append(f"too frequent to count: {', '.join(diagnosis.saturated[:3])}")
+    return "; ".join(parts)

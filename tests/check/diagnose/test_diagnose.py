@@ -1,0 +1,144 @@
+"""The root cause first: what wins over what, which rank was first, and what stays unknown."""
+
+import pytest
+
+from paceline.catalog.failure import load_failures
+from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.diagnose import Log, diagnose, diagnose_text
+from paceline.check.diagnose.patterns import all_patterns, make_matcher
+
+INTERLEAVED = """\
+[rank1]: Traceback (most recent call last):
+[rank0]: Traceback (most recent call last):
+[rank1]:   File "/home/u/train.py", line 30, in <module>
+[rank0]:   File "/home/u/train.py", line 31, in <module>
+[rank1]:     main()
+[rank1]:   File "/home/u/train.py", line 17, in main
+[rank1]:     raise ValueError("x")
+[rank0]:     dist.all_reduce(t)
+[rank1]: ValueError: sample 17: expected 8 features, got 7
+[rank0]:   File "/opt/lib/python3.10/site-packages/torch/distributed/c10d.py", line 3, in all_reduce
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:31337
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Failures:
+[1]:
+  time      : 2024-03-21_02:07:08
+  host      : node1
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 12)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2024-03-21_02:07:07
+  host      : node1
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 11)
+  error_file: <N/A>
+"""
+
+
+def test_an_exception_wins_over_its_victims_also_when_torchrun_names_a_victim():
+    diagnosis = diagnose_text(INTERLEAVED)
+    cause = diagnosis.causes[0]
+    assert (cause.id, cause.rank, cause.host) == ("user-exception", 1, "node1")
+    assert "expected 8 features" in cause.what
+    assert cause.place == "/home/u/train.py:17 in main"
+    assert any("torchrun names rank 0" in note for note in diagnosis.notes)
+    assert "gloo-peer-closed" in {each.id for each in diagnosis.consequences}
+
+
+def test_the_same_without_hyperscan_and_it_is_said():
+    with_it = diagnose([Log(name="-", blocks=[INTERLEAVED.encode()])])
+    without = diagnose([Log(name="-", blocks=[INTERLEAVED.encode()])], hyperscan=False)
+    assert without.matcher == "re"
+    assert [(c.id, c.rank, c.what) for c in without.causes] == [
+        (c.id, c.rank, c.what) for c in with_it.causes
+    ]
+
+
+def test_blocks_may_be_cut_anywhere():
+    text = INTERLEAVED.encode()
+    pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
+    assert diagnose([Log(name="-", blocks=pieces)]) == diagnose([Log(name="-", blocks=[text])])
+
+
+@pytest.mark.parametrize("number", range(len(all_patterns())))
+def test_a_search_by_words_finds_every_line_that_its_pattern_matches(number):
+    pattern = all_patterns()[number]
+    failure = load_failures().get(pattern.name)
+    shown = [line for text in (failure.shows if failure else ()) for line in text.split("\n")]
+    find = make_matcher([number], hyperscan=False).find
+    for line in shown:
+        if pattern.text.search(line):
+            assert find(line.encode() + b"\n")
+
+
+def test_a_log_of_a_healthy_run_has_nothing_wrong():
+    diagnosis = diagnose_text(
+        "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+        "[rank0]:[W reducer.cpp:327] Warning: Grad strides do not match bucket view strides.\n"
+        "step 10 loss 2.31 mean_squared_error 0.2\nstep 20 loss 2.30\ntraining finished\n"
+    )
+    assert not diagnosis.causes
+    assert not diagnosis.has_failed
+    assert diagnosis.is_concluded
+
+
+def test_what_no_pattern_knows_stays_unknown_with_its_lines():
+    diagnosis = diagnose_text("step 1\nfrobnicator: fatal: cannot open gate 7\nstep 2\n")
+    assert not diagnosis.causes
+    assert not diagnosis.is_concluded
+    assert [each.where.line for each in diagnosis.unknown] == [2]
+
+
+def test_out_of_memory_says_its_numbers_and_fragmentation_only_when_they_speak_for_it():
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {want} GiB. GPU 5 has a"
+        " total capacity of 23.43 GiB of which 210.06 MiB is free. Of the allocated memory 20.1"
+        " GiB is allocated by PyTorch, and 2.57 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    fits = diagnose_text(text.format(want="1.96"))
+    assert fits.causes[0].id == "cuda-oom-fragmentation"
+    full = diagnose_text(text.format(want="5.00"))
+    assert full.causes[0].id == "cuda-oom"
+    assert "asked for 5.00 GiB on GPU 5" in full.causes[0].what
+
+
+def test_a_pattern_that_matches_everywhere_is_counted_and_then_left_out():
+    line = b"[rank%d]: loss: nan\n"
+    text = b"".join(line % (number % 8) for number in range(400_000))
+    diagnosis = diagnose([Log(name="-", blocks=[text])])
+    assert diagnosis.causes[0].id == "nan-loss-undetected"
+    assert list(diagnosis.causes[0].ranks) == list(range(8))
+    assert "nan-loss-undetected" in diagnosis.saturated
+    assert diagnosis.num_lines == 400_000
+
+
+def test_the_log_of_the_earliest_rank_wins_over_the_order_of_files():
+    late = b"2024-05-01 12:00:09,000 ERROR x\n[rank0]: KeyError: 'late'\n"
+    one = Log(
+        name="rank-0.log", rank=0, blocks=[b"2024-05-01 12:00:09,000 ERROR KeyError: 'late'\n"]
+    )
+    two = Log(
+        name="rank-1.log", rank=1, blocks=[b"2024-05-01 12:00:01,000 ERROR KeyError: 'soon'\n"]
+    )
+    assert late
+    assert "soon" in diagnose([one, two]).causes[0].what
+
+
+def test_confidence_is_certain_only_for_a_message_of_its_own():
+    weak = diagnose_text("node1:1:1 [0] NCCL INFO NCCL_GRAPH_FILE set by environment to /x\n")
+    assert all(cause.confidence is Confidence.POSSIBLE for cause in weak.causes)
+
+
+def test_a_peer_that_left_without_an_error_is_the_cause_of_a_closed_connection():
+    text = (
+        "[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:5] Connection closed by peer [::1]:6\n"
+        "E1122 08:07:34.1 4075 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
+        "(exitcode: 1) local_rank: 1 (pid: 4205) of binary: /usr/bin/python\n"
+    )
+    cause = diagnose_text(text).causes[0]
+    assert (cause.id, cause.confidence) == ("uneven-inputs-hang", Confidence.LIKELY)
+    killed = text.replace("exitcode: 1)", "exitcode: -9)")
+    assert diagnose_text(killed).causes[0].id == "host-oom-sigkill"

@@ -1,0 +1,272 @@
+"""Stacks, flight-recorder dumps, NCCL's report and queues: what each concludes."""
+
+import json
+import os
+import pickle
+
+from paceline.check.diagnose.diagnose import Log, diagnose, diagnose_text
+
+IN_TORCH = "/opt/lib/python3.10/site-packages/torch/distributed/distributed_c10d.py"
+
+
+def entry(seq, operation, sizes, state, line):
+    return {
+        "record_id": seq,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": seq,
+        "profiling_name": f"nccl:{operation}",
+        "input_sizes": [sizes],
+        "input_dtypes": ["Float"],
+        "state": state,
+        "is_p2p": False,
+        "frames": [
+            {"name": "all_reduce", "filename": IN_TORCH, "line": 5},
+            {"name": "step", "filename": "/u/train.py", "line": line},
+        ],
+    }
+
+
+def dumps(*ranks, pack=pickle.dumps):
+    group = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    return [
+        Log(
+            name=f"nccl_trace_rank_{rank}",
+            rank=rank,
+            blocks=[pack({"version": "2.4", "pg_config": group, "entries": entries})],
+        )
+        for rank, entries in enumerate(ranks)
+    ]
+
+
+DONE = entry(1, "all_reduce", [4], "completed", 10)
+WAITS = entry(2, "all_reduce", [4], "started", 11)
+
+
+def as_json(content):
+    return json.dumps(content).encode()
+
+
+def test_a_dump_names_the_rank_that_never_called_the_collective():
+    for pack in (pickle.dumps, as_json):
+        cause = diagnose(dumps([DONE, WAITS], [DONE, WAITS], [DONE], pack=pack)).causes[0]
+        assert cause.rank == 2
+        assert "never called collective 2 (all_reduce at /u/train.py:11 in step)" in cause.what
+        assert cause.place == "/u/train.py:10 in step"
+
+
+def test_a_dump_names_another_operation_and_other_sizes():
+    broadcast = entry(2, "broadcast", [4], "started", 30)
+    cause = diagnose(dumps([DONE, WAITS], [DONE, broadcast], [DONE, WAITS])).causes[0]
+    assert (cause.id, cause.rank) == ("collective-mismatch", 1)
+    wide = entry(2, "all_reduce", [8], "started", 11)
+    cause = diagnose(dumps([DONE, WAITS], [DONE, WAITS], [DONE, wide])).causes[0]
+    assert (cause.id, cause.rank) == ("collective-mismatch", 2)
+    assert "input sizes" in cause.what
+
+
+def test_ranks_that_agree_have_no_cause():
+    assert not diagnose(dumps([DONE], [DONE], [DONE])).causes
+
+
+def test_a_dump_that_would_run_code_is_refused_and_nothing_runs(tmp_path):
+    class Bad:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "made"),))
+
+    log = Log(name="nccl_trace_rank_0", blocks=[pickle.dumps({"entries": [Bad()]})])
+    diagnosis = diagnose([log])
+    assert "plain data" in diagnosis.troubles[0]
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_damaged_dump_is_said():
+    whole = pickle.dumps({"entries": [DONE] * 50})
+    for cut in (40, len(whole) // 2, len(whole) - 1):
+        assert diagnose([Log(name="d", blocks=[whole[:cut]])]).troubles
+
+
+PY_SPY = """\
+Process {pid}: /usr/bin/python train.py --local_rank={rank}
+Python v3.10.12 (/usr/bin/python3.10)
+
+Thread {pid} (active): "MainThread"
+    {top}
+    main (train.py:70)
+    <module> (train.py:90)
+Thread 99 (idle): "Thread-1"
+    wait (threading.py:320)
+"""
+
+
+def test_py_spy_of_all_ranks_names_the_one_that_stands_elsewhere():
+    waits = "all_reduce (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:40)"
+    saves = "save (torch/serialization.py:600)\n    save_checkpoint (train.py:55)"
+    text = "".join(
+        PY_SPY.format(pid=100 + rank, rank=rank, top=saves if rank == 2 else waits)
+        for rank in range(4)
+    )
+    cause = diagnose_text(text).causes[0]
+    assert (cause.id, cause.rank) == ("rank0-only-collective-save", 2)
+    assert "train.py:55 in save_checkpoint; 3 others at train.py:40 in step" in cause.what
+
+
+FAULTHANDLER = """\
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.10/threading.py", line 320 in wait
+  File "/usr/lib/python3.10/threading.py", line 55 in run
+
+Current thread 0x00007e1 (most recent call first):
+  File "/u/train.py", line {line} in step
+  File "/u/train.py", line 90 in <module>
+"""
+GDB = """\
+Thread 2 (Thread 0x7f1 (LWP 12)):
+#0  0x00007f in poll () from /lib/libc.so.6
+Thread 1 (Thread 0x7f0 (LWP 11)):
+#0  0x00007f in {function} (comm=0x1) from /lib/libnccl.so
+#1  0x00007e in PyEval_EvalFrame (a=1) at Python/ceval.c:20
+"""
+
+
+def test_faulthandler_and_gdb_of_a_file_for_each_rank():
+    logs = [
+        Log(
+            name=f"rank{r}",
+            rank=r,
+            blocks=[FAULTHANDLER.format(line=77 if r == 1 else 40).encode()],
+        )
+        for r in range(3)
+    ]
+    assert diagnose(logs).causes[0].rank == 1
+    logs = [
+        Log(
+            name=f"rank{r}",
+            rank=r,
+            blocks=[GDB.format(function="read" if r == 2 else "ncclGroupEnd").encode()],
+        )
+        for r in range(3)
+    ]
+    assert diagnose(logs).causes[0].rank == 2
+
+
+NCCL = """\
+node1:11:11 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.5<0>
+node1:11:11 [0] NCCL INFO cudaDriverVersion 12040
+NCCL version 2.21.5+cuda12.4
+node1:11:11 [0] NCCL INFO {devices}
+node1:11:11 [0] NCCL INFO Using network {network}
+node2:11:11 [0] NCCL INFO Using network {network}
+node1:11:11 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/{way}
+node1:11:11 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+node1:11:11 [0] NCCL INFO comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0
+node1:11:11 [0] NCCL INFO 16 coll channels, 16 collnet channels, 0 nvls channels, 16 p2p channels
+"""
+DEVICES = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.5<0>"
+
+
+def test_nccl_on_sockets_though_rdma_ports_are_there_is_the_cause_of_slowness():
+    diagnosis = diagnose_text(NCCL.format(devices=DEVICES, network="Socket", way="Socket/0"))
+    assert diagnosis.causes[0].id == "ethernet-fallback"
+    assert "though 2 RDMA ports are there: mlx5_0, mlx5_1" in diagnosis.facts["network"]
+
+
+def test_nccl_without_gpudirect_is_named_and_with_it_nothing_is_wrong():
+    slow = diagnose_text(NCCL.format(devices=DEVICES, network="IB", way="IB/0"))
+    assert slow.causes[0].id == "gdr-peermem-missing"
+    good = diagnose_text(NCCL.format(devices=DEVICES, network="IB", way="IB/0/GDRDMA"))
+    assert not good.causes
+    assert not good.has_failed
+    assert "GPUDirect RDMA on all 1 connections" in good.facts["network"]
+    assert "NCCL 2.21.5+cuda12.4; CUDA driver 12.4; 16 ranks; 2 nodes" in good.facts["nccl"]
+
+
+def test_the_interface_to_name_is_picked_from_ip_a():
+    text = """\
+1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc
+    inet 127.0.0.1/8 scope host lo
+2: eth0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc
+    inet 10.0.0.5/24 brd 10.0.0.255 scope global eth0
+3: docker0: <NO-CARRIER,BROADCAST,MULTICAST,UP> mtu 1500
+    inet 172.17.0.1/16 scope global docker0
+4: ib0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 2044 qdisc
+    inet 192.168.10.5/24 scope global ib0
+mlx5_0 port 1 ==> ib0 (Up)
+"""
+    fact = diagnose_text(text).facts["interface"]
+    assert fact.startswith("NCCL_SOCKET_IFNAME=ib0 (192.168.10.5)")
+    assert "NCCL_IB_HCA=mlx5_0" in fact
+    assert fact.endswith("not docker0, lo")
+
+
+def test_texts_of_queues_say_why_the_job_does_not_start():
+    squeue = " 4711       gpu    train       me PD       0:00      8 (QOSMaxGRESPerUser)\n"
+    cause = diagnose_text(squeue).causes[0]
+    assert cause.id == "slurm-job-pending"
+    assert "a limit of the account or QOS is reached" in cause.what
+    ray = "Demands:\n {'GPU': 1.0}: 4+ pending tasks/actors\n"
+    cause = diagnose_text(ray).causes[0]
+    assert cause.id == "ray-unsatisfiable-resources"
+    assert "no node gives {'GPU': 1.0}; 4+ such requests wait" in cause.what
+    pod = (
+        "  Warning  FailedScheduling  2m  default-scheduler  "
+        "0/8 nodes are available: 8 Insufficient nvidia.com/gpu. preemption: none\n"
+    )
+    cause = diagnose_text(pod).causes[0]
+    assert cause.id == "k8s-gang-partial"
+    assert "0 of 8 nodes can take the pod: 8 Insufficient nvidia.com/gpu" in cause.what
+
+
+def test_an_xid_of_the_kernel_log_is_the_cause_and_a_secondary_one_never():
+    head = "Mar 21 02:07:0{} node7 kernel: [123.456789] NVRM: Xid (PCI:0000:3b:00): {}, {}\n"
+    text = head.format(7, 45, "pid=2713, name=python, Ch 00000010") + head.format(
+        8, 79, "pid=0, GPU has fallen off the bus."
+    )
+    diagnosis = diagnose_text(text)
+    assert (diagnosis.causes[0].id, diagnosis.causes[0].host) == ("xid-79-fallen-off-bus", "node7")
+    assert "xid-45-preemptive-cleanup" in {each.id for each in diagnosis.consequences}
+
+
+def test_a_rank_that_waits_for_data_is_named_at_its_own_line_and_no_time_out_is_claimed():
+    loads = "select (selectors.py:415)\n    wait (multiprocessing/connection.py:947)\n"
+    loads += "    _try_get_data (torch/utils/data/dataloader.py:1243)\n    train (train.py:120)"
+    waits = "all_reduce (torch/distributed/distributed_c10d.py:2050)\n    step (train.py:40)"
+    text = "".join(
+        PY_SPY.format(pid=100 + rank, rank=rank, top=loads if rank == 2 else waits)
+        for rank in range(4)
+    )
+    cause = diagnose_text(text).causes[0]
+    assert (cause.rank, cause.place) == (2, "train.py:120 in train")
+    assert "train.py:120 in train" in cause.evidence[0].text
+    assert "timeout" not in cause.title.lower()
+
+
+def test_one_process_that_waits_for_others_shows_the_frames_that_matter():
+    gdb = GDB.format(function="ncclSocketProgress").replace(
+        "#1 ", "#1  0x00007e in bootstrapInit () from /lib/libnccl.so\n#2 "
+    )
+    diagnosis = diagnose_text(gdb)
+    assert not diagnosis.is_concluded
+    assert "stands in ncclSocketProgress; bootstrapInit" in diagnosis.unknown[0].text
+    aborted = f"""\
+Fatal Python error: Aborted
+
+Current thread 0x00007f01bb (most recent call first):
+  File "{IN_TORCH}", line 2834 in all_reduce
+  File "/home/u/train.py", line 77 in main
+"""
+    told = " ".join(each.text for each in diagnose_text(aborted).unknown)
+    assert "in all_reduce; /home/u/train.py:77 in main" in told
+
+
+def test_one_nodes_log_does_not_say_how_many_nodes_there_are():
+    line = "node0:10:12 [0] NCCL INFO "
+    text = f"{line}NET/IB : No device found.\n{line}Using network Socket\n"
+    text += f"{line}ncclCommInitRank comm 0x55 rank 0 nranks 16 cudaDev 0 - Init START\n"
+    unknown = diagnose_text(text).facts["network"]
+    assert "how many nodes there are is not said" in unknown
+    crossed = f"{line}Channel 00/0 : 15[7] -> 0[0] [receive] via NET/Socket/0\n"
+    several = diagnose_text(text + crossed).facts["network"]
+    assert "one node" not in several
+    assert "not said" not in several
+    local = f"{line}comm 0x5 rank 0 nRanks 16 localRanks 16 localRank 0\n"
+    assert "one node, so GPUs do not use it" in diagnose_text(text + local).facts["network"]

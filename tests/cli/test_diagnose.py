@@ -1,0 +1,124 @@
+"""`paceline diagnose` on the command line: what it reads, what it prints, how it ends."""
+
+import gzip
+import json
+import os
+import pickle
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli.diagnose import command
+from paceline.errors import JobError
+from paceline.report.diagnose_text import MAX_LINES
+
+EXCEPTION = """\
+Traceback (most recent call last):
+  File "/home/u/train.py", line 17, in main
+    load(x)
+KeyError: 'labels'
+"""
+
+
+def run(*arguments, text=None):
+    return CliRunner().invoke(
+        command, [str(each) for each in arguments], input=text, standalone_mode=False
+    )
+
+
+def test_a_folder_of_one_file_for_each_rank_names_the_rank(tmp_path):
+    for rank in range(3):
+        folder = tmp_path / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(EXCEPTION if rank == 2 else "step 1\n")
+    result = run(tmp_path)
+    assert result.return_value == 0
+    assert "rank 2" in result.output
+    assert "KeyError: 'labels'" in result.output
+    assert "attempt_0/2/stderr.log:4" in result.output
+    assert len(result.output.splitlines()) <= MAX_LINES
+
+
+def test_json_has_the_same_answer_with_why_and_fix(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("[rank1]: " + EXCEPTION.replace("\n", "\n[rank1]: "))
+    data = json.loads(run("--json", log).output)
+    assert data["concluded"]
+    cause = data["causes"][0]
+    assert (cause["id"], cause["rank"], cause["confidence"]) == ("user-exception", 1, "certain")
+    assert cause["fix"]
+    assert cause["why"]
+    assert cause["evidence"][0]["where"]["line"] == 4
+
+
+def test_the_exit_code_says_whether_a_cause_is_known(tmp_path):
+    assert run("-", text="step 1\n").return_value == 0
+    assert run("-", text="frobnicator: fatal: cannot open gate\n").return_value == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "empty"), (bytes(range(256)) * 400, "binary"), (b"\x7fELF" + b"\0" * 99, "core dump")],
+)
+def test_what_is_no_log_is_refused_with_what_it_is(tmp_path, content, said):
+    path = tmp_path / "it.log"
+    path.write_bytes(content)
+    result = run(path)
+    assert isinstance(result.exception, JobError)
+    assert said in str(result.exception)
+
+
+def test_a_name_that_leads_nowhere_is_refused(tmp_path):
+    assert "V010" in str(run(tmp_path / "nope.log").exception)
+    assert "there is no log" in str(run(tmp_path).exception)
+
+
+def test_a_loop_of_links_ends(tmp_path):
+    (tmp_path / "rank-0.log").write_text(EXCEPTION)
+    os.symlink(tmp_path, tmp_path / "again")
+    result = run(tmp_path)
+    assert "1 log;" in result.output
+
+
+def test_bytes_that_are_no_utf8_packed_logs_and_utf16_are_read(tmp_path):
+    (tmp_path / "a.log").write_bytes(b"caf\xe9 \xff\xfe\n" + EXCEPTION.encode())
+    (tmp_path / "b.log.gz").write_bytes(gzip.compress(EXCEPTION.encode()))
+    (tmp_path / "c.log").write_bytes(EXCEPTION.encode("utf-16"))
+    for path in sorted(tmp_path.iterdir()):
+        assert "KeyError" in run(path).output, path
+
+
+def test_a_packed_log_that_ends_early_is_read_as_far_as_it_goes(tmp_path):
+    path = tmp_path / "cut.log.gz"
+    packed = gzip.compress(EXCEPTION.encode() + os.urandom(200_000).hex().encode(), 1)
+    path.write_bytes(packed[: len(packed) // 2])
+    assert "not read to its end" in run(path).output
+
+
+def test_ten_thousand_lines_of_eight_ranks_become_a_few_kinds_with_their_ranks():
+    lines = [f"[rank{n % 8}]: step {n} loss {n / 7:.3f} tok/s {n * 3}" for n in range(10_000)]
+    lines[5000] = "[rank5]: UserWarning: slow reader"
+    result = run("--unique", "-", text="\n".join(lines) + "\n")
+    told = result.output.splitlines()
+    assert len(told) == 4
+    assert "9,999" in told[1]
+    assert "0-7" in told[1]
+    assert told[2].split()[:2] == ["1", "5"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickle.dumps({"entries": [{"record_id": 1}], "pg_config": {}})[:30],
+        pickle.dumps({"pg_config": {}, "entries": []}),
+        b'{"entries": [{"collective_seq_id": "a"}, 5, null]}',
+        b"\x80\x02}q\x00X\x07\x00\x00\x00entriesq\x01cposix\nsystem\nq\x02s.",
+    ],
+)
+def test_dumps_that_tell_nothing_are_no_clean_run(tmp_path, content):
+    for rank in range(2):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
+    error = run(tmp_path).exception
+    assert isinstance(error, JobError)
+    assert "V011" in str(error)
+    assert error.exit_code == 2
