@@ -64,27 +64,29 @@ class Probes:
 def probe_machine() -> Probes:
     """Run every probe that this operating system can have."""
     looks: list[Look] = []
-    query = _run(["nvidia-smi", f"--query-gpu={read_nvidia.QUERY}", "--format=csv,noheader"], looks)
+    query = run_tool(
+        ["nvidia-smi", f"--query-gpu={read_nvidia.QUERY}", "--format=csv,noheader"], looks
+    )
     query = query or _nvml(looks)
-    amd = _run(["rocm-smi", *read_amd.ARGUMENTS, "--json"], looks)
+    amd = run_tool(["rocm-smi", *read_amd.ARGUMENTS, "--json"], looks)
     table = ""
     if amd and "{" not in amd:
         amd, table = "", amd
     elif not amd and which("rocm-smi"):
-        table = _run(["rocm-smi", *read_amd.ARGUMENTS], looks)
+        table = run_tool(["rocm-smi", *read_amd.ARGUMENTS], looks)
     is_mac = platform.system() == "Darwin"
     return Probes(
         system="Darwin" if is_mac else "Linux" if platform.system() == "Linux" else "other",
         gpu_query=query,
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        gpu_topology=_run(["nvidia-smi", "topo", "-m"], looks) if query else "",
+        gpu_topology=run_tool(["nvidia-smi", "topo", "-m"], looks) if query else "",
         rocm_json=amd,
         rocm_table=table,
-        rocm_topology=_run(["rocm-smi", *read_amd.TOPOLOGY], looks) if amd or table else "",
-        ports=() if is_mac else _ports(looks),
-        ibv_devices=_run(["ibv_devices"], looks),
-        lscpu="" if is_mac else _run(["lscpu"], looks),
-        system_profiler=_run(
+        rocm_topology=run_tool(["rocm-smi", *read_amd.TOPOLOGY], looks) if amd or table else "",
+        ports=() if is_mac else read_ports(looks),
+        ibv_devices=run_tool(["ibv_devices"], looks),
+        lscpu="" if is_mac else run_tool(["lscpu"], looks),
+        system_profiler=run_tool(
             ["system_profiler", "SPHardwareDataType", "SPThunderboltDataType", "-json"], looks
         )
         if is_mac
@@ -93,7 +95,7 @@ def probe_machine() -> Probes:
     )
 
 
-def _run(command: list[str], looks: list[Look]) -> str:
+def run_tool(command: list[str], looks: list[Look]) -> str:
     """What the command prints; empty when it cannot, with the reason in `looks`."""
     shown = " ".join(command)
     tool = which(command[0])
@@ -124,6 +126,26 @@ def _run(command: list[str], looks: list[Look]) -> str:
     why = f"{len(done.stdout.splitlines())} lines"
     looks.append(Look(what=shown, found=bool(done.stdout.strip()), why=why))
     return done.stdout
+
+
+def read_ports(looks: list[Look]) -> tuple[PortText, ...]:
+    """The ports of `/sys/class/infiniband`."""
+    if not _INFINIBAND.is_dir():
+        why = "there is no such folder: no RDMA NIC, or its driver is not loaded"
+        looks.append(Look(what=str(_INFINIBAND), found=False, why=why))
+        return ()
+    found = tuple(
+        PortText(
+            device=port.parent.parent.name,
+            driver=_driver(port.parent.parent / "device" / "driver"),
+            rate=_text(port / "rate"),
+            link_layer=_text(port / "link_layer"),
+            state=_text(port / "state"),
+        )
+        for port in sorted(_INFINIBAND.glob("*/ports/*"))
+    )
+    looks.append(Look(what=str(_INFINIBAND), found=bool(found), why=f"{len(found)} ports"))
+    return found
 
 
 def _nvml(looks: list[Look]) -> str:
@@ -161,25 +183,6 @@ def _nvml_row(pynvml: object, index: int) -> str:
     generation = ask("nvmlDeviceGetMaxPcieLinkGeneration", handle)
     lanes = ask("nvmlDeviceGetMaxPcieLinkWidth", handle)
     return f"{index}, {text}, {total // 2**20} MiB, {generation}, {lanes}\n"
-
-
-def _ports(looks: list[Look]) -> tuple[PortText, ...]:
-    if not _INFINIBAND.is_dir():
-        why = "there is no such folder: no RDMA NIC, or its driver is not loaded"
-        looks.append(Look(what=str(_INFINIBAND), found=False, why=why))
-        return ()
-    found = tuple(
-        PortText(
-            device=port.parent.parent.name,
-            driver=_driver(port.parent.parent / "device" / "driver"),
-            rate=_text(port / "rate"),
-            link_layer=_text(port / "link_layer"),
-            state=_text(port / "state"),
-        )
-        for port in sorted(_INFINIBAND.glob("*/ports/*"))
-    )
-    looks.append(Look(what=str(_INFINIBAND), found=bool(found), why=f"{len(found)} ports"))
-    return found
 
 
 def _driver(link: Path) -> str:

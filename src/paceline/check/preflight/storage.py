@@ -1,0 +1,81 @@
+"""Folders of a node: can the run write there, is there room, is it the same folder everywhere."""
+
+from collections.abc import Iterator
+
+from paceline.check.preflight.need import Need
+from paceline.check.preflight.result import Result, failed, passed, warned
+from paceline.topology.node.facts import NodeFacts
+from paceline.units import format_bytes
+
+_ON_MANY_MACHINES = ("nfs", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "fuse.ceph", "wekafs")
+
+
+def check_storage(node: str, facts: NodeFacts, need: Need, *, note: str | None) -> Iterator[Result]:
+    """The folders that were asked about; the first one is the run's.
+
+    Args:
+        node: Its name.
+        facts: What it said.
+        need: Of the job.
+        note: Text that was left in the run's folder; None where nothing was.
+    """
+    for number, folder in enumerate(facts.folders):
+        name = "checkpoint-folder" if number == 0 else "folder"
+        where = folder.path if folder.path == folder.nearest else f"{folder.nearest}"
+        said = f"{where} on {folder.kind or 'a file system of unknown type'}"
+        if folder.why_not is not None:
+            fix = "give --runs a folder that this user may write to, on every node"
+            said = f"{said}: {folder.why_not}"
+            yield failed(name, node, said, id="checkpoint-folder-unusable", fix=fix)
+            continue
+        yield passed(name, node, f"{said}: written and read")
+        if folder.disk is not None and number == 0:
+            yield _room(node, folder.disk.free_bytes, where, need)
+        if number == 0 and need.is_apart and note is not None:
+            yield _shared(node, folder.note, note, where, folder.kind)
+    yield from _caches(node, facts, need)
+
+
+def _room(node: str, free: int, where: str, need: Need) -> Result:
+    name = "checkpoint-room"
+    needed = need.checkpoint_bytes * need.num_checkpoints
+    said = (
+        f"{format_bytes(free)} free, {need.num_checkpoints} checkpoints of "
+        f"{format_bytes(need.checkpoint_bytes)} need {format_bytes(needed)}"
+    )
+    if free < needed:
+        fit = max(1, free // max(1, need.checkpoint_bytes) - 1)
+        fix = f"df -h {where}; --runs on a larger disk, or --set checkpoint.keep_last={fit}"
+        return failed(name, node, said, id="disk-full-checkpoint", fix=fix)
+    return passed(name, node, said)
+
+
+def _shared(node: str, found: str | None, note: str, where: str, kind: str | None) -> Result:
+    name = "shared-folder"
+    if found == note:
+        return passed(name, node, f"{where} ({kind}) is the same folder as here")
+    said = (
+        f"{where} on {kind or 'a file system of its own'} does not show a file that was just "
+        "written from here"
+    )
+    fix = "put --runs (or --out) on a file system that all nodes mount at one path"
+    return failed(name, node, said, id="folder-not-shared", fix=fix)
+
+
+def _caches(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
+    name = "caches"
+    if facts.stale_locks:
+        lock = facts.stale_locks[0]
+        fix = f"rm {lock}, when nothing is being built"
+        yield warned(name, node, f"{lock} was left behind", id="stale-extension-lock", fix=fix)
+        return
+    kind = facts.home_kind or ""
+    local = {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"} <= facts.environment.keys()
+    if need.is_apart and need.compiles and kind.startswith(_ON_MANY_MACHINES) and not local:
+        said = f"the home folder is on {kind}, and every node compiles into its caches"
+        fix = (
+            "export TRITON_CACHE_DIR=/tmp/triton-$USER TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-$USER"
+        )
+        yield warned(name, node, said, id="nfs-jit-cache-race", fix=fix)
+    else:
+        yield passed(name, node, "no stale lock")

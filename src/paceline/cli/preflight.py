@@ -1,0 +1,278 @@
+"""`paceline preflight`: are the machines fit for the job?"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import FiniteRange, json_option, runs_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.check.preflight.need import Need
+    from paceline.check.preflight.preflight import Preflight
+    from paceline.plan import Plan
+    from paceline.spec import Job
+    from paceline.topology.node.facts import Gathered
+
+
+@click.command()
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option(
+    "--on",
+    "place",
+    metavar="PLACE",
+    default="local",
+    show_default="this machine",
+    help="Whose nodes: local, ssh, srun (inside of a Slurm allocation), ray.",
+)
+@click.option(
+    "--hosts",
+    metavar="HOSTS",
+    help="With --on ssh: node-a,node-b or a hostfile, instead of the job's ssh.hosts.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Only what takes no time: no tool is asked and nothing is measured, as before every "
+    "`paceline run` on this machine.",
+)
+@click.option(
+    "--measure/--no-measure",
+    default=True,
+    show_default=True,
+    help="Multiply matrices on every device and all-reduce over all ranks, once all else passes.",
+)
+@click.option(
+    "--allow",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="Take a fail of this check for a warning. May be given again.",
+)
+@click.option(
+    "--timeout",
+    type=FiniteRange(min=1),
+    default=40.0,
+    show_default=True,
+    help="Seconds for a node to answer; one that does not is a fail.",
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    help="Keep what the nodes said in this file, to be judged elsewhere or again; - prints it, and "
+    "nothing else.",
+)
+@click.option(
+    "--from",
+    "recorded",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Judge what was recorded, and look at no machine. May be given again: each file's nodes "
+    "are taken together.",
+)
+@click.option(
+    "--nodes-file",
+    type=click.Path(path_type=Path),
+    help="Write the nodes that pass, one a line: a hostfile for --hosts or srun --nodefile.",
+)
+@click.option("--all", "shows_all", is_flag=True, help="Show what passes too, with its evidence.")
+@runs_option
+@set_option
+@json_option
+def command(
+    job_file: Path,
+    place: str,
+    hosts: str | None,
+    quick: bool,
+    measure: bool,
+    allowed: tuple[str, ...],
+    timeout: float,
+    record: Path | None,
+    recorded: tuple[Path, ...],
+    nodes_file: Path | None,
+    shows_all: bool,
+    runs: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Look at every node of JOB before it is started, and say which are fit for it.
+
+    All nodes are asked at the same time: accelerators and their errors, drivers and versions,
+    memory, /dev/shm, limits, the run's folder and its room, names, ports, whether each node reaches
+    every other, RDMA, PCIe, clocks, harmful variables, and whether code, packages and data are the
+    same everywhere. Then every device multiplies matrices and all ranks all-reduce. Nothing is
+    changed. Ends with 1 where a check fails; `paceline explain ID` has more about each.
+
+    \b
+    Examples:
+      paceline preflight job.yaml
+      paceline preflight job.yaml --on ssh --hosts node-a,node-b
+      paceline preflight job.yaml --on srun --nodes-file good.txt
+      paceline preflight job.yaml --allow clock --allow kernel-log
+      paceline preflight job.yaml --record node-a.json
+      paceline preflight job.yaml --from node-a.json --from node-b.json --json
+    """
+    from paceline.check.preflight.need import need_of
+    from paceline.check.preflight.preflight import judge
+    from paceline.launch.preflight import dump_gathered, read_gathered, write_gathered
+
+    check_allowed(allowed)
+    if hosts is not None and place != "ssh":
+        raise click.UsageError("--hosts goes with --on ssh.")
+    job, plan = _job_and_plan(job_file, overrides, hosts)
+    if recorded:
+        gathered = read_gathered(recorded)
+        need = need_of(job, plan, place=gathered.place if len(gathered.nodes) < 2 else "ssh")
+        verdict = judge(gathered, need, allowed=allowed)
+    else:
+        need = need_of(job, plan, place=place)
+        gathered, verdict = _look(
+            job, plan, need, place, runs, allowed, timeout, quick=quick, measures=measure
+        )
+    if record is not None and str(record) != "-":
+        write_gathered(gathered, record)
+    if nodes_file is not None:
+        _write_nodes(nodes_file, verdict)
+    if record is not None and str(record) == "-":
+        click.echo(dump_gathered(gathered).decode())
+    else:
+        _show(verdict, gathered, as_json=as_json, shows_all=shows_all)
+    return 0 if verdict.is_fit else 1
+
+
+def _job_and_plan(
+    job_file: Path, overrides: tuple[str, ...], hosts: str | None
+) -> "tuple[Job, Plan]":
+    from paceline.cli.job_input import read_job
+    from paceline.launch.factory import measure_factory
+    from paceline.launch.handover import with_hosts
+    from paceline.plan import plan_job
+
+    job = read_job(job_file, overrides)
+    if hosts is not None:
+        job = with_hosts(job, hosts)
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    return job, plan_job(job, facts)
+
+
+def _look(
+    job: "Job",
+    plan: "Plan",
+    need: "Need",
+    place: str,
+    runs: Path,
+    allowed: tuple[str, ...],
+    limit_s: float,
+    *,
+    quick: bool,
+    measures: bool,
+) -> "tuple[Gathered, Preflight]":
+    from dataclasses import replace
+
+    from paceline.check.preflight.preflight import judge
+    from paceline.launch.preflight import (
+        find_nodes,
+        gather,
+        left_note,
+        look_here,
+        measure,
+        question_of,
+    )
+
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    nodes = find_nodes(job, plan, place)
+    question = question_of(job, runs, is_quick=quick)
+    if quick and place == "local":
+        gathered = look_here(question)
+        return gathered, judge(gathered, need, allowed=allowed)
+    with left_note(question) as (asked, left):
+        gathered = gather(nodes, asked, limit_s=limit_s, on_note=note)
+    gathered = replace(gathered, is_quick=quick)
+    verdict = judge(gathered, need, note=left, allowed=allowed)
+    if quick or not measures:
+        return gathered, verdict
+    if not verdict.is_fit:
+        note("nothing is measured before what fails is mended, or allowed by its name (--allow)")
+        return gathered, verdict
+    gathered = measure(nodes, gathered, plan, limit_s=limit_s, on_note=note)
+    return gathered, judge(gathered, need, note=left, allowed=allowed)
+
+
+def _write_nodes(path: Path, verdict: "Preflight") -> None:
+    from paceline.errors import JobError, Problem
+
+    try:
+        path.write_text("".join(f"{node}\n" for node in verdict.good_nodes), encoding="utf-8")
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="T014",
+                what=f"{path} cannot be written: {error.strerror}",
+                where="--nodes-file",
+                fix="give a file in a folder that exists and that you may write to",
+            )
+        ) from None
+
+
+def _show(verdict: "Preflight", gathered: "Gathered", *, as_json: bool, shows_all: bool) -> None:
+    from paceline.report.preflight_text import format_preflight
+
+    if as_json:
+        click.echo(json.dumps(preflight_data(verdict) | _about(gathered), indent=2))
+        return
+    for line in format_preflight(verdict, shows_all=shows_all):
+        click.echo(line)
+    count = len(verdict.results)
+    click.echo(
+        f"{count} checks of {len(verdict.nodes)} node(s) in {gathered.seconds:.1f} s", err=True
+    )
+
+
+def check_allowed(allowed: tuple[str, ...]) -> None:
+    """
+    Raises:
+        BadParameter: A name is of no check and of no failure.
+    """
+    if not allowed:  # nothing is read for nothing
+        return
+    import difflib
+
+    from paceline.catalog.failure import load_failures
+    from paceline.check.preflight.preflight import check_names
+
+    known = {*check_names(), *load_failures()}
+    for name in allowed:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise click.BadParameter(f"there is no check {name}.{hint}", param_hint="--allow")
+
+
+def preflight_data(verdict: "Preflight") -> dict[str, Any]:
+    """What `--json` prints of a verdict, and a run keeps of it."""
+    from paceline.report.preflight_text import fold_names
+
+    return {
+        "fit": verdict.is_fit,
+        "pass": list(verdict.good_nodes),
+        "fail": list(verdict.bad_nodes),
+        "slurm": {
+            "pass": fold_names(verdict.good_nodes),
+            "fail": fold_names(verdict.bad_nodes),
+        },
+        "allowed": list(verdict.allowed),
+        "results": [asdict(each) for each in verdict.results],
+    }
+
+
+def _about(gathered: "Gathered") -> dict[str, Any]:
+    return {
+        "place": gathered.place,
+        "at": gathered.at,
+        "seconds": gathered.seconds,
+        "quick": gathered.is_quick,
+    }

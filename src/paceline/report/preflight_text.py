@@ -1,0 +1,166 @@
+"""A preflight's verdict for people: nodes x groups of checks, and what is not right in words."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from paceline.check.preflight.preflight import Preflight
+from paceline.check.preflight.result import Status
+
+_GROUPS = {
+    "host": (
+        *("answers", "shared-memory", "open-files", "locked-memory", "processes", "stack"),
+        *("host-memory", "host-ecc", "cpus", "clock", "machines"),
+    ),
+    "accelerators": (
+        *("accelerators", "driver", "accelerator-memory", "accelerator-ecc", "fabric", "iommu"),
+        *("accelerator-clocks", "kernel-log", "pcie", "links", "acs", "numa", "torch", "matmul"),
+    ),
+    "storage": ("checkpoint-folder", "checkpoint-room", "shared-folder", "folder", "caches"),
+    "software": ("versions", "packages", "code", "data", "environment", "settings"),
+    "network": (
+        *(
+            "interface",
+            "ports",
+            "own-name",
+            "names",
+            "reach",
+            "rdma",
+            "rdma-rate",
+            "gpu-direct",
+            "rdma-alike",
+        ),
+        *("mtu", "all-reduce"),
+    ),
+}
+_WORDS = {
+    Status.PASS: "ok",
+    Status.WARNING: "warning",
+    Status.FAIL: "FAIL",
+    Status.UNKNOWN: "ok ?",
+}
+_ORDER = (Status.FAIL, Status.WARNING, Status.UNKNOWN, Status.PASS)
+_MOST_ROWS = 24
+"""Of nodes that are shown one by one; of more, those that pass are one row."""
+
+
+def format_preflight(verdict: Preflight, *, shows_all: bool = False) -> Iterator[str]:
+    """Lines for a terminal."""
+    rows = [("node", *_GROUPS, "verdict")]
+    bad, warned = set(verdict.bad_nodes), _nodes_with(verdict, Status.WARNING)
+    quiet = [node for node in verdict.nodes if node not in bad and node not in warned]
+    folds = len(verdict.nodes) > _MOST_ROWS and len(quiet) > 1
+    rows += [_row(verdict, node) for node in verdict.nodes if not folds or node not in quiet]
+    if folds:
+        rows.append((fold_names(quiet), *("ok" for _ in _GROUPS), "pass"))
+    yield from _table(rows)
+    for status in (Status.FAIL, Status.WARNING):
+        yield from _details(verdict, status)
+    if shows_all:
+        yield from _everything(verdict)
+    else:
+        yield from _not_looked_at(verdict)
+    yield ""
+    if verdict.good_nodes:
+        yield f"pass  {fold_names(verdict.good_nodes)}"
+    if verdict.bad_nodes:
+        yield f"fail  {fold_names(verdict.bad_nodes)}"
+
+
+def fold_names(names: Sequence[str]) -> str:
+    """As Slurm writes them, for `--nodelist` and `--exclude`.
+
+    >>> fold_names(["node01", "node02", "node03", "login", "gpu7", "node10"])
+    'node[01-03,10],login,gpu7'
+    >>> fold_names(["10.0.0.4", "10.0.0.5"])
+    '10.0.0.4,10.0.0.5'
+    """
+    bare = [name.rpartition("@")[2] for name in names]
+    numbered: dict[tuple[str, int, str], list[int]] = {}
+    plain: dict[str, tuple[str, int, str] | None] = {}
+    for name in bare:
+        found = re.fullmatch(r"([A-Za-z](?:.*?\D)?)(\d+)((?:\.[A-Za-z].*)?)", name)
+        if found is None:
+            plain[name] = None
+            continue
+        key = str(found[1]), len(found[2]), str(found[3])
+        numbered.setdefault(key, []).append(int(found[2]))
+        plain.setdefault(f"\0{key}", key)
+    parts = []
+    for name, group in plain.items():
+        parts.append(name if group is None else _folded(group, numbered[group]))
+    return ",".join(parts)
+
+
+def _folded(key: tuple[str, int, str], numbers: list[int]) -> str:
+    before, width, after = key
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return f"{before}{ranges[0][0]:0{width}}{after}"
+    words = [
+        f"{first:0{width}}" if first == last else f"{first:0{width}}-{last:0{width}}"
+        for first, last in ranges
+    ]
+    return f"{before}[{','.join(words)}]{after}"
+
+
+def _row(verdict: Preflight, node: str) -> tuple[str, ...]:
+    mine = [each for each in verdict.results if each.node == node]
+    if any(each.name == "answers" and each.status is Status.FAIL for each in mine):
+        return (node, *("-" for _ in _GROUPS), "fail: no answer")
+    cells = []
+    for names in _GROUPS.values():
+        found = [each.status for each in mine if each.name in names]
+        cells.append(next((_WORDS[each] for each in _ORDER if each in found), "-"))
+    fails = sum(each.status is Status.FAIL for each in mine)
+    warnings = sum(each.status is Status.WARNING for each in mine)
+    end = f"fail ({fails})" if fails else f"pass ({warnings} warnings)" if warnings else "pass"
+    return (node, *cells, end.replace("(1 warnings)", "(1 warning)"))
+
+
+def _details(verdict: Preflight, status: Status) -> Iterator[str]:
+    """Nodes that say the same are named together."""
+    together: dict[tuple[str, str | None, str, str], list[str]] = {}
+    for each in verdict.results:
+        if each.status is status:
+            key = (each.name, each.id, each.evidence, each.fix)
+            together.setdefault(key, []).append(each.node)
+    for (name, id, evidence, fix), nodes in together.items():
+        yield ""
+        yield f"{status.value.upper()} {name} on {fold_names(nodes)}  [{id}]"
+        yield f"  {evidence}"
+        yield f"  fix: {fix}"
+
+
+def _not_looked_at(verdict: Preflight) -> Iterator[str]:
+    found: dict[tuple[str, str], None] = dict.fromkeys(
+        (each.name, each.evidence) for each in verdict.results if each.status is Status.UNKNOWN
+    )
+    if found:
+        yield ""
+        yield "not looked at:"
+        yield from (f"  {name}: {why}" for name, why in found)
+
+
+def _everything(verdict: Preflight) -> Iterator[str]:
+    for node in dict.fromkeys(each.node for each in verdict.results):
+        yield ""
+        yield node
+        for each in verdict.results:
+            if each.node == node:
+                yield f"  {each.status.value:<8} {each.name:<18} {each.evidence}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _nodes_with(verdict: Preflight, status: Status) -> set[str]:
+    return {each.node for each in verdict.results if each.status is status}

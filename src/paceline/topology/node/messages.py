@@ -1,0 +1,67 @@
+"""What a node is told to do, and what it answers; see `__main__.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.topology.node.facts import NodeFacts, Peer, Question
+
+ANSWER = "paceline-node "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Look at this machine, and then answer the others."""
+
+    question: Question
+    word: str
+    stays_s: float
+    minds_end: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What there is, and where it answers."""
+
+    facts: NodeFacts
+    port: int
+    free_port: int
+    """One that nobody had a moment ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """Call everybody."""
+
+    peers: tuple[Peer, ...]
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start some processes of a measurement and wait for them."""
+
+    programs: Mapping[str, str]
+    """Name of a file -> its text, written into a folder of their own."""
+
+    command: Sequence[str]
+    """After Python; run in that folder."""
+
+    environments: Sequence[Mapping[str, str]]
+    """Of each process, over this one's."""
+
+    limit_s: float
+    minds_end: bool = False
+    """Whether they end when the input does: whoever asked has gone."""
+
+    answer: str = ""
+    """File that the first one writes, whose text is the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """How a measurement ended here."""
+
+    text: str = ""
+    """Of the file that was asked for; empty where there is none."""
+
+    why_not: str | None = None

@@ -1,0 +1,186 @@
+"""Look at this machine as a node of a job: one function that gathers what the other probes find."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+
+import paceline
+from paceline.topology.machine import read_cgroup_bytes
+from paceline.topology.node import read_state
+from paceline.topology.node.facts import GpuTexts, NodeFacts, Question
+from paceline.topology.node.probe_gpu import probe_gpus, read_kernel_log, visible_devices
+from paceline.topology.node.probe_network import (
+    find_interfaces,
+    own_addresses,
+    probe_rdma,
+    try_ports,
+)
+from paceline.topology.node.probe_storage import (
+    disk_of,
+    hash_code,
+    hash_data,
+    kind_of,
+    look_at_folder,
+    stale_locks,
+)
+from paceline.topology.probe import Look, run_tool
+
+_LIBRARIES = (
+    *("NCCL_", "RCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "GLOO_", "TP_SOCKET", "UCX_"),
+    *("FI_", "CUDA_", "HIP_", "HSA_", "ROCR_", "OMP_", "MKL_NUM", "KMP_", "MASTER_", "TRITON_"),
+    *("MLX_", "NVIDIA_VISIBLE", "TOKENIZERS_PARALLELISM"),
+)
+_NAMES = (*("RANK", "LOCAL_RANK", "WORLD_SIZE", "LD_PRELOAD", "LD_LIBRARY_PATH", "PACELINE_HOST"),)
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC"}
+_IOMMU = ("iommu", "amd_iommu", "intel_iommu", "pci", "pcie_acs_override")
+
+
+def probe_node(question: Question) -> NodeFacts:
+    """This machine. Takes below half a second when it is asked to be quick, else some seconds."""
+    began = time.monotonic()
+    looks: list[Look] = []
+    quick = question.is_quick
+    is_linux = sys.platform == "linux"
+    return NodeFacts(
+        host=socket.gethostname(),
+        system=platform.system(),
+        kernel=platform.release(),
+        boot_id=_text("/proc/sys/kernel/random/boot_id"),
+        packages={} if quick else _packages(),
+        gpu=GpuTexts(visible=visible_devices()) if quick else probe_gpus(looks),
+        kernel_log=None if quick else read_kernel_log(looks),
+        meminfo=_text("/proc/meminfo"),
+        memory_limit_bytes=_memory_limit(),
+        memory_errors=_memory_errors(),
+        shm=disk_of(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None,
+        limits=find_limits(),
+        folders=tuple(
+            look_at_folder(path, question.note if number == 0 else None)
+            for number, path in enumerate(question.folders)
+        ),
+        home_kind=None if quick else _home_kind(),
+        stale_locks=() if quick else stale_locks(),
+        data=hash_data(question.data),
+        code={} if quick else hash_code(question.code),
+        interfaces=find_interfaces(),
+        own_addresses=() if quick else own_addresses(),
+        ports=try_ports(question.ports),
+        rdma=probe_rdma(looks, is_quick=quick),
+        acs=_acs() if is_linux and not quick else None,
+        kernel_words=_kernel_words(),
+        num_cpus=len(os.sched_getaffinity(0)) if is_linux else os.cpu_count(),
+        lscpu="" if quick or not is_linux else run_tool(["lscpu"], looks),
+        environment=find_environment(),
+        nccl_files=_nccl_files(),
+        looks=tuple(looks),
+        seconds=time.monotonic() - began,
+        unix_s=time.time(),
+    )
+
+
+def find_limits() -> dict[str, tuple[int | None, int | None]]:
+    """Soft and hard limits of this process, which its children inherit; None is unlimited."""
+    import resource
+
+    names = _LIMITS | {"stack": "RLIMIT_STACK"}
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for name, constant in names.items():
+        number = getattr(resource, constant, None)
+        if number is not None:
+            soft, hard = (
+                None if value == resource.RLIM_INFINITY else value
+                for value in resource.getrlimit(number)
+            )
+            found[name] = (soft, hard)
+    return found
+
+
+def find_environment() -> dict[str, str]:
+    """Variables of the libraries that train; none that is named like a secret."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(_LIBRARIES) or name in _NAMES)
+        and not any(word in name for word in _SECRET)
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {"python": platform.python_version(), "paceline": paceline.__version__}
+    for each in importlib.metadata.distributions():
+        name = each.metadata["Name"]
+        if name:  # a broken installation has none
+            found.setdefault(name.lower().replace("_", "-"), each.version)
+    return dict(sorted(found.items()))
+
+
+def _memory_limit() -> int | None:
+    for path in (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ):
+        limit = read_cgroup_bytes(_text(path))
+        if limit is not None:
+            return limit
+    return None
+
+
+def _memory_errors() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for kind in ("ue", "ce"):
+        counts = [
+            _text(str(path))
+            for path in Path("/sys/devices/system/edac/mc").glob(f"mc*/{kind}_count")
+        ]
+        if counts:
+            found[kind] = sum(int(count) for count in counts if count.isdigit())
+    return found
+
+
+def _acs() -> dict[str, int] | None:
+    """Bridges with access control on; None where the configuration space may not be read."""
+    found: dict[str, int] = {}
+    is_readable = False
+    for device in sorted(Path("/sys/bus/pci/devices").glob("*")):
+        if not _text(str(device / "class")).startswith("0x0604"):  # a PCI-to-PCI bridge
+            continue
+        try:
+            config = (device / "config").read_bytes()
+        except OSError:
+            continue
+        if len(config) <= 256:  # without rights only 64 bytes are there; without PCIe 256
+            continue
+        is_readable = True
+        control = read_state.acs_control(config)
+        if control:
+            found[device.name] = control
+    return found if is_readable else None
+
+
+def _kernel_words() -> str:
+    words = _text("/proc/cmdline").split()
+    return " ".join(word for word in words if word.partition("=")[0] in _IOMMU)
+
+
+def _home_kind() -> str | None:
+    with contextlib.suppress(RuntimeError):  # there is no home folder
+        return kind_of(Path.home())
+    return None
+
+
+def _nccl_files() -> dict[str, str]:
+    paths = ["/etc/nccl.conf", os.path.expanduser("~/.nccl.conf")]
+    return {path: text for path in paths if (text := _text(path))}
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

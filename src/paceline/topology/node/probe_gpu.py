@@ -1,0 +1,101 @@
+"""What the accelerators' tools and the kernel print. One slow tool does not hold the others.
+
+A tool that hangs, as `nvidia-smi` does on a GPU that fell off the bus, is given up with a reason.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from shutil import which
+
+from paceline.topology.node import read_state
+from paceline.topology.node.facts import GpuTexts
+from paceline.topology.probe import Look, run_tool
+from paceline.topology.read_amd import TOPOLOGY
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
+
+
+def probe_gpus(looks: list[Look]) -> GpuTexts:
+    """Everything that is asked of accelerators; nothing is changed."""
+    texts: dict[str, str] = {}
+    commands: dict[str, list[str]] = {}
+    if which("nvidia-smi"):
+        commands = {
+            "state": _query(read_state.STATE),
+            "errors": _query(read_state.ERRORS),
+            "fabric": _query(read_state.FABRIC),
+            "rows": [
+                "nvidia-smi",
+                f"--query-remapped-rows={','.join((*read_state.ROWS, read_state.ROWS_FAILED))}",
+                read_state.FORMAT,
+            ],
+            "head": ["nvidia-smi"],
+            "topology": ["nvidia-smi", "topo", "-m"],
+        }
+    elif which("rocm-smi"):
+        commands = {
+            "rocm": ["rocm-smi", *read_state.ROCM, "--json"],
+            "rocm_topology": ["rocm-smi", *TOPOLOGY],
+        }
+    else:
+        looks.append(Look(what="nvidia-smi, rocm-smi", found=False, why="neither is on PATH"))
+    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+        asked = {name: pool.submit(_ask, command) for name, command in commands.items()}
+        for name, answer in asked.items():
+            texts[name], found = answer.result()
+            looks += found
+    return GpuTexts(
+        **texts,
+        kernel_driver=next((text for path in _DRIVERS if (text := _text(path))), ""),
+        device_files=_device_files(),
+        visible=visible_devices(),
+    )
+
+
+def visible_devices() -> str | None:
+    """The variable that says which accelerators this process may use; None when none is set."""
+    return next((os.environ[name] for name in _VISIBLE if name in os.environ), None)
+
+
+def read_kernel_log(looks: list[Look]) -> str | None:
+    """Lines of the kernel's log about hardware; None where this user may not read it.
+
+    journalctl says nothing, and ends well, where it may not: a log without a line is none.
+    """
+    for command in (["dmesg", "-T"], ["journalctl", "-k", "-b", "--no-pager", "-q"]):
+        text = run_tool(command, looks)
+        if text.strip():
+            lines = [line for line in text.splitlines() if read_state.KERNEL_LINES.search(line)]
+            return "\n".join(lines[-_MOST_LINES:])
+    return None
+
+
+_MOST_LINES = 400
+"""Of the kernel's log, the last ones: an NVLink error prints tens of lines. A guess."""
+
+
+def _query(fields: tuple[str, ...]) -> list[str]:
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", read_state.FORMAT]
+
+
+def _ask(command: list[str]) -> tuple[str, list[Look]]:
+    looks: list[Look] = []
+    return run_tool(command, looks), looks
+
+
+def _device_files() -> tuple[str, ...]:
+    found = [
+        *Path("/dev").glob("nvidia[0-9]*"),
+        *Path("/dev").glob("nvidia-nvswitch[0-9]*"),
+        *Path("/dev").glob("kfd"),
+    ]
+    return tuple(sorted(str(path) for path in found))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,158 @@
+"""Folders that a run writes to, file systems, and hashes that tell whether nodes have the same."""
+
+import glob
+import hashlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import paceline
+from paceline.topology.node.facts import Disk, FolderFacts
+
+_MOST_FILES = 5000
+_MOST_BYTES = 64 * 2**20
+"""Of one program's files that are hashed: reading them takes below a second. A guess."""
+
+_LOCK_IS_OLD_S = 600.0
+"""A build of an extension that takes longer is rare. A guess."""
+
+
+def look_at_folder(path: str, note: str | None = None) -> FolderFacts:
+    """Room, type and whether a file can be written; the file is taken away again."""
+    nearest = Path(path)
+    while not nearest.is_dir() and nearest != nearest.parent:
+        nearest = nearest.parent
+    return FolderFacts(
+        path=path,
+        nearest=str(nearest),
+        kind=kind_of(nearest),
+        disk=disk_of(nearest),
+        why_not=_why_not_writable(nearest),
+        note=None if note is None else _read(nearest / note),
+    )
+
+
+def disk_of(path: Path) -> Disk | None:
+    """Room there, for a user without rights; None when it cannot be asked."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    size = found.f_frsize
+    return Disk(total_bytes=size * found.f_blocks, free_bytes=size * found.f_bavail)
+
+
+def kind_of(path: Path) -> str | None:
+    """Type of the file system that a path is on; None where the kernel has no list of mounts."""
+    text = _read(Path("/proc/self/mounts"))
+    if text is None:
+        return None
+    best, kind = "", None
+    real = os.path.realpath(path)
+    for line in text.splitlines():
+        cells = line.split()
+        if len(cells) < 3:
+            continue
+        mount = cells[1].encode().decode("unicode_escape")
+        if (real + "/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
+            best, kind = mount, cells[2]
+    return kind
+
+
+def stale_locks() -> tuple[str, ...]:
+    """`lock` files of PyTorch's extension builder that nobody has touched for long."""
+    root = Path(
+        os.environ.get("TORCH_EXTENSIONS_DIR")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    )
+    found = []
+    for path in [*root.glob("*/lock"), *root.glob("*/*/lock")]:
+        try:
+            if time.time() - path.stat().st_mtime > _LOCK_IS_OLD_S:
+                found.append(str(path))
+        except OSError:  # gone meanwhile
+            continue
+    return tuple(found)
+
+
+def hash_code(folders: Iterable[str]) -> dict[str, str]:
+    """Paceline's own files, and each folder's: a hash over names and contents of `*.py`."""
+    own = Path(paceline.__file__).parent
+    return {"paceline": _hash_python(own), **{each: _hash_python(Path(each)) for each in folders}}
+
+
+def hash_data(patterns: Iterable[str]) -> dict[str, str]:
+    """Each pattern -> a hash over the names and sizes of its files; empty where there are none."""
+    found = {}
+    for pattern in patterns:
+        rows = []
+        for name in sorted(glob.glob(pattern, recursive=True)):
+            try:
+                rows.append(f"{name} {os.stat(name).st_size}")
+            except OSError:
+                continue
+        found[pattern] = hashlib.sha256("\n".join(rows).encode()).hexdigest() if rows else ""
+    return found
+
+
+def _hash_python(folder: Path) -> str:
+    """Of one file or of a folder; empty text where it is not there."""
+    if folder.is_file():
+        return hashlib.sha256(folder.read_bytes()).hexdigest()
+    if not folder.is_dir():
+        return ""
+    digest, num_bytes = hashlib.sha256(), 0
+    for number, path in enumerate(_python_files(folder)):
+        if number >= _MOST_FILES or num_bytes >= _MOST_BYTES:
+            break
+        try:
+            content = path.read_bytes()
+        except OSError:
+            continue
+        num_bytes += len(content)
+        digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _python_files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            each
+            for each in folders
+            if each not in ("__pycache__", "node_modules", "runs")
+            and not each.startswith(".")
+            and not (Path(root) / each / "pyvenv.cfg").exists()
+        )
+        found += [Path(root) / name for name in sorted(names) if name.endswith(".py")]
+        if len(found) > _MOST_FILES:
+            break
+    return found
+
+
+def _why_not_writable(folder: Path) -> str | None:
+    path = folder / f".paceline-preflight-{secrets.token_hex(4)}"
+    try:
+        with path.open("xb") as file:
+            file.write(b"paceline preflight\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:  # a file that cannot be taken away is written all the same
+            print(f"{path}: {error.strerror}", file=sys.stderr)
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

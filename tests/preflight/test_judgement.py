@@ -1,0 +1,652 @@
+"""What recorded nodes mean for a job: no machine is looked at."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.preflight.machines import (
+    CONTAINER,
+    EFA,
+    H100,
+    LINUX,
+    LOOPBACK,
+    MAC,
+    MI300,
+    NOTE,
+    ON_8_H100,
+    ON_CPU,
+    answers,
+    ports,
+    text,
+)
+
+from paceline.check.preflight.need import Need, need_of
+from paceline.check.preflight.preflight import Preflight, check_names, judge
+from paceline.check.preflight.result import Result, Status
+from paceline.plan import plan_job
+from paceline.spec import parse_job
+from paceline.topology.node.facts import (
+    Device,
+    Disk,
+    Gathered,
+    Interface,
+    NodeFacts,
+    Reached,
+    SweepFacts,
+    SweepPoint,
+    TorchFacts,
+)
+from paceline.topology.probe import Look
+
+
+def judged(*nodes: NodeFacts, need: Need = ON_8_H100, **options: object) -> Preflight:
+    return judge(answers(*nodes), need, note=NOTE, **options)
+
+
+def not_right(verdict: Preflight) -> dict[tuple[str, str], Result]:
+    """(node, check) -> what is neither pass nor unknown."""
+    return {
+        (each.node, each.name): each
+        for each in verdict.results
+        if each.status in (Status.WARNING, Status.FAIL)
+    }
+
+
+def only(verdict: Preflight) -> Result:
+    (found,) = not_right(verdict).values()
+    return found
+
+
+def with_environment(facts: NodeFacts, **values: str) -> NodeFacts:
+    return replace(facts, environment=facts.environment | values)
+
+
+def with_gpu(facts: NodeFacts, **texts: str | None) -> NodeFacts:
+    return replace(facts, gpu=replace(facts.gpu, **texts))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "need"),
+    [
+        ((H100, H100, H100, H100), ON_8_H100),
+        ((EFA, EFA, EFA, EFA), ON_8_H100),
+        ((MI300, MI300, MI300, MI300), replace(ON_8_H100, accelerator="MI300X")),
+        ((LINUX,), ON_CPU),
+        ((MAC,), ON_CPU),
+    ],
+    ids=["h100", "efa", "mi300", "linux", "mac"],
+)
+def test_nothing_is_said_of_nodes_that_are_as_they_should_be(nodes, need):
+    verdict = judged(*nodes, need=need)
+    assert not_right(verdict) == {}
+    assert verdict.is_fit
+    assert verdict.good_nodes == verdict.nodes
+
+
+CASES: Mapping[str, tuple[NodeFacts, Status, str, str]] = {
+    "64 MiB of /dev/shm": (
+        replace(H100, shm=Disk(total_bytes=64 * 2**20, free_bytes=64 * 2**20)),
+        Status.FAIL,
+        "shared-memory",
+        "shm-too-small",
+    ),
+    "/dev/shm that old runs have filled": (
+        replace(H100, shm=Disk(total_bytes=2**40, free_bytes=2**20)),
+        Status.FAIL,
+        "shared-memory",
+        "shm-too-small",
+    ),
+    "ulimit -n 64": (
+        replace(H100, limits=H100.limits | {"nofile": (64, 64)}),
+        Status.FAIL,
+        "open-files",
+        "too-many-open-files",
+    ),
+    "memory that cannot be locked": (
+        replace(H100, limits=H100.limits | {"memlock": (65536, 65536)}),
+        Status.FAIL,
+        "locked-memory",
+        "memlock-limit",
+    ),
+    "ulimit -u 200": (
+        replace(H100, limits=H100.limits | {"nproc": (200, 200)}),
+        Status.FAIL,
+        "processes",
+        "process-limits",
+    ),
+    "a host whose ECC has failed": (
+        replace(H100, memory_errors={"ue": 1, "ce": 90}),
+        Status.FAIL,
+        "host-ecc",
+        "host-memory-errors",
+    ),
+    "seven GPUs": (
+        with_gpu(H100, state="".join(text("state-8xh100.csv").splitlines(keepends=True)[:7])),
+        Status.FAIL,
+        "accelerators",
+        "too-few-accelerators",
+    ),
+    "CUDA_VISIBLE_DEVICES of four": (
+        with_gpu(H100, visible="0,1,2,3"),
+        Status.FAIL,
+        "accelerators",
+        "invalid-device-ordinal",
+    ),
+    "GPUs of another kind": (
+        with_gpu(H100, state=text("state-8xh100.csv").replace("H100 80GB HBM3", "H200")),
+        Status.FAIL,
+        "accelerators",
+        "too-few-accelerators",
+    ),
+    "GPUs cut into slices": (
+        with_gpu(H100, state=text("state-8xh100.csv").replace("Disabled", "Enabled")),
+        Status.FAIL,
+        "accelerators",
+        "too-few-accelerators",
+    ),
+    "a GPU that another process fills": (
+        with_gpu(H100, state=text("state-8xh100.csv").replace("81559, 1,", "81559, 70000,", 1)),
+        Status.FAIL,
+        "accelerator-memory",
+        "accelerator-in-use",
+    ),
+    "uncorrectable errors of a GPU": (
+        with_gpu(H100, errors=text("errors-8xh100.csv").replace("3, Enabled, 0", "3, Enabled, 4")),
+        Status.FAIL,
+        "accelerator-ecc",
+        "gpu-ecc-uncorrectable",
+    ),
+    "a row that could not be remapped": (
+        with_gpu(
+            H100, rows=text("rows-8xh100.csv").replace("52:00.0, 0, 0, 0", "52:00.0, 1, 0, 1")
+        ),
+        Status.FAIL,
+        "accelerator-ecc",
+        "xid-64-row-remap-failure",
+    ),
+    "a row that waits for a reset": (
+        with_gpu(
+            H100, rows=text("rows-8xh100.csv").replace("1B:00.0, 0, 0, 0", "1B:00.0, 1, Yes, No")
+        ),
+        Status.WARNING,
+        "accelerator-ecc",
+        "xid-63-row-remap-event",
+    ),
+    "a GPU that is too hot": (
+        with_gpu(H100, errors=text("errors-8xh100.csv").replace("0000001\n", "0000040\n", 1)),
+        Status.WARNING,
+        "accelerator-clocks",
+        "straggler-throttle",
+    ),
+    "no fabric manager": (
+        with_gpu(H100, fabric=text("fabric-8xh100.csv").replace("Completed", "In Progress")),
+        Status.FAIL,
+        "fabric",
+        "fabric-manager-not-running",
+    ),
+    "half of the lanes": (
+        with_gpu(H100, state=text("state-8xh100.csv").replace("1, 16, 16", "1, 8, 16", 1)),
+        Status.WARNING,
+        "pcie",
+        "straggler-throttle",
+    ),
+    "an NVLink that is down": (
+        with_gpu(H100, topology=text("topo-8xh100.txt").replace("NV18", "NV17", 1)),
+        Status.WARNING,
+        "links",
+        "xid-74-nvlink",
+    ),
+    "ports that are slower than planned": (
+        replace(H100, rdma=ports(8, rate="200 Gb/sec (4X HDR)")),
+        Status.WARNING,
+        "rdma-rate",
+        "slow-collectives",
+    ),
+    "bridges with access control": (
+        replace(H100, acs={"0000:16:01.0": 0x1D}),
+        Status.WARNING,
+        "acs",
+        "acs-p2p-hang",
+    ),
+    "another driver loaded than installed": (
+        with_gpu(H100, kernel_driver=text("nvidia-driver-version.txt").replace("550.54", "535.1")),
+        Status.FAIL,
+        "versions",
+        "driver-library-mismatch",
+    ),
+    "nvidia-smi that says so itself": (
+        replace(
+            with_gpu(H100, state=""),
+            looks=(
+                Look(
+                    what="nvidia-smi --query-gpu=index,name",
+                    found=False,
+                    why="exit code 18: Failed to initialize NVML: Driver/library version mismatch",
+                ),
+            ),
+        ),
+        Status.FAIL,
+        "driver",
+        "driver-library-mismatch",
+    ),
+    "a container that lost its GPU": (
+        replace(
+            with_gpu(H100, state=""),
+            looks=(
+                Look(
+                    what="nvidia-smi --query-gpu=index,name",
+                    found=False,
+                    why="exit code 255: Failed to initialize NVML: Unknown Error",
+                ),
+            ),
+        ),
+        Status.FAIL,
+        "driver",
+        "container-lost-gpu",
+    ),
+    "a folder that cannot be written": (
+        replace(H100, folders=(replace(H100.folders[0], why_not="Read-only file system"),)),
+        Status.FAIL,
+        "checkpoint-folder",
+        "checkpoint-folder-unusable",
+    ),
+    "room for one checkpoint": (
+        replace(
+            H100,
+            folders=(
+                replace(H100.folders[0], disk=Disk(total_bytes=2**50, free_bytes=2 * 10**12)),
+            ),
+        ),
+        Status.FAIL,
+        "checkpoint-room",
+        "disk-full-checkpoint",
+    ),
+    "a folder of its own": (
+        replace(H100, folders=(replace(H100.folders[0], note=None, kind="ext4"),)),
+        Status.FAIL,
+        "shared-folder",
+        "folder-not-shared",
+    ),
+    "a lock that was left behind": (
+        replace(H100, stale_locks=("/root/.cache/torch_extensions/py311_cu124/fused/lock",)),
+        Status.WARNING,
+        "caches",
+        "stale-extension-lock",
+    ),
+    "NCCL_SOCKET_IFNAME of another machine": (
+        with_environment(H100, NCCL_SOCKET_IFNAME="ens5"),
+        Status.FAIL,
+        "interface",
+        "nccl-wrong-interface",
+    ),
+    "NCCL_SOCKET_IFNAME=lo": (
+        with_environment(H100, NCCL_SOCKET_IFNAME="lo"),
+        Status.FAIL,
+        "interface",
+        "nccl-wrong-interface",
+    ),
+    "NCCL_SOCKET_IFNAME=docker0": (
+        with_environment(H100, NCCL_SOCKET_IFNAME="docker"),
+        Status.FAIL,
+        "interface",
+        "nccl-wrong-interface",
+    ),
+    "GLOO_SOCKET_IFNAME of another machine": (
+        with_environment(H100, GLOO_SOCKET_IFNAME="eth0"),
+        Status.FAIL,
+        "interface",
+        "gloo-ifname-missing",
+    ),
+    "GLOO_SOCKET_IFNAME=lo": (
+        with_environment(H100, GLOO_SOCKET_IFNAME="lo"),
+        Status.FAIL,
+        "interface",
+        "gloo-loopback-fullmesh",
+    ),
+    "no InfiniBand": (
+        replace(H100, rdma=replace(ports(8, down=8))),
+        Status.FAIL,
+        "rdma",
+        "ethernet-fallback",
+    ),
+    "no device files of InfiniBand": (
+        replace(H100, rdma=replace(ports(8), device_files=())),
+        Status.FAIL,
+        "rdma",
+        "ethernet-fallback",
+    ),
+    "no libibverbs": (
+        replace(H100, rdma=replace(ports(8), libraries={"libibverbs": None})),
+        Status.FAIL,
+        "rdma",
+        "ethernet-fallback",
+    ),
+    "EFA without its plugin": (
+        replace(EFA, rdma=replace(EFA.rdma, libraries=EFA.rdma.libraries | {"libnccl-net": None})),
+        Status.FAIL,
+        "rdma",
+        "ethernet-fallback",
+    ),
+    "no peer memory": (
+        replace(H100, rdma=replace(ports(8), modules=("ib_uverbs",))),
+        Status.WARNING,
+        "gpu-direct",
+        "gdr-peermem-missing",
+    ),
+    "an IOMMU that translates": (
+        replace(MI300, kernel_words="amd_iommu=on"),
+        Status.WARNING,
+        "iommu",
+        "rccl-iommu-pt",
+    ),
+    "a port that is taken": (
+        replace(H100, ports={29500: "Address already in use"}),
+        Status.FAIL,
+        "ports",
+        "port-in-use",
+    ),
+    "data that are not there": (
+        replace(H100, data={"/data/*.txt": ""}),
+        Status.FAIL,
+        "data",
+        "data-differs-between-nodes",
+    ),
+    "no torch": (
+        replace(H100, packages={"python": "3.11.7"}),
+        Status.FAIL,
+        "versions",
+        "environment-differs-between-nodes",
+    ),
+    "a torch that is newer than the driver": (
+        replace(H100, packages=H100.packages | {"torch": "2.9.0+cu130"}),
+        Status.FAIL,
+        "versions",
+        "accelerator-not-usable",
+    ),
+    "TORCH_DISTRIBUTED_DEBUG": (
+        with_environment(H100, TORCH_DISTRIBUTED_DEBUG="DETAIL"),
+        Status.WARNING,
+        "environment",
+        "debugging-left-on",
+    ),
+    "NCCL_IB_HCA that matches nothing": (
+        with_environment(H100, NCCL_IB_HCA="=mlx4_0:1"),
+        Status.FAIL,
+        "environment",
+        "ethernet-fallback",
+    ),
+    "a graph file of another machine": (
+        replace(H100, nccl_files={"/etc/nccl.conf": "NCCL_GRAPH_FILE=/opt/graph.xml"}),
+        Status.WARNING,
+        "environment",
+        "nccl-graph-file-env",
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "status", "name", "id"), CASES.values(), ids=CASES)
+def test_one_fault_of_a_node_is_found_and_nothing_else(facts, status, name, id):
+    need = replace(ON_8_H100, accelerator="MI300X") if facts.gpu.rocm else ON_8_H100
+    found = only(judged(facts, need=need))
+    assert (found.name, found.status, found.id) == (name, status, id)
+    assert found.fix
+
+
+def test_every_check_of_these_tests_can_be_allowed():
+    assert {name for _, _, name, _ in CASES.values()} <= set(check_names())
+
+
+def test_a_fail_that_is_allowed_by_check_or_failure_is_a_warning():
+    facts = replace(H100, shm=Disk(total_bytes=2**26, free_bytes=2**26))
+    for name in ("shared-memory", "shm-too-small"):
+        verdict = judged(facts, allowed=[name])
+        assert verdict.is_fit
+        assert "allowed" in only(verdict).evidence
+
+
+def test_docker_defaults_fail_a_container_and_say_what_could_not_be_read():
+    verdict = judged(CONTAINER, need=ON_CPU)
+    assert only(verdict).id == "shm-too-small"
+    unread = [
+        each.name
+        for each in judged(replace(H100, kernel_log=None)).results
+        if each.status == "unknown"
+    ]
+    assert unread == ["kernel-log"]
+
+
+def test_a_run_on_cpus_is_not_kept_from_64_mib_of_shared_memory_that_it_does_not_use():
+    verdict = judged(CONTAINER, need=replace(ON_CPU, is_strict=False))
+    assert verdict.is_fit
+
+
+def test_a_quick_look_counts_only_what_the_jobs_own_ranks_use():
+    assert judge(replace(answers(CONTAINER), is_quick=True), ON_CPU, note=NOTE).is_fit
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize(("backend", "status"), [("gloo", "warning"), ("nccl", "fail")])
+def test_a_wrong_interface_of_nccl_fails_only_jobs_that_use_nccl(is_quick, backend, status):
+    node = with_environment(LINUX, NCCL_SOCKET_IFNAME="ens-of-another-machine")
+    seen = replace(answers(node), is_quick=is_quick)
+    verdict = judge(seen, replace(ON_CPU, backend=backend), note=NOTE)
+    found = not_right(verdict)[(verdict.nodes[0], "interface")]
+    assert (found.id, found.status) == ("nccl-wrong-interface", status)
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize(
+    ("limits", "status", "said", "not_said"),
+    [
+        ((64, 64), "fail", "raise the hard limit", "ulimit -n 64"),
+        ((64, 4096), "fail", "ulimit -n 4096 now, which is enough for this job", "ulimit -n 64 "),
+        ((64, 128), "fail", "ulimit -n 128 now, which helps, but is too few", "ulimit -n 64 "),
+        ((64, None), "fail", "ulimit -n 65536", "limits.conf"),
+        ((512, 512), "warning", "raise the hard limit", "ulimit -n 512"),
+    ],
+)
+def test_the_fix_for_few_open_files_is_one_that_changes_something(
+    limits, status, said, not_said, is_quick
+):
+    node = replace(LINUX, limits=LINUX.limits | {"nofile": limits})
+    verdict = judge(replace(answers(node), is_quick=is_quick), ON_CPU, note=NOTE)
+    found = not_right(verdict)[(verdict.nodes[0], "open-files")]
+    assert (found.id, found.status) == ("too-many-open-files", status)
+    assert said in found.fix
+    assert not_said not in found.fix
+    if limits[1] is not None:
+        for way in ("/etc/security/limits.conf", "LimitNOFILE=65536", "--ulimit nofile=65536"):
+            assert way in found.fix
+
+
+def test_the_odd_node_of_four_is_named_where_versions_differ():
+    odd = replace(H100, packages=H100.packages | {"torch": "2.5.1+cu124"})
+    found = only(judged(H100, H100, odd, H100))
+    assert (found.node, found.name, found.status) == ("node03", "packages", Status.FAIL)
+    assert "torch 2.5.1+cu124, most nodes 2.6.0+cu124" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("odd", "name", "id", "status"),
+    [
+        (replace(H100, code={"paceline": "bb"}), "code", "code-differs-between-nodes", "fail"),
+        (
+            replace(H100, packages=H100.packages | {"rich": "13.0"}),
+            "packages",
+            "environment-differs-between-nodes",
+            "warning",
+        ),
+        (
+            replace(H100, rdma=ports(8, down=1)),
+            "rdma-alike",
+            "nccl-mixed-nic-counts",
+            "fail",
+        ),
+        (with_environment(H100, NCCL_NVLS_ENABLE="0"), "settings", "nccl-size-mismatch", "fail"),
+        (
+            replace(
+                H100,
+                interfaces=(
+                    LOOPBACK,
+                    Interface(name="bond0", is_up=True, mtu=1500, addresses=("10.1.0.2",)),
+                ),
+            ),
+            "mtu",
+            "mtu-mismatch",
+            "warning",
+        ),
+    ],
+    ids=["code", "a package", "a NIC down", "NCCL's settings", "mtu"],
+)
+def test_what_only_one_node_has_is_its_fault(odd, name, id, status):
+    need = replace(ON_8_H100, network_bytes_per_s=300e9)
+    found = only(judged(H100, odd, H100, need=need))
+    assert (found.node, found.name, found.id, found.status) == ("node02", name, id, status)
+
+
+def test_a_port_that_is_slower_than_those_of_other_nodes_is_named():
+    slow = replace(H100, rdma=ports(8, rate="200 Gb/sec (4X HDR)"))
+    found = not_right(judged(H100, slow, H100))
+    assert found["node02", "rdma-alike"].id == "straggler-throttle"
+    assert {node for node, _ in found} == {"node02"}
+
+
+def test_a_node_that_is_silent_fails_and_the_others_are_not_blamed_for_not_reaching_it():
+    gathered = answers(H100, H100, H100)
+    first, second, third = gathered.nodes
+    unheard = Reached(peer="node03", resolved=("10.1.0.3",), why_not="10.1.0.3 port 4: timed out")
+    nodes = (
+        replace(first, calls=(first.calls[0], unheard)),
+        replace(second, calls=(second.calls[0], unheard)),
+        replace(third, facts=None, calls=None, why_not="nothing was heard for 40 s"),
+    )
+    verdict = judge(replace(gathered, nodes=nodes), ON_8_H100, note=NOTE)
+    assert verdict.bad_nodes == ("node03",)
+    assert [each.id for each in verdict.failing] == ["node-unreachable"]
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "id", "status"),
+    [
+        (
+            Reached(peer="node02", resolved=("10.1.0.2",), why_not="10.1.0.2 port 9: refused"),
+            "reach",
+            "nccl-connect-refused",
+            "fail",
+        ),
+        (
+            Reached(peer="node02", resolved=("10.1.0.2",), why_not="10.1.0.2: the MTU differs"),
+            "reach",
+            "mtu-mismatch",
+            "fail",
+        ),
+        (
+            Reached(peer="node02", resolved=("10.1.0.2",), address="a", unreached=("172.17.0.1",)),
+            "reach",
+            "nccl-wrong-interface",
+            "warning",
+        ),
+        (Reached(peer="node02", address="10.1.0.2"), "names", "dns-unresolvable-master", "warning"),
+        (
+            Reached(peer="node02", resolved=("127.0.1.1",), address="10.1.0.2"),
+            "names",
+            "gloo-loopback-fullmesh",
+            "fail",
+        ),
+    ],
+)
+def test_a_call_that_goes_wrong_says_how(call, name, id, status):
+    gathered = answers(H100, H100)
+    nodes = (replace(gathered.nodes[0], calls=(call,)), gathered.nodes[1])
+    found = only(judge(replace(gathered, nodes=nodes), ON_8_H100, note=NOTE))
+    assert (found.name, found.id, found.status) == (name, id, status)
+
+
+@pytest.mark.parametrize(("ahead", "status"), [(4.0, None), (-40.0, "warning"), (400.0, "fail")])
+def test_clocks_that_differ_by_more_than_the_way_explains(ahead, status):
+    gathered = answers(H100)
+    nodes = (replace(gathered.nodes[0], ahead_s=ahead, ahead_within_s=0.5),)
+    found = not_right(judge(replace(gathered, nodes=nodes), ON_8_H100, note=NOTE))
+    assert [each.status for each in found.values()] == ([] if status is None else [status])
+
+
+def test_two_names_of_one_machine_are_no_two_nodes_of_gpus():
+    gathered = answers(H100, H100)
+    twin = replace(gathered.nodes[1], facts=gathered.nodes[0].facts)
+    found = only(judge(replace(gathered, nodes=(gathered.nodes[0], twin)), ON_8_H100, note=NOTE))
+    assert (found.node, found.name) == ("node02", "machines")
+
+
+def measured(gathered: Gathered, *rates: float, busbw: float = 350e9) -> Gathered:
+    nodes = tuple(
+        replace(
+            node,
+            torch=TorchFacts(
+                torch="2.6.0",
+                is_available=True,
+                devices=(Device(name="H100", matmul_flops_per_s=rate),) * 8,
+            ),
+        )
+        for node, rate in zip(gathered.nodes, rates, strict=True)
+    )
+    point = SweepPoint(bytes=2**28, seconds=1e-3, busbw_bytes_per_s=busbw)
+    sweep = SweepFacts(world_size=16, backend="nccl", points=(point,))
+    return replace(gathered, nodes=nodes, sweep=sweep)
+
+
+def test_a_node_whose_gpus_are_slower_than_the_others_is_named():
+    verdict = judge(measured(answers(H100, H100, H100), 7e14, 7e14, 5e14), ON_8_H100, note=NOTE)
+    found = only(verdict)
+    assert (found.node, found.name, found.id) == ("node03", "matmul", "straggler-throttle")
+
+
+def test_all_reduce_far_below_the_links_of_the_plan_is_a_warning():
+    verdict = judge(measured(answers(H100, H100), 7e14, 7e14, busbw=11e9), ON_8_H100, note=NOTE)
+    found = only(verdict)
+    assert found.id == "slow-collectives"
+    assert "11 GB/s" in found.evidence
+    assert "400 GB/s" in found.evidence
+
+
+def test_a_torch_without_the_gpus_kernels_is_said_so():
+    gathered = answers(H100)
+    torch = TorchFacts(
+        torch="2.6.0",
+        is_available=True,
+        devices=(
+            Device(
+                name="GPU 0",
+                why_not="CUDA error: no kernel image is available for execution on the device",
+            ),
+        ),
+    )
+    nodes = (replace(gathered.nodes[0], torch=torch),)
+    found = only(judge(replace(gathered, nodes=nodes), ON_8_H100, note=NOTE))
+    assert found.id == "no-kernel-image"
+
+
+def test_what_was_gathered_is_the_same_after_a_file():
+    gathered = measured(answers(H100, EFA, MI300, MAC), 1.0, 2.0, 3.0, 4.0)
+    assert msgspec.json.decode(msgspec.json.encode(gathered), type=Gathered) == gathered
+
+
+def test_what_a_job_needs_is_its_plans():
+    text = """
+model: {preset: llama-3-8b}
+train: {global_batch: 64, steps: 10}
+data: {corpus: python-stdlib, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 4, per_node: 8, network: 8x400Gb/s InfiniBand}
+checkpoint: {keep_last: 2, keep_best: 1}
+"""
+    job = parse_job(text, source="job.yaml", folder=Path("/"))
+    need = need_of(job, plan_job(job), place="ssh")
+    assert (need.num_nodes, need.ranks_per_node, need.backend) == (4, 8, "nccl")
+    assert need.is_apart
+    assert need.wants_rdma
+    assert need.num_checkpoints == 4  # and the one that is being written
+    assert need.checkpoint_bytes > 8e9 * 12  # parameters and two moments, float32
+    assert need.network_bytes_per_s == pytest.approx(400e9)
+    assert need.rates_known == "declared"
+    assert "NCCL_P2P_DISABLE" in need.harmful
