@@ -1,0 +1,235 @@
+"""The beginning and the end: ranks meet, helpers stand below the imports, all leave together."""
+
+import ast
+import builtins
+
+from paceline.adapt.data import epoch_loop
+from paceline.adapt.helpers import HELPERS, ON_CPU, bound_names, with_needs
+from paceline.adapt.places import uses_no_gpu
+from paceline.adapt.result import Done, Left, Refusal, Target
+from paceline.adapt.work import Work
+
+MARK = "# paceline adapt: "
+"""Begins the comment that tells an adapted script from one that was written so."""
+
+_SEEDS = ("manual_seed", "seed_everything", "set_seed", "seed_all", "fix_seed", "set_random_seed")
+
+_HOW_TO_START = {
+    Target.DDP: "One process a device: torchrun --nproc-per-node N SCRIPT.py",
+    Target.FSDP2: "One process a device: torchrun --nproc-per-node N SCRIPT.py",
+    Target.PACELINE: "One process a device: paceline run JOB.yaml, the job file beside it",
+    Target.ACCELERATE: "One process a device: accelerate launch SCRIPT.py, or torchrun",
+}
+
+
+def meet_and_leave(work: Work) -> None:
+    """Call `join_ranks` before anything is built, and `leave_ranks` after everything is done."""
+    lines = _first_lines(work)
+    guard = _guard(work)
+    if guard is not None and lines and not _builds_above(work, guard):
+        first = guard.body[0]
+        work.edits.before(first, lines)
+        lines = []
+    _leave(work)
+    _seed_of_ranks(work)
+    _write_helpers(work, lines)
+
+
+def _first_lines(work: Work) -> list[str]:
+    lines = []
+    work.use("join_ranks")
+    if not work.accelerate:
+        lines.append("join_ranks()")
+        work.done.insert(0, _said("the ranks meet: nccl on GPUs, gloo without"))
+    seeded = any(
+        (work.script.dotted(call.func) or "").rsplit(".", 1)[-1] in _SEEDS
+        for call in work.script.calls
+    )
+    if not seeded:
+        lines.append(f"{work.use('share_seed')}()")
+        work.done.insert(0, _said("the script sets no seed: all ranks take rank 0's"))
+    return lines
+
+
+def _said(what: str) -> Done:
+    return Done(1, what)
+
+
+def _guard(work: Work) -> ast.If | None:
+    """`if __name__ == "__main__":`."""
+    for stmt in work.script.tree.body:
+        if isinstance(stmt, ast.If) and "__name__" in ast.unparse(stmt.test):
+            return stmt
+    return None
+
+
+def _builds_above(work: Work, guard: ast.If) -> bool:
+    """Whether a model or a loader is made at the top of the module, before the guard."""
+    script = work.script
+    made = [*script.models, *script.optimizers, *script.train_loaders]
+    return any(script.function(each) is None and guard not in script.up(each) for each in made)
+
+
+def _leave(work: Work) -> None:
+    script, edits = work.script, work.edits
+    name = work.use("leave_ranks")
+    guard = _guard(work)
+    body = guard.body if guard is not None else script.tree.body
+    last = body[-1]
+    holders = _holders(work, body)
+    lines = [f"del {', '.join(holders)}"] if holders else []
+    lines.append(f"{name}()")
+    ends = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and (
+        script.qualified(last.value.func) == "sys.exit" or script.dotted(last.value.func) == "exit"
+    )  # fmt: skip
+    if ends and isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        if last.value.args:
+            edits.before(last, [f"exit_code = {edits.text(last.value.args[0])}", *lines])
+            edits.replace(last.value.args[0], "exit_code")
+        else:
+            edits.before(last, lines)
+    else:
+        edits.after(last, lines)
+    if {"click", "typer", "fire", "absl"} & {
+        full.split(".")[0] for full in script.imports.values()
+    }:
+        work.leave(
+            last,
+            "the command line's library may end the program here: call "
+            f"{name}() as the last thing that main() does",
+        )
+    work.say(last, "all ranks leave together, with the model let go before the interpreter ends")
+
+
+def _holders(work: Work, body: list[ast.stmt]) -> list[str]:
+    """Names of the module that hold the model, or an object that may."""
+    script = work.script
+    found: list[str] = []
+    tops = {("", name.id) for stmt in body for name in ast.walk(stmt)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            and script.function(name) is None}  # fmt: skip
+    for place in sorted(tops):
+        for bound in script.bindings.get(place, []):
+            origins = script.origins(bound.value, bound.index)
+            holds = bool(origins & script.models) or any(
+                isinstance(o, ast.Call)
+                and (script.dotted(o.func) or "") in script.classes
+                and script.reaches_backward(script.classes[script.dotted(o.func) or ""])
+                for o in origins
+            )
+            if holds and place[1] not in found:
+                found.append(place[1])
+    return found
+
+
+def _seed_of_ranks(work: Work) -> None:
+    """Dropout draws differ between ranks from here on; weights and splits were drawn alike."""
+    script = work.script
+    if work.accelerate or "dropout" not in script.source.lower():
+        return
+    loop = next(iter(script.batch_loops), None)
+    if loop is None:
+        return
+    outer, _ = epoch_loop(work, loop)
+    top: ast.stmt = outer if outer is not None else loop
+    if any(call in ast.walk(top) for call in script.optimizers):
+        return
+    work.use("RANK")
+    work.edits.before(
+        top, ["torch.manual_seed(torch.initial_seed() + RANK)  # dropout differs by rank"]
+    )
+    work.use("THIS_DEVICE")
+    work.say(top, "from here on ranks draw different random numbers, for dropout")
+
+
+def _write_helpers(work: Work, calls: list[str]) -> None:
+    script = work.script
+    names = with_needs(work.target, work.helpers)
+    _check_names(work, names)
+    table = HELPERS[work.target]
+    wanted = sorted({line for name in names for line in table[name].imports}, key=_import_order)
+    have = {ast.unparse(n) for n in script.tree.body if isinstance(n, (ast.Import, ast.ImportFrom))}
+    bound = dict(script.imports)
+    imports = [line for line in wanted if line not in have and not _bound_already(line, bound)]
+    texts = [table[name].text for name in names if table[name].text]
+    if uses_no_gpu(work):
+        for gpu, cpu in ON_CPU.items():
+            texts = [text.replace(gpu, cpu) for text in texts]
+        work.say(
+            script.tree.body[0],
+            "the script puts nothing on a GPU, so its ranks are on CPUs too: to change that, set "
+            f"{work.device} at the top, and move model and batches there",
+        )
+    header = f"{MARK}{work.mark}. {_HOW_TO_START[work.mark]}\n"
+    parts = ["\n".join(imports) + "\n" if imports else ""]
+    constants = [t for t in texts if not t.startswith(("def ", "class ", "@"))]
+    functions = [t for t in texts if t.startswith(("def ", "class ", "@"))]
+    parts.append("\n" + header + "".join(constants))
+    parts += ["\n\n" + text for text in functions]
+    if work.accelerate and "logging" in script.imports:
+        calls = [*calls]
+        parts[1] += "if not accelerator.is_main_process:\n    logging.disable(logging.INFO)\n"
+    if calls:
+        parts.append("\n\n" + "\n".join(calls) + "\n")
+    work.edits.insert_line(_below_imports(work), "".join(parts))
+
+
+def _import_order(line: str) -> tuple[bool, str]:
+    module = line.split()[1]
+    return module.split(".")[0] in ("torch", "accelerate"), line.replace("from ", "import ")
+
+
+def _bound_already(line: str, bound: dict[str, str]) -> bool:
+    words = line.split()
+    if words[0] == "import":
+        full, name = words[1], words[-1]
+        return bound.get(name) == full
+    return all(
+        bound.get(name) == f"{words[1]}.{name}"
+        for name in line.partition(" import ")[2].split(", ")
+    )
+
+
+def _below_imports(work: Work) -> int:
+    """The line after which the helpers stand: the last import before the script's own code."""
+    last = 0
+    for number, stmt in enumerate(work.script.tree.body):
+        if isinstance(stmt, (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.With)):
+            break
+        if isinstance(stmt, ast.If) and "__name__" in ast.unparse(stmt.test):
+            break
+        is_text = isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant)
+        holds_import = isinstance(stmt, (ast.Import, ast.ImportFrom, ast.Try, ast.If)) and any(
+            isinstance(each, (ast.Import, ast.ImportFrom)) for each in ast.walk(stmt)
+        )
+        if (is_text and number == 0) or holds_import:
+            last = stmt.end_lineno or last
+    return last
+
+
+def _check_names(work: Work, names: list[str]) -> None:
+    """Names that the helpers bind must be free.
+
+    Raises:
+        Refusal: The script uses one for something else.
+    """
+    script = work.script
+    wanted = {name for name in bound_names(work.target, names) if not hasattr(builtins, name)}
+    clashes: dict[str, int] = {}
+    for node in ast.walk(script.tree):
+        name = None
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            name = node.name
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        if name in wanted and name not in ("torch", "os", "random", "gc", "logging"):
+            clashes.setdefault(name, getattr(node, "lineno", 1))
+    if clashes:
+        raise Refusal(
+            *(
+                Left(line, f"the name {name}", "the distributed form needs this name: rename yours")
+                for name, line in clashes.items()
+            )
+        )

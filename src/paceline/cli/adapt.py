@@ -1,0 +1,247 @@
+"""`paceline adapt`: a single-device training script in its distributed form."""
+
+import dataclasses
+import difflib
+import io
+import json
+import os
+import shutil
+import tokenize
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.options import json_option
+
+if TYPE_CHECKING:
+    from paceline.adapt import Adapted
+    from paceline.errors import JobError
+
+_TARGETS = ("ddp", "fsdp2", "accelerate", "paceline")
+_MAX_BYTES = 5_000_000
+"""A guess at what no training script reaches; a data file named by mistake does."""
+
+_REFUSED = "A002"
+"""Its page says what is refused, and what to do instead."""
+
+_LEFT = 1
+"""Exit code where something is left to a person; `paceline.errors.EXIT_CODES` has its meaning."""
+
+
+@click.command()
+@click.argument("script", type=click.Path(path_type=Path))
+@click.option("--to", "target", type=click.Choice(_TARGETS), required=True, help="The form.")
+@click.option("--write", is_flag=True, help="Change SCRIPT itself; SCRIPT.orig keeps what it was.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write into this file instead."
+)
+@json_option
+def command(script: Path, target: str, write: bool, out: Path | None, as_json: bool) -> None:
+    """Show how SCRIPT, written for one device, reads for many.
+
+    The global batch, the learning rate and the files it saves stay as they were. What could only be
+    guessed is not changed: it is listed with its line, and why. Without --write or --out nothing is
+    written.
+
+    \b
+    Exit codes:
+      0  adapted, or it has this form already
+      1  adapted, and something is left to you
+      2  refused, or not readable: nothing is written
+
+    \b
+    Examples:
+      paceline adapt train.py --to ddp
+      paceline adapt train.py --to fsdp2 --out train_fsdp2.py
+      paceline adapt train.py --to accelerate --write
+      paceline adapt train.py --to paceline --json
+    """
+    from paceline.adapt import Target, adapt
+    from paceline.errors import JobError
+
+    if write and out is not None:
+        raise click.UsageError("Choose one: --write changes SCRIPT itself, --out another file.")
+    source = _read(script)
+    adapted = adapt(source.text, Target(target))
+    written: list[Path] = []
+    if not adapted.refused and not adapted.already:
+        name = (out or script).name
+        text = adapted.text.replace("SCRIPT.py", name).replace(
+            "JOB.yaml", f"{Path(name).stem}.yaml"
+        )
+        if adapted.job_file is not None:
+            job_file = adapted.job_file.replace("SCRIPT", Path(name).stem)
+            adapted = dataclasses.replace(adapted, text=text, job_file=job_file)
+        if write or out is not None:
+            written = _write(source, text, adapted, script, out)
+    else:
+        text = source.text
+    if as_json:
+        _print_json(adapted, text, script, target, written)
+    else:
+        _print(adapted, source.text, text, script, target, written)
+    if adapted.refused:
+        raise SystemExit(JobError.exit_code)
+    if adapted.left:
+        raise SystemExit(_LEFT)
+
+
+class _Source:
+    """A script's text with `\\n` at its line ends, and how it was stored."""
+
+    def __init__(self, text: str, encoding: str, newline: str) -> None:
+        self.text = text
+        self.encoding = encoding
+        self.newline = newline
+
+    def encode(self, text: str) -> bytes:
+        return text.replace("\n", self.newline).encode(self.encoding)
+
+
+def _read(path: Path) -> _Source:
+    """The script as Python would read it.
+
+    Raises:
+        JobError: `A001`, it cannot be opened or is no text.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise _unreadable(
+                path, f"is larger than {_MAX_BYTES:,} bytes", "name a training script"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        why = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        raise _unreadable(path, why, "name a training script, a file that you may read") from None
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        first = str(error).split("\n")[0]
+        why = f"is no text that Python reads: {first}"
+        fix = "save it as UTF-8, or say its encoding in its first line: # -*- coding: latin-1 -*-"
+        raise _unreadable(path, why, fix) from None
+    if "\0" in text:
+        raise _unreadable(path, "holds zero bytes, so it is no script", "name a training script")
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return _Source(text.replace("\r\n", "\n").replace("\r", "\n"), encoding, newline)
+
+
+def _unreadable(path: Path, why: str, fix: str) -> "JobError":
+    from paceline.errors import JobError, Problem
+
+    return JobError(Problem(code="A001", what=f"{path} {why}", where=str(path), fix=fix))
+
+
+def _write(
+    source: _Source, text: str, adapted: "Adapted", script: Path, out: Path | None
+) -> list[Path]:
+    """The files that were written. What stood there before is kept.
+
+    Raises:
+        JobError: `A003`, a file is there already or cannot be written.
+    """
+    target = (out or script).resolve()
+    wanted = {target: source.encode(text)}
+    if adapted.job_file is not None:
+        wanted[target.with_suffix(".yaml")] = adapted.job_file.encode()
+    try:
+        for path, data in wanted.items():
+            if path.exists() and path != script.resolve() and path.read_bytes() != data:
+                raise _unwritten(
+                    path, "is there already", "name a new file with --out, or move it away"
+                )
+        if target == script.resolve():
+            backup = _free(target.with_name(target.name + ".orig"))
+            shutil.copy2(target, backup)
+        for path, data in wanted.items():
+            part = path.with_name(path.name + ".part")
+            part.write_bytes(data)
+            if path.exists():
+                shutil.copymode(path, part)
+            elif path == target:
+                shutil.copymode(script, part)
+            os.replace(part, path)
+    except OSError as error:
+        why = f"cannot be written: {(error.strerror or str(error)).lower()}"
+        raise _unwritten(target, why, "name a file that you may write with --out") from None
+    return list(wanted) if target != script.resolve() else [*wanted, backup]
+
+
+def _unwritten(path: Path, why: str, fix: str) -> "JobError":
+    from paceline.errors import JobError, Problem
+
+    return JobError(Problem(code="A003", what=f"{path} {why}", where="--out", fix=fix))
+
+
+def _free(path: Path) -> Path:
+    """The path, or with a number behind it the first that is not taken."""
+    candidate, number = path, 1
+    while candidate.exists():
+        candidate = path.with_name(f"{path.name}.{number}")
+        number += 1
+    return candidate
+
+
+def _print_json(
+    adapted: "Adapted", text: str, script: Path, target: str, written: list[Path]
+) -> None:
+    problems = [
+        {
+            "code": _REFUSED,
+            "what": f"{script} cannot be adapted to {target}: {each.what}",
+            "where": f"{script}:{each.line}",
+            "fix": each.why,
+        }
+        for each in adapted.left
+        if adapted.refused
+    ]
+    click.echo(
+        json.dumps(
+            {
+                **({"problems": problems} if adapted.refused else {}),
+                "to": target,
+                "already": adapted.already,
+                "refused": adapted.refused,
+                "done": [{"line": each.line, "what": each.what} for each in adapted.done],
+                "left": [
+                    {"line": each.line, "what": each.what, "why": each.why} for each in adapted.left
+                ],
+                "written": [str(path) for path in written],
+                "text": text,
+                "job_file": adapted.job_file,
+            },
+            indent=2,
+        )
+    )
+
+
+def _print(
+    adapted: "Adapted", before: str, after: str, script: Path, target: str, written: list[Path]
+) -> None:
+    if adapted.already:
+        click.echo(f"{script} has the form of --to {target} already: nothing to change", err=True)
+        return
+    if not adapted.refused and not written:
+        lines = difflib.unified_diff(
+            before.splitlines(keepends=True), after.splitlines(keepends=True),
+            str(script), f"{script} (--to {target})",
+        )  # fmt: skip
+        click.echo(
+            "".join(line if line.endswith("\n") else line + "\n" for line in lines), nl=False
+        )
+        if adapted.job_file is not None:
+            click.echo(f"\n==> {script.with_suffix('.yaml')} <==\n{adapted.job_file}", nl=False)
+    for path in written:
+        click.echo(f"wrote {path}", err=True)
+    for each in adapted.done:
+        click.echo(f"{script}:{each.line}: {each.what}", err=True)
+    if adapted.refused:
+        click.echo(
+            f"{_REFUSED}: {script} cannot be adapted to {target}; nothing is changed", err=True
+        )
+    elif adapted.left:
+        click.echo("\nleft to you:", err=True)
+    for item in adapted.left:
+        click.echo(f"{script}:{item.line}: {item.what}\n  {item.why}", err=True)
