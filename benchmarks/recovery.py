@@ -8,9 +8,12 @@ A case is one long run of the small job below, with a fault every 20 steps at a 
 place of a step; each waits until a warm spare is ready, so that n costs little. The same run
 without faults comes first, and the states at the end must be equal. `torchrun` restarts all of
 `programs/restarting.py`, hand-written DDP with the same model, from a checkpoint every 5 steps.
+`torchft` (where `pip install torchft` has been) runs it as four replicas of one rank, and a new
+process takes the dead one's place.
 """
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -18,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,12 +48,13 @@ EVERY = 20
 PLACES = ("start", "forward", "backward", "reduce", "vote", "apply", "applied")
 
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "DDP, 2 ranks": (2, ("layout.sharding=none",)),
-    "DDP, 4 ranks": (4, ("layout.sharding=none",)),
-    "DDP, 8 ranks": (8, ("layout.sharding=none",)),
+    "DDP, 2 ranks": (2, ("layout.sharding=none", "layout.data=2")),
+    "DDP, 4 ranks": (4, ("layout.sharding=none", "layout.data=4")),
+    "DDP, 8 ranks": (8, ("layout.sharding=none", "layout.data=8")),
     "HSDP 2x2 on FSDP2": (4, ("layout.sharding=hybrid", "layout.shard=2", "layout.data=4")),
+    "DDP x tensor 2, 8 ranks": (8, ("layout.sharding=none", "layout.data=4", "layout.tensor=2")),
 }
-"""Name -> ranks and what the job's layout is fixed to."""
+"""Name -> ranks and what the job's layout is fixed to: what is left open, the planner chooses."""
 
 
 def main() -> None:
@@ -65,9 +70,9 @@ def main() -> None:
         if options.node:
             measure_node(folder, max(3, options.kills // 10))
         if not options.case or options.torchrun:
-            for ranks in (4,):
-                measure_torchrun(folder, ranks, max(3, options.kills // 3))
-        print("torchft: not run; see docs/recovery.md", flush=True)
+            measure_torchrun(folder, 4, max(3, options.kills // 3))
+        if not options.case or options.torchft:
+            measure_torchft(folder, 4, max(3, options.kills // 3))
 
 
 def _options() -> argparse.Namespace:
@@ -77,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hang", action="store_true", help="SIGSTOP as well, a tenth as many")
     parser.add_argument("--node", action="store_true", help="lost nodes as well, a tenth as many")
     parser.add_argument("--torchrun", action="store_true", help="also with --case")
+    parser.add_argument("--torchft", action="store_true", help="also with --case")
     return parser.parse_args()
 
 
@@ -98,7 +104,10 @@ def measure_node(folder: Path, num: int) -> None:
     faults = [f"node rank={2 * (n % 2)} step={EVERY * (n + 1)}" for n in range(num)]
     settings = ["cluster.nodes=2", "cluster.per_node=2", f"train.steps={EVERY * num + 10}"]
     _report(
-        "DDP, 2 nodes of 2 ranks, a node lost", folder, [*settings, "layout.sharding=none"], faults
+        "DDP, 2 nodes of 2 ranks, a node lost",
+        folder,
+        [*settings, "layout.sharding=none", "layout.data=4"],
+        faults,
     )
 
 
@@ -111,7 +120,9 @@ def _report(name: str, folder: Path, settings: Sequence[str], faults: Sequence[s
     back = [event for event in events if isinstance(event, log.Recovered)]
     step_s = statistics.median(line.step_s for line in read_metrics(calm / "metrics.jsonl"))
     equal = digest(hit) == digest(calm)
+    layout = next(event.layout for event in events if isinstance(event, log.RunStarted))
     print(f"\n{name}: {len(back)} recoveries of {len(faults)} faults; step {step_s * 1e3:.0f} ms")
+    print(f"  {layout}")
     print(f"  fault to next step on all ranks: {tail([e.downtime_s for e in back])}")
     print(f"  beyond that step: {tail([max(0.0, e.downtime_s - step_s) for e in back])}")
     for label, field in (
@@ -180,6 +191,74 @@ def _restart_times(out: Path, ranks: int) -> list[float]:
         if None not in firsts:
             times.append(max(t for t in firsts if t is not None) - killed_at)
     return times
+
+
+def measure_torchft(folder: Path, replicas: int, num: int) -> None:
+    """The same kills under torchft, which heals a new process from a live replica."""
+    os.environ.setdefault("RUST_LOG", "error")  # its lighthouse tells every heartbeat
+    try:
+        coordination = importlib.import_module("torchft.coordination")
+    except ImportError:
+        print("\ntorchft: not run, it is not installed", flush=True)
+        return
+    out = folder / "torchft"
+    out.mkdir()
+    lighthouse = coordination.LighthouseServer(bind="127.0.0.1:0", min_replicas=replicas - 1)
+    port = lighthouse.address().rsplit(":", 1)[1]
+    environment = os.environ | {
+        "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // replicas)),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+    def start(replica: int) -> "subprocess.Popen[bytes]":
+        words = [str(out), str(replica), str(replicas), str(num), "12"]
+        command = [sys.executable, str(PROGRAMS / "torchft_replica.py"), *words]
+        with (out / f"{replica}.log").open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    running = [start(replica) for replica in range(replicas)]
+    until = time.monotonic() + 60 * num
+    while not (out / "end").exists() and time.monotonic() < until:
+        for replica, process in enumerate(running):
+            if process.poll() is not None:
+                running[replica] = start(replica)
+        time.sleep(0.005)
+    ended = (out / "end").exists()
+    for process in running:
+        process.kill()
+        process.wait()
+    lighthouse.shutdown()
+    survivors, everyone = _healing_times(out, replicas)
+    kills = len(list(out.glob("kill-*")))
+    print(f"\ntorchft, {replicas} replicas of one rank: {len(everyone)} of {kills} kills healed")
+    print(f"  fault to the survivors' next step, a batch smaller: {tail(survivors)}")
+    print(
+        f"  fault to the next step of all, a new process among them: {tail(everyone)}", flush=True
+    )
+    if not ended:
+        print(f"  it came to a stop after {kills} of {num} kills", flush=True)
+
+
+def _healing_times(out: Path, replicas: int) -> tuple[list[float], list[float]]:
+    """From each kill to the last survivor's next step, and to the last replica's first step among
+    all."""
+    steps = [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(out.glob("steps-*.jsonl"))
+    ]
+    survivors, everyone = [], []
+    for number, path in enumerate(sorted(out.glob("kill-*"), key=lambda p: int(p.name[5:]))):
+        killed_at, victim = json.loads(path.read_text()), number % replicas
+        after = [[each for each in mine if each[2] > killed_at] for mine in steps]
+        firsts = [min((each[2] for each in mine), default=None) for mine in after]
+        others = [first for rank, first in enumerate(firsts) if rank != victim]
+        whole = [min((t for _, _, t, n in mine if n == replicas), default=None) for mine in after]
+        if None not in others:
+            survivors.append(max(t for t in others if t is not None) - killed_at)
+        if None not in whole:
+            everyone.append(max(t for t in whole if t is not None) - killed_at)
+    return survivors, everyone
 
 
 def tail(values: Sequence[float]) -> str:

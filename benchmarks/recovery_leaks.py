@@ -38,7 +38,7 @@ def main() -> None:
         faults = [f"kill rank=3 step={EVERY * (n + 1)} when=spare" for n in range(num)]
         job: dict[str, Any] = JOB | {
             "cluster": {"accelerator": "cpu", "per_node": 4},
-            "layout": {"sharding": "none"},
+            "layout": {"sharding": "none", "data": 4},
             "train": JOB["train"] | {"steps": EVERY * (num + 2)},
             "drill": {"faults": faults},
         }
@@ -62,7 +62,7 @@ def _events(folder: Path) -> list[log.AnyEvent]:
 def watch(run: "subprocess.Popen[bytes]", file: Path) -> dict[str, list[int]]:
     """Name -> what was seen after each recovery."""
     seen: dict[str, list[int]] = {}
-    known = 0
+    known, began = 0, time.monotonic()
     while run.poll() is None:
         events = log.read_events(file)
         num = sum(isinstance(event, log.Recovered) for event in events)
@@ -75,6 +75,8 @@ def watch(run: "subprocess.Popen[bytes]", file: Path) -> dict[str, list[int]]:
                 for what, value in held(pid or 0).items():
                     seen.setdefault(f"{name} {what}", []).append(value)
             seen.setdefault("/dev/shm files", []).append(len(os.listdir("/dev/shm")))
+            now = {name: values[-1] for name, values in seen.items() if name.startswith("rank 0")}
+            print(f"{time.monotonic() - began:.0f} s, recovery {num}: {now}", flush=True)
         time.sleep(0.02)
     return seen
 

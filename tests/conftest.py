@@ -1,10 +1,39 @@
-"""Makes `tests.ranks` importable from every test, and lets commands keep their compiled modules."""
+"""Makes `tests.ranks` importable from every test, lets commands keep their compiled modules, and
+starts the longest files first."""
 
 import os
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 # A test of ranks starts five processes or more: where this is set each would compile our modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+LONGEST_FIRST = (
+    *("run/test_recovery.py", "run/test_own_code.py", "drill/test_fault_matrix.py"),
+    *("runtime/test_state.py", "run/test_partition.py", "run/test_leaving.py"),
+    *("runtime/test_layouts_hf.py", "run/test_shadow.py", "runtime/test_layouts.py"),
+    *("run/test_shrink.py", "run/test_foreign_programs.py", "prove/test_against_real_runs.py"),
+    *("prove/test_prove.py", "runtime/test_replicas.py", "runtime/test_tensor.py"),
+    *("contracts/test_pytorch_trainer.py", "runtime/test_pipeline.py"),
+    *("verify/test_planted_faults.py", "run/test_with_engine.py", "drill/test_soak.py"),
+    *("runtime/test_checkpoint.py", "runtime/test_shard.py", "runtime/test_context.py"),
+    *("run/test_run.py", "run/test_stuck.py", "run/test_recovery_layouts.py"),
+)
+"""Files that several processes share (`./test`): were one of these the last, the others would wait
+for it. By the time they took on 2 cores; a wrong place costs seconds and nothing else."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="Write the golden files of tests/render."
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))

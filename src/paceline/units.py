@@ -4,6 +4,7 @@ Inside the package every number is plain: bytes, seconds, FLOPs, bytes per secon
 module knows GiB, TFLOP/s, hours and billions.
 """
 
+import math
 import re
 
 _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
@@ -40,6 +41,31 @@ def _split(text: str, kind: str, example: str) -> tuple[float, str]:
     return float(match.group(1).replace("_", "")), match.group(2)
 
 
+def _finite(number: float, value: float | str) -> float:
+    """The number, which is one: `1e400` is read as infinity, and YAML has `.inf` and `.nan`.
+
+    Raises:
+        ValueError: It is infinite, no number, or too large for a float.
+    """
+    try:
+        is_finite = math.isfinite(number)
+    except OverflowError:  # an int of hundreds of digits
+        is_finite = False
+    if not is_finite:
+        text = str(value) if isinstance(value, str | float) else "a number of hundreds of digits"
+        raise ValueError(f"{text[:40]} is no finite number that can be computed with")
+    return number
+
+
+def counted(count: int, word: str) -> str:
+    """A count with its word, in the plural but for one.
+
+    >>> counted(1, "node"), counted(3, "node")
+    ('1 node', '3 nodes')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def parse_bytes(value: float | str) -> int:
     """Bytes. GB is 10^9 and GiB is 2^30; a plain number is bytes.
 
@@ -47,11 +73,11 @@ def parse_bytes(value: float | str) -> int:
     85899345920
     """
     if not isinstance(value, str):
-        return round(value)
+        return round(_finite(value, value))
     number, unit = _split(value, "a size in bytes", "80 GiB or 512MB")
     if unit.lower() not in _BYTES:
         raise ValueError(f"{value!r} has no unit of bytes; write it like 80 GiB or 512MB")
-    return round(number * _BYTES[unit.lower()])
+    return round(_finite(number * _BYTES[unit.lower()], value))
 
 
 def parse_count(value: float | str) -> int:
@@ -61,13 +87,13 @@ def parse_count(value: float | str) -> int:
     7000000000
     """
     if not isinstance(value, str):
-        if value != int(value):
+        if _finite(value, value) != int(value):
             raise ValueError(f"{value} is no whole number; billions are written like 7.5B")
         return int(value)
     number, unit = _split(value, "a count", "7B, 350M or 1e9")
     if unit.lower() not in _COUNTS:
         raise ValueError(f"{value!r} is not a count; write it like 7B, 350M or 1e9")
-    return round(number * _COUNTS[unit.lower()])
+    return round(_finite(number * _COUNTS[unit.lower()], value))
 
 
 def parse_bytes_per_s(value: float | str) -> float:
@@ -81,10 +107,10 @@ def parse_bytes_per_s(value: float | str) -> float:
     400000000000.0
     """
     if isinstance(value, int | float):
-        return float(value)
+        return float(_finite(value, value))
     several = _SEVERAL.match(value)
     if several is not None:
-        return int(several.group(1)) * parse_bytes_per_s(value[several.end() :])
+        return _finite(int(several.group(1)) * parse_bytes_per_s(value[several.end() :]), value)
     number, unit = _split(value, "a bandwidth", "400Gb/s or 50GB/s")
     base, slash, second = unit.partition("/")
     if base.lower().endswith("bps") and not slash:
@@ -92,7 +118,7 @@ def parse_bytes_per_s(value: float | str) -> float:
     scale = _BYTES.get(base.lower())
     if scale is None or not slash or second.lower() != "s":
         raise ValueError(f"{value!r} is not a bandwidth; write it like 400Gb/s or 50GB/s")
-    return number * scale / (8 if base.endswith("b") else 1)
+    return _finite(number * scale, value) / (8 if base.endswith("b") else 1)
 
 
 def parse_seconds(value: float | str) -> float:
@@ -102,11 +128,11 @@ def parse_seconds(value: float | str) -> float:
     1800.0
     """
     if isinstance(value, int | float):
-        return float(value)
+        return float(_finite(value, value))
     number, unit = _split(value, "a duration", "30m, 1.5h or 90s")
     if unit.lower() not in _SECONDS:
         raise ValueError(f"{value!r} is not a duration; write it like 30m, 1.5h or 90s")
-    return number * _SECONDS[unit.lower()]
+    return _finite(number * _SECONDS[unit.lower()], value)
 
 
 def _scaled(value: float, units: list[tuple[str, float]]) -> str:

@@ -66,7 +66,7 @@ def test_advice_is_json_when_asked_for(line: str):
         ("rate --rate -1 --base-batch 64 --batch 512", "x>0"),
         ("rate --rate nan --base-batch 64 --batch 512", "not a number"),
         ("rate --rate inf --base-batch 64 --batch 512", "not a number"),
-        (f"buckets {BUCKETS.replace('28GB', '1e999GB')}", "too large"),
+        (f"buckets {BUCKETS.replace('28GB', '1e999GB')}", "is no finite number"),
         (f"buckets {BUCKETS.replace('28GB', '28')}", "no unit of bytes"),
         ("checkpoint --save 0s --restart 10m --ranks 8", "not above zero"),
         ("checkpoint --save 30 --restart 10m --ranks 8", "not a duration"),

@@ -28,16 +28,19 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["job-file.md", "events.md", "metrics.md", "cli.md"])
-def test_a_generated_page_is_what_the_code_says(name):
-    written = (ROOT / "docs/reference" / name).read_text()
-    assert written == generator().PAGES[name](), "run python scripts/generate_docs.py"
+def test_every_generated_page_is_what_the_code_says():
+    folder = ROOT / "docs/reference"
+    pages = generator().PAGES
+    stale = [name for name, make in pages.items() if (folder / name).read_text() != make()]
+    assert stale == [], "run python scripts/generate_docs.py"
+    written = {f"failures/{page.name}" for page in (folder / "failures").iterdir()}
+    assert written == {name for name in pages if name.startswith("failures/")}
 
 
 def codes_in_source() -> set[str]:
     found: set[str] = set()
     for path in (ROOT / "src").rglob("*.py"):
-        found.update(re.findall(r'"([JMDTLPRCFS]\d{3}|V00\d)"', path.read_text()))
+        found.update(re.findall(r'"([JMDTLRCFS]\d{3}|[AHPWV]0\d\d)"', path.read_text()))
     return found
 
 

@@ -81,8 +81,9 @@ def test_rows_6_and_7_a_lost_node_comes_back(scene, fault):
     assert said["steps_lost"] == 0
 
 
-def test_row_36_the_nursery_dies_and_its_node_begins_another(scene):
-    said = drill(scene, "nursery rank=1 step=6", "kill rank=1 step=10", options=NODES)
+def test_rows_11_and_36_a_node_connects_again_and_begins_another_nursery_when_one_dies(scene):
+    faults = ("disconnect rank=1 step=3", "nursery rank=1 step=6", "kill rank=1 step=10")
+    said = drill(scene, *faults, options=NODES)
     assert sources(said) == {"replica"}
     assert said["steps_lost"] == 0
 
@@ -92,7 +93,10 @@ def test_row_36_the_nursery_of_the_only_node_dies(scene):
     assert sources(said) <= {"checkpoint", "initial"}
 
 
-@pytest.mark.parametrize("fault", ["store rank=1 step=6", "store rank=1 step=6 phase=vote"])
+@pytest.mark.parametrize(
+    "fault",
+    ["store rank=1 step=6", pytest.param("store rank=1 step=6 phase=vote", marks=pytest.mark.slow)],
+)
 def test_row_8_the_store_dies_at_work(scene, fault):
     drill(scene, fault)
 
@@ -106,11 +110,7 @@ def test_row_9_another_controller_takes_over(scene):
     drill(scene, "controller rank=1 step=6", "kill rank=1 step=9")
 
 
-def test_row_11_a_node_whose_connection_breaks_connects_again(scene):
-    drill(scene, "disconnect rank=1 step=6", options=NODES)
-
-
-@pytest.mark.parametrize("phase", ["meet", "restore"])
+@pytest.mark.parametrize("phase", [pytest.param("meet", marks=pytest.mark.slow), "restore"])
 def test_row_26_a_fault_during_the_recovery_from_another(scene, phase):
     drill(scene, "kill rank=1 step=6", f"kill rank=1 step=6 phase={phase}")
 
@@ -133,6 +133,7 @@ def test_row_29_no_spare_is_left(scene):
     assert said["steps_lost"] == 0
 
 
+@pytest.mark.slow  # the quick one is in `tests/run/test_recovery.py`
 def test_row_24_killed_while_a_checkpoint_is_written(scene):
     drill(scene, "kill rank=1 step=8 phase=save")
 
@@ -146,14 +147,13 @@ def test_rows_15_to_17_a_damaged_checkpoint_is_passed_over(scene, kind):
     assert "CheckpointRefused" in events
 
 
-@pytest.mark.parametrize("of", ["parameters", "optimizer"])
+@pytest.mark.parametrize("of", ["parameters", pytest.param("optimizer", marks=pytest.mark.slow)])
 def test_row_18_a_flipped_bit_is_found_and_healed(scene, of):
     drill(scene, f"flip rank=1 step=6 of={of}", options=FOUR)
 
 
 def test_row_20_a_loss_that_is_no_number_is_never_applied(scene):
-    drill(scene, "nan rank=1 step=6")
-    drill(scene, "nan rank=0+1 step=6")
+    drill(scene, "nan rank=1 step=6", "nan rank=0+1 step=9")
 
 
 def test_row_21_a_poisoned_sample_is_named(scene):
@@ -164,18 +164,15 @@ def test_row_21_a_poisoned_sample_is_named(scene):
     assert str(read[3]) in said["faults"][0]["verdict"]
 
 
-def test_row_22_out_of_memory_is_no_fault_of_the_machine(scene):
-    drill(scene, "oom rank=1 step=6")
-
-
-def test_row_23_the_wall_clock_jumps(scene):
-    drill(scene, "clock rank=0 step=6", "kill rank=1 step=9")
+def test_rows_22_and_23_out_of_memory_and_a_wall_clock_that_jumps(scene):
+    drill(scene, "oom rank=1 step=3", "clock rank=0 step=6", "kill rank=1 step=9")
 
 
 def test_row_30_sigterm_saves_and_goes_on_when_started_again(scene):
     drill(scene, "term rank=1 step=6")
 
 
+@pytest.mark.slow  # the quick one is in `tests/run/test_own_code.py`
 def test_row_31_a_crash_loop_ends(scene):
     drill(scene, "raise rank=1 step=6 times=9")
 

@@ -435,6 +435,7 @@ def test_nothing_left_possible_is_said_with_all_that_was_fixed():
     )
     assert problem.code in ("L007", "L014")
     assert "leave one of them out" in problem.fix or "set train.global_batch" in problem.fix
+    assert "None" not in problem.what
 
 
 def test_what_our_runtime_lacks_is_named():

@@ -11,7 +11,7 @@ from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of
 
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
-from paceline.launch.local import check_runs_here
+from paceline.launch.ready import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.plan import limit_problem
 from paceline.profile import ModuleFacts, profile_module
@@ -236,7 +236,7 @@ def test_run_does_every_layout_that_is_planned_for_this_machine():
 def test_run_refuses_what_it_cannot_do():
     problem = refused_of(TINY, "layout.offload=nvme", "layout.sharding=full")
     assert problem.code == "L012"
-    assert "`paceline run` cannot do here" in problem.what
+    assert "Paceline's own runtime cannot do" in problem.what
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,17 @@ ON_TWO = {
     "experts, nothing sharded": layout(expert=2, sharding="none"),
     "experts, recompute": layout(expert=2, recompute="full", accumulation=2),
 }
+MORE_ON_TWO = {
+    name: ON_TWO.pop(name)
+    for name in (
+        *("DDP accumulating", "FSDP2 reducing each time", "FSDP2, recompute every 2"),
+        *("tensor, whole tokens", "tensor accumulating", "tensor, recompute", "ring, recompute"),
+        *("ring, nothing sharded", "GPipe", "1F1B, recompute", "zero-bubble in a v"),
+        "experts, nothing sharded",
+    )
+}
+"""Slow, and much like others."""
+
 ON_FOUR = {
     "HSDP": layout(data=4, sharding="hybrid", shard=2),
     "tensor 4": tensor(4),

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from tests.prove.cases import MORE_ON_FOUR, ON_FOUR, ON_TWO, SHAPE, compared
+from tests.prove.cases import MORE_ON_FOUR, MORE_ON_TWO, ON_FOUR, ON_TWO, SHAPE, compared
 from tests.ranks import run_ranks
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -76,6 +76,11 @@ def on_two():
 
 
 @pytest.fixture(scope="module")
+def more_on_two():
+    return run_ranks(real_peaks, 2, requests(MORE_ON_TWO), limit_s=240)
+
+
+@pytest.fixture(scope="module")
 def on_four():
     return run_ranks(real_peaks, 4, requests(ON_FOUR), limit_s=240)
 
@@ -101,6 +106,14 @@ def test_two_ranks_hold_at_their_fullest_what_was_proved(name, on_two):
 def test_four_ranks_hold_at_their_fullest_what_was_proved(name, on_four):
     for stage in prove(compared(ON_FOUR[name])).stages:
         assert stage.peak_bytes == pytest.approx(on_four[stage.rank][name], rel=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", MORE_ON_TWO)
+def test_two_ranks_of_more_variants_hold_what_was_proved(name, more_on_two):
+    for stage in prove(compared(MORE_ON_TWO[name])).stages:
+        assert stage.peak_bytes == pytest.approx(more_on_two[stage.rank][name], rel=CLOSE)
 
 
 @pytest.mark.slow

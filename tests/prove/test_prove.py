@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 DEEP = ModelRequest(decoder=replace(SHAPE, layers=20))
 EXTENDED = {
     "FSDP2": layout(data=64),
-    "FSDP2 accumulating": layout(data=64, accumulation=5),
+    "FSDP2 accumulating": layout(data=64, accumulation=3),
     "FSDP2, recompute": layout(data=64, recompute="full"),
     "FSDP2, recompute every 2": layout(data=64, recompute="full", recompute_every=2),
     "FSDP2 x tensor": layout(data=8, tensor=2),
@@ -63,7 +63,13 @@ RATES = Rates(
 )
 
 
-@pytest.mark.parametrize("name", EXTENDED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "FSDP2, recompute" else [])
+        for name in EXTENDED
+    ],
+)
 def test_a_few_blocks_extended_to_all_equal_the_trace_of_all(name):
     asked = request(EXTENDED[name], model=DEEP)
     (few,), (all_of_them,) = prove(asked).stages, prove(replace(asked, whole=True)).stages

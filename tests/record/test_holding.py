@@ -48,3 +48,15 @@ def test_what_is_left_of_a_dead_controller_and_an_end_are_waited_for(tmp_path, i
     ).close()
     release.join()
     assert held.closed
+
+
+def test_a_process_id_of_another_machine_says_nothing_here(tmp_path):
+    in_charge(tmp_path, os.getpid())
+    held = claim_control(tmp_path, patience_s=0.0)
+    release = threading.Timer(1.2, held.close)
+    release.start()
+    claim_from_another(
+        tmp_path, patience_s=PATIENCE_S, is_over=lambda since_s: False, is_here=False
+    ).close()
+    release.join()
+    assert held.closed

@@ -46,18 +46,23 @@ def own_scene(folder, *, fault: str = "pass", apply: str = "step.apply()") -> Sc
     return scene
 
 
-@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), "full"])
-def test_own_code_with_dropout_recovers_to_the_same_bits(tmp_path, sharding):
+@pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_own_code_with_dropout_and_batch_norm_recovers_to_the_same_bits(tmp_path, sharding):
     scene = own_scene(tmp_path)
+    program = scene.folder / "mine.py"
+    program.write_text(program.read_text().replace("nn.ReLU()", "nn.BatchNorm1d(16)"))
     option = ("--set", f"layout.sharding={sharding}")
     clean = scene.run("clean", *option)
-    killed = scene.run("killed", *option, "--set", "drill.kill=[rank=0@step=7@apply]")
+    kills = "drill.kill=[rank=1@step=4, rank=0@step=9@apply]"
+    killed = scene.run("killed", *option, "--set", kills, "--set", "recovery.max_restarts=2")
     assert killed.digest == clean.digest
     assert killed.samples == clean.samples
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all_and_training_goes_on(tmp_path):
-    poison = "loss = loss * float('nan') if (session.place.rank, step.number) == (1, 3) else loss"
+    is_poison = "(session.place.rank, step.number) == (1, 3)"
+    zero = "loss * 0 if step.number > 4 else loss"  # a gradient of zero is one like any other
+    poison = f"loss = loss * float('nan') if {is_poison} else {zero}"
     run = own_scene(tmp_path, fault=poison).run("run")
     (refused,) = run.of(log.StepRefused)
     assert (refused.step, refused.reason) == (3, "the loss is not finite on rank(s) 1")
@@ -72,9 +77,12 @@ def test_steps_that_are_refused_again_and_again_end_the_run(tmp_path):
     assert run.finished.restarts == 0
 
 
-def test_an_exception_before_the_first_step_is_shown_and_not_retried(tmp_path):
-    run = own_scene(tmp_path, fault="raise ValueError('my own mistake')").run("run", code=4)
-    assert "ValueError: my own mistake" in run.output
+def test_an_exception_before_the_first_step_is_shown_and_not_retried_also_if_it_is_no_unicode(
+    tmp_path,
+):
+    fault = "raise ValueError('my own mistake ' + chr(0xDCFF) + ' name')"
+    run = own_scene(tmp_path, fault=fault).run("run", code=4)
+    assert "ValueError: my own mistake \\udcff name" in run.output
     assert run.finished.restarts == 0
     (lost,) = run.of(log.WorkerLost)
     assert "my own mistake" in (run.folder / f"logs/rank-{lost.rank}.log").read_text()
@@ -122,11 +130,6 @@ def test_a_full_memory_is_told_apart_and_not_held_against_the_node(tmp_path):
     assert not run.of(log.NodeSetAside)
 
 
-def test_a_step_without_apply_is_named(tmp_path):
-    run = own_scene(tmp_path, apply="pass").run("run", code=4)
-    assert "step 1 was left without step.apply()" in run.output
-
-
 def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
     scene = own_scene(tmp_path, fault="import os; step.number == 6 and os._exit(0)")
     run = scene.run("run", code=CrashLoop.exit_code)
@@ -150,35 +153,7 @@ def test_a_model_that_cannot_be_built_is_named_before_anything_starts(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.slow)])
-def test_batch_norm_is_the_same_on_every_rank_and_recovers_to_the_same_bits(tmp_path, sharding):
-    scene = own_scene(tmp_path)
-    program = scene.folder / "mine.py"
-    program.write_text(program.read_text().replace("nn.ReLU()", "nn.BatchNorm1d(16)"))
-    option = ("--set", f"layout.sharding={sharding}")
-    clean = scene.run("clean", *option)
-    killed = scene.run("killed", *option, "--set", "drill.kill=[rank=1@step=7]")
-    assert killed.digest == clean.digest
-
-
 def test_a_micro_batch_left_out_is_named_and_does_not_drift(tmp_path):
     run = own_scene(tmp_path, fault="break").run("run", code=4)
     assert "R024" in run.output
     assert "called 0 times for 1 micro-batch" in run.output
-
-
-def test_a_step_applied_twice_is_named(tmp_path):
-    run = own_scene(tmp_path, apply="step.apply(); step.apply()").run("run", code=4)
-    assert "step 1 was applied twice" in run.output
-
-
-def test_a_gradient_of_zero_is_a_step_like_any_other(tmp_path):
-    run = own_scene(tmp_path, fault="loss = loss * 0").run("run")
-    assert run.finished.step == 12
-
-
-def test_an_error_text_that_is_no_unicode_is_still_told(tmp_path):
-    fault = "raise ValueError('bad ' + chr(0xDCFF) + ' name')"
-    run = own_scene(tmp_path, fault=fault).run("run", code=4)
-    assert "ValueError: bad \\udcff name" in run.output
-    assert run.finished.restarts == 0

@@ -15,6 +15,13 @@ ROUNDING = 1e-12
 differ by at most 4,096 x 2^-53 = 5e-13 (Higham, Accuracy and Stability, section 4.2), each step
 builds on the last, and a loss has curvature; a wrong layout differs by more than 1e-3."""
 
+SLOW = (
+    *("ZeRO-2", "TP x DDP", "TP without SP", "CP ring x FSDP2", "PP 1F1B x DDP"),
+    *("PP 1F1B x ZeRO-1", "PP gpipe"),
+)
+"""Pairs whose halves are each in another layout here; `test_strategy.py`, `test_shard.py`,
+`test_tensor.py` and `test_pipeline.py` have them in part too."""
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "recompute, micro-batch 1": {"recompute": "full", "micro_batch": 1},
@@ -44,15 +51,18 @@ def alone() -> dict[str, Any]:
     return run_ranks(train_alone, 1)[0]
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if variant else [])
-        for name, variant in VARIANTS.items()
-    ],
-)
-def test_every_layout_trains_as_one_device_does(variant: str, alone: dict[str, Any]):
-    names = layouts_of(variant)
+def check(names: list[str], variant: str, alone: dict[str, Any]) -> None:
     ranks = run_ranks(train_all, 4, names, variant, limit_s=240)
     found = {name: deviation([rank[name] for rank in ranks], alone) for name in names}
     assert not {name: each for name, each in found.items() if each > ROUNDING}
+
+
+def test_each_layout_trains_as_one_device_does(alone: dict[str, Any]):
+    check([name for name in LAYOUTS if name not in SLOW], "plain", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_layout_trains_as_one_device_does(variant: str, alone: dict[str, Any]):
+    names = layouts_of(variant)
+    check([name for name in names if name in SLOW or variant != "plain"], variant, alone)

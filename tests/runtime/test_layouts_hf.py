@@ -34,7 +34,11 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "EP x CP": {"data": 2, "sharding": "full", "expert": 2, "context": 2},
     "EP over data and context": {"data": 2, "sharding": "full", "expert": 4, "context": 2},
 }
-MATRIX = {"llama": DENSE, "gpt2": DENSE, "mixtral": EXPERTS}
+MORE_EXPERTS: dict[str, dict[str, Any]] = {
+    name: EXPERTS.pop(name) for name in ("EP x HSDP", "EP x PP x FSDP2", "EP over data and context")
+}
+MATRIX = {"llama": DENSE, "mixtral": EXPERTS}
+SLOW = {"gpt2": DENSE, "mixtral": MORE_EXPERTS}
 
 
 def train_all(rank: int, world: int, kind: str, layouts: dict[str, Layout]) -> dict[str, Any]:
@@ -43,10 +47,17 @@ def train_all(rank: int, world: int, kind: str, layouts: dict[str, Layout]) -> d
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k == "gpt2" else []) for k in MATRIX]
+    ("kind", "of_kind"),
+    [
+        *MATRIX.items(),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW.items()),
+    ],
+    ids=[*MATRIX, "gpt2", "more of mixtral"],
 )
-def test_models_of_transformers_train_in_every_layout_as_on_one_device(kind: str):
-    layouts = {name: layout_of(fields, {}) for name, fields in MATRIX[kind].items()}
+def test_models_of_transformers_train_in_every_layout_as_on_one_device(
+    kind: str, of_kind: dict[str, dict[str, Any]]
+):
+    layouts = {name: layout_of(fields, {}) for name, fields in of_kind.items()}
     alone = run_ranks(train_all, 1, kind, {"alone": alone_layout()}, limit_s=120)[0]["alone"]
     ranks = run_ranks(train_all, 4, kind, layouts, limit_s=280)
     found = {name: deviation([rank[name] for rank in ranks], alone) for name in layouts}

@@ -10,6 +10,7 @@ from tests.ranks import run_ranks
 from tests.run.scene import Scene
 
 from paceline.control import messages as say
+from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.plan import plan_job
 from paceline.record.run import RunFolder, create_run
@@ -146,6 +147,38 @@ def test_fp16_excuses_overflows_only_while_its_scale_can_be_lowered(tmp_path):
         (False, 2.0**-14),
     ]
     assert same
+
+
+def misuse(rank: int, world: int, folder: Path) -> dict[str, str]:
+    """What is said of a step that is applied so many times."""
+    told = {}
+    for times, how in ((0, "not applied"), (2, "applied twice")):
+        session, _ = session_in(folder / how, rank, world, "train.steps=3")
+        with pytest.raises(RunError) as caught:
+            apply_each_step(session, times)
+        told[how] = caught.value.problems[0].what
+    return told
+
+
+def apply_each_step(session: Session, times: int) -> None:
+    model = session.build(lambda: torch.nn.Linear(4, 1))
+    for step in session.steps(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        for ids in step.micro_batches(8):
+            step.backward(model(torch.ones(len(ids), 4)).square().mean())
+        for _ in range(times):
+            step.apply()
+
+
+@pytest.mark.ranks
+def test_a_step_that_is_not_applied_or_applied_twice_is_named(tmp_path):
+    for how in ("not applied", "applied twice"):
+        Scene(tmp_path / how)
+    assert run_ranks(misuse, 1, tmp_path) == [
+        {
+            "not applied": "step 1 was left without step.apply()",
+            "applied twice": "step 1 was applied twice",
+        }
+    ]
 
 
 def train_by(rank: int, world: int, folder: Path, way: str) -> Any:

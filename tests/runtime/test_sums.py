@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from tests.ranks import run_ranks
 from tests.runtime.test_shard import decoder, layout_of
 from torch import Tensor, nn
+from torch.futures import Future
 
 from paceline.runtime.strategy.data import sums
 from paceline.runtime.strategy.data.replica import Replica
@@ -74,3 +76,49 @@ def reduce_thirds(rank: int, world: int) -> tuple[list[float], bool]:
 
 def test_gradients_are_sums_over_the_ranks_and_nothing_is_kept_of_what_has_ended():
     assert run_ranks(reduce_thirds, 3) == [([7.0], True)] * 3
+
+
+def step_that_waits_for_a_late_rank(rank: int, world: int) -> tuple[float, float]:
+    """Seconds that rank 1 comes late to a backward pass, and its buckets' limit afterwards."""
+    sums._LEAST_S, sums._TIMES_LONGEST = 0.5, 2.0
+    layout = layout_of(world, "none")
+    model = shard(decoder(), layout, make_meshes(layout, "cpu"), "fp32")
+    assert isinstance(model, Replica)
+    state = model._hook[0]
+    assert isinstance(state, sums.BucketSums)
+    for _ in range(3):
+        model(torch.zeros(2, 8, dtype=torch.long)).sum().backward()
+    late_s = state.limit_s + 2.0
+    dist.barrier()
+    loss = model(torch.zeros(2, 8, dtype=torch.long)).sum()
+    if rank:
+        time.sleep(late_s)
+    loss.backward()
+    return late_s, state.limit_s
+
+
+def test_a_bucket_may_wait_longer_for_another_rank_than_its_own_limit():
+    """What is broken off is let go of soon, and who is only late breaks nothing."""
+    for late_s, limit_s in run_ranks(step_that_waits_for_a_late_rank, 2):
+        assert limit_s < 2.0 * late_s  # the wait is not in it
+
+
+class Bucket:
+    """Something that a frame on the way of an error holds."""
+
+
+def test_an_error_keeps_nothing_of_where_it_was_raised():
+    ended: Future[Tensor] = Future()
+    told = ended.then(lambda future: future.value())
+
+    def settle(bucket: Bucket) -> "weakref.ref[Bucket]":
+        try:
+            raise RuntimeError("the peer is gone")
+        except RuntimeError as error:
+            sums._fail(ended, error)
+        return weakref.ref(bucket)
+
+    held = settle(Bucket())
+    with pytest.raises(RuntimeError, match="the peer is gone"):
+        told.wait()
+    assert held() is None

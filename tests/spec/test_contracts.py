@@ -164,7 +164,7 @@ def test_every_missing_section_is_named_at_once():
     [
         ("clusterConfig", "networkBandwidth", "fast", "is not a bandwidth"),
         ("clusterConfig", "networkBandwidth", "0Gbps", "above zero"),
-        ("dataConfig", "size", "1e999GB", "above zero and finite"),
+        ("dataConfig", "size", "1e999GB", "is no finite number"),
         ("dataConfig", "size", "500", "no unit of bytes"),
         ("clusterConfig", "numNodes", "four", "must be a whole number"),
         ("clusterConfig", "numNodes", 0, "must be above zero"),

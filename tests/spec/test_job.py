@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import units
 from paceline.errors import JobError, Problem
 from paceline.spec import Job, dump_job, job_schema, load_job, parse_job
 from paceline.spec.template import job_template
@@ -81,7 +82,7 @@ def test_a_missing_field_says_what_it_is_for():
     [
         ("train.precision=int8", "choose one of 'auto', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8'"),
         ("train.steps=0", "write a whole number above 0"),
-        ("train.seed=-1", "write a whole number of at least 0"),
+        ("train.seed=-1", "write a whole number of at least 0 and below 9.22337e+18"),
         ("data.held_out=2", "write a number of at least 0 and below 1"),
         ("train.clip_norm=-1", "write a number above 0, or null"),
         ("layout.micro_batch=many", "write a whole number above 0, or 'auto'"),
@@ -303,3 +304,32 @@ def test_a_job_for_another_engine_needs_neither_program_nor_data():
     text = "model: {factory: 'own:make'}\nengine: megatron\ntrain: {global_batch: 8, steps: 9}\n"
     job = parse_job(text, source="job.yaml", folder=Path("/nowhere"))
     assert job.spec.model.factory == "own:make"
+
+
+@pytest.mark.parametrize("number", ["1e400", ".inf", ".nan", "1e305B", "9" * 500])
+def test_sizes_that_are_no_finite_number_are_refused(number):
+    problem = only(GOOD.replace("decoder: {layers: 2, hidden: 32, heads: 2}", f"size: {number}"))
+    assert problem.code == "J006"
+    assert "is no finite number" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("parse_unit", "text"),
+    [
+        (units.parse_bytes, "1e400 GB"),
+        (units.parse_bytes, float("nan")),
+        (units.parse_count, float("inf")),
+        (units.parse_bytes_per_s, "1e308GB/s"),
+        (units.parse_bytes_per_s, "9x1e308B/s"),
+        (units.parse_seconds, "1e400h"),
+        (units.parse_seconds, 10**400),
+    ],
+)
+def test_no_unit_makes_infinity(parse_unit, text):
+    with pytest.raises(ValueError, match="is no finite number"):
+        parse_unit(text)
+
+
+@pytest.mark.parametrize("override", [f"data.seq_len={10**23}", f"train.steps={10**30}"])
+def test_numbers_that_have_surely_a_digit_too_many_are_refused(override):
+    assert only(GOOD, override).code == "J010"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from paceline import units
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import FiniteRange, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
@@ -24,19 +24,7 @@ _T = TypeVar("_T")
 _POSITIVE = click.IntRange(min=1)
 
 
-class _Range(click.FloatRange):
-    """A range that `nan` and `inf` are not in."""
-
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> float:
-        number = float(super().convert(value, parameter, context))
-        if not isfinite(number):
-            self.fail(f"{value} is not a number to reckon with", parameter, context)
-        return number
-
-
-_ABOVE_ZERO = _Range(min=0, min_open=True)
+_ABOVE_ZERO = FiniteRange(min=0, min_open=True)
 
 
 class _Unit(_FloatType):
@@ -180,7 +168,7 @@ def rate(
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @click.option(
     "--margin",
-    type=_Range(min=0, max=1, max_open=True),
+    type=FiniteRange(min=0, max=1, max_open=True),
     help="Share of the largest to leave free. [default: 0 by estimate, since a plan leaves memory "
     "free already; 0.1 measured]",
 )

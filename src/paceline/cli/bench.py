@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import FiniteRange, is_given, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.check.bench import Verdict
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="[JOB]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--all-reduce",
+    is_flag=True,
+    help="Measure all-reduce alone, size by size, instead of the job's training.",
+)
+@click.option(
+    "--max-size",
+    default="64 MiB",
+    show_default=True,
+    help="Only with --all-reduce: the largest size. Each is four times the one before, from 1 KiB.",
+)
 @click.option(
     "--ranks",
     "ranks_text",
@@ -61,7 +72,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=900.0,
     show_default=True,
     help="Seconds after which the ranks of one measurement are ended.",
@@ -69,7 +80,9 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 def command(
-    job_file: Path,
+    job_file: Path | None,
+    all_reduce: bool,
+    max_size: str,
     ranks_text: str,
     steps: int,
     warm_up: int,
@@ -88,13 +101,37 @@ def command(
     that the job fixes is kept where it is possible on so many ranks; what is changed is said.
     Nothing is evaluated or saved. Gains are measured, bounds, or the planner's estimate, as said.
 
+    With --all-reduce no model is trained: sizes, seconds, and the bandwidth of all-reduce over the
+    ranks, NCCL's on GPUs and gloo's on CPUs. JOB is then optional: with it, what its plan expects
+    is said beside what was measured. Several nodes: `paceline render JOB --for network`.
+
     \b
     Examples:
       paceline bench job.yaml --ranks 1,2,4
       paceline bench job.yaml --ranks 1,2 --weak --steps 50
       paceline bench job.yaml --ranks 2,4 --layout sharding=full --layout tensor=2
       paceline bench job.yaml --ranks 1,2 --out bench --json
+      paceline bench --all-reduce --ranks 2 --max-size 256MiB
     """
+    if all_reduce:
+        from paceline.cli.sweep import print_sweeps
+
+        for name, flag in _ONLY_TRAINING.items():
+            if is_given(name):
+                raise click.UsageError(f"{flag} is for training, not for --all-reduce.")
+        print_sweeps(
+            job_file,
+            ranks_text,
+            overrides,
+            max_size=max_size,
+            timeout_s=timeout_s,
+            as_json=as_json,
+        )
+        return
+    if is_given("max_size"):
+        raise click.UsageError("--max-size goes with --all-reduce.")
+    if job_file is None:
+        raise click.UsageError("Name the job file, or measure --all-reduce alone.")
     from paceline.check.bench import judge_bench
     from paceline.cli.job_input import read_job
     from paceline.launch.bench import bench_cases, measure, read_ranks
@@ -124,6 +161,16 @@ def command(
     click.echo(text if as_json else "\n".join(bench_lines(verdict)))
     if out is not None:
         _write(out, job.spec.name, verdict, text)
+
+
+_ONLY_TRAINING = {
+    "steps": "--steps",
+    "warm_up": "--warm-up",
+    "is_weak": "--weak or --strong",
+    "layout": "--layout",
+    "out": "--out",
+}
+"""Options that an all-reduce alone has no use for."""
 
 
 def _data(verdict: "Verdict") -> dict[str, Any]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import FiniteRange, json_option
 from paceline.cli.table import format_table
 
 
 @click.command()
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=2, max=3600),
+    type=FiniteRange(min=2, max=3600),
     default=60.0,
     show_default=True,
     help="How long to measure. With less, large shapes are left out.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option, runs_option, set_option
+from paceline.cli.options import FiniteRange, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
     from paceline.check.drill.oracle import Drilled, Outcome, Reference, Verdict
@@ -69,7 +69,7 @@ _ROOM = 10
 @click.option(
     "--timeout",
     "limit_s",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=3600.0,
     show_default=True,
     help="Seconds after which a run counts as hung.",
@@ -272,7 +272,7 @@ def plan_of(job: "Job") -> "Plan":
     """
     from paceline.launch.drill import raise_problems
     from paceline.launch.factory import measure_factory
-    from paceline.launch.local import check_can_run
+    from paceline.launch.ready import check_can_run
     from paceline.plan import plan_job
 
     facts = measure_factory(job) if job.spec.model.factory is not None else None

@@ -1,12 +1,27 @@
 """Options that several verbs share."""
 
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """A range that `nan` and `inf` are not in: click compares, and every comparison with `nan` is
+    false, so that it is in each of click's own."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, parameter, context))
+        if not isfinite(number):
+            self.fail(f"{value} is not a number to reckon with", parameter, context)
+        return number
 
 
 def set_option(function: _F) -> _F:
@@ -35,3 +50,9 @@ def runs_option(function: _F) -> _F:
 def json_option(function: _F) -> _F:
     """`--json`, for machines."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def is_given(name: str) -> bool:
+    """Whether the command line, or the environment, says this parameter of the running verb."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, None)

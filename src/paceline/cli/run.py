@@ -1,9 +1,10 @@
 """`paceline run`: plan, start, watch, recover, report."""
 
 import json
-from dataclasses import asdict, replace
+import shlex
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Start this Python script, which need not know Paceline, instead of a job; its arguments "
     "follow `--`.",
+)
+@click.option(
+    "--with",
+    "engine",
+    type=click.Choice(["torchrun", "accelerate", "deepspeed"]),
+    help="With --script: start it through this engine's launcher, on the ranks planned for JOB.",
 )
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="With --script: how many processes. [default: 1]"
@@ -48,6 +55,39 @@ if TYPE_CHECKING:
     show_default=True,
     help="Write the run's page at its end; `paceline report RUN` writes it at any time.",
 )
+@click.option(
+    "--on",
+    "place",
+    metavar="PLACE",
+    help="Where: local, ssh, slurm, ... (docs/guides/places.md). [default: this machine; with "
+    "--resume, where the run was]",
+)
+@click.option(
+    "--hosts",
+    metavar="HOSTS",
+    help="With --on ssh: node-a,node-b or a hostfile, instead of the job's ssh.hosts. Hosts beyond "
+    "cluster.nodes are spares.",
+)
+@click.option(
+    "--preflight/--no-preflight",
+    "looks",
+    default=None,
+    help="Look before a job starts: limits, room, folders, interfaces. [default: at this machine, "
+    "in milliseconds; --preflight at every node of --on ssh, srun or ray too, in seconds]",
+)
+@click.option(
+    "--allow",
+    "allowed",
+    multiple=True,
+    metavar="NAME",
+    help="Start although this check of the look before fails; kept in the run's preflight.json. "
+    "May be given again.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print exactly what would be submitted or started, and where, and end.",
+)
 @runs_option
 @set_option
 @json_option
@@ -55,15 +95,21 @@ def command(
     job_file: Path | None,
     arguments: tuple[str, ...],
     script: Path | None,
+    engine: str | None,
     nproc: int | None,
     resume: Path | None,
     out: Path | None,
     reports: bool,
+    place: str | None,
+    hosts: str | None,
+    looks: bool | None,
+    allowed: tuple[str, ...],
+    dry_run: bool,
     runs: Path,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Train the job in JOB on this machine: plan, start, watch, recover, report.
+    """Train the job in JOB, here or at PLACE: plan, start, watch, recover, report.
 
     Ctrl-C stops the workers at the next step boundary and saves a checkpoint; press it twice to
     stop at once. Everything is kept in the run's folder.
@@ -75,18 +121,32 @@ def command(
       paceline run --resume runs/my-job-20261121-101500
       paceline run --resume runs/my-job-... --set cluster.per_node=1
       paceline run --script train.py --nproc 4 -- --lr 0.1
+      paceline run --script train_accelerate.py --with accelerate job.yaml -- --lr 0.1
+      paceline run job.yaml --on ssh --hosts node-a,node-b
+      paceline run job.yaml --allow checkpoint-room
+      paceline run job.yaml --on slurm --set slurm.partition=gpu --dry-run
     """
-    from paceline.cli.progress import ProgressView
-    from paceline.launch.local import run_local
-    from paceline.record.run import create_script_run
-
+    asked = _Asked(
+        place=place,
+        hosts=hosts,
+        looks=looks,
+        allowed=allowed,
+        dry_run=dry_run,
+        out=out,
+        runs=runs,
+        reports=reports,
+        json=as_json,
+    )
     if script is not None:
         if resume is not None:
             raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
+        if engine is not None:
+            return _start_with(engine, script, job_file, arguments, nproc, overrides, asked)
         given = [str(job_file), *arguments] if job_file is not None else []
-        program = _script_of(script, given, nproc or 1, overrides)
-        run = create_script_run(program, folder=out, runs=runs)
-        return _run_script(program, run, as_json, reports=reports)
+        _refuse_job_without_engine(given)
+        return _start_script(_script_of(script, given, nproc or 1, overrides), asked)
+    if engine is not None:
+        raise click.UsageError("--with goes with --script.")
     if nproc is not None:
         raise click.UsageError("--nproc goes with --script.")
     if arguments:
@@ -95,24 +155,289 @@ def command(
         raise click.UsageError("Give a job file, or --resume with a run's folder.")
     if resume is not None and out is not None:
         raise click.UsageError("--out is for new runs; --resume goes on in the run's own folder.")
-    started = _script_job(job_file, resume, out, runs, overrides)
-    if started is not None:
-        return _run_script(*started, as_json, reports=reports)
     if resume is not None:
-        run, job, plan = _again(resume, overrides)
-    else:
-        assert job_file is not None
-        run, job, plan = _anew(job_file, overrides, out, runs)
-    view = ProgressView(job=job, run=run, plan=plan, to_stderr=as_json)
-    view.opening(resumed=resume is not None)
-    state = run_local(
-        job, plan, run, on_event=view.event, on_progress=view.progress, on_note=view.note
+        return _go_on(resume, overrides, asked)
+    assert job_file is not None
+    from paceline.spec import load_script
+
+    program = load_script(job_file, overrides)
+    return _start_script(program, asked) if program else _start_job(job_file, overrides, asked)
+
+
+def _refuse_job_without_engine(given: list[str]) -> None:
+    """A job file without --with would be an argument of a script that runs unplanned.
+
+    What stands behind `--` is the script's own.
+    """
+    import sys
+
+    first = given[0] if given else ""
+    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if first not in behind and first.endswith((".yaml", ".yml")):
+        raise click.UsageError(
+            f"{first} would only be an argument of the script: did you mean --with ENGINE, which "
+            f"plans the ranks for it? Arguments of the script's own follow `--`: -- {first}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the command line says of a run, whatever it is of."""
+
+    place: str | None
+    hosts: str | None
+    looks: bool | None
+    allowed: tuple[str, ...]
+    dry_run: bool
+    out: Path | None
+    runs: Path
+    reports: bool
+    json: bool
+
+
+def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
+    import shutil
+
+    from paceline.cli.run_preflight import keep_look, look_before
+    from paceline.errors import JobError
+    from paceline.launch.places import find_place
+    from paceline.record.run import create_run, fresh_name
+    from paceline.spec import load_job
+
+    place = asked.place or "local"
+    kind = find_place(place).kind
+    job = _with_hosts(load_job(job_file, overrides), asked, place)
+    corpus = _find_corpus(job, place)
+    plan = _check_and_plan(job, place, dry_run=asked.dry_run)
+    if asked.dry_run:
+        folder = asked.out or fresh_name(asked.runs, job.spec.name)
+        return _show_submission(place, job, plan, folder, asked)
+    looked = look_before(job, plan, place, asked.out or asked.runs, asked.looks, asked.allowed)
+    run = create_run(job, plan, folder=asked.out, runs=asked.runs, corpus=corpus)
+    keep_look(run, looked)
+    if kind == "queued":
+        return _hand_over(place, job, plan, run, asked, is_new=True)
+    try:
+        return _attend(place, job, plan, run, asked, resumed=False)
+    except JobError:
+        if not run.journal_file.exists():  # refused: nothing was started, and nothing stays
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def _start_with(
+    engine: str,
+    script: Path,
+    job_file: Path | None,
+    arguments: tuple[str, ...],
+    nproc: int | None,
+    overrides: tuple[str, ...],
+    asked: _Asked,
+) -> int:
+    from paceline.cli.run_with import prepare_with
+
+    if nproc is not None:
+        raise click.UsageError("--with plans the ranks: leave --nproc out.")
+    if asked.place not in (None, "local") or asked.hosts is not None or asked.dry_run:
+        raise click.UsageError("--with starts here: leave --on, --hosts and --dry-run out.")
+    program, run = prepare_with(
+        engine, script, job_file, arguments, overrides, out=asked.out, runs=asked.runs
     )
-    report, why_not = _write_report(run) if reports else (None, _LATER)
+    return _run_script(program, run, asked.json, reports=asked.reports)
+
+
+def _start_script(program: "Script", asked: _Asked) -> int:
+    from paceline.launch.places import find_place
+    from paceline.record.run import create_script_run, fresh_name
+
+    place = asked.place or "local"
+    _refuse_hosts(asked, place)
+    if find_place(place).kind == "queued":
+        if asked.dry_run:
+            folder = asked.out or fresh_name(asked.runs, program.spec.name)
+            return _show_submission(place, program, None, folder, asked)
+        run = create_script_run(program, folder=asked.out, runs=asked.runs)
+        return _hand_over(place, program, None, run, asked, is_new=True)
+    _check_script(program, place)
+    if asked.dry_run:
+        return _show_program(program, asked)
+    run = create_script_run(program, folder=asked.out, runs=asked.runs)
+    return _run_script(program, run, asked.json, reports=asked.reports)
+
+
+def _show_program(program: "Script", asked: _Asked) -> int:
+    spec = program.spec
+    if asked.json:
+        found = {"place": "local", "folder": str(program.folder), "command": list(spec.command)}
+        click.echo(json.dumps(found | {"processes": spec.processes}, indent=2))
+        return 0
+    click.echo(f"==> {spec.processes} process(es) on this machine, each started by <==")
+    click.echo(f"cd {shlex.quote(str(program.folder))} && {shlex.join(spec.command)}")
+    return 0
+
+
+def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
+    from paceline.cli.run_preflight import keep_look, look_before
+    from paceline.errors import JobError, Problem
+    from paceline.launch.handover import check_not_queued
+    from paceline.launch.places import find_place
+    from paceline.record.placement import read_placement
+    from paceline.record.run import open_run
+
+    run = open_run(folder)
+    before = read_placement(run.path)
+    place = asked.place or (before.place if before is not None else "local")
+    kind = find_place(place).kind
+    program = run.script()
+    if program is not None:
+        if overrides:
+            raise JobError(
+                Problem(
+                    code="R051",
+                    what="a program's run goes on as it was started",
+                    where="--set",
+                    fix="leave --set out, or start a new run",
+                )
+            )
+        _refuse_hosts(asked, place)
+        if kind == "queued":
+            if asked.dry_run:
+                return _show_submission(place, program, None, run.path, asked)
+            return _hand_over(place, program, None, run, asked, is_new=False)
+        _check_script(program, place)
+        if asked.dry_run:
+            return _show_program(program, asked)
+        return _run_script(program, run, asked.json, reports=asked.reports)
+    if place != "srun":
+        check_not_queued(run)
+    job, plan = _again(run, overrides, asked, place)
+    if asked.dry_run:
+        return _show_submission(place, job, plan, run.path, asked)
+    if kind == "queued":
+        return _hand_over(place, job, plan, run, asked, is_new=False)
+    keep_look(run, look_before(job, plan, place, run.path, asked.looks, asked.allowed))
+    return _attend(place, job, plan, run, asked, resumed=True)
+
+
+def _attend(
+    place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: _Asked, *, resumed: bool
+) -> int:
+    """Run it to its end from here."""
+    from paceline.cli.progress import ProgressView
+    from paceline.launch.attached import run_attached
+
+    view = ProgressView(job=job, run=run, plan=plan, to_stderr=asked.json)
+    view.opening(resumed=resumed)
+    state = run_attached(
+        job,
+        plan,
+        run,
+        place=place,
+        on_event=view.event,
+        on_progress=view.progress,
+        on_note=view.note,
+    )
+    report, why_not = _write_report(run) if asked.reports else (None, _LATER)
     view.closing(state, report, why_not)
-    if as_json:
+    if asked.json:
         click.echo(json.dumps(_summary(run, report), indent=2))
     return state.exit_code
+
+
+def _hand_over(
+    place: str,
+    job: "Job | Script",
+    plan: "Plan | None",
+    run: "RunFolder",
+    asked: _Asked,
+    *,
+    is_new: bool,
+) -> int:
+    """Submit it. A new run that the queue refuses leaves nothing behind."""
+    import shutil
+
+    from paceline.errors import PacelineError
+    from paceline.launch.handover import hand_over
+    from paceline.launch.places import PLACES
+
+    try:
+        placement, submission = hand_over(place, job, plan, run)
+    except PacelineError:
+        if is_new:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    if asked.json:
+        found = {"run": str(run.path), "place": place, "job_id": placement.job_id}
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    click.echo(f"job {placement.job_id} of {PLACES[place].title}")
+    click.echo(f"run folder  {run.path}")
+    for note in submission.notes:
+        click.echo(note)
+    for verb in ("status", "logs", "stop"):
+        click.echo(f"  paceline {verb} {shlex.quote(str(run.path))}")
+    return 0
+
+
+def _show_submission(
+    place: str, job: "Job | Script", plan: "Plan | None", folder: Path, asked: _Asked
+) -> int:
+    from paceline.launch.handover import FOLDER, format_submission
+    from paceline.launch.places import PLACES, queued
+    from paceline.record.run import RunFolder
+
+    run = RunFolder(folder.resolve())
+    if PLACES[place].kind != "queued":
+        assert plan is not None
+        return _show_starts(place, cast("Job", job), plan, run, asked)
+    submission = queued(place).prepare(job, plan, run)
+    if asked.json:
+        found = {
+            "place": place,
+            "folder": str(run.path / FOLDER),
+            "files": dict(submission.files),
+            "command": list(submission.command),
+            "notes": list(submission.notes),
+        }
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo(format_submission(submission, run))
+    return 0
+
+
+def _show_starts(place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: _Asked) -> int:
+    """What an attached place would start. Nothing is started, made or asked."""
+    from paceline.launch.places import PLACES, attached
+
+    starts = attached(place).starts(job, plan, run)
+    if asked.json:
+        found = {
+            "place": place,
+            "folder": str(run.path),
+            "starts": [{"host": each.host, "command": list(each.command)} for each in starts],
+        }
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    click.echo(f"run folder  {run.path}")
+    click.echo(f"controller  this command, here; place: {PLACES[place].title}")
+    for node, each in enumerate(starts):
+        ranks = f"{plan.cluster.ranks_per_node} rank(s)"
+        click.echo(f"==> node {node}: {ranks} on {each.host}, started by <==")
+        click.echo(shlex.join(each.command))
+    click.echo("ADDRESS:PORT is the controller's, which has one when it runs.")
+    return 0
+
+
+def _with_hosts(job: "Job", asked: _Asked, place: str) -> "Job":
+    from paceline.launch.handover import with_hosts
+
+    _refuse_hosts(asked, place)
+    return with_hosts(job, asked.hosts) if asked.hosts is not None else job
+
+
+def _refuse_hosts(asked: _Asked, place: str) -> None:
+    if asked.hosts is not None and place != "ssh":
+        raise click.UsageError("--hosts goes with --on ssh.")
 
 
 _LATER = "`paceline report RUN` writes it"
@@ -134,50 +459,15 @@ def _script_of(
         "processes": nproc,
     }
     job = make_script(values, Path.cwd(), overrides)
-    _check_script(job)
     return job
 
 
-def _script_job(
-    job_file: Path | None,
-    resume: Path | None,
-    out: Path | None,
-    runs: Path,
-    overrides: tuple[str, ...],
-) -> "tuple[Script, RunFolder] | None":
-    """The job and its run, where it is a program that is not one of ours; otherwise None."""
-    from paceline.errors import JobError, Problem
-    from paceline.record.run import create_script_run, open_run
-    from paceline.spec import load_script
-
-    if resume is not None:
-        run = open_run(resume)
-        again = run.script()
-        if again is None:
-            return None
-        if overrides:
-            raise JobError(
-                Problem(
-                    code="R051",
-                    what="a program's run goes on as it was started",
-                    where="--set",
-                    fix="leave --set out, or start a new run",
-                )
-            )
-        _check_script(again)
-        return again, run
-    assert job_file is not None
-    job = load_script(job_file, overrides)
-    if job is None:
-        return None
-    _check_script(job)
-    return job, create_script_run(job, folder=out, runs=runs)
-
-
-def _check_script(job: "Script") -> None:
+def _check_script(job: "Script", place: str) -> None:
     from paceline.errors import JobError
     from paceline.launch.foreign import check_script
 
+    if place != "local":
+        raise click.UsageError(f"--on {place} takes jobs of Paceline's own runtime only.")
     problems = list(check_script(job))
     if problems:
         raise JobError(*problems)
@@ -185,13 +475,16 @@ def _check_script(job: "Script") -> None:
 
 def _run_script(job: "Script", run: "RunFolder", as_json: bool, *, reports: bool) -> int:
     from paceline.cli.script_progress import ScriptView
+    from paceline.launch.attached import versions
     from paceline.launch.foreign import run_script
-    from paceline.launch.local import versions
+    from paceline.launch.with_engine import check_started
     from paceline.record.run import summarise
 
     view = ScriptView(job=job, run=run, to_stderr=as_json)
     view.opening()
     state = run_script(job, run, versions=versions(), on_event=view.event)
+    if state.outcome != "interrupted":
+        check_started(job, run)
     report, why_not = _write_report(run) if reports else (None, _LATER)
     view.closing(state, report, why_not)
     if as_json:
@@ -200,46 +493,35 @@ def _run_script(job: "Script", run: "RunFolder", as_json: bool, *, reports: bool
     return state.exit_code
 
 
-def _anew(
-    job_file: Path, overrides: tuple[str, ...], out: Path | None, runs: Path
-) -> "tuple[RunFolder, Job, Plan]":
-    from paceline.record.run import create_run
-    from paceline.spec import load_job
-
-    job = load_job(job_file, overrides)
-    corpus = _find_corpus(job)
-    plan = _check_and_plan(job)
-    return create_run(job, plan, folder=out, runs=runs, corpus=corpus), job, plan
-
-
-def _again(folder: Path, overrides: tuple[str, ...]) -> "tuple[RunFolder, Job, Plan]":
-    from paceline.launch.local import can_take_over
+def _again(
+    run: "RunFolder", overrides: tuple[str, ...], asked: _Asked, place: str
+) -> "tuple[Job, Plan]":
+    from paceline.launch.attached import can_take_over
     from paceline.record.run import (
         check_same_data,
         check_same_training,
         check_steps_left,
-        open_run,
     )
     from paceline.spec import load_job
 
-    run = open_run(folder)
     before = run.job()
-    corpus = _find_corpus(before)
+    corpus = _find_corpus(before, place)
     if corpus is not None:
         check_same_data(run, corpus)
-    if not overrides:
+    if not overrides and asked.hosts is None:
         if not can_take_over(run):  # if it can be, what it lacks is its end
             check_steps_left(run, before)
-        plan = _plan_of(run, before)
-        _check(before, plan)
-        return run, before, plan
+        plan = _plan_of(run, before, place)
+        _check(before, plan, place)
+        return before, plan
     job = replace(load_job(run.job_file, overrides), folder=before.folder)
+    job = _with_hosts(job, asked, place)
     check_same_training(before, job)
     check_steps_left(run, job)
-    return run, job, _check_and_plan(job)
+    return job, _check_and_plan(job, place)
 
 
-def _plan_of(run: "RunFolder", job: "Job") -> "Plan":
+def _plan_of(run: "RunFolder", job: "Job", place: str) -> "Plan":
     """The plan of before; when its file is lost, a new one from the same job."""
     from paceline.errors import JobError
 
@@ -247,32 +529,66 @@ def _plan_of(run: "RunFolder", job: "Job") -> "Plan":
         return run.plan()
     except JobError as damaged:
         click.echo(f"{damaged.problems[0].what}; planning again", err=True)
-        return _check_and_plan(job)
+        return _check_and_plan(job, place)
 
 
-def _find_corpus(job: "Job") -> "Corpus | None":
+def _find_corpus(job: "Job", place: str) -> "Corpus | None":
+    """The text that is here; None where the machines read no file of this one."""
+    from paceline.launch.places import find_place
     from paceline.spec.corpus import find_corpus
 
+    if job.spec.data.path is not None and not find_place(place).has_our_files:
+        _check_paths_there(job, place)
+        return None
     asked = job.spec.data.path is not None or job.spec.data.corpus is not None
     return find_corpus(job) if asked else None
 
 
-def _check_and_plan(job: "Job") -> "Plan":
+def _check_paths_there(job: "Job", place: str) -> None:
+    """
+    Raises:
+        JobError: `W027`, the data would not be on the machines.
+    """
+    from paceline.errors import JobError, Problem
+    from paceline.launch.places import find_place
+
+    paths = job.spec.data.path
+    relative = [
+        each for each in ([paths] if isinstance(paths, str) else paths or []) if each[:1] != "/"
+    ]
+    if relative and not (place == "kubernetes" and job.spec.kubernetes.script is not None):
+        raise JobError(
+            Problem(
+                code="W027",
+                what=f"data.path {', '.join(relative)} is beside the job file, and at "
+                f"{find_place(place).title} no file of this machine is read",
+                where=job.where("data.path"),
+                fix="put the files where those machines have them (image, claim, cloud.setup), and "
+                "name them by absolute paths, such as /workspace/corpus/*.txt",
+            )
+        )
+
+
+def _check_and_plan(job: "Job", place: str, *, dry_run: bool = False) -> "Plan":
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
 
     facts = measure_factory(job) if job.spec.model.factory is not None else None
     plan = plan_job(job, facts)
-    _check(job, plan)
+    _check(job, plan, place, dry_run=dry_run)
     return plan
 
 
-def _check(job: "Job", plan: "Plan") -> None:
-    """Everything that can be known to fail before anything is written or started."""
+def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> None:
+    """Everything that can be known to fail before anything is written or started; at a dry run, but
+    for what has to be installed, or allocated."""
     from paceline.errors import JobError
-    from paceline.launch.local import check_can_run
+    from paceline.launch.ready import check_can_run
 
-    problems = list(check_can_run(job, plan))
+    problems = list(check_can_run(job, plan, place=place))
+    if dry_run:
+        missing = {"R010", "W009", "W020"} | ({"W014"} if place == "srun" else set())
+        problems = [each for each in problems if each.code not in missing]
     if problems:
         raise JobError(*problems)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import FiniteRange, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.control.simulation.costs import System
@@ -40,7 +40,7 @@ _MOST_NODES = 200_000
 )
 @click.option(
     "--days",
-    type=click.FloatRange(min=0.1, max=3650),
+    type=FiniteRange(min=0.1, max=3650),
     default=30.0,
     show_default=True,
     help="Length of a run.",
@@ -83,7 +83,7 @@ _MOST_NODES = 200_000
 )
 @click.option(
     "--tail",
-    type=click.FloatRange(min=0, max=3),
+    type=FiniteRange(min=0, max=3),
     default=0.0,
     show_default=True,
     help="How far the phases of a recovery vary: the standard deviation of their logarithm. At 1, "

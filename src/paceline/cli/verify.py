@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.job_input import read_job
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import FiniteRange, json_option, set_option
 from paceline.cli.output_file import check_can_write
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=900.0,
     show_default=True,
     help="Seconds after which the ranks are ended.",

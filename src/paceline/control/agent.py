@@ -2,8 +2,10 @@
 
     python -m paceline.control.agent --run DIR --node 0 --controller 127.0.0.1:4711
 
-Environment: `PACELINE_HOST` and `GLOO_SOCKET_IFNAME` say where its workers talk to others, if that
-is not 127.0.0.1.
+Its workers talk to others at the address and over the interface from which this machine reaches the
+controller, unless `PACELINE_HOST` and `GLOO_SOCKET_IFNAME` in the environment say otherwise. The
+secret that it is known by comes in the environment, or as the first line of standard input: an
+argument could be read by everybody on the machine.
 
 It obeys the controller. When the controller is gone training goes on, what the workers say is kept
 for the next one, and the agent looks for it (`control.json` in the run's folder). When none has
@@ -34,10 +36,11 @@ from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
+from paceline.control.network import address_toward, interface_of, machine
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
-from paceline.record.holding import find_controller
+from paceline.record.holding import find_controller, hold_agents
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec.faults import parse_fault
@@ -57,6 +60,9 @@ way is cut."""
 BEATS_A_TALLY = 5
 """Beats from one to the next that says how much was said, so that what was lost is missed even when
 nothing follows."""
+
+ORPHANED = 4
+"""Exit code of an agent that ended because no controller was there for the time of its lease."""
 
 FIRST_S = 30.0
 """How long an agent looks for its first controller. A guess: half of what that waits for it."""
@@ -87,8 +93,11 @@ class _Worker:
 class Agent:
     """The agent of one node."""
 
-    def __init__(self, *, run: RunFolder, node: int, controller: tuple[str, int]) -> None:
+    def __init__(
+        self, *, run: RunFolder, node: int, controller: tuple[str, int], token: str
+    ) -> None:
         self._run = run
+        self._token = token
         self._node = node
         self._first_controller = controller
         self._incarnation = secrets.token_hex(8)
@@ -100,6 +109,9 @@ class Agent:
         self._heard_s = time.monotonic()
         self._probe_port = 0
         self._stops = False
+        self.is_orphaned = False
+        """Whether it ends for want of a controller."""
+
         self._workers: dict[int, _Worker] = {}
         self._to_controller: asyncio.StreamWriter | None = None
         self._exits: set[asyncio.Task[None]] = set()
@@ -114,7 +126,9 @@ class Agent:
         per_agent = cluster.ranks_per_node if cluster.is_local else 1
         self._memories = range(node * per_agent, (node + 1) * per_agent)
         self._ranks_per_node = cluster.ranks_per_node
-        self._nursery = Nursery(_environment(cluster), run.logs / f"agent-{node}.log")
+        self._nursery = Nursery(
+            _environment(cluster, controller[0]), run.logs / f"agent-{node}.log"
+        )
 
     async def serve(self) -> None:
         """Obey the controller, and those that follow it, until one says leave, or none is there."""
@@ -168,7 +182,7 @@ class Agent:
             self._probe_port = answer_probes(writer.get_extra_info("sockname")[0])
         ready = say.AgentReady(
             node=self._node,
-            token=os.environ.get(TOKEN_VARIABLE, ""),
+            token=self._token,
             pid=os.getpid(),
             incarnation=self._incarnation,
             is_known=self._is_known,
@@ -226,6 +240,7 @@ class Agent:
             if writer is not None and silent_s > self._lease_s / 2:
                 writer.transport.abort()  # connected, and yet nothing comes
             if self._is_known and silent_s > self._lease_s:
+                self.is_orphaned = True
                 await self._stop_gently()
                 return
 
@@ -301,7 +316,13 @@ class Agent:
         fault = parse_fault(order.fault)
         pid, now = worker.process.pid, time.monotonic()
         self._report(
-            say.FaultDone(worker=order.worker, pid=pid, fault=order.fault, monotonic_s=now)
+            say.FaultDone(
+                worker=order.worker,
+                pid=pid,
+                fault=order.fault,
+                monotonic_s=now,
+                machine=machine(),
+            )
         )
         if fault.row.maker == "worker":
             worker.channel.write(say.encode(say.Fire(fault=order.fault)))
@@ -455,7 +476,7 @@ def _seen(found: Finding) -> say.Seen:
     )
 
 
-def _environment(cluster: Cluster) -> dict[str, str]:
+def _environment(cluster: Cluster, controller: str) -> dict[str, str]:
     """What a launcher must set for every worker: no more threads than cores, and where to talk."""
     environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
     environment |= {
@@ -464,24 +485,40 @@ def _environment(cluster: Cluster) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, int(cluster.cores_per_rank or 1))))
-    # Gloo would take the interface of the host's name; everything here is on this machine.
-    environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    own = environment.setdefault("PACELINE_HOST", address_toward(controller))
+    # Gloo would take the interface of the host's name, which may be one that nobody else reaches.
+    interface = interface_of(own)
+    if interface is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environment
 
 
-def main() -> None:
-    """Entry point of the agent's process."""
+def main() -> int:
+    """Entry point of the agent's process; its exit code."""
     parser = argparse.ArgumentParser(prog="paceline-agent", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--node", type=int, required=True, help="this node, from 0")
     parser.add_argument("--controller", required=True, help="host:port of the controller")
+    parser.add_argument("--host", help="what this machine is called where it was started from")
+    parser.add_argument("--token-stdin", action="store_true", help="read the secret from there")
+    parser.add_argument("--hold", action="store_true", help="hold the run: no lock was inherited")
     options = parser.parse_args()
     host, _, port = options.controller.rpartition(":")
     # Ctrl-C in a terminal reaches the controller, which decides; the agent only obeys.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    agent = Agent(run=open_run(options.run), node=options.node, controller=(host, int(port)))
-    asyncio.run(agent.serve())
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if options.token_stdin:
+        token = sys.stdin.readline().strip()
+    run = open_run(options.run)
+    held = hold_agents(run.path) if options.hold else None
+    agent = Agent(run=run, node=options.node, controller=(host, int(port)), token=token)
+    try:
+        asyncio.run(agent.serve())
+    finally:
+        if held is not None:
+            held.close()
+    return ORPHANED if agent.is_orphaned else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from paceline.control import messages as say
 from paceline.control import state as st
 from paceline.control.agent import LINE_LIMIT
@@ -21,6 +23,7 @@ from paceline.control.beats import BEAT_EVERY_S, Beats
 from paceline.control.connection import Connection
 from paceline.control.journal import Journal
 from paceline.control.link import Lost
+from paceline.control.network import machine
 from paceline.control.probe import Prober
 from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
 from paceline.record.events import AnyEvent, EventLog
@@ -115,6 +118,7 @@ class Controller:
         self._beats = Beats(heartbeat_s=memory.state.setup.heartbeat_s)
         self._probe_ports: dict[int, int] = {}
         self._newest_step = 0
+        self._machine = machine()
         self._over = asyncio.Event()
         self._error: Exception | None = None
 
@@ -269,6 +273,8 @@ class Controller:
             if isinstance(message, say.Beat):
                 link.inbox.check(report.before)
             elif link.inbox.can_take(report.number, report.before):
+                if isinstance(message, say.FaultDone) and message.machine != self._machine:
+                    message = _now(message)
                 self._feed(message, node, report.number)
                 self._show(message)
         except Lost:
@@ -395,3 +401,9 @@ class Controller:
         deadline = time.monotonic() + 10
         while self._memory.links and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
+
+
+def _now(fault: say.FaultDone) -> say.FaultDone:
+    """On this machine's clock, as that of the agent's machine means nothing here: when it is heard
+    of, which is a message's way too late."""
+    return msgspec.structs.replace(fault, monotonic_s=time.monotonic())

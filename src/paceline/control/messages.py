@@ -1,7 +1,7 @@
 """What worker, agent and controller say to each other: JSON lines, one tagged message each.
 
 A worker talks to its agent over a socket pair it inherits; an agent talks to the controller
-over TCP on 127.0.0.1. A worker is a process, with a number that no other one of the run ever has.
+over TCP. A worker is a process, with a number that no other one of the run ever has.
 It takes a rank in one generation after the other. What it says carries the generation it is in, so
 that nothing late from an older one is ever taken for news.
 """
@@ -360,7 +360,10 @@ class FaultDone(Message, frozen=True, kw_only=True, tag=True):
     pid: int
     fault: str
     monotonic_s: float
-    """When, on the machine's monotonic clock, which local agents and controller share."""
+    """When, on the monotonic clock of its machine."""
+
+    machine: str = ""
+    """Which machine that is; see `network.machine`."""
 
 
 Kind = Literal["stopped", "gil held", "looping", "waiting"]

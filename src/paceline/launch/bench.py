@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.launch.factory import measure_factory
-from paceline.launch.local import check_can_run
 from paceline.launch.ranks import OnProgress, RankProcess, wait_for_ranks
+from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
 from paceline.record.run import RunFolder, create_run
@@ -39,11 +39,11 @@ def read_ranks(text: str) -> tuple[int, ...]:
     (1, 2, 4)
 
     Raises:
-        JobError: `R040`, it is not a list of whole numbers above 0.
+        JobError: `R040`, it is not a list of whole numbers from 1 to 4096.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        what = f"`{text}` is not a list of numbers of ranks, each above 0"
+    if not all(part.isdecimal() and len(part) < 9 and 0 < int(part) <= 4096 for part in parts):
+        what = f"`{text[:80]}` is not a list of numbers of ranks, each above 0 and at most 4096"
         fix = "write it like --ranks 1,2,4"
         raise JobError(Problem(code="R040", what=what, where="--ranks", fix=fix))
     return tuple(sorted({int(part) for part in parts}))

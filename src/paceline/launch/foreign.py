@@ -15,11 +15,12 @@ from pathlib import Path
 
 from paceline.control import foreign
 from paceline.control.kernel import num_oom_kills, where_it_waits
+from paceline.control.network import machine
 from paceline.control.parent import die_with_parent
 from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
 from paceline.record.events import AnyEvent, EventLog, RunStarted, read_events
-from paceline.record.holding import hold_alone
+from paceline.record.holding import InCharge, hold_alone, publish_controller
 from paceline.record.run import RunFolder
 from paceline.spec import Script
 
@@ -40,15 +41,23 @@ def check_script(script: Script) -> Iterator[Problem]:
             fix="name one that is on PATH, such as python, or give its path",
         )
     is_python = Path(program).name.startswith("python") and len(script.spec.command) > 1
-    if is_python and script.spec.command[1].endswith(".py"):
-        file = script.folder / script.spec.command[1]
-        if not file.is_file():
-            yield Problem(
-                code="R050",
-                what=f"there is no script {file}",
-                where=f"command, {script.source}",
-                fix="give its path as seen from the job file's folder (here, with --script)",
-            )
+    if not is_python:
+        return
+    file = script.folder / script.spec.command[1]
+    if file.is_dir() and not (file / "__main__.py").is_file():
+        yield Problem(
+            code="R050",
+            what=f"{file} is a folder, and no program of Python's",
+            where=f"command, {script.source}",
+            fix="name the script in it that is to be started",
+        )
+    elif script.spec.command[1].endswith(".py") and not file.is_file():
+        yield Problem(
+            code="R050",
+            what=f"there is no script {file}",
+            where=f"command, {script.source}",
+            fix="give its path as seen from the job file's folder (here, with --script)",
+        )
 
 
 def run_script(
@@ -67,6 +76,8 @@ def run_script(
     if problems:
         raise JobError(*problems)
     with hold_alone(run.path, patience_s=5.0):
+        here = InCharge(pid=os.getpid(), epoch=0, host="127.0.0.1", port=0, machine=machine())
+        publish_controller(run.path, here)
         before = read_events(run.events_file)
         spec = script.spec
         setup = foreign.Setup(

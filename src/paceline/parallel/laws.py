@@ -9,7 +9,13 @@ from dataclasses import replace
 from math import gcd
 
 from paceline.errors import Problem
-from paceline.parallel.abilities import ABILITIES, SPLIT_BACKWARD, Abilities
+from paceline.parallel.abilities import SPLIT_BACKWARD
+from paceline.parallel.batch_laws import (
+    check_global_batch,
+    check_micro_batch,
+    data_of,
+    nothing_possible,
+)
 from paceline.parallel.candidates import (
     Space,
     asks_for_pipeline,
@@ -18,8 +24,8 @@ from paceline.parallel.candidates import (
     grids,
     num_experts,
     num_fixed_ranks,
-    with_implied,
 )
+from paceline.parallel.engine_laws import check_engine
 from paceline.spec import Job
 
 _DEGREES = ("data", "tensor", "pipeline", "context")
@@ -42,104 +48,8 @@ def check_layout_choices(job: Job, space: Space) -> Iterator[Problem]:
     if not found:
         found = [*check_global_batch(job, space), *check_micro_batch(job, space)]
     if not found and not any(grid.is_possible.any() for grid in grids(space)):
-        found = [_nothing_possible(job, space)]
+        found = [nothing_possible(job, space)]
     yield from found
-
-
-def check_engine(job: Job, space: Space) -> Iterator[Problem]:
-    """An engine has some ways to split and not others."""
-    asked, able, engine = job.spec.layout, space.abilities, job.spec.engine
-    fixed = with_implied(asked)
-    words: list[tuple[str, str, Sequence[str]]] = [
-        ("sharding", fixed.sharding, able.shardings),
-        ("recompute", fixed.recompute, able.recomputes),
-        ("offload", fixed.offload, able.offloads),
-    ]
-    if able.schedules:
-        words.append(("schedule", fixed.schedule, able.schedules))
-    if able.context_kinds:
-        words.append(("context_kind", fixed.context_kind, able.context_kinds))
-    for name, value, known in words:
-        if value != "auto" and value not in known:
-            # What was written is the field from which this one follows.
-            is_implied = getattr(asked, name) == "auto"
-            field = _IMPLIED_BY[name] if is_implied else name
-            has_words = f"it has {', '.join(known)}"
-            if is_implied:
-                has_words = f"it is of {name} {value}, and {has_words}"
-            yield _not_of_engine(job, name, value, engine, has_words, field)
-    has = {
-        "tensor": able.tensor,
-        "pipeline": bool(able.schedules),
-        "context": bool(able.context_kinds),
-        "expert": able.expert,
-    }
-    if not able.schedules and asks_for_pipeline(fixed):
-        field = "chunks" if asked.schedule == "auto" else "schedule"
-        yield _not_of_engine(job, "schedule", fixed.schedule, engine, "it has no pipeline", field)
-    in_pipeline = fixed.pipeline not in ("auto", 1) or asks_for_pipeline(fixed)
-    only_without = set(able.shardings) - set(able.pipeline_shardings)
-    if in_pipeline and able.schedules and fixed.sharding in only_without:
-        yield _not_in_pipeline(job, fixed.sharding, able)
-    for name, is_there in has.items():
-        degree = getattr(fixed, name)
-        if not is_there and degree not in ("auto", 1):
-            yield _not_of_engine(job, name, degree, engine, f"it has no {name} parallelism")
-
-
-def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
-    """A sharding that the engine has, and not together with a pipeline."""
-    engine = job.spec.engine
-    ours = engine == "paceline"
-    others = [name for name, each in ABILITIES.items() if sharding in each.pipeline_shardings]
-    return Problem(
-        code="L012",
-        what=f"layout.sharding is {sharding}, which "
-        + (
-            "`paceline run` does not do in a pipeline: torch's schedules reduce gradients once a "
-            "step, and hold them whole until then"
-            if ours
-            else f"{engine} cannot do in a pipeline"
-        ),
-        where=job.where("layout.sharding"),
-        fix=f"set layout.sharding to {' or '.join(able.pipeline_shardings)}, or layout.pipeline to "
-        f"1, or name an engine that has it: {', '.join(others) or 'none is known'}",
-    )
-
-
-_IMPLIED_BY = {"sharding": "shard", "recompute": "recompute_every", "schedule": "chunks"}
-
-
-def _not_of_engine(
-    job: Job, name: str, value: object, engine: str, has: str, field: str | None = None
-) -> Problem:
-    """`field` is what was written, where `name` only follows from it."""
-    field = field or name
-    written = getattr(job.spec.layout, field)
-    ours = engine == "paceline"
-    others = [n for n, able in ABILITIES.items() if n != engine and _has(able, name, value)]
-    return Problem(
-        code="L012",
-        what=f"layout.{field} is {written}, which "
-        + (f"`paceline run` cannot do here: {has}" if ours else f"{engine} cannot do: {has}"),
-        where=job.where(f"layout.{field}"),
-        fix=f"leave layout.{field} out, or name an engine that has it: "
-        f"{', '.join(others) or 'none is known'}",
-    )
-
-
-def _has(able: Abilities, name: str, value: object) -> bool:
-    words = {
-        "sharding": able.shardings,
-        "recompute": able.recomputes,
-        "offload": able.offloads,
-        "schedule": able.schedules,
-        "context_kind": able.context_kinds,
-    }
-    if name in words:
-        return value in words[name]
-    degrees = {"pipeline": able.schedules, "context": able.context_kinds}
-    return bool(degrees[name]) if name in degrees else bool(getattr(able, name))
 
 
 def check_degrees(job: Job, space: Space) -> Iterator[Problem]:
@@ -258,7 +168,7 @@ def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
             fix=_pipeline_that_works(job, space, _by_nearness(pipeline, good)),
         )
         return
-    data = _data_of(job, space)
+    data = data_of(job, space)
     if data is None:
         return
     micro_batch = 1 if fixed.micro_batch == "auto" else fixed.micro_batch
@@ -478,110 +388,6 @@ def check_offload(job: Job, space: Space) -> Iterator[Problem]:
         fix="leave layout.offload out"
         + ("" if space.num_ranks == 1 else ", or set layout.sharding to full, zero1 or zero2"),
     )
-
-
-def check_global_batch(job: Job, space: Space) -> Iterator[Problem]:
-    """Every rank computes the same number of samples, so that means of means are the mean."""
-    batch, ranks = space.global_batch, _data_of(job, space)
-    if ranks is None or batch % ranks == 0:
-        return
-    below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
-    sizes = f"{below} or {above}" if below else f"{above}"
-    nodes = job.spec.cluster.nodes
-    only_data = ranks == space.num_ranks
-    fewer = next((n for n in range(ranks, 0, -1) if batch % n == 0 and n % nodes == 0), None)
-    yield Problem(
-        code="L001",
-        what=f"train.global_batch {batch} does not divide over {ranks} "
-        f"{'' if only_data else 'data '}ranks: {batch / ranks:.4g} samples each",
-        where=job.where("train.global_batch"),
-        fix=f"set train.global_batch to {sizes}"
-        + (f", or cluster.per_node to {fewer // nodes}" if fewer and only_data else ""),
-    )
-
-
-def check_micro_batch(job: Job, space: Space) -> Iterator[Problem]:
-    """A rank's samples are a whole number of micro-batches."""
-    batch, micro_batch = space.global_batch, job.spec.layout.micro_batch
-    ranks = _data_of(job, space)
-    if micro_batch == "auto" or ranks is None or batch % ranks:
-        return
-    rank_batch = batch // ranks
-    if rank_batch % micro_batch == 0:
-        return
-    near = sorted(sorted(divisors(rank_batch), key=lambda n: abs(n - micro_batch))[:2])
-    step = micro_batch * ranks
-    below, above = batch // step * step, -(-batch // step) * step
-    batches = f"{below} or {above}" if below else f"{above}"
-    yield Problem(
-        code="L002",
-        what=f"layout.micro_batch {micro_batch} does not divide the {rank_batch} samples of a rank "
-        f"(global_batch {batch} / {ranks} ranks)",
-        where=job.where("layout.micro_batch"),
-        fix=f"set layout.micro_batch to {' or '.join(map(str, near))}, "
-        f"or train.global_batch to {batches}",
-    )
-
-
-def _data_of(job: Job, space: Space) -> int | None:
-    """Ranks that read different samples, where the job leaves only one number possible."""
-    fixed, able = job.spec.layout, space.abilities
-    if fixed.data != "auto":
-        return fixed.data
-    degrees = {
-        "tensor": able.tensor,
-        "pipeline": bool(able.schedules),
-        "context": bool(able.context_kinds),
-    }
-    if any(getattr(fixed, name) == "auto" and is_there for name, is_there in degrees.items()):
-        return None
-    return space.num_ranks // num_fixed_ranks(fixed)
-
-
-def _nothing_possible(job: Job, space: Space) -> Problem:
-    """Each choice is possible, and no layout has all of them."""
-    fixed = job.spec.layout
-    batch, ranks = space.global_batch, space.num_ranks
-    given = [
-        f"{name} {getattr(fixed, name)}"
-        for name in type(fixed).__dataclass_fields__
-        if getattr(fixed, name) != "auto"
-    ]
-    sizes = _micro_batches_that_work(space)
-    if sizes:
-        return Problem(
-            code="L014",
-            what=f"no way to divide {ranks} ranks and {batch} samples has {', '.join(given)}",
-            where=job.where("layout.micro_batch"),
-            fix=f"set layout.micro_batch to {' or '.join(map(str, sizes))}, or leave it out",
-        )
-    return Problem(
-        code="L014",
-        what=f"no way to divide {ranks} ranks and {batch} samples"
-        + (f" has {', '.join(given)}" if given else " exists for this model"),
-        where=job.where("layout") if given else job.where("train.global_batch"),
-        fix=f"set train.global_batch to {-(-batch // ranks) * ranks}, which every rank can share"
-        if batch % ranks
-        else "leave one of them out",
-    )
-
-
-def _micro_batches_that_work(space: Space) -> list[int]:
-    """The next smaller and the next larger micro-batch with which some layout is possible."""
-    fixed = space.fixed
-    if fixed.micro_batch == "auto":
-        return []
-    found: list[int] = []
-    sizes = divisors(space.global_batch)
-    below = [n for n in sizes if n < fixed.micro_batch]
-    above = [n for n in sizes[::-1] if n > fixed.micro_batch]
-    for side in (below, above):
-        for size in side:
-            tried = replace(space, fixed=replace(fixed, micro_batch=size))
-            if any(grid.is_possible.any() for grid in grids(tried)):
-                found.append(size)
-                break
-    return found
 
 
 def _nearest(number: int, good: Sequence[int]) -> int:

@@ -35,6 +35,8 @@ class InCharge:
     epoch: int
     host: str
     port: int
+    machine: str = ""
+    """Which machine its clock and its process id are of."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -65,7 +67,7 @@ def claim_control(folder: Path, *, patience_s: float) -> IO[bytes]:
 
 
 def claim_from_another(
-    folder: Path, *, patience_s: float, is_over: Callable[[float], bool]
+    folder: Path, *, patience_s: float, is_over: Callable[[float], bool], is_here: bool = True
 ) -> IO[bytes]:
     """The right to control the run, which another command may have had until now.
 
@@ -74,9 +76,10 @@ def claim_from_another(
     Args:
         patience_s: How long to wait for what is left.
         is_over: Whether the run's end was recorded after this time (unix).
+        is_here: Whether the other one was on this machine, so that its process id says something.
 
     Raises:
-        JobError: A controller is at work; that is said at once.
+        JobError: A controller is at work; that is said at once, where it can be told.
     """
     began = time.monotonic()
     while True:
@@ -90,7 +93,7 @@ def claim_from_another(
             elif is_over((folder / CONTROL_FILE).stat().st_mtime):
                 if waited_s > _ENDING_S:
                     raise
-            elif waited_s > patience_s or _lives(controller.pid):
+            elif waited_s > patience_s or (is_here and _lives(controller.pid)):
                 raise
 
 
@@ -130,7 +133,7 @@ def _lives(pid: int) -> bool:
 
 
 def _lock(folder: Path, name: str, kind: int, patience_s: float) -> IO[bytes]:
-    lock = (folder / name).open("ab")
+    lock = (folder / name).open("a+b")  # NFS wants to read where it is to lock for all
     deadline = time.monotonic() + patience_s
     while True:
         try:

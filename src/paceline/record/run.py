@@ -15,7 +15,7 @@ runs/tiny-lm-20261121-101500/
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -168,10 +168,40 @@ def create_script_run(script: Script, *, folder: Path | None, runs: Path) -> Run
     return _create(info, folder, runs, lambda run: write_whole(run.job_file, text))
 
 
+def create_engine_run(
+    make: Callable[[Path], Script],
+    files: Mapping[str, str],
+    *,
+    name: str,
+    folder: Path | None,
+    runs: Path,
+) -> tuple[Script, RunFolder]:
+    """A new run's folder with files in it and the program that they are for; as `create_run`.
+
+    Args:
+        make: The run's folder -> the program, which runs inside of it.
+        files: Path in that folder -> text.
+        name: Of the run.
+        folder: Where to put it, or None for a new one in `runs`.
+        runs: The folder of all runs.
+    """
+    path = (folder or fresh_name(runs, name)).resolve()
+    script = make(path)
+    info = RunInfo(name=name, job_folder=str(script.folder), created_at=time.time())
+
+    def fill(run: RunFolder) -> None:
+        for inside, text in files.items():
+            (run.path / inside).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(run.path / inside, text.encode())
+        write_whole(run.job_file, dump_script(script.spec).encode())
+
+    return script, _create(info, path, runs, fill)
+
+
 def _create(
     info: RunInfo, folder: Path | None, runs: Path, fill: Callable[[RunFolder], None]
 ) -> RunFolder:
-    path = folder or _fresh_name(runs, info.name)
+    path = folder or fresh_name(runs, info.name)
     run = RunFolder(path.resolve())
     if run.info_file.exists() or run.job_file.exists():
         raise JobError(
@@ -456,7 +486,8 @@ def _read(path: Path, decode: Callable[[bytes], _T]) -> _T:
         ) from None
 
 
-def _fresh_name(runs: Path, name: str) -> Path:
+def fresh_name(runs: Path, name: str) -> Path:
+    """A folder that does not exist yet: `<runs>/<name>-<date>-<time>`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path, again = runs / f"{name}-{stamp}", 1
     while path.exists():

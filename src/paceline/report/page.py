@@ -42,7 +42,7 @@ from paceline.report.timeline import (
     outcome,
     parts,
 )
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds
 
 _MOST_ROWS = 200
 """Longer tables are cut, and say so."""
@@ -167,7 +167,7 @@ def _sentence(record: RunRecord, how: str, account: list[TimeShare], broken: lis
     lines = newest_lines(record)
     step, total = lines[-1].step if lines else 0, record.spec.train.steps
     started = [e for e in record.events if isinstance(e, log.RunStarted)]
-    ranks = _plural(started[-1].num_ranks, "rank") if started else "no rank yet"
+    ranks = counted(started[-1].num_ranks, "rank") if started else "no rank yet"
     wall = format_seconds(sum(share.seconds for share in account)) if account else "no time"
     text = {
         "finished": f"Finished all {total:,} steps on {ranks} in {wall}",
@@ -254,7 +254,7 @@ def _failure_tile(broken: list[Failure], how: str) -> Tile | None:
     note = "not recovered"
     if back:
         down = format_seconds(sum(event.downtime_s for event in back))
-        again = _plural(sum(event.steps_lost for event in back), "step")
+        again = counted(sum(event.steps_lost for event in back), "step")
         note = f"back in {down}, {again} done again"
         if len(back) < len(broken):
             note += f"; {len(broken) - len(back)} not recovered"
@@ -295,10 +295,6 @@ def _facts(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, st
 
 def _utc(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _versions(record: RunRecord) -> list[str]:

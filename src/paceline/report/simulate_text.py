@@ -7,7 +7,7 @@ from textwrap import wrap
 from paceline.control.simulation.costs import Costs, Phase
 from paceline.control.simulation.failures import expected_per_s
 from paceline.control.simulation.study import Case, Question, Result
-from paceline.units import format_seconds
+from paceline.units import counted, format_seconds
 
 _WIDTH = 100
 _LEAST_SHARE = 5e-5
@@ -21,7 +21,7 @@ def simulate_lines(
     failures = question.failures
     yield from _wrapped(
         "simulated   ",
-        f"{question.days:g} days, {_plural(question.seeds, 'run')} a rate, the controller's own "
+        f"{question.days:g} days, {counted(question.seeds, 'run')} a rate, the controller's own "
         "code under a virtual clock",
     )
     yield from _wrapped("failures    ", f"{failures.name}: {failures.source}")
@@ -51,8 +51,8 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     failures = question.failures
     mtbf = format_seconds(1 / expected_per_s(failures, case.num_nodes))
     yield from _wrapped(
-        f"{_plural(case.num_nodes, 'node')}  ".ljust(12),
-        f"{case.num_ranks:,} {case.accelerator} ranks and {_plural(case.num_spares, 'spare')}; "
+        f"{counted(case.num_nodes, 'node')}  ".ljust(12),
+        f"{case.num_ranks:,} {case.accelerator} ranks and {counted(case.num_spares, 'spare')}; "
         f"{case.layout}, batch {case.global_batch:,}, {format_seconds(case.step_s)} a step "
         f"({case.step_known}); a failure every {mtbf}",
     )
@@ -61,7 +61,7 @@ def _case(case: Case, question: Question, results: Sequence[Result]) -> Iterator
     yield from _wrapped(
         " " * 12,
         f"lost state from {case.tier} ({asked}), {format_seconds(tier.step_s)} a step for it; a "
-        f"checkpoint every {_plural(case.save_every, 'step')}",
+        f"checkpoint every {counted(case.save_every, 'step')}",
     )
     rates = sorted({each.rate for each in results})
     head = "".join(f"rate x {rate:g}".rjust(24) for rate in rates)
@@ -130,10 +130,6 @@ def _phase(name: str, phase: Phase, costs: Sequence[Costs], cases: Sequence[Case
 
 def _seconds(phase: Phase, case: Case) -> str:
     return format_seconds(phase.at(case.num_ranks, case.step_s))
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _wrapped(head: str, text: str, indent: str | None = None) -> list[str]:

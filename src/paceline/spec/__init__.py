@@ -1,5 +1,6 @@
 """What is asked: the job file."""
 
+from paceline.spec.cloud import CloudSpec
 from paceline.spec.job import (
     AdapterSpec,
     CheckpointSpec,
@@ -16,6 +17,7 @@ from paceline.spec.job import (
     RecoverySpec,
     TrainSpec,
 )
+from paceline.spec.kubernetes import KubernetesSpec
 from paceline.spec.load import (
     Job,
     dump_job,
@@ -26,11 +28,13 @@ from paceline.spec.load import (
     make_script,
     parse_job,
 )
+from paceline.spec.places import SlurmSpec, SshSpec
 from paceline.spec.script import Script, ScriptSpec
 
 __all__ = [
     "AdapterSpec",
     "CheckpointSpec",
+    "CloudSpec",
     "ClusterSpec",
     "DataSpec",
     "DecoderSpec",
@@ -38,6 +42,7 @@ __all__ = [
     "EvaluateSpec",
     "Job",
     "JobSpec",
+    "KubernetesSpec",
     "LayoutSpec",
     "MetricsSpec",
     "ModelSpec",
@@ -45,6 +50,8 @@ __all__ = [
     "RecoverySpec",
     "Script",
     "ScriptSpec",
+    "SlurmSpec",
+    "SshSpec",
     "TrainSpec",
     "dump_job",
     "dump_script",

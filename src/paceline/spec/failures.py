@@ -19,13 +19,13 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
-from paceline.spec.job import Number, Positive, Seconds, _section
+from paceline.spec.section import Number, Positive, Seconds, section
 
 Share = Annotated[Number, Field(ge=0, le=1)]
 Above = Annotated[Number, Field(gt=0)]
 
 
-@_section
+@section
 class FailuresSpec:
     """The failures of a cluster. Shares are of all failures; the rest take one whole node."""
 

@@ -4,65 +4,26 @@ These are frozen dataclasses; pydantic checks them as they are read (see `load.p
 need the model's or the cluster's numbers live further down the flow, in `parallel/`.
 """
 
-from collections.abc import Callable
-from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_args
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
-from pydantic.dataclasses import dataclass as _pydantic_dataclass
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from paceline import units
+from paceline.spec.cloud import CloudSpec
 from paceline.spec.faults import expand, parse_fault
-
-_T = TypeVar("_T")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def _section(cls: type[_T]) -> type[_T]:
-    """A frozen dataclass that refuses unknown keys and whose field texts are its help."""
-    config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-    make = _pydantic_dataclass(frozen=True, kw_only=True, config=config)
-    return cast(type[_T], make(cls))
-
-
-def _unit(
-    parse: Callable[[Any], Any], example: str, *, least: float = 0
-) -> tuple[BeforeValidator, WithJsonSchema]:
-    """Numbers with units; a plain positive number below `least` has surely lost its unit."""
-
-    def read(value: object) -> object:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError(f"write a number, or text such as {example!r}")
-        if not isinstance(value, str) and 0 < value < least:
-            raise ValueError(f"{value} lacks its unit; write it like {example!r}")
-        return parse(value)
-
-    schema = {"anyOf": [{"type": "number"}, {"type": "string"}], "examples": [example]}
-    return BeforeValidator(read), WithJsonSchema(schema)
-
-
-Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
-Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB", least=2**20), Field(gt=0)]
-BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s", least=1e6), Field(gt=0)]
-Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
-_LONGEST_WAIT_S = 30 * 86_400.0
-"""Beyond a month a wait is never, or a slip."""
-
-
-def _check_wait(seconds: float) -> float:
-    if seconds > _LONGEST_WAIT_S:
-        raise ValueError(f"longer than {_LONGEST_WAIT_S / 86_400:.0f} days, which is never")
-    return seconds
-
-
-Wait = Annotated[Seconds, AfterValidator(_check_wait)]
-
-
-def _no_truth(value: object) -> object:
-    """YAML reads yes, no, on and off as truth values, which Python counts as 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError("this is yes or no, write a number")
-    return value
+from paceline.spec.kubernetes import KubernetesSpec
+from paceline.spec.places import RaySpec, SlurmSpec, SshSpec
+from paceline.spec.section import (
+    Auto,
+    Bytes,
+    BytesPerS,
+    Count,
+    Number,
+    Positive,
+    Seconds,
+    Wait,
+    Whole,
+    section,
+)
 
 
 def _check_url(value: str) -> str:
@@ -90,13 +51,7 @@ Url = Annotated[
 ]
 
 
-Positive = Annotated[int, BeforeValidator(_no_truth), Field(gt=0)]
-Whole = Annotated[int, BeforeValidator(_no_truth), Field(ge=0)]
-Number = Annotated[float, BeforeValidator(_no_truth)]
-Auto = Literal["auto"]
-
-
-@_section
+@section
 class DecoderSpec:
     """The built-in decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped queries."""
 
@@ -122,7 +77,7 @@ class DecoderSpec:
     """Whether the output layer reuses the input embedding."""
 
 
-@_section
+@section
 class ModelSpec:
     """What to train. Exactly one of the five ways to say it."""
 
@@ -144,7 +99,7 @@ class ModelSpec:
     """Your own `module:function` that returns an `nn.Module`, imported from the job's folder."""
 
 
-@_section
+@section
 class DataSpec:
     """What to train on: files of text, read as bytes."""
 
@@ -162,7 +117,7 @@ class DataSpec:
     file, the share of its end."""
 
 
-@_section
+@section
 class ClusterSpec:
     """Where to train. Left out, it is this machine."""
 
@@ -193,7 +148,7 @@ class ClusterSpec:
     """TCP port where the ranks meet. `auto` takes a free one."""
 
 
-@_section
+@section
 class AdapterSpec:
     """Fine-tuning of low-rank adapters beside a model that stays as it is. Left out, all of the
     model is trained."""
@@ -209,7 +164,7 @@ class AdapterSpec:
     `[query, value]` or `[q_proj, v_proj]`."""
 
 
-@_section
+@section
 class TrainSpec:
     """How to train."""
 
@@ -273,7 +228,7 @@ class TrainSpec:
     """Only with DDP: a promise that every step runs the same operations, which lets DDP learn in
     the first step what it needs."""
 
-    seed: Whole = 0
+    seed: Annotated[Whole, Field(lt=2**63)] = 0
     """Seed of the initial weights, the order of the samples and dropout."""
 
     max_refused_steps: Positive = 10
@@ -281,7 +236,7 @@ class TrainSpec:
     a loss or the gradient norm is not finite."""
 
 
-@_section
+@section
 class LayoutSpec:
     """What you want fixed. Everything left at `auto` is decided, and the reason printed."""
 
@@ -336,8 +291,11 @@ class LayoutSpec:
     """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk.
     `auto` leaves the accelerator only when nothing fits there."""
 
+    offload_path: str | None = None
+    """Only with `nvme`: folder on each node's own disk, for engines that are told one."""
 
-@_section
+
+@section
 class PlanSpec:
     """What the best layout is, and what a plan must keep to."""
 
@@ -367,7 +325,7 @@ class PlanSpec:
     """With `ranks` and `cost`: the most accelerators to try. Left out, the cluster's."""
 
 
-@_section
+@section
 class CheckpointSpec:
     """When checkpoints are written and which are kept. The newest valid one is always kept."""
 
@@ -397,7 +355,7 @@ class CheckpointSpec:
     where that is faster than sending all; what was measured is noted. Local files never are."""
 
 
-@_section
+@section
 class EvaluateSpec:
     """Held-out evaluation."""
 
@@ -409,7 +367,7 @@ class EvaluateSpec:
     """Held-out samples in one evaluation, the same ones every time."""
 
 
-@_section
+@section
 class RecoverySpec:
     """What happens when a worker or a node dies."""
 
@@ -495,7 +453,7 @@ FaultText = Annotated[
 ]
 
 
-@_section
+@section
 class DrillSpec:
     """Faults to inject, to see the recovery work. Each fires once. `paceline drill` runs the job
     with and without them and compares."""
@@ -519,7 +477,7 @@ class DrillSpec:
         return expand([*self.kill, *self.faults])
 
 
-@_section
+@section
 class MetricsSpec:
     """Where metrics go besides `metrics.jsonl` in the run folder."""
 
@@ -527,7 +485,7 @@ class MetricsSpec:
     """Also write TensorBoard event files (needs the `tensorboard` extra)."""
 
 
-@_section
+@section
 class JobSpec:
     """One training job."""
 
@@ -571,12 +529,21 @@ class JobSpec:
     metrics: MetricsSpec = Field(default_factory=MetricsSpec)
     """Where metrics go besides the run folder."""
 
+    ssh: SshSpec = Field(default_factory=SshSpec)
+    """How to reach the hosts, for `paceline run --on ssh`."""
+
+    slurm: SlurmSpec = Field(default_factory=SlurmSpec)
+    """What to ask Slurm for, with `paceline run --on slurm`."""
+
+    cloud: CloudSpec = Field(default_factory=CloudSpec)
+    """When a rented machine stops, and what it may cost."""
+
+    ray: RaySpec = Field(default_factory=RaySpec)
+    """Which Ray cluster, for `paceline run --on ray`."""
+
+    kubernetes: KubernetesSpec = Field(default_factory=KubernetesSpec)
+    """Image, resources and volumes, where the job goes to Kubernetes."""
+
     program: str | None = None
     """Your own training function, `module:function`, imported from the job's folder and called
     with a `paceline.runtime.Session`. Left out, the built-in language-model trainer runs."""
-
-
-def section_in(annotation: Any) -> Any:
-    """The section that a field of this type holds, also where it may be left out, or None."""
-    options = (annotation, *get_args(annotation))
-    return next((o for o in options if isinstance(o, type) and is_dataclass(o)), None)

@@ -10,8 +10,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
-from paceline.spec.job import JobSpec, ModelSpec, section_in
+from paceline.spec.job import JobSpec, ModelSpec
 from paceline.spec.script import Script, ScriptSpec
+from paceline.spec.secrets import check_secrets
+from paceline.spec.section import section_in
 from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -68,6 +70,7 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
     values, lines = _parse_yaml(text, source)
     for assignment in overrides:
         _override(values, lines, assignment)
+    _refuse_secrets(values, lines, source)
     if "command" in values:
         raise JobError(
             Problem(
@@ -83,7 +86,7 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
     try:
         spec = _ADAPTER.validate_python(values)
     except ValidationError as error:
-        raise JobError(*_problems(error, values, lines, source)) from None
+        raise JobError(*problems_in(error, values, lines, source)) from None
     job = Job(spec=spec, folder=folder, source=source, lines=lines)
     problems = list(_check_choices(job))
     if problems:
@@ -101,6 +104,7 @@ def load_script(path: Path, overrides: Sequence[str] = ()) -> Script | None:
     values, lines = _parse_yaml(_read(path), source)
     for assignment in overrides:
         _override(values, lines, assignment)
+    _refuse_secrets(values, lines, source)
     if "command" not in values:
         return None
     if values.get("recovery", {}) is None:
@@ -108,7 +112,7 @@ def load_script(path: Path, overrides: Sequence[str] = ()) -> Script | None:
     try:
         spec = _SCRIPTS.validate_python(values)
     except ValidationError as error:
-        raise JobError(*_problems(error, values, lines, source, ScriptSpec)) from None
+        raise JobError(*problems_in(error, values, lines, source, ScriptSpec)) from None
     return Script(spec=spec, folder=path.resolve().parent, source=source)
 
 
@@ -117,10 +121,11 @@ def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] =
     lines: dict[_Path, int] = {(key,): 0 for key in values}
     for assignment in overrides:
         _override(values, lines, assignment)
+    _refuse_secrets(values, lines, "--script")
     try:
         spec = _SCRIPTS.validate_python(values)
     except ValidationError as error:
-        raise JobError(*_problems(error, values, lines, "--script", ScriptSpec)) from None
+        raise JobError(*problems_in(error, values, lines, "--script", ScriptSpec)) from None
     return Script(spec=spec, folder=folder.resolve(), source="--script")
 
 
@@ -238,6 +243,12 @@ def _walk(node: Any, path: _Path, lines: dict[_Path, int]) -> Iterator[tuple[_Pa
             yield from _walk(item, (*path, index), lines)
 
 
+def _refuse_secrets(values: dict[str, Any], lines: Mapping[_Path, int], source: str) -> None:
+    found = list(check_secrets(values, lines, source))
+    if found:
+        raise JobError(*found)
+
+
 def _override(values: dict[str, Any], lines: dict[_Path, int], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     keys = tuple(key.strip().split("."))
@@ -275,14 +286,22 @@ def _dotted(path: _Path) -> str:
     return text
 
 
-def _problems(
+def problems_in(
     error: ValidationError,
     values: dict[str, Any],
     lines: Mapping[_Path, int],
     source: str,
     root: Any = JobSpec,
 ) -> list[Problem]:
-    """Pydantic's findings in the reader's words, one for each field."""
+    """Pydantic's findings in the reader's words, one for each field.
+
+    Args:
+        error: What it found.
+        values: What it was given.
+        lines: Of each key, as far as they are known.
+        source: Names the file.
+        root: The dataclass that it was read as, for the known keys and their help.
+    """
     found: dict[_Path, Problem] = {}
     for detail in error.errors(include_url=False):
         path, field_path = _file_path(tuple(detail["loc"]), values)
@@ -360,7 +379,8 @@ def _unknown_key(name: str, parent: _Path, where: str, root: Any) -> Problem:
     section = _section_at(parent, root)
     known = [field.name for field in fields(section)] if section is not None else []
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    inside = f"section `{_dotted(parent)}`" if parent else "a job"
+    whole = "a job" if root in (JobSpec, ScriptSpec) else "the contract"
+    inside = f"section `{_dotted(parent)}`" if parent else whole
     elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
     if near:
         fix = f"did you mean `{near[0]}`?"
@@ -447,8 +467,10 @@ def _check_choices(job: Job) -> Iterator[Problem]:
 
 
 _MOST_SAMPLES, _MOST_RANKS, _MOST_PARAMETERS = 10_000_000, 1_000_000, 10**15
+_MOST_TOKENS, _MOST_STEPS = 10**9, 10**12
 """Beyond these a number has surely a digit too many: the largest published batch is some 60 million
-tokens, the largest cluster some 200,000 accelerators, the largest model some 10^13 parameters."""
+tokens, the largest cluster some 200,000 accelerators, the largest model some 10^13 parameters, the
+longest sequence some 10^7 tokens."""
 
 
 def _check_sizes(job: Job) -> Iterator[Problem]:
@@ -463,6 +485,12 @@ def _check_sizes(job: Job) -> Iterator[Problem]:
         yield _too_many(job, "cluster.per_node", ranks, _MOST_RANKS, "ranks on all nodes")
     if size is not None and size > _MOST_PARAMETERS:
         yield _too_many(job, "model.size", size, _MOST_PARAMETERS, "parameters")
+    if job.spec.data.seq_len > _MOST_TOKENS:
+        yield _too_many(
+            job, "data.seq_len", job.spec.data.seq_len, _MOST_TOKENS, "tokens in a sequence"
+        )
+    if train.steps > _MOST_STEPS:
+        yield _too_many(job, "train.steps", train.steps, _MOST_STEPS, "steps")
 
 
 def _too_many(job: Job, field: str, number: int, most: int, unit: str) -> Problem:

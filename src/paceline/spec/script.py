@@ -9,10 +9,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.spec.job import Positive, Seconds, Whole, _section
+from paceline.spec.places import SlurmSpec
+from paceline.spec.section import Positive, Seconds, Whole, section
 
 
-@_section
+@section
 class ScriptRecovery:
     """What happens when a process ends badly, or nothing is heard of any."""
 
@@ -30,7 +31,7 @@ class ScriptRecovery:
     """How long the processes may take to end after SIGTERM when the run is asked to stop."""
 
 
-@_section
+@section
 class ScriptSpec:
     """A program to start, watch and start again from its own checkpoint."""
 
@@ -47,8 +48,15 @@ class ScriptSpec:
     environment: dict[str, str] = Field(default_factory=dict)
     """More environment variables. No secrets: they are kept in the run's folder."""
 
+    nodes: Positive = 1
+    """Machines, each with so many processes. More than one only in a queue, such as
+    `paceline run --on slurm`, where torchrun starts them."""
+
     recovery: ScriptRecovery = Field(default_factory=ScriptRecovery)
     """What happens when a process ends badly, or nothing is heard of any."""
+
+    slurm: SlurmSpec = Field(default_factory=SlurmSpec)
+    """What to ask Slurm for, with `paceline run --on slurm`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from paceline.spec.job import JobSpec, section_in
+from paceline.spec.job import JobSpec
+from paceline.spec.section import section_in
 
 _STARTED: dict[str, Any] = {
     "name": "my-job",

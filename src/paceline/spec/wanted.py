@@ -5,7 +5,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from paceline.spec.job import section_in
+from paceline.spec.section import section_in
 
 _BOUNDS = (("gt", "above"), ("ge", "of at least"), ("lt", "below"), ("le", "of at most"))
 _PLAIN = {

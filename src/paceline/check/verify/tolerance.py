@@ -38,6 +38,16 @@ significand; OCP 8-bit floating point, E4M3: 4."""
 Kind = Literal["gradients", "parameters"]
 
 
+def order_of_sums(num_terms: int) -> float:
+    """How many times a single device's rounding error is right for another order of its sums, of
+    at most so many numbers. Source: above, "in the job's precision".
+
+    >>> round(order_of_sums(256), 1)
+    17.0
+    """
+    return 3 * sqrt(num_terms / log2(num_terms))
+
+
 class Tolerance:
     """What is allowed of one case."""
 
@@ -90,7 +100,7 @@ class Tolerance:
     @property
     def order(self) -> float:
         """In the job's precision: how many times the single device's error is right."""
-        return 3 * sqrt(self.longest / log2(self.longest))
+        return order_of_sums(self.longest)
 
     def narrow(self, single_device: float) -> float:
         """In the job's precision, where the single device is off by so much; both relative."""

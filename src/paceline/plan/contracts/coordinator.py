@@ -10,17 +10,17 @@ from typing import Any
 
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.plan.decision import Plan
+from paceline.plan.mlx import is_mlx
+from paceline.plan.network import decide_network
 from paceline.plan.operate import alerts, health_checks, network_link, uses_rdma
 from paceline.plan.outlook import Outlook
+from paceline.plan.start import launch_command
 from paceline.spec import Job
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import format_bytes, format_count
 
 VERSION = "2.0.0"
 CHUNK_SAMPLES = 50_000
 """From this many samples on, the contract trains in chunks that can be resumed one by one."""
-
-_TCP_BYTES_PER_S = 10e9 / 8
-"""10 Gb/s: what the contract means by TCP."""
 
 
 def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
@@ -40,31 +40,6 @@ def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
         "coordinator_chunking": _chunking(plan, job),
         "pre_flight_checklist": _preflight(plan),
     }
-
-
-def is_mlx(plan: Plan) -> bool:
-    """Whether the target is Macs."""
-    return plan.cluster.backend == "mlx"
-
-
-def launch_command(plan: Plan) -> str:
-    """The command that starts the plan's ranks, run on every node (torchrun) or on one (MLX).
-
-    Its upper-case words are environment variables of the launch script.
-    """
-    cluster = plan.cluster
-    if is_mlx(plan):
-        if cluster.num_nodes == 1:
-            return f"mlx.launch -n {cluster.num_ranks} train.py"
-        backend = "jaccl" if uses_rdma(plan) else "ring"
-        return f"mlx.launch --hostfile hosts.json --backend {backend} train.py"
-    if cluster.num_nodes == 1:
-        return f"torchrun --standalone --nproc-per-node={cluster.ranks_per_node} train.py"
-    return (
-        f"torchrun --nnodes={cluster.num_nodes} --nproc-per-node={cluster.ranks_per_node} "
-        '--rdzv-backend=c10d --rdzv-endpoint="$HEAD_ADDRESS:$HEAD_PORT" --rdzv-id="$RUN_ID" '
-        "train.py"
-    )
 
 
 def _strategy(plan: Plan) -> dict[str, Any]:
@@ -147,18 +122,12 @@ def _rdma(plan: Plan) -> dict[str, Any]:
 
 
 def _speedup(plan: Plan) -> str | None:
-    """Of the step against 10 Gb/s TCP: its data term grows in proportion, the others stay."""
-    rate, price = plan.cluster.network_bytes_per_s, plan.estimate
-    exposed = price.terms.get("data")
-    if not uses_rdma(plan) or not rate or price.step_s is None or exposed is None:
+    """Of the plan's step against TCP: computed from what the step sends."""
+    found = decide_network(plan)
+    if found.choice != "rdma" or not found.others:
         return None
-    slower = max(1.0, rate / _TCP_BYTES_PER_S)
-    least = 1 + exposed * (slower - 1) / price.step_s
-    return (
-        f"at least {least:.2g}x against 10 Gb/s TCP: {format_seconds(exposed)} of the step's "
-        f"{format_seconds(price.step_s)} are exposed communication, which would take {slower:.3g} "
-        "times as long (estimated)"
-    )
+    times = ", ".join(f"{each.times_as_long:.2g}x against {each.link}" for each in found.others)
+    return f"{times} (estimated from the step's own messages)"
 
 
 def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from paceline.plan.advice.buckets import advise_buckets
 from paceline.plan.operate import network_link, uses_rdma
 from paceline.plan.phases.case import Case
 from paceline.plan.phases.split import communication_of
+from paceline.plan.start import environment
 from paceline.units import format_seconds
 
 _COMMUNICATION = ("tensor", "context", "expert", "pipeline", "data")
@@ -57,7 +58,7 @@ def plan_communication(case: Case) -> CommunicationPlan:
             "timeout": "600s: NCCL's default; a silent rank is found earlier by its missing steps"
             if cluster.backend == "nccl"
             else f"{cluster.backend}'s own; a silent rank is found earlier by its missing steps",
-            "env": _environment(case),
+            "env": {each.name: each.value for each in environment(plan)},
         },
         "compression": "none: reductions are in float32. A float16 hook zeroes elements below "
         "3e-5 on 1024 ranks, because it casts before it divides",
@@ -100,16 +101,6 @@ def _optimizations(case: Case) -> list[str]:
     if uses_rdma(case.plan):
         found.append("GPUDirect RDMA, which NCCL finds itself")
     return found or ["none is needed"]
-
-
-def _environment(case: Case) -> dict[str, str]:
-    """What has a reason; NCCL's own choices are left alone."""
-    if case.plan.cluster.backend != "nccl":
-        return {}
-    return {
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-    }
 
 
 def _buckets(case: Case) -> tuple[int | None, str]:

@@ -2,12 +2,19 @@
 
 from typing import TypedDict
 
-from paceline.plan.contracts.coordinator import is_mlx, launch_command
+from paceline.plan.mlx import is_mlx
 from paceline.plan.operate import health_checks
 from paceline.plan.phases.case import Case
+from paceline.plan.start import (
+    PORT,
+    environment,
+    export_lines,
+    launch_command,
+    meeting_lines,
+)
 
-_PORT = 29500
-"""PyTorch's usual port of the rendezvous."""
+_SLURM = "paceline render job.yaml --for slurm --out launch"
+"""Writes the files that are submitted."""
 
 _RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
 
@@ -42,7 +49,7 @@ def plan_launch(case: Case) -> LaunchOrchestration:
     several = cluster.num_nodes > 1
     return {
         "launchScript": launch_script(case),
-        "environmentConfig": environment_of(case),
+        "environmentConfig": {each.name: each.value for each in environment(plan)},
         "method": "paceline run on this machine"
         if cluster.is_local
         else "mlx.launch from one machine"
@@ -54,28 +61,17 @@ def plan_launch(case: Case) -> LaunchOrchestration:
         ]
         if several
         else ["nothing: one node"],
-        "jobSpecification": {"scheduler": "slurm", "script": _slurm(case)} if several else {},
+        "jobSpecification": {"scheduler": "slurm", "command": _SLURM} if several else {},
         "hostfile": [f"node-{node}" for node in range(cluster.num_nodes)],
         "network": {
             "masterAddress": "127.0.0.1" if not several else "$HEAD_ADDRESS",
-            "port": _PORT,
+            "port": PORT,
             "interface": "the default route's; set NCCL_SOCKET_IFNAME only where that is wrong",
         },
         "validationScript": validation_script(case),
         "debuggingScript": _debugging(case),
         "instructions": _instructions(case),
     }
-
-
-def environment_of(case: Case) -> dict[str, str]:
-    """What the launch script sets, each with a reason in it."""
-    found: dict[str, str] = {}
-    if case.plan.cluster.backend in ("nccl", "gloo"):
-        found["OMP_NUM_THREADS"] = str(max(1, round(case.plan.cluster.cores_per_rank or 1)))
-    if case.plan.cluster.backend == "nccl":
-        found["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-        found["TORCH_FR_BUFFER_SIZE"] = "2000"
-    return found
 
 
 def launch_script(case: Case) -> str:
@@ -90,18 +86,14 @@ def launch_script(case: Case) -> str:
         ),
         "set -euo pipefail",
         'cd "$(dirname "$0")"',
+        *export_lines(plan),
     ]
-    lines += [f"export {name}={value}" for name, value in environment_of(case).items()]
     if cluster.is_local:
         return "\n".join([*lines, 'exec paceline run job.yaml "$@"', ""])
     lines.append(': "${TRAIN_SCRIPT:=train.py}"  # your script; the layout is in job.yaml')
-    if cluster.num_nodes > 1 and not is_mlx(plan):
-        lines += [
-            ': "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"',
-            f': "${{HEAD_PORT:={_PORT}}}"',
-            ': "${RUN_ID:?set it to one name for the run, the same on every node}"',
-        ]
-    if is_mlx(plan) and cluster.num_nodes > 1:
+    if not is_mlx(plan):
+        lines += meeting_lines(plan)
+    elif cluster.num_nodes > 1:
         lines.append('test -s hosts.json || { echo "hosts.json is missing" >&2; exit 2; }')
     command = launch_command(plan).replace("train.py", '"$TRAIN_SCRIPT" "$@"')
     return "\n".join([*lines, f"exec {command}", ""])
@@ -150,24 +142,6 @@ def _debugging(case: Case) -> str:
     return "\n".join([*lines, ""])
 
 
-def _slurm(case: Case) -> str:
-    cluster = case.plan.cluster
-    lines = [
-        "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={case.job.spec.name}",
-        f"#SBATCH --nodes={cluster.num_nodes}",
-        "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={cluster.ranks_per_node}",
-        "#SBATCH --requeue",
-        "set -euo pipefail",
-        'HEAD_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
-        'export HEAD_ADDRESS RUN_ID="$SLURM_JOB_ID"',
-        "srun --kill-on-bad-exit=1 bash launch-script.sh",
-        "",
-    ]
-    return "\n".join(lines)
-
-
 def _instructions(case: Case) -> list[str]:
     plan, cluster = case.plan, case.plan.cluster
     if cluster.is_local:
@@ -182,5 +156,5 @@ def _instructions(case: Case) -> list[str]:
             "HEAD_ADDRESS=<first node> RUN_ID=<name> bash launch-script.sh on every node, within "
             "ten minutes of each other"
         ),
-        "or submit the Slurm script once",
+        f"or on Slurm: `{_SLURM}`, and submit what it writes once",
     ]

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from paceline.runtime.strategy.data.replica import Replica
-from paceline.runtime.strategy.data.sums import sum_bucket
+from paceline.runtime.strategy.data.sums import BucketSums, sum_bucket
 
 CompressionKind = Literal["none", "bf16", "fp16", "powersgd"]
 
@@ -71,7 +71,7 @@ def set_reduction(replica: Replica, hook: Compression | None) -> None:
     elif hook is not None and hook.kind == "powersgd":
         replica.reduce_by(PowerSGD(group, hook), sum_low_rank)
     elif dist.get_backend(group) == "gloo":
-        replica.reduce_by(group, sum_bucket)
+        replica.reduce_by(BucketSums(group), sum_bucket)
 
 
 def sum_narrow(state: tuple[dist.ProcessGroup, torch.dtype], bucket: GradBucket) -> Future[Tensor]:

@@ -1,0 +1,175 @@
+"""`paceline render`: the plan as the files of another engine."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option, set_option
+
+if TYPE_CHECKING:
+    from paceline.spec import Job
+
+
+@click.command()
+@click.argument("job_file", metavar="[JOB]", required=False, type=click.Path(path_type=Path))
+@click.option("--for", "engine", metavar="ENGINE", required=True, help="The engine, or `list`.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the files into this folder; left out, they are printed.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files in --out that differ.")
+@set_option
+@json_option
+def command(
+    job_file: Path | None,
+    engine: str,
+    out: Path | None,
+    force: bool,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Plan the job in JOB and write it as the files of ENGINE.
+
+    What the engine cannot express is said, with the nearest that the files say instead; where
+    nothing comes near, no file is written and the exit code is 3. `--for list` shows the engines,
+    the versions that the files are for, and what they were held against.
+
+    \b
+    Examples:
+      paceline render --for list
+      paceline render job.yaml --for torchrun
+      paceline render job.yaml --for accelerate --out launch
+      paceline render job.yaml --for slurm --set cluster.nodes=4 --out launch --force
+    """
+    from paceline.render import find, render_job
+
+    if engine == "list":
+        _list(as_json=as_json)
+        return
+    find(engine)
+    if job_file is None:
+        raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
+    from paceline.cli.job_input import read_job
+    from paceline.plan import plan_job
+
+    job = read_job(job_file, overrides)
+    facts: Any = None
+    if job.spec.model.factory is not None:
+        from paceline.launch.factory import measure_factory
+
+        facts = measure_factory(job)
+    plan = plan_job(job, facts)
+    rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
+    if out is not None:
+        _write(rendered.files, out, force=force)
+    if as_json:
+        gaps = [
+            {
+                "what": gap.what,
+                "why": gap.why,
+                "nearest": gap.nearest,
+                "fix": gap.fix,
+                "where": gap.where,
+            }
+            for gap in rendered.gaps
+        ]
+        where = None if out is None else str(out)
+        click.echo(
+            json.dumps(
+                {
+                    "engine": engine,
+                    "layout": plan.layout.name,
+                    "out": where,
+                    "files": dict(rendered.files),
+                    "gaps": gaps,
+                },
+                indent=2,
+            )
+        )
+        return
+    for path, text in sorted(rendered.files.items()):
+        click.echo(f"{out / path}" if out is not None else f"==> {path} <==\n{text}")
+    for gap in rendered.gaps:
+        click.echo(f"left out: {gap.what}: {gap.why}\n  instead: {gap.nearest}", err=True)
+        if gap.fix:
+            click.echo(f"  fix: {gap.fix}", err=True)
+
+
+def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":
+    """The job with the hosts of its hostfile, if it names one."""
+    from paceline.errors import JobError
+    from paceline.spec.hosts import check_slots, with_hosts
+
+    if job.spec.ssh.hostfile is None:
+        return job
+    problems = list(check_slots(job, ranks_per_node))
+    if problems:
+        raise JobError(*problems)
+    return with_hosts(job)
+
+
+def _list(*, as_json: bool) -> None:
+    from paceline.cli.table import format_table
+    from paceline.render import ENGINES
+
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "title": engine.title,
+                "versions": engine.versions,
+                "validated": engine.validated,
+            }
+            for name, engine in ENGINES.items()
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    header = ("engine", "what", "versions", "validated by")
+    table = [
+        (name, engine.title, engine.versions, engine.validated) for name, engine in ENGINES.items()
+    ]
+    click.echo(format_table([header, *table]))
+
+
+def _write(files: Any, out: Path, *, force: bool) -> None:
+    """All of the files, or none.
+
+    Raises:
+        JobError: `H004`, a file is there and differs; `H005`, the folder cannot be written.
+    """
+    from paceline.errors import JobError, Problem
+
+    try:
+        differing = [
+            name
+            for name, text in files.items()
+            if (out / name).exists() and (out / name).read_bytes() != text.encode()
+        ]
+        if differing and not force:
+            raise JobError(
+                Problem(
+                    code="H004",
+                    what=f"{', '.join(sorted(differing))} in {out} would be overwritten",
+                    where="--out",
+                    fix="name a new folder, or overwrite with --force",
+                )
+            )
+        for name, text in files.items():
+            path = out / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                path.chmod(path.stat().st_mode | 0o111)
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="H005",
+                what=f"{error.filename or out} cannot be written: "
+                f"{(error.strerror or str(error)).lower()}",
+                where="--out",
+                fix="name a folder that you may write to",
+            )
+        ) from None

@@ -1,0 +1,75 @@
+"""`paceline status`: how a run stands, wherever it is."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.options import json_option, runs_option
+
+if TYPE_CHECKING:
+    from paceline.launch.standing import Standing
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@runs_option
+@json_option
+def command(run: str, runs: Path, as_json: bool) -> None:
+    """How RUN stands: steps, loss, where it is, what the queue says, cost so far, time left.
+
+    RUN is a run's folder, its name in the folder of all runs, or the id that a queue has given it.
+    It may run in another terminal, on other hosts or in a queue; asking does not disturb it.
+
+    \b
+    Examples:
+      paceline status runs/my-job-20261121-101500
+      paceline status 4711
+      paceline status 4711 --json
+    """
+    from paceline.launch.standing import stand
+
+    standing = stand(run, runs)
+    if as_json:
+        click.echo(json.dumps(asdict(standing), indent=2))
+        return
+    for name, text in _lines(standing):
+        click.echo(f"{name:<10}  {text}")
+
+
+def _lines(standing: "Standing") -> list[tuple[str, str]]:
+    from paceline.launch.places import PLACES
+    from paceline.units import format_seconds
+
+    run, queue = standing.run, standing.queue
+    lines = [("run", run.folder), ("state", run.state)]
+    if standing.place != "local":
+        title = PLACES[standing.place].title if standing.place in PLACES else standing.place
+        job = f", job {standing.job_id}" if standing.job_id else ""
+        lines.append(("place", f"{title}{job}"))
+    if queue is not None:
+        again = f", started again {queue.restarts} times" if queue.restarts else ""
+        lines.append(("queue", f"{queue.state}: {queue.detail}{again}"))
+        if queue.nodes:
+            lines.append(("nodes", " ".join(queue.nodes)))
+        if queue.limit_s is not None and queue.started_at is not None and queue.state == "running":
+            left_s = max(0.0, queue.started_at + queue.limit_s - time.time())
+            lines.append(("limit", f"{format_seconds(left_s)} of {format_seconds(queue.limit_s)}"))
+    if standing.queue_silent is not None:
+        lines.append(("queue", f"not known: {standing.queue_silent}"))
+    if standing.hosts:
+        lines.append(("hosts", " ".join(standing.hosts.values())))
+    if run.num_steps:
+        loss = "" if run.loss is None else f", loss {run.loss:.4f}"
+        lines.append(("step", f"{run.step} of {run.num_steps}{loss}"))
+    lines.append(("restarts", str(run.restarts)))
+    lines.append(("exactness", run.exactness))
+    lines.append(("ran for", format_seconds(standing.ran_s)))
+    if standing.usd is not None:
+        lines.append(("cost", f"${standing.usd:,.2f} so far ({standing.usd_source})"))
+    if standing.left_s is not None:
+        lines.append(("left", f"about {format_seconds(standing.left_s)}, at the newest pace"))
+    return lines

@@ -1,0 +1,83 @@
+"""The logs in a run's folder, as they are and as they grow."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from paceline.errors import JobError, Problem
+from paceline.record.run import RunFolder, summarise
+
+_LOOK_S = 0.5
+_OVER_EVERY_S = 3.0
+"""Between two looks whether the run is over. A guess: it reads the record."""
+
+_WAITS = ("running", "new")
+"""States of a run whose logs may still grow."""
+
+
+def print_logs(
+    run: RunFolder, *, rank: int | None, tail: int, follow: bool, write: Callable[[str], None]
+) -> None:
+    """Write the last lines of each log, and then what comes.
+
+    Args:
+        rank: Only this one's; None is every log, with its name before each line.
+        tail: Lines of each; 0 is all.
+        follow: Until the run is over.
+
+    Raises:
+        JobError: `W017`, there is no such log (yet).
+    """
+    reading: dict[Path, _Tail] = {}
+    looked_s = time.monotonic()
+    while True:
+        for path in _logs(run, rank):
+            fresh = path not in reading
+            lines = reading.setdefault(path, _Tail(path)).lines()
+            for line in lines[-tail:] if fresh and tail else lines:
+                write(line if rank is not None else f"{path.stem}: {line}")
+        if not follow:
+            break
+        now_s = time.monotonic()
+        if now_s - looked_s > _OVER_EVERY_S:
+            looked_s = now_s
+            if summarise(run).state not in _WAITS:
+                follow = False  # once more, for what came meanwhile
+                continue
+        time.sleep(_LOOK_S)
+    if not reading:
+        of = f"of rank {rank}" if rank is not None else "of this run"
+        raise JobError(
+            Problem(
+                code="W017",
+                what=f"there is no log {of}",
+                where=str(run.logs),
+                fix="see whether it has started: paceline status; ranks count from 0",
+            )
+        )
+
+
+def _logs(run: RunFolder, rank: int | None) -> Iterator[Path]:
+    if rank is not None:
+        path = run.rank_log(rank)
+        if path.exists():
+            yield path
+        return
+    yield from sorted(run.logs.glob("*.log"))
+
+
+class _Tail:
+    """The whole lines of a file that were not read before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self._torn = b""
+
+    def lines(self) -> list[str]:
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            content = self._torn + file.read()
+            self._at = file.tell()
+        *whole, self._torn = content.split(b"\n")
+        return [line.decode("utf-8", "replace") for line in whole]

@@ -1,0 +1,251 @@
+"""How a run stands, wherever it is: from its folder, and from the queue that has it.
+
+Its parts are read without a word to the run itself, so any terminal may ask, as often as it likes.
+"""
+
+import itertools
+import os
+import re
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.control.network import machine
+from paceline.errors import JobError, PacelineError, Problem, RunError
+from paceline.launch.places import PLACES, Sight, queued
+from paceline.plan import Plan
+from paceline.record.events import AnyEvent, RunFinished, RunStarted, read_events
+from paceline.record.holding import find_controller
+from paceline.record.metrics import StepMetrics, read_metrics
+from paceline.record.placement import Placement, read_placement
+from paceline.record.run import RunFolder, RunSummary, find_runs, open_run, summarise
+
+_PACE_STEPS = 50
+"""Last steps whose times say how long the rest takes. A guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a run stands."""
+
+    run: RunSummary
+    place: str
+    """Name in the table of places."""
+
+    job_id: str | None
+    """The queue's id of it."""
+
+    queue: Sight | None
+    """What the queue says; None where there is none, or it does not answer."""
+
+    queue_silent: str | None
+    """Why the queue has said nothing."""
+
+    hosts: dict[int, str]
+    """Node -> host, at a place with hosts."""
+
+    ran_s: float
+    """For how long the run has had its machines, all starts together."""
+
+    usd: float | None
+    """What that has cost, by the catalog's price of the plan; None where no price is known."""
+
+    usd_source: str | None
+    """Whose price, and of which day."""
+
+    left_s: float | None
+    """Until the last step at the pace of the newest steps; None before there are some, and once it
+    is over."""
+
+
+def stand(named: str, runs: Path) -> Standing:
+    """How a run stands.
+
+    Args:
+        named: A run's folder, or a queue's id of a run.
+        runs: The folder of all runs, to find ids in.
+
+    Raises:
+        JobError: There is no such run.
+    """
+    run = find_run(named, runs)
+    placement = read_placement(run.path)
+    sight, silent = _ask_queue(placement)
+    summary = summarise(run)
+    if sight is not None and summary.state in ("new", "stopped"):
+        # The folder knows of no controller now: what becomes of the run is the queue's to say.
+        summary = replace(summary, state=sight.state)
+    events = read_events(run.events_file)
+    is_on = summary.state == "running" or (sight is not None and sight.state == "running")
+    ran_s = ran_for_s(events, is_on=is_on, now_s=time.time())
+    usd, source = _cost(run, ran_s)
+    left_s = None
+    if is_on and summary.num_steps:
+        left_s = left_for_s(read_metrics(run.metrics_file), summary.num_steps)
+    return Standing(
+        run=summary,
+        place=placement.place if placement is not None else "local",
+        job_id=placement.job_id if placement is not None else None,
+        queue=sight,
+        queue_silent=silent,
+        hosts=dict(placement.hosts) if placement is not None else {},
+        ran_s=ran_s,
+        usd=usd,
+        usd_source=source,
+        left_s=left_s,
+    )
+
+
+def find_run(named: str, runs: Path) -> RunFolder:
+    """A run by its folder, by its name in the folder of all runs, or by a queue's id of it.
+
+    Raises:
+        JobError: `W015`, there is none.
+    """
+    for path in (Path(named), runs / named):
+        try:
+            is_there = (path / "run.json").exists()
+        except (OSError, ValueError):  # too long for a name, or not to be looked at
+            continue
+        if is_there:
+            return open_run(path)
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", named):
+        for run in reversed(find_runs(runs)):
+            placement = read_placement(run.path)
+            if placement is not None and placement.job_id == named:
+                return run
+    raise JobError(
+        Problem(
+            code="W015",
+            what=f"{named!r} is neither a run's folder nor a queue's id of a run in {runs}",
+            where="RUN",
+            fix="`paceline runs` lists the runs; name their folder with --runs",
+        )
+    )
+
+
+def stop(named: str, runs: Path) -> str:
+    """Ask a run to save at the next step boundary and end; what was asked, for people.
+
+    Raises:
+        JobError: `W015`, there is no such run; `W016`, nobody here can tell its controller.
+        RunError: Its queue cannot be asked.
+    """
+    run = find_run(named, runs)
+    placement = read_placement(run.path)
+    if placement is not None and placement.job_id is not None:
+        module = queued(placement.place)
+        module.cancel(placement)
+        return f"job {placement.job_id} was asked to end"
+    controller = find_controller(run.path)
+    if controller is None or summarise(run).state != "running":
+        raise JobError(
+            Problem(
+                code="W016",
+                what="the run is not running",
+                where=str(run.path),
+                fix=f"see how it ended: paceline status {run.path}",
+            )
+        )
+    if controller.machine != machine():
+        raise JobError(
+            Problem(
+                code="W016",
+                what=f"the run's controller is on another machine, at {controller.host}",
+                where=str(run.path),
+                fix="run `paceline stop` there",
+            )
+        )
+    try:
+        if _is_ours(controller.pid):
+            os.kill(controller.pid, signal.SIGINT)
+            return f"the controller (process {controller.pid}) was asked to end the run"
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        raise JobError(
+            Problem(
+                code="W016",
+                what=f"the run belongs to another user: process {controller.pid}",
+                where=str(run.path),
+                fix="ask that user",
+            )
+        ) from None
+    raise RunError(
+        Problem(
+            code="W016",
+            what="the run has no controller now; its workers save and end by themselves after "
+            "recovery.lease",
+            where=str(run.path),
+            fix=f"take it over and stop it: paceline run --resume {run.path}, then Ctrl-C",
+        )
+    )
+
+
+def ran_for_s(events: Sequence[AnyEvent], *, is_on: bool, now_s: float) -> float:
+    """Seconds between each start and its end, or the last that was heard of it, or now.
+
+    >>> ran_for_s([], is_on=False, now_s=0.0)
+    0.0
+    """
+    total, began, last = 0.0, None, None
+    for event in events:
+        if isinstance(event, RunStarted):
+            total += (last or began) - began if began is not None else 0.0
+            began, last = event.at, None
+        elif isinstance(event, RunFinished) and began is not None:
+            total, began, last = total + event.at - began, None, None
+        else:
+            last = event.at
+    if began is not None:
+        total += (now_s if is_on else last or began) - began
+    return max(0.0, total)
+
+
+def left_for_s(metrics: Sequence[StepMetrics], num_steps: int) -> float | None:
+    """Seconds until the last step at the median pace of the newest steps, saves and evaluations
+    included; None when fewer than two are known."""
+    newest = metrics[-_PACE_STEPS:]
+    gaps = [
+        later.at - earlier.at
+        for earlier, later in itertools.pairwise(newest)
+        if later.generation == earlier.generation
+    ]
+    if not gaps:
+        return None
+    return statistics.fmean(gaps) * max(0, num_steps - newest[-1].step)
+
+
+def _cost(run: RunFolder, ran_s: float) -> tuple[float | None, str | None]:
+    plan = _plan_of(run)
+    if plan is None or plan.cost is None:
+        return None, None
+    cost = plan.cost
+    usd = cost.per_instance_hour_usd * cost.num_instances * ran_s / 3600
+    return usd, f"{cost.provider} {cost.instance}, {cost.way}, {cost.as_of}"
+
+
+def _plan_of(run: RunFolder) -> Plan | None:
+    try:
+        return run.plan() if run.plan_file.exists() else None
+    except JobError:
+        return None
+
+
+def _ask_queue(placement: Placement | None) -> tuple[Sight | None, str | None]:
+    if placement is None or placement.job_id is None or placement.place not in PLACES:
+        return None, None
+    try:
+        return queued(placement.place).look(placement), None
+    except PacelineError as error:
+        return None, f"{error.problems[0].code}: {error.problems[0].what}"
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        return b"paceline" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,115 @@
+"""Start a sweep of all-reduce over ranks of this machine, and read what it found.
+
+The program is the one that `paceline render --for network` hands over for several nodes.
+"""
+
+import importlib.util
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from paceline.errors import JobError, Problem
+from paceline.launch.ranks import OnProgress, RankProcess, wait_for_ranks
+from paceline.record.sweep import Sweep, read_sweep
+from paceline.render.example import script_text
+from paceline.topology.machine import find_local_machine
+
+_WHERE = "paceline bench --all-reduce"
+
+
+def sweep_all_reduce(
+    num_ranks: int,
+    *,
+    max_bytes: int,
+    limit_s: float,
+    on_progress: OnProgress = lambda line: None,
+) -> Sweep:
+    """Measure 1 KiB to `max_bytes` on so many ranks: NCCL where there are GPUs, else gloo.
+
+    Raises:
+        JobError: `R010` without PyTorch, `T002` where there are too few GPUs.
+        RunError: `R041`, a rank failed, or they took too long.
+    """
+    _check(num_ranks)
+    with tempfile.TemporaryDirectory(prefix="paceline-sweep-") as name:
+        folder = Path(name)
+        program, found = folder / "all_reduce.py", folder / "found.json"
+        program.write_text(script_text(program.name), encoding="utf-8")
+        command = [sys.executable, str(program), "--max-bytes", str(max_bytes)]
+        command += ["--json", str(found)]
+        port = _free_port()
+        ranks = [_rank(rank, num_ranks, command, folder, port) for rank in range(num_ranks)]
+        try:
+            for rank in ranks:
+                rank.start()
+            wait_for_ranks(
+                ranks,
+                limit_s=limit_s,
+                on_progress=on_progress,
+                late=_failed(f"{num_ranks} ranks took longer than {limit_s:.0f} s"),
+                died=lambda rank: _failed(f"rank {rank.rank} died: {rank.last_line()[:400]}"),
+            )
+            return read_sweep(found)
+        finally:
+            for rank in ranks:
+                rank.end()
+
+
+def _check(num_ranks: int) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise JobError(
+            Problem(
+                code="R010",
+                what="measuring needs PyTorch, which is not installed",
+                where=sys.prefix,
+                fix="pip install torch numpy",
+            )
+        )
+    gpus = find_local_machine().gpus
+    if gpus and num_ranks > len(gpus):
+        raise JobError(
+            Problem(
+                code="T002",
+                what=f"{num_ranks} ranks were asked for, this machine has {len(gpus)} GPUs",
+                where="--ranks",
+                fix=f"--ranks {len(gpus)}; over several nodes: `paceline render --for network`",
+            )
+        )
+
+
+def _rank(rank: int, world: int, command: list[str], folder: Path, port: int) -> RankProcess:
+    environment = os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return RankProcess(
+        rank,
+        command,
+        log=folder / f"rank-{rank}.log",
+        environment=environment,
+        mark="  ",
+        read_problems=lambda: (),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _failed(what: str) -> Problem:
+    return Problem(
+        code="R041",
+        what=what,
+        where=_WHERE,
+        fix="give them longer with --timeout, or fewer --ranks; NCCL_DEBUG=INFO says more",
+    )

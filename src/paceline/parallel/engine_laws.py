@@ -1,0 +1,104 @@
+"""What a layout must obey because of the software that runs it."""
+
+from collections.abc import Iterator, Sequence
+
+from paceline.errors import Problem
+from paceline.parallel.abilities import ABILITIES, Abilities
+from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
+from paceline.spec import Job
+
+
+def check_engine(job: Job, space: Space) -> Iterator[Problem]:
+    """An engine has some ways to split and not others."""
+    asked, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    fixed = with_implied(asked)
+    words: list[tuple[str, str, Sequence[str]]] = [
+        ("sharding", fixed.sharding, able.shardings),
+        ("recompute", fixed.recompute, able.recomputes),
+        ("offload", fixed.offload, able.offloads),
+    ]
+    if able.schedules:
+        words.append(("schedule", fixed.schedule, able.schedules))
+    if able.context_kinds:
+        words.append(("context_kind", fixed.context_kind, able.context_kinds))
+    for name, value, known in words:
+        if value != "auto" and value not in known:
+            # What was written is the field from which this one follows.
+            is_implied = getattr(asked, name) == "auto"
+            field = _IMPLIED_BY[name] if is_implied else name
+            has_words = f"it has {', '.join(known)}"
+            if is_implied:
+                has_words = f"it is of {name} {value}, and {has_words}"
+            yield _not_of_engine(job, name, value, engine, has_words, field)
+    has = {
+        "tensor": able.tensor,
+        "pipeline": bool(able.schedules),
+        "context": bool(able.context_kinds),
+        "expert": able.expert,
+    }
+    if not able.schedules and asks_for_pipeline(fixed):
+        field = "chunks" if asked.schedule == "auto" else "schedule"
+        yield _not_of_engine(job, "schedule", fixed.schedule, engine, "it has no pipeline", field)
+    in_pipeline = fixed.pipeline not in ("auto", 1) or asks_for_pipeline(fixed)
+    only_without = set(able.shardings) - set(able.pipeline_shardings)
+    if in_pipeline and able.schedules and fixed.sharding in only_without:
+        yield _not_in_pipeline(job, fixed.sharding, able)
+    for name, is_there in has.items():
+        degree = getattr(fixed, name)
+        if not is_there and degree not in ("auto", 1):
+            yield _not_of_engine(job, name, degree, engine, f"it has no {name} parallelism")
+
+
+def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
+    """A sharding that the engine has, and not together with a pipeline."""
+    engine = job.spec.engine
+    ours = engine == "paceline"
+    others = [name for name, each in ABILITIES.items() if sharding in each.pipeline_shardings]
+    return Problem(
+        code="L012",
+        what=f"layout.sharding is {sharding}, which "
+        + (
+            "Paceline's own runtime does not do in a pipeline: torch's schedules reduce gradients "
+            "once a step, and hold them whole until then"
+            if ours
+            else f"{engine} cannot do in a pipeline"
+        ),
+        where=job.where("layout.sharding"),
+        fix=f"set layout.sharding to {' or '.join(able.pipeline_shardings)}, or layout.pipeline to "
+        f"1, or name an engine that has it: {', '.join(others) or 'none is known'}",
+    )
+
+
+_IMPLIED_BY = {"sharding": "shard", "recompute": "recompute_every", "schedule": "chunks"}
+
+
+def _not_of_engine(
+    job: Job, name: str, value: object, engine: str, has: str, field: str | None = None
+) -> Problem:
+    """`field` is what was written, where `name` only follows from it."""
+    field = field or name
+    written = getattr(job.spec.layout, field)
+    ours = engine == "paceline"
+    others = [n for n, able in ABILITIES.items() if n != engine and _has(able, name, value)]
+    return Problem(
+        code="L012",
+        what=f"layout.{field} is {written}, which "
+        + (f"Paceline's own runtime cannot do: {has}" if ours else f"{engine} cannot do: {has}"),
+        where=job.where(f"layout.{field}"),
+        fix=f"leave layout.{field} out, or name an engine that has it: "
+        f"{', '.join(others) or 'none is known'}",
+    )
+
+
+def _has(able: Abilities, name: str, value: object) -> bool:
+    words = {
+        "sharding": able.shardings,
+        "recompute": able.recomputes,
+        "offload": able.offloads,
+        "schedule": able.schedules,
+        "context_kind": able.context_kinds,
+    }
+    if name in words:
+        return value in words[name]
+    degrees = {"pipeline": able.schedules, "context": able.context_kinds}
+    return bool(degrees[name]) if name in degrees else bool(getattr(able, name))

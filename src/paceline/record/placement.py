@@ -1,0 +1,60 @@
+"""Where a run is, when it is not only on this machine: `place.json` in its folder."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from paceline.errors import JobError, Problem
+from paceline.record.lines import write_whole
+
+PLACE_FILE = "place.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Contents of `place.json`. No secrets: everybody who can read the run reads it."""
+
+    place: str
+    """Name of the place, as given with `--on`."""
+
+    job_id: str | None = None
+    """The queue's id of it; None where there is no queue."""
+
+    submitted_at: float | None = None
+    """Unix time."""
+
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Node -> the host that its newest agent was started on; empty on this machine."""
+
+    namespace: str | None = None
+    """Part of the queue that the id belongs to, where a queue has parts."""
+
+
+def write_placement(folder: Path, placement: Placement) -> None:
+    """Whole or not at all."""
+    content = msgspec.json.format(msgspec.json.encode(placement))
+    write_whole(folder / PLACE_FILE, content + b"\n")
+
+
+def read_placement(folder: Path) -> Placement | None:
+    """None where the run is on this machine only.
+
+    Raises:
+        JobError: `W002`, the file is damaged.
+    """
+    try:
+        content = (folder / PLACE_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(content, type=Placement)
+    except (msgspec.DecodeError, OSError) as error:
+        raise JobError(
+            Problem(
+                code="W002",
+                what=f"{PLACE_FILE} cannot be read: {error}",
+                where=str(folder / PLACE_FILE),
+                fix="put it back; it says where the run is, and which job of the queue it is",
+            )
+        ) from None

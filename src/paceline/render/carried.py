@@ -1,0 +1,138 @@
+"""Which settings of a job reach an engine's files, and what is said of the others.
+
+Every engine's module names in `CARRIES` what its files say. What a job asks for beyond that is a
+gap, whoever wrote the engine and whenever the setting came: nothing is dropped in silence.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from paceline.render.engine import Gap
+from paceline.spec import Job
+from paceline.spec.asked import settings_asked
+
+PLANNED = frozenset(
+    {
+        *("name", "model", "layout", "plan", "engine"),
+        *("cluster.accelerator", "cluster.nodes", "cluster.per_node"),
+        *("cluster.memory", "cluster.network", "cluster.catalog"),
+        *("data.seq_len", "train.global_batch", "train.precision"),
+    }
+)
+"""What makes the plan, by key or section. An engine's own gaps say what of a plan it lacks."""
+
+OF_PROGRAM = frozenset(
+    {
+        *("data.path", "data.corpus", "train.steps", "train.learning_rate", "train.warmup_steps"),
+        *("train.schedule", "train.final_learning_rate", "train.weight_decay", "train.clip_norm"),
+        *("train.seed", "checkpoint.every", "checkpoint.keep_last"),
+    }
+)
+"""What the example programs read from `train.json` and do."""
+
+OF_DDP = frozenset({"train.bucket"})
+"""What those with PyTorch's DistributedDataParallel do as well."""
+
+EVERYTHING = frozenset({""})
+"""Of files that start no training: nothing of it is lost in them."""
+
+PLACES = ("ssh", "slurm", "cloud", "ray", "kubernetes")
+"""Sections of one place each."""
+
+_NEVER_DONE: Mapping[str, Any] = {
+    "data.held_out": 0,
+    "checkpoint.compress": "never",
+    "recovery.shrink": False,
+    "recovery.spares": 0,
+    "recovery.state": "checkpoint",
+    "recovery.fingerprint_every": 0,
+    "recovery.snapshot_every": 0,
+    "recovery.snapshot_peers": False,
+}
+"""Values that ask for nothing: files that do not carry the key keep to them."""
+
+_WITHOUT: Mapping[str, tuple[str, str]] = {
+    "cluster.rendezvous_port": (
+        "the port is said where the ranks are started",
+        "the engine's usual port, or what its launch script takes from the environment",
+    ),
+    "data.held_out": ("nothing is evaluated while it trains", "nothing is held out by this share"),
+    "train.bucket": ("nothing in these files sets it", "buckets as the engine has them"),
+    "train.static_graph": (
+        "DDP (torch 2.13) fails with it where micro-batches are accumulated: it is not promised",
+        "every step's graph is looked at, as ever: the same numbers",
+    ),
+    "train.max_refused_steps": (
+        "the ranks take no vote on a step",
+        "whatever the engine does with losses that are not finite, however many there are",
+    ),
+    "train.powersgd_rank": ("gradients are not sent so", "as if it were not there"),
+    "train.powersgd_start": ("gradients are not sent so", "as if it were not there"),
+    "checkpoint.keep_every": ("nothing chooses checkpoints by their step", "as without it"),
+    "checkpoint.keep_best": ("there is no held-out loss to choose by", "as without it"),
+    "checkpoint": ("nothing here copies checkpoints in the background", "as without it"),
+    "evaluate": (
+        "nothing is evaluated while it trains",
+        "no held-out loss: evaluate the checkpoints afterwards",
+    ),
+    "recovery": (
+        "Paceline's agents do it, and these files start none",
+        "what the engine itself does when a rank fails",
+    ),
+    "drill": ("faults are injected by Paceline's own workers", "nothing is broken on purpose"),
+    "metrics": ("the ranks print their losses and write no event files", "what is printed"),
+}
+"""Key or section -> why files lack it, and what comes nearest."""
+
+
+def covers(names: Collection[str], key: str) -> bool:
+    """Whether a key, or the section that it is in, is among the names.
+
+    >>> covers({"ssh"}, "ssh.port"), covers({"ssh.port"}, "ssh.hosts")
+    (True, False)
+    """
+    section = key.partition(".")[0]
+    return "" in names or key in names or section in names
+
+
+def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Iterator[Gap]:
+    """A gap for each setting that the job asks for and the files do not carry.
+
+    Args:
+        job: Its settings that are not at their defaults.
+        carries: Keys and sections that the engine's files carry.
+        said: Keys of which the engine's own gaps say something.
+    """
+    other_places: dict[str, list[str]] = {}
+    for key, value in settings_asked(job.spec).items():
+        if covers(PLANNED, key) or covers(carries, key) or key in said:
+            continue
+        if key in _NEVER_DONE and value == _NEVER_DONE[key]:
+            continue
+        section = key.partition(".")[0]
+        if section in PLACES and not any(name.startswith(f"{section}.") for name in carries):
+            other_places.setdefault(section, []).append(key)
+            continue
+        nothing = ("nothing in these files says it", "as if the job left it out")
+        why, nearest = _WITHOUT.get(key) or _WITHOUT.get(section) or nothing
+        yield Gap(
+            what=f"{key}: {_short(value)}",
+            where=key,
+            why=why,
+            nearest=nearest,
+            fix=f"leave {key} out; `paceline run` does it"
+            if section not in PLACES
+            else f"leave {key} out",
+        )
+    for section, keys in other_places.items():
+        yield Gap(
+            what=f"the section {section} ({', '.join(key.partition('.')[2] for key in keys)})",
+            where=section,
+            why="it is for another place or engine",
+            nearest="the files start the ranks without it",
+        )
+
+
+def _short(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

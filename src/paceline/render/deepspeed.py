@@ -1,0 +1,389 @@
+"""DeepSpeed: `ds_config.json` with ZeRO, offload and a pipeline, a launch script, a hostfile, an
+example program.
+
+Leaves out: tensor and sequence parallelism of DeepSpeed, which rewrite the program's model and
+cannot be said in a configuration; `deepspeed_pipeline.py` has what a pipeline lacks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from paceline.errors import JobError, Problem
+from paceline.plan import Plan
+from paceline.plan.start import PORT, meeting_lines, torchrun_options
+from paceline.render.batch import triangle
+from paceline.render.carried import OF_PROGRAM
+from paceline.render.deepspeed_pipeline import pipeline_gaps, pipeline_section
+from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.engine import Files, Gap
+from paceline.render.environment import environment, export_lines
+from paceline.render.example import example, example_gaps
+from paceline.render.hosts import host_names
+from paceline.render.shell import command, script
+from paceline.render.text import header, to_json
+from paceline.spec import Job
+from paceline.spec.places import SshSpec
+
+CONFIG = "ds_config.json"
+STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3}
+"""Sharding -> the stage of ZeRO."""
+
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
+_NOTHING_NEAR = {
+    "tensor": "its AutoTP rewrites models of Hugging Face that it knows; a configuration alone "
+    "does not split one",
+    "pipeline": "the program has to give its model as layers to PipelineModule, and to call "
+    "train_batch on what that becomes",
+    "context": "Ulysses replaces the attention of a model of Hugging Face inside the program",
+    "expert": "the program has to build its layers from deepspeed.moe.layer.MoE",
+}
+
+CARRIES = OF_PROGRAM | {"train.optimizer", "ssh.hosts", "ssh.port"}
+"""Settings that the files say, beside the plan."""
+
+
+def render(plan: Plan, job: Job) -> Files:
+    """`ds_config.json`, `launch.sh` for every node, and the example program; with `ssh.hosts` also
+    a hostfile and a script that starts all of them from one."""
+    files = {CONFIG: to_json(config(plan, job)), "launch.sh": _launch(plan, job)}
+    if plan.cluster.num_nodes > 1 and job.spec.ssh.hosts:
+        files |= {
+            "hostfile": _hostfile(plan, job),
+            "launch-hosts.sh": _launch_hosts(plan, job),
+            ".deepspeed_env": "".join(f"{v.name}={v.value}\n" for v in environment(plan)),
+        }
+    if plan.layout.pipeline > 1:
+        scripts = ("train_deepspeed_pipeline.py", "lm.py", "train_deepspeed.py")
+        return files | example(plan, job, *scripts)
+    return files | example(plan, job, "train_deepspeed.py", "lm.py")
+
+
+def config(plan: Plan, job: Job, *, program_has_optimizer: bool = False) -> dict[str, Any]:
+    """`ds_config.json` as values.
+
+    Args:
+        plan: Batch, sharding, offload and precision.
+        job: Optimizer and clipping.
+        program_has_optimizer: As with Accelerate, which takes it from the program alone.
+    """
+    found: dict[str, Any] = dict(triangle(plan))
+    found["gradient_clipping"] = job.spec.train.clip_norm or 0.0
+    if not program_has_optimizer:
+        found["optimizer"] = _optimizer(plan, job)
+    if job.spec.train.optimizer != "adamw":
+        found["zero_allow_untested_optimizer"] = True  # else ZeRO takes Adam alone
+    found |= _precision(plan)
+    found["zero_optimization"] = _zero(plan, job)
+    if plan.layout.pipeline > 1:
+        found["pipeline"] = pipeline_section(plan)
+    if plan.layout.recompute == "full":
+        found["activation_checkpointing"] = {"partition_activations": False}
+    return found
+
+
+def gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What neither `ds_config.json` nor the example program says."""
+    return [
+        *(gap for gap in config_gaps(plan, job) if gap.where != "layout.pipeline"),
+        *pipeline_gaps(plan),
+        *_schedule_gaps(job),
+        *_host_gaps(plan, job),
+        *_example(plan, job),
+    ]
+
+
+def config_gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What `ds_config.json` lacks, whoever starts the ranks."""
+    layout = plan.layout
+    found = list(
+        accelerator_refusals(
+            plan,
+            uses=("nccl", "gloo"),
+            why="these files are for GPUs over NCCL and CPUs over gloo: no other was tried",
+        )
+    )
+    for way, why in _NOTHING_NEAR.items():
+        degree = layout.degrees.get(way, 1)
+        if degree > 1:
+            found.append(
+                Gap(
+                    what=f"{way} {degree}",
+                    where=f"layout.{way}",
+                    why=why,
+                    nearest=None,
+                    fix=f"layout.{way}: 1",
+                )
+            )
+    if layout.sharding == "hybrid":
+        found.append(
+            Gap(
+                what=f"hybrid sharding in groups of {layout.shard_degree}",
+                where="layout.sharding",
+                why="ZeRO++ keeps a second copy of the parameters in each group and shards the "
+                "rest over all ranks, another layout; MiCS needs its own constructor",
+                nearest=None,
+                fix="layout.sharding: full",
+            )
+        )
+    found += _offload_gaps(plan)
+    if layout.recompute == "selective":
+        found.append(
+            Gap(
+                what="selective recompute",
+                where="layout.recompute",
+                why="DeepSpeed's checkpointing takes whole functions of the program",
+                nearest="nothing is recomputed, which holds more and computes less, unless your "
+                "own program does it",
+                fix="layout.recompute: full",
+            )
+        )
+    if plan.precision == "fp8":
+        found.append(
+            Gap(
+                what="precision fp8",
+                where="train.precision",
+                why="DeepSpeed has no fp8 of its own: the model's layers must be "
+                "TransformerEngine's",
+                nearest=None,
+                fix=wider_precision(plan),
+            )
+        )
+    if plan.precision == "tf32":
+        found.append(
+            Gap(
+                what="precision tf32",
+                where="train.precision",
+                why="it is a setting of torch, not of DeepSpeed",
+                nearest='fp32, and the program calls torch.set_float32_matmul_precision("high")',
+            )
+        )
+    if plan.precision in ("bf16", "fp16"):
+        kept = "float32" if accumulates_wide(plan) else plan.precision
+        found.append(
+            Gap(
+                what=f"parameters and gradients on the wire in float32 with {plan.precision}",
+                where="train.precision",
+                why="DeepSpeed computes from parameters in the narrow type and sends gradients "
+                "in it"
+                + ("" if accumulates_wide(plan) else "; stage 0 (0.19) also accumulates in it"),
+                nearest=f"float32 masters in the optimizer, gradients accumulated in {kept}",
+                fix="" if accumulates_wide(plan) else "layout.sharding: zero1",
+            )
+        )
+    return found
+
+
+def _offload_gaps(plan: Plan) -> list[Gap]:
+    layout = plan.layout
+    if layout.offload == "none" or STAGES.get(layout.sharding, 3) == 3:
+        return []
+    if layout.offload == "nvme" or layout.sharding == "none":
+        least = "full" if layout.offload == "nvme" else "zero1"
+        return [
+            Gap(
+                what=f"offload {layout.offload} with sharding {layout.sharding}",
+                where="layout.offload",
+                why=f"DeepSpeed offloads to {layout.offload} from ZeRO stage {STAGES[least]} on",
+                nearest=None,
+                fix=f"layout.sharding: {least}",
+            )
+        ]
+    return []
+
+
+def _schedule_gaps(job: Job) -> list[Gap]:
+    train = job.spec.train
+    if train.schedule == "constant" and train.warmup_steps == 0:
+        return []
+    what = f"the {train.schedule} schedule"
+    if train.warmup_steps:
+        what += f" after {train.warmup_steps} steps of warm-up"
+    return [
+        Gap(
+            what=f"{what} in {CONFIG}",
+            where="train.schedule",
+            why="DeepSpeed's own schedulers begin with two steps at a rate of zero, and its linear "
+            "one ends at zero (deepspeed/runtime/lr_schedules.py, 0.19.8)",
+            nearest="the example program sets the rate of every step; your own passes lr_scheduler "
+            "to deepspeed.initialize",
+        )
+    ]
+
+
+def _host_gaps(plan: Plan, job: Job) -> list[Gap]:
+    ssh, nodes = job.spec.ssh, plan.cluster.num_nodes
+    if nodes == 1:
+        return []
+    if ssh.hosts:
+        return list(_ssh_gaps(ssh, nodes))
+    return [
+        Gap(
+            what="the hostfile",
+            where="ssh.hosts",
+            why="the job names no hosts",
+            nearest="launch.sh is started on every node, by Slurm or by hand",
+            fix="ssh.hosts: [node-a, node-b]",
+        )
+    ]
+
+
+def _ssh_gaps(ssh: SshSpec, nodes: int) -> Iterator[Gap]:
+    """Of `launch-hosts.sh`: DeepSpeed's launcher (0.19) takes hosts and a port."""
+    if len(ssh.hosts) > nodes:
+        yield Gap(
+            what=f"spare hosts: {', '.join(ssh.hosts[nodes:])}",
+            where="ssh.hosts",
+            why="DeepSpeed's launcher (0.19) starts every host of its file and replaces none",
+            nearest=f"the hostfile names the first {nodes}",
+            fix="`paceline run --on ssh`, which puts a spare in a lost host's place",
+        )
+    for name, value, word in (
+        ("identity", ssh.identity, "IdentityFile"),
+        ("config", ssh.config, "Include"),
+    ):
+        if value is not None:
+            yield Gap(
+                what=f"ssh.{name}: {value}",
+                where=f"ssh.{name}",
+                why="DeepSpeed's launcher (0.19) has no option for it",
+                nearest=f"what ssh takes itself: name it in ~/.ssh/config, with {word}",
+            )
+    if ssh.python is not None:
+        yield Gap(
+            what=f"ssh.python: {ssh.python}",
+            where="ssh.python",
+            why="DeepSpeed's launcher (0.19) starts the Python that it runs in itself, by its path",
+            nearest="the same path on every host",
+        )
+
+
+def _example(plan: Plan, job: Job) -> list[Gap]:
+    found = example_gaps(plan, job)
+    refused = job.spec.train.optimizer not in OPTIMIZERS
+    kind = job.spec.train.optimizer
+    if not refused:  # the example program takes what ds_config.json says
+        return [gap for gap in found if gap.what != f"the optimizer {kind}"]
+    why = "DeepSpeed 0.19 has no such optimizer for its sharded state"
+    return [
+        replace(gap, why=why, nearest=None) if gap.what == f"the optimizer {kind}" else gap
+        for gap in found
+    ]
+
+
+def _optimizer(plan: Plan, job: Job) -> dict[str, Any]:
+    train = job.spec.train
+    if train.optimizer == "sgd":
+        return {"type": "SGD", "params": {"lr": train.learning_rate, "momentum": 0.9}}
+    values: dict[str, Any] = {
+        "lr": train.learning_rate,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "weight_decay": train.weight_decay,
+    }
+    if plan.layout.offload == "none":
+        values["torch_adam"] = True  # as fast with foreach, and nothing is compiled at the start
+    return {"type": OPTIMIZERS[train.optimizer], "params": values}
+
+
+def accumulates_wide(plan: Plan) -> bool:
+    """Whether narrow gradients are accumulated in float32.
+
+    Without ZeRO, DeepSpeed 0.19.8 ends with NotImplementedError when it is asked to
+    (runtime/engine.py, `_do_optimizer_sanity_check`).
+    """
+    return plan.precision in ("bf16", "fp16") and stage_of(plan) > 0
+
+
+def stage_of(plan: Plan) -> int:
+    """The stage of ZeRO; of a pipeline 1 at least.
+
+    Without ZeRO, DeepSpeed 0.19.8 counts only the first stage's gradients in the norm that it clips
+    by (runtime/utils.py, `clip_grad_norm_`: the others count where they are marked as split over
+    tensors), and in bf16 it ends (runtime/pipe/engine.py, `_bf16_reduce_grads`). A run of two ranks
+    was off by 4e-4 at its third step so.
+    """
+    return max(1 if plan.layout.pipeline > 1 else 0, STAGES.get(plan.layout.sharding, 3))
+
+
+def _precision(plan: Plan) -> dict[str, Any]:
+    wide = {"data_types": {"grad_accum_dtype": "fp32"}} if accumulates_wide(plan) else {}
+    if plan.precision == "bf16":
+        return {"bf16": {"enabled": True}} | wide
+    if plan.precision == "fp16":
+        scaler = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+        return {"fp16": scaler} | wide
+    return {}
+
+
+def _zero(plan: Plan, job: Job) -> dict[str, Any]:
+    layout, shape = plan.layout, plan.decoder
+    found: dict[str, Any] = {"stage": stage_of(plan)}
+    if found["stage"] == 0:
+        return found
+    found |= {"overlap_comm": True, "contiguous_gradients": True}
+    if shape is not None:
+        # One layer at a time, as transformers/integrations/deepspeed.py fills "auto".
+        found["reduce_bucket_size"] = shape.hidden * shape.hidden
+        if found["stage"] == 3:
+            found["stage3_prefetch_bucket_size"] = int(0.9 * shape.hidden * shape.hidden)
+            found["stage3_param_persistence_threshold"] = 10 * shape.hidden
+    if layout.offload != "none":
+        where: dict[str, Any] = {"device": layout.offload, "pin_memory": True}
+        if layout.offload == "nvme":
+            where["nvme_path"] = _nvme_path(job)
+        found["offload_optimizer"] = where
+    return found
+
+
+def _nvme_path(job: Job) -> str:
+    path = job.spec.layout.offload_path
+    if path is None:
+        raise JobError(
+            Problem(
+                code="H020",
+                what="optimizer state goes to NVMe, and no folder is named for it",
+                where=job.where("layout"),
+                fix="layout.offload_path: /local_nvme, a folder on each node's own disk",
+            )
+        )
+    return path
+
+
+def _launch(plan: Plan, job: Job) -> str:
+    lines = [
+        'cd "$(dirname "$0")"',
+        *meeting_lines(plan),
+        *export_lines(plan),
+        *(["export DS_ACCELERATOR=cpu  # else it looks for a GPU"] if _is_cpu(plan) else []),
+        " ".join(["exec torchrun", *torchrun_options(plan), '"${TRAIN_SCRIPT:-train.py}" "$@"']),
+    ]
+    about = "torchrun starts DeepSpeed's ranks as well as its own launcher does, and needs no ssh."
+    return script(header(plan, job, about), *lines)
+
+
+def _is_cpu(plan: Plan) -> bool:
+    return plan.cluster.backend == "gloo"
+
+
+def _hostfile(plan: Plan, job: Job) -> str:
+    slots = plan.cluster.ranks_per_node
+    return "".join(f"{host} slots={slots}\n" for host in host_names(plan, job))
+
+
+def _launch_hosts(plan: Plan, job: Job) -> str:
+    head = host_names(plan, job)[0].rpartition("@")[2]
+    about = "Run on one host: starts all of `hostfile` over ssh (pdsh), with `.deepspeed_env`."
+    port = job.spec.ssh.port
+    words = command(
+        "deepspeed",
+        "--hostfile=hostfile",
+        *([] if port is None else [f"--ssh_port={port}"]),
+        "--no_local_rank",
+        f"--master_addr={head}",
+    )
+    return script(
+        header(plan, job, about),
+        'cd "$(dirname "$0")"',
+        f'exec {words} --master_port="${{HEAD_PORT:-{PORT}}}" "${{TRAIN_SCRIPT:-train.py}}" "$@"',
+    )

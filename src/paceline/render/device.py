@@ -1,0 +1,36 @@
+"""What the plan's accelerator leaves an engine: refusals and fixes that several engines share."""
+
+from collections.abc import Iterator
+
+from paceline.plan import Plan
+from paceline.render.engine import Gap
+
+
+def accelerator_refusals(
+    plan: Plan, *, uses: tuple[str, ...], why: str, others: str = "torchrun"
+) -> Iterator[Gap]:
+    """Ranks whose collectives go through a library that the engine does not use.
+
+    Args:
+        plan: Its cluster's backend is looked at.
+        uses: Backends that the engine has: `("nccl", "gloo")`.
+        why: Why it has no other.
+        others: The engine that takes accelerators which are no Macs.
+    """
+    cluster = plan.cluster
+    if cluster.backend in uses:
+        return
+    name = "mlx" if cluster.backend == "mlx" else others
+    yield Gap(
+        what=f"ranks on {cluster.accelerator}",
+        why=why,
+        nearest=None,
+        fix=f"`paceline render --for {name}`, or a GPU as cluster.accelerator",
+        where="cluster.accelerator",
+    )
+
+
+def wider_precision(plan: Plan) -> str:
+    """The fix for a precision that an engine lacks: bf16 where the accelerator has it."""
+    has_bf16 = "bf16" in plan.cluster.peak_flops_per_s
+    return f"train.precision: {'bf16' if has_bf16 else 'fp32'}"

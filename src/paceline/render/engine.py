@@ -1,0 +1,69 @@
+"""What an engine module gives: files, and what they cannot say."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.errors import PlanError
+from paceline.plan import Plan
+from paceline.spec import Job
+
+Files = Mapping[str, str]
+"""Path inside the folder that is written -> the whole text. A text that begins with `#!` is made
+executable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """One part of a plan that an engine cannot express."""
+
+    what: str
+    """The part, in the plan's own words and numbers: `ZeRO-2 gradients`."""
+
+    why: str
+    """The reason, with the version that it holds for."""
+
+    nearest: str | None
+    """What the files say instead; None where nothing comes near, and then there are no files."""
+
+    fix: str = ""
+    """What to set in the job so that nothing is lost; empty where another engine is the answer."""
+
+    where: str
+    """Key of the job file that asks for it, shown with a refusal: `layout.sharding`."""
+
+
+class RenderError(PlanError):
+    """An engine cannot express the plan. Ends with exit code 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One row of the table of engines."""
+
+    title: str
+    """For people: `Hugging Face Accelerate`."""
+
+    module: str
+    """Imported only when its files are asked for. It has `render` and `gaps`."""
+
+    versions: str
+    """The releases the files are written for: `1.10 to 1.15`."""
+
+    validated: str
+    """What the files were held against, and what was really run."""
+
+
+class EngineModule(Protocol):
+    """What every engine's module has."""
+
+    CARRIES: Collection[str]
+    """Keys and sections of the job file that the files say, beside those that make the plan. Every
+    other setting that a job asks for becomes a gap (`render/carried.py`)."""
+
+    render: Callable[[Plan, Job], Files]
+    """The files of a plan without a gap that has no `nearest`."""
+
+    gaps: Callable[[Plan, Job], list[Gap]]
+    """Everything of the plan that the files do not say; nothing is dropped in silence. Settings
+    that `CARRIES` lacks need no gap here, unless there is more to say of them."""

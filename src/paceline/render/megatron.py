@@ -1,0 +1,202 @@
+"""Megatron-LM: a file of arguments for its pretrain_gpt.py, and the script that starts it.
+
+Flags are those of core_r0.16, megatron/training/arguments.py. Leaves out: preparing the data, and
+evaluation beyond its loss.
+"""
+
+from math import ceil
+
+from paceline.plan import Plan
+from paceline.plan.start import Variable, meeting_lines, torchrun_options
+from paceline.render.engine import Files, Gap
+from paceline.render.environment import export_lines
+from paceline.render.megatron_gaps import core_gaps
+from paceline.render.megatron_words import (
+    SHARDING,
+    TOLD,
+    Words,
+    batch_words,
+    copies,
+    model_words,
+    optimizer_words,
+    parallel_words,
+    planned_for,
+    rotary_base,
+    schedule_words,
+    uses_fsdp,
+)
+from paceline.render.shell import script
+from paceline.render.text import commented, header
+from paceline.spec import Job
+
+VERSION = "core_v0.16.1"
+"""Tag of Megatron-LM that the flags are of."""
+
+_ARGUMENTS = "arguments.txt"
+
+_RENAMED = {
+    "layernorm_epsilon": "norm-epsilon",
+    "num_moe_experts": "num-experts",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "gated_linear_unit": "swiglu",
+}
+"""Fields of TransformerConfig -> flags, where they differ in more than dashes."""
+
+_NEGATED = {"add_bias_linear": "disable-bias-linear"}
+"""Fields that are true unless the flag is given."""
+
+CARRIES = TOLD
+"""Settings that the files say, beside the plan."""
+
+
+def render(plan: Plan, job: Job) -> Files:
+    """`arguments.txt`, a flag and its value a line, and `launch.sh`, run on every node."""
+    about = header(
+        plan,
+        job,
+        f"For pretrain_gpt.py of Megatron-LM {VERSION}.",
+        *planned_for(plan),
+    )
+    lines = " ".join(arguments(plan, job)).replace(" --", "\n--") + "\n"
+    return {_ARGUMENTS: commented(about) + lines, "launch.sh": _launch(plan, job)}
+
+
+def gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What Megatron Core lacks, and that its script keeps every checkpoint."""
+    keeps = Gap(
+        what=f"the newest {job.spec.checkpoint.keep_last} checkpoints kept",
+        where="checkpoint.keep_last",
+        why="Megatron-LM deletes none of those it writes",
+        nearest="all are kept: mind the disk",
+    )
+    return [*core_gaps(plan, job), keeps]
+
+
+def arguments(plan: Plan, job: Job) -> list[str]:
+    """The command line of pretrain_gpt.py, without its data."""
+    model = flags(model_words(plan))
+    if plan.profile.blocks[0].kv_heads != plan.profile.blocks[0].heads:
+        model.insert(model.index("--num-query-groups"), "--group-query-attention")
+    else:
+        place = model.index("--num-query-groups")
+        del model[place : place + 2]
+    return [
+        *model,
+        *_positions_and_vocabulary(plan),
+        *flags(parallel_words(plan)),
+        *_sharding(plan, job),
+        *flags(batch_words(plan, job)),
+        *flags(optimizer_words(job)),
+        *flags(schedule_words(job)),
+        *_precision(plan),
+        *_run(plan, job),
+    ]
+
+
+def flags(words: Words) -> list[str]:
+    """Fields of Megatron Core as flags.
+
+    >>> flags({"num_layers": 2, "add_bias_linear": False, "sequence_parallel": False})
+    ['--num-layers', '2', '--disable-bias-linear']
+    """
+    found: list[str] = []
+    for name, value in words.items():
+        if name in _NEGATED:
+            found += [] if value else [f"--{_NEGATED[name]}"]
+            continue
+        flag = f"--{_RENAMED.get(name, name.replace('_', '-'))}"
+        if value is True:
+            found.append(flag)
+        elif value is not False:
+            found += [flag, f"{value:.10g}" if isinstance(value, float) else str(value)]
+    return found
+
+
+def _positions_and_vocabulary(plan: Plan) -> list[str]:
+    seq_len = str(plan.profile.seq_len)
+    vocabulary = plan.profile.head_outputs
+    found = ["--seq-length", seq_len, "--max-position-embeddings", seq_len]
+    found += ["--position-embedding-type", "rope", "--rotary-base", str(rotary_base(plan))]
+    if not plan.profile.tied:
+        found.append("--untie-embeddings-and-output-weights")
+    # NullTokenizer takes numbers as they are and adds one for the end of a document.
+    found += ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(vocabulary - 1)]
+    return [*found, "--make-vocab-size-divisible-by", "1"]
+
+
+def _sharding(plan: Plan, job: Job) -> list[str]:
+    layout = plan.layout
+    found: list[str] = []
+    if layout.data * layout.context > 1 and layout.sharding != "none":
+        found += ["--use-distributed-optimizer", "--overlap-param-gather"]
+    if layout.data * layout.context > 1:
+        found.append("--overlap-grad-reduce")
+    if uses_fsdp(plan):
+        found += ["--use-megatron-fsdp", "--init-model-with-meta-device"]
+        found += ["--data-parallel-sharding-strategy", SHARDING[layout.sharding]]
+        if copies(plan) > 1:
+            found += ["--num-distributed-optimizer-instances", str(copies(plan))]
+    if layout.offload != "none":
+        found += ["--optimizer-cpu-offload", "--optimizer-offload-fraction", "1"]
+        found += ["--use-precision-aware-optimizer"]
+    if job.spec.train.gradient_compression == "bf16":
+        found.append("--grad-reduce-in-bf16")
+    return found
+
+
+def _precision(plan: Plan) -> list[str]:
+    return {
+        "bf16": ["--bf16"],
+        "fp16": ["--fp16"],
+        "fp8": ["--bf16", "--fp8-format", "hybrid"],
+    }.get(plan.precision, [])
+
+
+def _run(plan: Plan, job: Job) -> list[str]:
+    samples = job.spec.evaluate.samples
+    return [
+        *("--seed", str(max(1, job.spec.train.seed))),
+        *("--ckpt-format", "fsdp_dtensor" if uses_fsdp(plan) else "torch_dist"),
+        *("--save", "checkpoints", "--load", "checkpoints"),
+        *("--save-interval", str(plan.checkpoint_every)),
+        *("--eval-interval", str(plan.evaluate_every)),
+        *("--eval-iters", str(ceil(samples / plan.layout.global_batch))),
+        *("--log-interval", "1", "--log-throughput"),
+        *("--distributed-timeout-minutes", "10"),
+    ]
+
+
+def _launch(plan: Plan, job: Job) -> str:
+    about = header(
+        plan,
+        job,
+        f"Needs MEGATRON_PATH, a checkout of NVIDIA/Megatron-LM at {VERSION}, and the same folder",
+        "on every node: checkpoints/ is written here, and a restart goes on from the newest.",
+        *planned_for(plan),
+    )
+    ranks = " ".join(torchrun_options(plan))
+    return script(
+        about,
+        f': "${{MEGATRON_PATH:?set it to a checkout of Megatron-LM, {VERSION}}}"',
+        'cd "$(dirname "$0")"',
+        *export_lines(plan, restarts=True),
+        *(f"export {each.name}={each.value}  # {each.reason}" for each in connections(plan)),
+        *(["unset CUDA_DEVICE_MAX_CONNECTIONS  # Megatron FSDP refuses 1"] * uses_fsdp(plan)),
+        *meeting_lines(plan),
+        "arguments=()",
+        'while read -r -a words; do arguments+=("${words[@]}"); done \\',
+        f"  < <(grep -v '^#' {_ARGUMENTS})",
+        "data=(--mock-data)",
+        'if [ -n "${DATA_PATH:-}" ]; then data=(--data-path "$DATA_PATH" --split "99,1,0"); fi',
+        f"exec torchrun {ranks} \\",
+        f"  --max-restarts={job.spec.recovery.max_restarts} \\",
+        '  "$MEGATRON_PATH/pretrain_gpt.py" "${arguments[@]}" "${data[@]}" "$@"',
+    )
+
+
+def connections(plan: Plan) -> list[Variable]:
+    """Megatron's own environment."""
+    if uses_fsdp(plan) or (plan.layout.tensor == 1 and plan.layout.context == 1):
+        return []
+    why = "before Blackwell communication is launched before the product that would fill the GPU"
+    return [Variable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", reason=why)]

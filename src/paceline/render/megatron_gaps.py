@@ -1,0 +1,195 @@
+"""What Megatron Core 0.16 lacks of a plan: for Megatron-LM and Megatron Bridge."""
+
+from collections.abc import Iterator
+
+from paceline.plan import Plan
+from paceline.profile.block import Block
+from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.engine import Gap
+from paceline.render.megatron_words import virtual
+from paceline.spec import Job
+from paceline.spec.job import DataSpec
+
+_HELD_OUT = DataSpec().held_out
+
+
+def core_gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What Megatron Core 0.16 lacks of a plan, whoever starts it."""
+    return [*_refusals(plan), *_layout_gaps(plan), *_training_gaps(plan, job)]
+
+
+def _refusals(plan: Plan) -> Iterator[Gap]:
+    why = "Megatron Core 0.16 trains on GPUs over NCCL only"
+    yield from accelerator_refusals(plan, uses=("nccl",), why=why)
+    kinds, block = plan.profile.blocks, plan.profile.blocks[0]
+    reason = _foreign(plan, block) if len(kinds) == 1 else f"{len(kinds)} kinds of blocks"
+    if reason:
+        yield Gap(
+            what=f"the model {plan.profile.name}",
+            where="model",
+            why=f"these files describe decoders with RMSNorm, rotary positions and gated layers; "
+            f"this one has {reason}",
+            nearest=None,
+            fix="take the recipe of the model's own family, with the degrees of this plan",
+        )
+    layout = plan.layout
+    if virtual(plan) > 1 and layout.accumulation % layout.pipeline:
+        yield Gap(
+            what=f"{layout.accumulation} micro-batches in an interleaved pipeline of "
+            f"{layout.pipeline}",
+            where="train.global_batch",
+            why="Megatron's interleaved schedule takes multiples of the stages",
+            nearest=None,
+            fix=f"choose train.global_batch so that accumulation is a multiple of "
+            f"{layout.pipeline}, or layout.schedule: 1f1b",
+        )
+    if layout.context > 1 and (plan.profile.seq_len or 0) % (2 * layout.context):
+        yield Gap(
+            what=f"context {layout.context} of {plan.profile.seq_len} tokens",
+            where="data.seq_len",
+            why="Megatron cuts a sample into 2 x context equal parts",
+            nearest=None,
+            fix=f"data.seq_len: a multiple of {2 * layout.context}",
+        )
+
+
+def _foreign(plan: Plan, block: Block) -> str:
+    """What the model has that these words do not describe; empty where they do."""
+    norms = 2 * block.hidden + (2 * block.head_dim if block.query_key_norm else 0)
+    bias = (block.heads + 2 * block.kv_heads) * block.head_dim
+    has_bias = plan.decoder is not None and plan.decoder.qkv_bias
+    checks = {
+        "parts of its own": block.measured is not None or plan.profile.outside is not None,
+        "attention that is not causal": not block.causal,
+        "layers without a gate": not block.gated,
+        "compressed keys and values": block.kv_rank > 0,
+        "cross-attention": block.cross_heads > 0,
+        "windows": block.window > 0,
+        "parallel blocks": block.parallel,
+        "other norms or biases": block.vector_parameters != norms + (bias if has_bias else 0),
+    }
+    return next((name for name, has in checks.items() if has), "")
+
+
+def _layout_gaps(plan: Plan) -> Iterator[Gap]:
+    layout = plan.layout
+    if layout.pipeline > 1 and layout.schedule in ("gpipe", "zero-bubble", "dualpipe-v"):
+        same = "the same idle time, less memory" if layout.schedule == "gpipe" else "more idle time"
+        yield Gap(
+            what=f"the pipeline's schedule {layout.schedule}",
+            where="layout.schedule",
+            why="Megatron Core 0.16 has 1F1B and its interleaved form",
+            nearest=f"1F1B: {same}",
+            fix="layout.schedule: interleaved or 1f1b",
+        )
+    if layout.recompute == "selective" and not plan.engine.startswith("megatron"):
+        yield Gap(
+            what=f"selective recomputation as {plan.engine} does it",
+            where="layout.recompute",
+            why="Megatron recomputes the core of the attention, and nothing else",
+            nearest="core attention is recomputed: more memory, less time than planned",
+            fix="engine: megatron, so that memory and time are Megatron's",
+        )
+    if layout.recompute == "full" and layout.recompute_every > 1:
+        yield Gap(
+            what=f"one block in {layout.recompute_every} recomputed",
+            where="layout.recompute_every",
+            why="Megatron recomputes the first blocks of each stage, not every so many",
+            nearest="as many blocks of each stage: the same memory and time",
+        )
+    if layout.offload == "nvme":
+        yield Gap(
+            what="optimizer state on nvme",
+            where="layout.offload",
+            why="Megatron Core 0.16 offloads it to the host's memory only",
+            nearest="optimizer state in the host's memory",
+            fix="layout.offload: cpu",
+        )
+    if plan.precision == "tf32":
+        yield Gap(
+            what="precision tf32",
+            where="train.precision",
+            why="Megatron has no flag for it",
+            nearest="float32; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 in the environment allows TF32",
+            fix=wider_precision(plan),
+        )
+    if plan.decoder is None and plan.profile.blocks[0].experts:
+        yield Gap(
+            what="the base of the rotary positions",
+            where="model",
+            why="the plan knows a model with experts by its sizes alone",
+            nearest="10000, Megatron's default: set the model's own",
+        )
+
+
+def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
+    train, spec = job.spec.train, job.spec
+    if train.optimizer not in ("adamw", "sgd"):
+        yield Gap(
+            what=f"the optimizer {train.optimizer}",
+            where="train.optimizer",
+            why="Megatron Core 0.16 has Adam, SGD and a Muon of its own scaling",
+            nearest="AdamW, with float32 moments",
+            fix="train.optimizer: adamw",
+        )
+    if train.adapter is not None:
+        yield Gap(
+            what=f"adapters ({train.adapter.kind})",
+            where="train.adapter",
+            why="these files train every weight",
+            nearest=None,
+            fix="Megatron Bridge's peft recipes, or `paceline run`",
+        )
+    if train.gradient_compression not in ("none", "bf16"):
+        yield Gap(
+            what=f"gradients sent as {train.gradient_compression}",
+            where="train.gradient_compression",
+            why="Megatron sends float32 or bf16",
+            nearest="float32",
+            fix="train.gradient_compression: none or bf16",
+        )
+    if train.compile:
+        yield Gap(
+            what="compiled blocks",
+            where="train.compile",
+            why="Megatron has fused kernels of its own",
+            nearest="Transformer Engine's kernels",
+            fix="train.compile: false",
+        )
+    if spec.program is not None:
+        yield Gap(
+            what=f"your program {spec.program}",
+            where="program",
+            why="Megatron has its own training loop",
+            nearest=None,
+            fix="`paceline run`, or `paceline render --for torchrun`",
+        )
+    if spec.checkpoint.copy_to is not None:
+        yield Gap(
+            what=f"copies of checkpoints to {spec.checkpoint.copy_to}",
+            where="checkpoint.copy_to",
+            why="Megatron writes into one folder",
+            nearest="checkpoints in `checkpoints/` beside the script",
+        )
+    yield Gap(
+        what="the job's data (data.path, data.corpus)",
+        where="data",
+        why="Megatron reads token files that its tools/preprocess_data.py wrote",
+        nearest="made-up samples, unless DATA_PATH names the prefix of such files",
+        fix="DATA_PATH=/data/my-corpus_text_document ./launch.sh",
+    )
+    if job.spec.data.held_out != _HELD_OUT:
+        yield Gap(
+            what=f"data.held_out: {job.spec.data.held_out:g}",
+            where="data.held_out",
+            why="Megatron divides samples, not files, and launch.sh has no share of the job's data",
+            nearest="one sample in a hundred is held out",
+        )
+    if train.warmup_steps or train.schedule != "constant":
+        yield Gap(
+            what="the learning rate of each single step",
+            where="train.schedule",
+            why="Megatron's warm-up starts at 0, ours at its first share, and its decay ends one "
+            "step after the last",
+            nearest="the same curve, one step later",
+        )

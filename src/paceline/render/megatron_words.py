@@ -1,0 +1,203 @@
+"""A plan in Megatron Core's own words: fields of its TransformerConfig, and its ways to shard. For
+Megatron-LM, whose flags are these fields, and for Megatron Bridge.
+
+Source of the words: megatron-core 0.16.1, core/transformer/transformer_config.py,
+core/model_parallel_config.py; Megatron-LM core_r0.16, megatron/training/arguments.py.
+"""
+
+from math import ceil
+from typing import Any
+
+from paceline.catalog.engines import load_engines
+from paceline.estimate.estimate import case_of
+from paceline.estimate.step import head_in_blocks
+from paceline.parallel.stages import blocks_of_stages, is_v_shaped, num_stages
+from paceline.plan import Plan
+from paceline.spec import Job
+
+Words = dict[str, Any]
+"""Field -> value."""
+
+TOLD = frozenset(
+    {
+        *("data.path", "data.corpus", "train.steps", "train.optimizer", "train.learning_rate"),
+        *("train.warmup_steps", "train.schedule", "train.final_learning_rate"),
+        *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
+        *("checkpoint.every", "evaluate", "recovery.max_restarts"),
+    }
+)
+"""Settings that these words say, beside the plan; `data` is a gap of its own."""
+
+SHARDING = {"zero2": "optim_grads", "full": "optim_grads_params", "hybrid": "optim_grads_params"}
+"""Layout.sharding -> Megatron FSDP's `data_parallel_sharding_strategy`. ZeRO-1 is the distributed
+optimizer, which needs no FSDP."""
+
+
+def uses_fsdp(plan: Plan) -> bool:
+    """Whether the plan needs Megatron FSDP."""
+    return plan.layout.sharding in SHARDING and plan.layout.data * plan.layout.context > 1
+
+
+def copies(plan: Plan) -> int:
+    """Groups of ranks that each share one copy of the sharded state: more than 1 with HSDP."""
+    layout = plan.layout
+    return layout.data * layout.context // layout.shard_degree if layout.sharding == "hybrid" else 1
+
+
+def model_words(plan: Plan) -> Words:
+    """The model of a plan that `megatron_gaps` does not refuse."""
+    shape, block, profile = plan.decoder, plan.profile.blocks[0], plan.profile
+    found: Words = {
+        "num_layers": profile.num_blocks,
+        "hidden_size": block.hidden,
+        "ffn_hidden_size": block.ffn or block.expert_ffn,
+        "num_attention_heads": block.heads,
+        "num_query_groups": block.kv_heads,
+        "kv_channels": block.head_dim,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": 1e-5 if shape is None else shape.norm_eps,
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": shape is not None and shape.qkv_bias,
+        "qk_layernorm": block.query_key_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+    if block.experts:
+        found |= {
+            "num_moe_experts": block.experts,
+            "moe_router_topk": block.experts_per_token,
+            "moe_ffn_hidden_size": block.expert_ffn,
+            "moe_token_dispatcher_type": "alltoall",
+        }
+        if block.shared_ffn:
+            found["moe_shared_expert_intermediate_size"] = block.shared_ffn
+    return found
+
+
+def rotary_base(plan: Plan) -> int:
+    """Of the rotary positions; Megatron's default where the plan does not know it."""
+    return 10_000 if plan.decoder is None else round(plan.decoder.rope_theta)
+
+
+def parallel_words(plan: Plan) -> Words:
+    """Degrees, pipeline and recomputation."""
+    layout, blocks = plan.layout, plan.profile.num_blocks
+    found: Words = {
+        "tensor_model_parallel_size": layout.tensor,
+        "sequence_parallel": layout.tensor > 1 and layout.sequence_parallel,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+    }
+    if layout.context > 1:
+        found["cp_comm_type"] = "a2a" if layout.context_kind == "ulysses" else "p2p"
+    counts = stage_blocks(plan)
+    if len(set(counts)) > 1:
+        found["pipeline_model_parallel_layout"] = stage_text(counts)
+    elif virtual(plan) > 1:
+        found["virtual_pipeline_model_parallel_size"] = virtual(plan)
+    if layout.recompute == "selective":
+        found["recompute_granularity"] = "selective"
+    elif layout.recompute == "full":
+        stage = max(sum(counts[rank :: layout.pipeline]) for rank in range(layout.pipeline))
+        found |= {"recompute_granularity": "full"}
+        if layout.recompute_every == 1:
+            found |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+        else:
+            # Of each virtual stage Megatron recomputes so many blocks, the first ones.
+            each = ceil(stage / virtual(plan) / layout.recompute_every)
+            found |= {"recompute_method": "block", "recompute_num_layers": each}
+    assert sum(counts) == blocks, f"{counts} are not {blocks} blocks"
+    return found
+
+
+def virtual(plan: Plan) -> int:
+    """Virtual stages of each pipeline rank that Megatron runs the plan with."""
+    layout = plan.layout
+    return layout.chunks if layout.pipeline > 1 and layout.schedule == "interleaved" else 1
+
+
+def stage_blocks(plan: Plan) -> tuple[int, ...]:
+    """Blocks of each stage, in the order they are computed: as the plan was priced.
+
+    Megatron's own engines have equal stages where the blocks divide; ours balances them.
+    """
+    layout, blocks = plan.layout, plan.profile.num_blocks
+    stages = layout.pipeline * virtual(plan)
+    engine = load_engines()[plan.engine]
+    if blocks % stages == 0 and not engine.balances_stages:
+        return (blocks // stages,) * stages
+    if stages != num_stages(layout) or is_v_shaped(layout):  # a schedule that Megatron lacks
+        return tuple(len(range(stage, blocks, stages)) for stage in range(stages))
+    case = case_of(
+        plan.profile,
+        plan.cluster,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        engine=engine,
+    )
+    head = float(head_in_blocks(case.model))
+    return tuple(len(each) for each in blocks_of_stages(layout, blocks, head))
+
+
+def stage_text(counts: tuple[int, ...]) -> str:
+    """Megatron's notation of uneven stages: embedding, blocks, loss.
+
+    >>> stage_text((3, 3, 2, 1))
+    'Et*3|t*3|t*2|tL'
+    """
+
+    def blocks(count: int) -> str:
+        return f"t*{count}" if count > 1 else "t" * count
+
+    texts = [blocks(count) for count in counts]
+    texts[0] = "E" + texts[0]
+    texts[-1] += "L"
+    return "|".join(texts)
+
+
+def batch_words(plan: Plan, job: Job) -> Words:
+    """Sizes of a step. Megatron divides the rest: data ranks and accumulation follow."""
+    return {
+        "micro_batch_size": plan.layout.micro_batch,
+        "global_batch_size": plan.layout.global_batch,
+        "train_iters": job.spec.train.steps,
+    }
+
+
+def schedule_words(job: Job) -> Words:
+    """Learning rate. The peak is reached after the warm-up, and the end at the last step."""
+    train = job.spec.train
+    end = 1.0 if train.schedule == "constant" else train.final_learning_rate
+    return {
+        "lr": train.learning_rate,
+        "min_lr": float(f"{train.learning_rate * end:.12g}"),  # 3e-05, not 2.9999999999999997e-05
+        "lr_decay_style": train.schedule,
+        "lr_warmup_iters": train.warmup_steps,
+        "lr_decay_iters": train.steps,
+    }
+
+
+def optimizer_words(job: Job) -> Words:
+    """AdamW as everywhere here (PyTorch's betas), decay on matrices only, which is Megatron's way;
+    or SGD with its momentum."""
+    train = job.spec.train
+    found: Words = {
+        "optimizer": "sgd" if train.optimizer == "sgd" else "adam",
+        "weight_decay": train.weight_decay,
+        "clip_grad": train.clip_norm or 0.0,
+    }
+    if train.optimizer != "sgd":
+        found |= {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}
+    return found
+
+
+def planned_for(plan: Plan) -> list[str]:
+    """A comment, where the plan's memory and time are another engine's."""
+    if plan.engine.startswith("megatron"):
+        return []
+    return [
+        f"Memory and time were planned for the engine {plan.engine}: `engine: megatron` in the job",
+        "plans for what Megatron keeps and hides.",
+    ]

@@ -1,0 +1,260 @@
+"""MLX: Macs over Thunderbolt or Ethernet, or CPU ranks of this machine.
+
+Its own launcher starts the ranks, and ends with 0 even when they die: `launch.sh` checks what it
+does not. Leaves out: MLX on NVIDIA GPUs, which torchrun serves.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.plan import Plan
+from paceline.plan.mlx import HOSTFILE, is_mlx, mlx_backend, mlx_launch
+from paceline.plan.operate import network_link, uses_rdma
+from paceline.render.carried import OF_PROGRAM
+from paceline.render.device import wider_precision
+from paceline.render.engine import Files, Gap
+from paceline.render.environment import export_lines
+from paceline.render.example import example, example_gaps
+from paceline.render.hosts import host_names
+from paceline.render.shell import command, script
+from paceline.render.text import header, to_json
+from paceline.spec import Job
+from paceline.units import format_bytes
+
+_EXAMPLE_NETWORK = "192.0.2"
+"""Addresses of documentation, RFC 5737: `mlx_check.py` refuses them."""
+
+_PORT = 32323
+"""mlx.launch's own default."""
+
+_NO_PRECISION = {
+    "fp16": "MLX (0.32) has no loss scaler",
+    "fp8": "MLX (0.32) trains in no 8-bit type",
+    "tf32": "TF32 is a format of NVIDIA's GPUs",
+}
+"""Precision -> why MLX does not train in it."""
+
+CARRIES = OF_PROGRAM | {"ssh.hosts"}
+"""Settings that the files say, beside the plan."""
+
+
+def render(plan: Plan, job: Job) -> Files:
+    """`launch.sh` and what it starts and checks; for several Macs also `hosts.json`, to be filled
+    in, and `hosts.sh`, which finds out what belongs there."""
+    files = {
+        "launch.sh": _launch(plan, job),
+        **example(plan, job, "train_mlx.py", "mlx_check.py"),
+    }
+    if plan.cluster.num_ranks > 1:
+        files["rank.sh"] = _rank(plan, job)
+    if plan.cluster.num_nodes > 1 and not plan.cluster.is_local:
+        files[HOSTFILE] = to_json(hostfile(plan, job))
+        files["hosts.sh"] = _hosts(plan, job)
+    return files
+
+
+def hostfile(plan: Plan, job: Job) -> dict[str, Any]:
+    """The hostfile of `mlx.launch`: with `ssh.hosts`, or else with example names, and with example
+    addresses where a host is a name.
+
+    With JACCL, `rdma` says which device of a Mac leads to which other one; null is itself, and
+    pairs that do not talk.
+    """
+    backend, count = mlx_backend(plan), plan.cluster.num_nodes
+    names = [f"mac-{mac}" for mac in range(count)]
+    if job.spec.ssh.hosts:
+        names = host_names(plan, job)
+    return {
+        "backend": backend,
+        "envs": [],
+        "hosts": [
+            {
+                "ssh": names[mac],
+                "ips": [_address(names[mac], mac)],
+                "rdma": [] if backend == "ring" else _devices(mac, count, backend),
+            }
+            for mac in range(count)
+        ],
+    }
+
+
+def _address(host: str, mac: int) -> str:
+    address = host.rpartition("@")[2]
+    is_ip = address.count(".") == 3 and address.replace(".", "").isdecimal()
+    return address if is_ip else f"{_EXAMPLE_NETWORK}.{mac + 1}"
+
+
+def _devices(mac: int, count: int, backend: str) -> list[str | None]:
+    peers = {(mac - 1) % count, (mac + 1) % count} if backend == "jaccl-ring" else set(range(count))
+    cabled = [peer for peer in range(count) if peer in peers and peer != mac]
+    # macOS counts Thunderbolt interfaces from en2 on.
+    return [f"rdma_en{cabled.index(peer) + 2}" if peer in cabled else None for peer in range(count)]
+
+
+def _launch(plan: Plan, job: Job) -> str:
+    ranks = plan.cluster.num_ranks
+    start = ['cd "$(dirname "$0")"', 'train="${TRAIN_SCRIPT:-train.py}"']
+    if ranks == 1:
+        lines = [
+            'python="${PYTHON:-python3}"',
+            *_mac_check(plan),
+            'exec "$python" "$train" "$@"',
+        ]
+        return script(_about(plan, job), *start, *lines)
+    words = command(*mlx_launch(plan)[:-1]).replace(HOSTFILE, '"$hostfile"')
+    lines = ['python="${PYTHON:-$(mlx.launch --print-python)}"']
+    if HOSTFILE in mlx_launch(plan):
+        checked = f"--ranks {ranks} --backend {mlx_backend(plan)}"
+        lines += [
+            'hostfile="${HOSTFILE:-' + HOSTFILE + '}"',
+            f'"$python" mlx_check.py hosts "$hostfile" {checked}',
+        ]
+    lines += [
+        'kept="$(mktemp -d)"',
+        "trap 'rm -rf \"$kept\"' EXIT",
+        "# mlx.launch reads its input all the time, and spins where that has ended.",
+        'mkfifo "$kept/input"',
+        'exec 3<>"$kept/input"',
+        f'{words} --starting-port "${{STARTING_PORT:-{_PORT}}}" --cwd "$PWD" -- \\',
+        '  bash rank.sh "$python" "$train" "$@" <&3 | tee "$kept/output"',
+        "# mlx.launch ends with 0 even when ranks die: what they said counts.",
+        f'"$python" mlx_check.py run "$kept/output" --ranks {ranks}',
+    ]
+    return script(_about(plan, job), *start, *lines)
+
+
+def _rank(plan: Plan, job: Job) -> str:
+    return script(
+        header(plan, job, "One rank, started by mlx.launch on its Mac: says how it ended."),
+        *(export_lines(plan) if is_mlx(plan) else []),
+        *(['python="$1"', *_mac_check(plan)] if is_mlx(plan) else []),
+        '"$@" &',
+        "program=$!",
+        "trap 'kill \"$program\"' TERM INT HUP",
+        "code=0",
+        'wait "$program" || code=$?',
+        'printf \'\\nrank %s ended with %s\\n\' "$MLX_RANK" "$code"',
+        'exit "$code"',
+    )
+
+
+def _mac_check(plan: Plan) -> list[str]:
+    if not is_mlx(plan):
+        return []
+    needed = ["--memory-bytes", str(plan.estimate.memory.known_bytes)]
+    rdma = ["--rdma"] if uses_rdma(plan) else []
+    return ['"$python" ' + command("mlx_check.py", "mac", *needed, *rdma)]
+
+
+def _hosts(plan: Plan, job: Job) -> str:
+    over = "thunderbolt" if (network_link(plan) or "").startswith("thunderbolt") else "ethernet"
+    words = ["--over", over, "--backend", mlx_backend(plan), "--output-hostfile", HOSTFILE]
+    return script(
+        header(plan, job, "Writes hosts.json: asks every Mac for its cables and addresses."),
+        'cd "$(dirname "$0")"',
+        ': "${MACS:?set it to the names of the Macs for ssh, with commas, rank 0 first}"',
+        f'exec mlx.distributed_config --hosts "$MACS" {command(*words)} "$@"',
+    )
+
+
+def _about(plan: Plan, job: Job) -> list[str]:
+    """The header with what each Mac needs."""
+    memory = plan.estimate.memory
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.parts.items() if size)
+    of = f"of {format_bytes(plan.cluster.memory_bytes)}"
+    about = [f"Memory of each rank (estimated): {format_bytes(memory.known_bytes)} {of}:"]
+    about.append(f"  {parts}.")
+    if is_mlx(plan) and uses_rdma(plan):
+        macs, way = plan.cluster.num_nodes, mlx_backend(plan)
+        cables = "a Thunderbolt 5 cable between every two" if way == "jaccl" else "a ring of cables"
+        about.append(
+            f"RDMA over Thunderbolt: macOS 26.2 or newer, {cables} of the {macs} Macs, and"
+        )
+        about.append("`rdma_ctl enable` once on each in macOS Recovery.")
+    if plan.cluster.num_nodes > 1 and not plan.cluster.is_local:
+        about.append("Run it on one machine that reaches every Mac by ssh. This folder is at the")
+        about.append("same path on all of them.")
+    return header(plan, job, *about)
+
+
+def gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What MLX 0.32, its backends and the example program lack."""
+    return [*_refusals(plan), *_layout_gaps(plan), *example_gaps(plan, job)]
+
+
+def _refusals(plan: Plan) -> Iterator[Gap]:
+    cluster = plan.cluster
+    if not is_mlx(plan) and cluster.accelerator != "cpu":
+        yield Gap(
+            what=f"ranks on {cluster.accelerator}",
+            where="cluster.accelerator",
+            why="these files are for Macs and CPUs; MLX's backend for NVIDIA GPUs is not tested",
+            nearest=None,
+            fix="render for torchrun, or set cluster.accelerator to a Mac (`paceline catalog`)",
+        )
+    if is_mlx(plan) and cluster.ranks_per_node > 1:
+        yield Gap(
+            what=f"{cluster.ranks_per_node} ranks on one Mac",
+            where="cluster.per_node",
+            why="a Mac has one GPU, which one rank uses whole",
+            nearest=None,
+            fix="set cluster.per_node to 1",
+        )
+
+
+def _layout_gaps(plan: Plan) -> Iterator[Gap]:
+    layout = plan.layout
+    for way, degree in layout.degrees.items():
+        if way not in ("tensor", "pipeline", "context", "expert"):
+            continue
+        has = "MLX has shard_linear for it, and the" if way == "tensor" else "MLX has none, and the"
+        yield Gap(
+            what=f"{way} {degree}",
+            where=f"layout.{way}",
+            why=f"{has} example program shares data and parameters only",
+            nearest="launch.sh starts your own TRAIN_SCRIPT on the same ranks",
+            fix=f"layout.{way}: 1",
+        )
+    if layout.sharding in ("zero1", "zero2", "hybrid"):
+        yield Gap(
+            what=layout.name,
+            where="layout.sharding",
+            why="nn.fully_shard (0.32) shares parameters, gradients and optimizer state, over all "
+            "ranks",
+            nearest="fully sharded over all ranks, which holds less and gathers more",
+            fix="layout.sharding: full, or none",
+        )
+    if layout.sharding != "none" and layout.data > 1 and mlx_backend(plan) == "ring":
+        yield Gap(
+            what="reduce-scatter of the gradients",
+            where="layout.sharding",
+            why="the ring backend (0.32) has no sum_scatter",
+            nearest="gradients are all-reduced and cut: the same numbers and memory, twice the "
+            "bytes on the wire",
+            fix="Thunderbolt 5 with RDMA (JACCL), or layout.sharding: none where that fits",
+        )
+    if layout.recompute == "selective" or layout.recompute_every > 1:
+        yield Gap(
+            what=f"recompute {layout.recompute}, every {layout.recompute_every} blocks",
+            where="layout.recompute",
+            why="nn.utils.checkpoint recomputes whole modules, and the example program every block",
+            nearest="full recompute of every block: less memory, more time",
+            fix="layout.recompute: full, or none",
+        )
+    if layout.offload != "none":
+        yield Gap(
+            what=f"optimizer state on {layout.offload}",
+            where="layout.offload",
+            why="a Mac's memory is one: the GPU and the CPU share it",
+            nearest=None,
+            fix="layout.offload: none",
+        )
+    lacks = _NO_PRECISION.get(plan.precision)
+    if lacks is not None:
+        yield Gap(
+            what=f"precision {plan.precision}",
+            where="train.precision",
+            why=lacks,
+            nearest="matrices are multiplied in float32" if plan.precision == "tf32" else None,
+            fix=wider_precision(plan),
+        )

@@ -1,0 +1,155 @@
+"""DDP, FSDP2 or DeepSpeed through Accelerate, as `accelerate.yaml` says. `accelerate launch` starts
+it.
+
+Writes a checkpoint every `checkpoint_every` steps into `checkpoints/` and goes on from the newest.
+"""
+
+import gc
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import lm
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+)
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+
+CHECKPOINTS = Path("checkpoints")
+
+
+def save(accelerator: Accelerator, step: int, keep: int) -> None:
+    """Model, optimizer and random state, which appear under their name when they are whole."""
+    part = CHECKPOINTS / f".step-{step:08d}"
+    accelerator.save_state(str(part))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        part.rename(CHECKPOINTS / f"step-{step:08d}")
+        for old in sorted(CHECKPOINTS.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+
+
+def resume(accelerator: Accelerator) -> int:
+    """The step of the newest checkpoint, or 0."""
+    found = sorted(CHECKPOINTS.glob("step-*"))
+    if not found:
+        return 0
+    accelerator.load_state(str(found[-1]))
+    return int(found[-1].name.removeprefix("step-"))
+
+
+def recompute(accelerator: Accelerator, model: lm.LanguageModel, layout: dict[str, Any]) -> None:
+    """As `train.json` says, where Accelerate does not do it itself (FSDP2: `accelerate.yaml`)."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        config = accelerator.state.deepspeed_plugin.deepspeed_config
+        if "activation_checkpointing" in config:
+            import deepspeed
+
+            deepspeed.checkpointing.configure(None, deepspeed_config=config)
+            lm.recompute(model, layout, deepspeed.checkpointing.checkpoint)
+    elif accelerator.distributed_type != DistributedType.FSDP:
+        lm.recompute(model, layout)
+
+
+def train(accelerator: Accelerator, settings: dict[str, Any]) -> None:
+    """From the newest checkpoint to the last step."""
+    rank, world = accelerator.process_index, accelerator.num_processes
+    model = lm.LanguageModel(settings)
+    recompute(accelerator, model, settings["layout"])
+    model._no_split_modules = ["Block"]  # what FSDP2 shards by itself, as Hugging Face names it
+    optimizer = torch.optim.AdamW(lm.optimizer_groups(settings, model), lr=1.0)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    samples = lm.Samples(settings)
+    for step in range(resume(accelerator), settings["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = lm.learning_rate(settings, step)
+        batches = list(samples.micro_batches(step, rank, world))
+        accelerator.gradient_accumulation_steps = len(batches)
+        total = torch.zeros((), device=accelerator.device)
+        for tokens in batches:
+            tokens = tokens.to(accelerator.device)
+            with accelerator.accumulate(model):
+                loss = lm.loss_of(model(tokens[:, :-1]), tokens)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients and settings["clip_norm"] is not None:
+                    accelerator.clip_grad_norm_(model.parameters(), settings["clip_norm"])
+                optimizer.step()
+                optimizer.zero_grad()
+            total += loss.detach() / len(batches)
+        total = accelerator.reduce(total, "mean")
+        if accelerator.is_main_process:
+            lm.say_step(step + 1, float(total))
+        if (step + 1) % settings["checkpoint_every"] == 0:
+            save(accelerator, step + 1, settings["keep_checkpoints"])
+    say_end(accelerator, model)
+
+
+def say_end(accelerator: Accelerator, model: torch.nn.Module) -> None:
+    """World size, wrapper, shards and the hash of the whole parameters."""
+    lm.say_end(
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        wrapper=type(model).__name__,
+        sharded=sum(is_sharded(each) for each in model.parameters()),
+        sha256=lm.digest(whole_state(accelerator, model)),
+    )
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether this rank holds a part of it only: by FSDP2, or by DeepSpeed's ZeRO-3."""
+    part = getattr(parameter, "ds_tensor", None)
+    if part is not None:
+        return part.numel() < parameter.ds_numel and parameter.numel() == 0
+    return isinstance(parameter, DTensor)
+
+
+def whole_state(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, Tensor]:
+    """Name -> whole parameter, on every rank."""
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        import deepspeed
+
+        module = model.module
+        with deepspeed.zero.GatheredParameters(list(module.parameters())):
+            return {name: each.detach().clone() for name, each in module.named_parameters()}
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+
+
+def cpu_handlers() -> list[InitProcessGroupKwargs]:
+    """What Accelerate has to be told on CPUs: with DeepSpeed it looks for a GPU's backend."""
+    if torch.cuda.is_available() or os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
+        return []
+    import deepspeed
+
+    # An extra way between ranks of one host, compiled for two minutes: gloo does without.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return [InitProcessGroupKwargs(backend="gloo")]
+
+
+def main() -> None:
+    """One rank's run."""
+    settings = lm.read_settings()
+    lm.check(settings)
+    ddp = DistributedDataParallelKwargs(**lm.ddp_options(settings))
+    accelerator = Accelerator(kwargs_handlers=[ddp, *cpu_handlers()])
+    train(accelerator, settings)
+    # What the groups' threads still hold must go before Python does (torch 2.13 over gloo).
+    accelerator.free_memory()
+    gc.collect()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Slurm: batch scripts. `job.sbatch` starts torchrun on every node for a program that knows nothing
+of Paceline; `agents_script` starts our own controller, and is what `paceline run --on slurm` hands
+over.
+
+Slurm tells a job `grace` seconds before its time is over, or before it is preempted where the
+cluster says so (`PreemptParameters=send_user_signal`); what runs then saves, and the job goes back
+into the queue. The controller is in the batch step, on the job's first node: it outlives the login
+node's sessions, and no port of a login node is needed. When that node is lost Slurm starts the job
+again, and the run goes on from its newest checkpoint.
+"""
+
+from collections.abc import Sequence
+
+from paceline.plan import Plan
+from paceline.plan.start import export_lines
+from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.engine import Files, Gap
+from paceline.render.example import example
+from paceline.render.shell import check_one_line, command, quote, script
+from paceline.render.slurm_directives import Ask, directives
+from paceline.render.text import header
+from paceline.render.torchrun import gaps as gaps_of_torchrun
+from paceline.spec import Job, Script, SlurmSpec
+from paceline.spec.asked import fields_of
+
+_EACH_ITS_OWN = "# shellcheck disable=SC2016 # each node reads its own number"
+
+_ADDRESS = 'scontrol --oneliner show node "$first" | sed "s/.* NodeAddr=\\([^ ]*\\).*/\\1/"'
+"""What Slurm itself reaches a node by: names need not be known to the network."""
+
+_PORT = "HEAD_PORT=$((20000 + ${SLURM_JOB_ID:?} % 20000))"
+"""Of the rendezvous: another one for each job that shares a node."""
+
+CARRIES = (
+    (OF_PROGRAM | OF_DDP | {"recovery.max_restarts", "recovery.grace"})
+    | {f"slurm.{name}" for name in fields_of(SlurmSpec)}
+) - {"slurm.python"}
+"""Settings that the files say, beside the plan."""
+
+
+def render(plan: Plan, job: Job) -> Files:
+    """`job.sbatch`, which starts torchrun on every node, and the example program."""
+    ask = Ask(
+        name=job.spec.name,
+        nodes=plan.cluster.num_nodes,
+        accelerators=_accelerators(plan),
+        ranks=plan.cluster.ranks_per_node,
+        grace_s=job.spec.recovery.grace,
+        outlives_nodes=False,
+        slurm=job.spec.slurm,
+        where=job.where("slurm.time"),
+    )
+    lines = [
+        'cd "${SLURM_SUBMIT_DIR:?submit this with sbatch}"',
+        *job.spec.slurm.setup,
+        *export_lines(plan),
+        *_meet(plan.cluster.num_nodes),
+        *_follow(
+            _on_nodes(
+                "torchrun",
+                _torchrun(plan.cluster.num_nodes, plan.cluster.ranks_per_node),
+                '"${TRAIN_SCRIPT:-train.py}" "$@"',
+                nodes=plan.cluster.num_nodes,
+                number="--node-rank",
+            )
+        ),
+        *_ends(job.spec.slurm, restarts=job.spec.recovery.max_restarts),
+    ]
+    text = script(header(plan, job), *lines, directives=directives(ask))
+    return {"job.sbatch": text} | example(plan, job, "train_torchrun.py", "lm.py")
+
+
+def gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What torchrun's example program lacks, and what Slurm is not asked for."""
+    found = gaps_of_torchrun(plan, job)
+    if job.spec.slurm.spare_nodes:
+        found.append(
+            Gap(
+                what=f"{job.spec.slurm.spare_nodes} spare node(s)",
+                where="slurm.spare_nodes",
+                why="torchrun keeps none; a lost node ends the job, which goes back into the queue",
+                nearest="the job begins again on other nodes, from the program's own checkpoint",
+                fix="paceline run --on slurm uses them",
+            )
+        )
+    if job.spec.slurm.array is not None:
+        found.append(
+            Gap(
+                what=f"slurm.array {job.spec.slurm.array}",
+                where="slurm.array",
+                why="an array starts several jobs, and a plan is one run",
+                nearest=None,
+                fix="leave slurm.array out, or submit a program of your own: "
+                "paceline run --script train.py --on slurm",
+            )
+        )
+    return found
+
+
+def agents_script(plan: Plan, job: Job, *, run: str, python: str) -> str:
+    """The batch script of a run with Paceline's own controller and agents.
+
+    Args:
+        plan: Its nodes; spares come on top.
+        job: Its `slurm` section.
+        run: The run's folder.
+        python: Interpreter on the nodes.
+    """
+    ask = Ask(
+        name=job.spec.name,
+        nodes=plan.cluster.num_nodes + job.spec.slurm.spare_nodes,
+        accelerators=_accelerators(plan),
+        ranks=plan.cluster.ranks_per_node,
+        grace_s=job.spec.recovery.grace,
+        outlives_nodes=True,
+        slurm=job.spec.slurm,
+        where=job.where("slurm.time"),
+    )
+    check_one_line(run, what="the run's folder", where="--out")
+    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun")
+    lines = [
+        *job.spec.slurm.setup,
+        f"cd {quote(run)}",
+        *_follow(start),
+        *_ends(job.spec.slurm, restarts=0),
+    ]
+    return script(header(plan, job), *lines, directives=directives(ask))
+
+
+def program_script(job: Script, *, folder: str, python: str) -> str:
+    """The batch script of a program that is not one of ours: torchrun or accelerate on every node.
+
+    Args:
+        job: Its command: `python train.py ...`, `torchrun`'s other programs, or
+            `accelerate launch ...`.
+        folder: Where it runs.
+        python: Interpreter that has torchrun, where the command is no Python of its own.
+    """
+    spec = job.spec
+    ask = Ask(
+        name=spec.name,
+        nodes=spec.nodes,
+        accelerators=0,
+        ranks=spec.processes,
+        grace_s=spec.recovery.grace,
+        outlives_nodes=False,
+        slurm=spec.slurm,
+        where=f"slurm.time, {job.source}",
+    )
+    for name, value in spec.environment.items():
+        check_one_line(value, what=f"environment.{name}", where=job.source)
+    check_one_line(folder, what="the job's folder", where=job.source)
+    lines = [
+        *spec.slurm.setup,
+        f"cd {quote(folder)}",
+        *(f"export {name}={quote(value)}" for name, value in spec.environment.items()),
+        *_meet(spec.nodes),
+        *_follow(_start(job, python)),
+        *_ends(spec.slurm, restarts=spec.recovery.max_restarts),
+    ]
+    made = f"Made by Paceline for the program {spec.name}: making it again overwrites it."
+    return script([made], *lines, directives=directives(ask))
+
+
+def _accelerators(plan: Plan) -> int:
+    return 0 if plan.cluster.backend == "gloo" else plan.cluster.ranks_per_node
+
+
+def _meet(nodes: int) -> list[str]:
+    """Where the ranks of several nodes meet: at the job's first node."""
+    if nodes == 1:
+        return []
+    return [
+        'first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:?}" | head -n 1)',
+        f"HEAD_ADDRESS=$({_ADDRESS})",
+        _PORT,
+    ]
+
+
+def _start(job: Script, python: str) -> str:
+    """The program on every node, as a command of a shell."""
+    spec, words = job.spec, job.spec.command
+    if words[:2] == ["accelerate", "launch"]:
+        ranks = spec.nodes * spec.processes
+        options = [f"--num_machines {spec.nodes}", f"--num_processes {ranks}"]
+        options += ["--multi_gpu"] if ranks > 1 else []
+        if spec.nodes > 1:
+            options += ['--main_process_ip "$HEAD_ADDRESS"', '--main_process_port "$HEAD_PORT"']
+        launcher, number = "accelerate launch", "--machine_rank"
+        return _on_nodes(launcher, options, command(*words[2:]), nodes=spec.nodes, number=number)
+    is_python = words[0].rpartition("/")[2].startswith("python") and len(words) > 1
+    launcher = command(words[0] if is_python else python, "-m", "torch.distributed.run")
+    rest = command(*words[1:]) if is_python else f"--no-python {command(*words)}"
+    options = _torchrun(spec.nodes, spec.processes)
+    return _on_nodes(launcher, options, rest, nodes=spec.nodes, number="--node-rank")
+
+
+def _torchrun(nodes: int, processes: int) -> list[str]:
+    """Options of torchrun that are the same on every node. The nodes are numbered by Slurm and meet
+    at an address of the first: otherwise torchrun takes names that may mean every node itself."""
+    if nodes == 1:
+        return ["--standalone", f"--nproc-per-node={processes}"]
+    return [
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={processes}",
+        '--master-addr="$HEAD_ADDRESS"',
+        '--master-port="$HEAD_PORT"',
+    ]
+
+
+def _on_nodes(launcher: str, options: list[str], rest: str, *, nodes: int, number: str) -> str:
+    """A launcher once on every node; each knows its own number on that node only."""
+    # Since 22.05 srun does not take --cpus-per-task over from sbatch; a task of a node is never
+    # bound to a part of what its job has.
+    cpus = '${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
+    start = f"srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \\\n  {cpus}"
+    if nodes > 1:
+        inner = f'exec {launcher} {number}="$SLURM_NODEID" "$@"'
+        start = f"{_EACH_ITS_OWN}\n{start} \\\n  bash -c {quote(inner)}"
+        launcher = "launcher"
+    return f"{start} {launcher} \\\n  {' '.join(options)} \\\n  {rest}"
+
+
+def _follow(start: str) -> list[str]:
+    """Start it in the background, pass the first signal on as SIGTERM, and wait for its end.
+
+    `wait` returns when a signal comes; the exit code is that of the last one.
+    """
+    return [
+        "told='' pid=''",
+        "# shellcheck disable=SC2329 # by the traps below",
+        "tell() {  # once: asked twice, a run ends at once",
+        '  if [ -n "$told" ]; then return; fi',
+        "  told=$1",
+        '  if [ -n "$pid" ]; then kill -TERM "$pid" 2>/dev/null || true; fi',
+        "}",
+        "trap 'tell USR1' USR1  # time is nearly over, or preempted: save, and go on later",
+        "trap 'tell USR2' USR2  # `paceline stop`: save, and stay away",
+        "trap 'tell TERM' TERM",
+        f"{start} &",
+        "early=$told pid=$!  # one command: no signal comes between the two",
+        'if [ -n "$early" ]; then kill -TERM "$pid" 2>/dev/null || true; fi',
+        "code=0",
+        'wait "$pid" || code=$?',
+        'while [ -n "$told" ] && kill -0 "$pid" 2>/dev/null; do',
+        "  code=0",
+        '  wait "$pid" || code=$?',
+        "done",
+        'if [ -n "$told" ]; then  # the last `wait` may have ended by the signal',
+        "  last=0",
+        '  wait "$pid" 2>/dev/null || last=$?',
+        '  if [ "$last" -ne 127 ]; then code=$last; fi',
+        "fi",
+    ]
+
+
+def _ends(slurm: SlurmSpec, *, restarts: int) -> list[str]:
+    """Back into the queue where it is not through; otherwise the job ends with its exit code."""
+    again: Sequence[str] = []
+    if slurm.requeue:
+        again = [
+            'if [ "$told" = USR1 ] && [ "$code" -ne 0 ]; then',
+            f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {slurm.max_requeues} ]; then',
+            f'    echo "out of time, and back in the queue {slurm.max_requeues} times before" >&2',
+            '    exit "$code"',
+            "  fi",
+            '  echo "out of time: back into the queue" >&2',
+            '  scontrol requeue "$SLURM_JOB_ID" && exit 0',
+            "fi",
+        ]
+    if slurm.requeue and restarts:
+        again = [
+            *again,
+            'if [ -z "$told" ] && [ "$code" -ne 0 ] && \\',
+            f'  [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then',
+            '  echo "ended with $code: back into the queue" >&2',
+            '  scontrol requeue "$SLURM_JOB_ID" && exit 0',
+            "fi",
+        ]
+    return [*again, 'exit "$code"']

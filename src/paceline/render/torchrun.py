@@ -1,0 +1,165 @@
+"""torchrun: one launch script, run on every node, and the environment of its ranks.
+
+Leaves out: who runs it there; `render/slurm.py` and others do that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline.catalog.engines import load_engines
+from paceline.estimate.estimate import case_of, price_one
+from paceline.parallel.shrink import shrunk
+from paceline.plan import Plan
+from paceline.plan.start import meeting_lines, torchrun_options
+from paceline.render.carried import OF_DDP, OF_PROGRAM
+from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.engine import Files, Gap
+from paceline.render.environment import export_lines
+from paceline.render.example import example, example_gaps
+from paceline.render.shell import script
+from paceline.render.text import header
+from paceline.spec import Job
+
+OWN = "launch.sh starts your own TRAIN_SCRIPT on the same ranks"
+
+CARRIES = OF_PROGRAM | OF_DDP | {"recovery.max_restarts", "recovery.shrink"}
+"""Settings that the files say, beside the plan."""
+
+
+def render(plan: Plan, job: Job) -> Files:
+    """`launch.sh`, and the example program."""
+    return {"launch.sh": launch_script(plan, job)} | example(
+        plan, job, "train_torchrun.py", "lm.py"
+    )
+
+
+def launch_script(plan: Plan, job: Job) -> str:
+    """What is run on every node: the environment, then torchrun with TRAIN_SCRIPT or train.py."""
+    restarts = job.spec.recovery.max_restarts
+    options = [
+        *torchrun_options(plan, least_nodes=least_nodes(plan, job)),
+        f"--max-restarts={restarts}",
+    ]
+    return script(
+        header(plan, job, *_about(plan, job)),
+        'cd "$(dirname "$0")"',
+        *export_lines(plan, restarts=True),
+        *meeting_lines(plan),
+        *_continued("exec torchrun", *options, '"${TRAIN_SCRIPT:-train.py}" "$@"'),
+    )
+
+
+def least_nodes(plan: Plan, job: Job) -> int:
+    """The fewest nodes that the job may go on with: with every number from there to all of them
+    the global batch divides into the plan's micro-batches, and memory suffices.
+
+    All of them where the job does not let the run shrink.
+    """
+    cluster, layout = plan.cluster, plan.layout
+    least = cluster.num_nodes
+    if not job.spec.recovery.shrink:
+        return least
+    for nodes in range(cluster.num_nodes - 1, 0, -1):
+        small = shrunk(layout, nodes * cluster.ranks_per_node)
+        if small is None or small.num_ranks != nodes * cluster.ranks_per_node:
+            break
+        if small.micro_batch != layout.micro_batch:
+            break
+        case = case_of(
+            plan.profile,
+            replace(cluster, num_nodes=nodes),
+            precision=plan.precision,
+            optimizer=plan.optimizer,
+            engine=load_engines()[plan.engine],
+        )
+        if price_one(small, case).memory.known_bytes > plan.limit_bytes:
+            break
+        least = nodes
+    return least
+
+
+def gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What torchrun cannot start, and what the example program lacks: torchrun itself says nothing
+    about a layout."""
+    no_mac = accelerator_refusals(
+        plan,
+        uses=("nccl", "gloo", "xla", "neuron", "hccl"),  # but for NCCL and gloo, with a gap
+        why="torchrun starts PyTorch over NCCL or gloo, and neither uses a Mac's GPU",
+    )
+    return [*no_mac, *_layout_gaps(plan), *example_gaps(plan, job)]
+
+
+def _layout_gaps(plan: Plan) -> Iterator[Gap]:
+    layout, backend = plan.layout, plan.cluster.backend
+    if backend not in ("nccl", "gloo", "mlx"):
+        yield Gap(
+            what=f"{plan.cluster.accelerator} through {backend}",
+            where="cluster.accelerator",
+            why="the example program knows CUDA, ROCm and CPUs",
+            nearest=OWN,
+        )
+    for way, degree in layout.degrees.items():
+        if way in ("tensor", "pipeline", "context", "expert"):
+            yield Gap(
+                what=f"{way} {degree}",
+                where=f"layout.{way}",
+                why="torchrun starts ranks; how they split the model is the script's, and the "
+                "example program shares data and parameters only",
+                nearest=OWN,
+                fix=f"layout.{way}: 1",
+            )
+    if layout.sharding == "zero1" and layout.data > 1:
+        yield Gap(
+            what=layout.name,
+            where="layout.sharding",
+            why="fully_shard (torch 2.13) has no way to shard optimizer state alone",
+            nearest="ZeRO-2: reduced gradients are sharded too, the same numbers in less memory",
+            fix="layout.sharding: zero2",
+        )
+    if layout.offload != "none":
+        yield Gap(
+            what=f"optimizer state on {layout.offload}",
+            where="layout.offload",
+            why="fully_shard (torch 2.13) moves parameters and gradients with it, or nothing",
+            nearest=OWN,
+            fix="layout.offload: none",
+        )
+    if plan.precision in ("fp16", "fp8"):
+        yield Gap(
+            what=f"precision {plan.precision}",
+            where="train.precision",
+            why="the example program has no loss scaler and no fp8 kernels",
+            nearest=OWN,
+            fix=wider_precision(plan),
+        )
+
+
+def _about(plan: Plan, job: Job) -> list[str]:
+    restarts, nodes = job.spec.recovery.max_restarts, plan.cluster.num_nodes
+    found = [
+        "",
+        f"When a rank dies torchrun ends all and starts them again, {restarts} times at most, from",
+        "the newest whole checkpoint. (`paceline run` replaces one rank and keeps the others.)",
+    ]
+    if nodes == 1:
+        return found
+    least = least_nodes(plan, job)
+    found += [
+        "Run this on every node, in a folder that all of them see: checkpoints/ is written there.",
+        "The first node keeps the rendezvous: the job ends with it.",
+    ]
+    if least == nodes:
+        return [*found, f"It starts when all {nodes} nodes are there."]
+    return [
+        *found,
+        f"It starts with {least} to {nodes} nodes, 30 s after {least} came. One that comes or goes",
+        "restarts all ranks, which is not counted. The batch is the same on any of them: fewer",
+        "ranks do more micro-batches. Your own TRAIN_SCRIPT must do that as well.",
+    ]
+
+
+def _continued(*words: str) -> list[str]:
+    """One command over several lines."""
+    *most, last = words
+    start, *options = most
+    return [f"{start} \\", *(f"  {each} \\" for each in options), f"  {last}"]

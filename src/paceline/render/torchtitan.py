@@ -1,0 +1,300 @@
+"""torchtitan: its job as a Python function of its config classes, and the script that starts it.
+
+Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that returns a
+`Trainer.Config`. Leaves out: models other than those of Llama's shape, which its registry has.
+"""
+
+from paceline.catalog.engines import load_engines
+from paceline.estimate.estimate import case_of
+from paceline.estimate.step import head_in_blocks
+from paceline.parallel.stages import blocks_of_stages
+from paceline.plan import Plan
+from paceline.plan.start import meeting_lines, torchrun_options
+from paceline.render.carried import OF_PROGRAM
+from paceline.render.engine import Files, Gap
+from paceline.render.environment import export_lines
+from paceline.render.shell import script
+from paceline.render.text import commented, header
+from paceline.render.torchtitan_gaps import titan_gaps
+from paceline.spec import Job
+
+VERSION = "0.3.0"
+MODULE = "paceline_job"
+
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zero-bubble": "InterleavedZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+"""Names of torch.distributed.pipelining 2.13. Zero-bubble of two chunks is ZBVZeroBubble."""
+
+CARRIES = OF_PROGRAM | {"train.compile", "recovery.max_restarts"}
+"""Settings that the files say, beside the plan; `data` is a gap of its own."""
+
+
+def render(plan: Plan, job: Job) -> Files:
+    """`paceline_job.py`, the job as torchtitan's config, and `launch.sh`, run on every node."""
+    return {f"{MODULE}.py": _config(plan, job), "launch.sh": _launch(plan, job)}
+
+
+def gaps(plan: Plan, job: Job) -> list[Gap]:
+    """What torchtitan 0.3 cannot say."""
+    return titan_gaps(plan, job)
+
+
+def stages(plan: Plan) -> tuple[range, ...]:
+    """The blocks of each stage, as the plan was priced."""
+    layout = plan.layout
+    case = case_of(
+        plan.profile,
+        plan.cluster,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        engine=load_engines()[plan.engine],
+    )
+    return blocks_of_stages(layout, plan.profile.num_blocks, float(head_in_blocks(case.model)))
+
+
+def _config(plan: Plan, job: Job) -> str:
+    train, layout = job.spec.train, plan.layout
+    about = header(
+        plan,
+        job,
+        f"For torchtitan {VERSION}: --module {MODULE} --config job",
+        *(
+            []
+            if plan.engine == "torchtitan"
+            else [
+                f"Memory and time were planned for the engine {plan.engine}: `engine: torchtitan`",
+                "in the job plans for what torchtitan keeps and hides.",
+            ]
+        ),
+    )
+    decay = "None" if train.schedule != "constant" else "0.0"
+    shape = "linear" if train.schedule == "constant" else train.schedule
+    end = 1.0 if train.schedule == "constant" else train.final_learning_rate
+    clip = 'float("inf")' if train.clip_norm is None else repr(train.clip_norm)
+    per_rank = layout.micro_batch * (layout.accumulation if layout.pipeline > 1 else 1)
+    lines = [
+        commented(about).rstrip("\n"),
+        _IMPORTS,
+        *_model(plan),
+        "def adamw(pattern: str, weight_decay: float) -> ParamGroupConfig:",
+        "    values = {",
+        f'        "lr": {train.learning_rate!r},',
+        '        "betas": (0.9, 0.999),',
+        '        "eps": 1e-8,',
+        '        "weight_decay": weight_decay,',
+        "    }",
+        "    return ParamGroupConfig(",
+        '        pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=values',
+        "    )",
+        "",
+        "",
+        "def job() -> Trainer.Config:",
+        "    loss = CrossEntropyLoss.Config(global_vocab_size=VOCABULARY)",
+        "    return Trainer.Config(",
+        '        hf_assets_path=os.environ.get("HF_ASSETS", "assets"),',
+        '        dump_folder=".",',
+        "        model_spec=model(),",
+        "        loss=ChunkedLossWrapper.Config(loss_fn=loss),",
+        "        dataloader=HuggingFaceTextDataLoader.Config(",
+        '            dataset=os.environ.get("DATASET", "c4"),',
+        '            dataset_path=os.environ.get("DATASET_PATH"),',
+        "        ),",
+        "        optimizer=OptimizersContainer.Config(",
+        "            # Weight decay is for matrices: norms have none.",
+        "            param_groups=[",
+        '                adamw(r".*norm.*", 0.0),',
+        f'                adamw(r".*", {train.weight_decay!r}),',
+        "            ],",
+        "        ),",
+        "        lr_scheduler=LRSchedulersContainer.Config(",
+        f"            warmup_steps={train.warmup_steps},",
+        f'            decay_type="{shape}",',
+        f"            decay_ratio={decay},",
+        f"            min_lr_factor={end!r},",
+        "        ),",
+        "        training=TrainingConfig(",
+        f"            local_batch_size={per_rank},",
+        f"            global_batch_size={layout.global_batch},",
+        f"            seq_len={plan.profile.seq_len},",
+        f"            steps={train.steps},",
+        f"            max_norm={clip},",
+        f'            mixed_precision_param="{_narrow(plan)}",',
+        f"            enable_cpu_offload={layout.offload != 'none'},",
+        # They do not support pipelines (0.3.0).
+        f"            disable_cuda_graphs={layout.pipeline > 1},",
+        "        ),",
+        *_parallelism(plan),
+        "        checkpoint=CheckpointManager.Config(",
+        "            enable=True,",
+        f"            interval={plan.checkpoint_every},",
+        f"            keep_latest_k={max(2, job.spec.checkpoint.keep_last)},",
+        "            last_save_model_only=False,",
+        "        ),",
+        f"        activation_checkpoint={_recompute(plan)},",
+        f"        compile=CompileConfig(enable={train.compile or _was_planned_compiled(plan)}),",
+        "        metrics=MetricsProcessor.Config(log_freq=1),",
+        f"        debug=DebugConfig(seed={train.seed}),",
+        "    )",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_IMPORTS = """
+import os
+
+from torchtitan.components.checkpoint import CheckpointManager
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
+from torchtitan.components.optimizer.optimizer import ParamGroupConfig
+from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models import llama3
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.llama3.model import Llama3Model
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+"""
+
+
+def _model(plan: Plan) -> list[str]:
+    """Of the plan's own sizes, put together as torchtitan's registry does it."""
+    shape = plan.decoder
+    assert shape is not None, "others are refused"
+    tied = shape.tied_embeddings
+    return [
+        f"VOCABULARY = {shape.vocab}",
+        "",
+        "",
+        "def model() -> ModelSpec:",
+        f"    width, vocabulary = {shape.hidden}, VOCABULARY",
+        "    rope = ComplexRoPE.Config(",
+        f"        dim={shape.head_dim},",
+        f"        max_seq_len={plan.profile.seq_len},",
+        f"        theta={shape.rope_theta!r},",
+        "    )",
+        "    layers = llama3._build_llama3_layers(",
+        f"        n_layers={shape.layers},",
+        "        dim=width,",
+        f"        n_heads={shape.heads},",
+        f"        n_kv_heads={shape.kv_heads},",
+        f"        hidden_dim={shape.ffn},",
+        "        rope=rope,",
+        '        attn_backend="flex",',
+        "    )",
+        "    config = Llama3Model.Config(",
+        "        dim=width,",
+        "        vocab_size=vocabulary,",
+        f"        enable_weight_tying={tied},",
+        "        tok_embeddings=Embedding.Config(",
+        "            num_embeddings=vocabulary,",
+        "            embedding_dim=width,",
+        f"            param_init=llama3._EMBEDDING_{'SKIP_' if tied else ''}INIT,",
+        "        ),",
+        "        norm=RMSNorm.Config(normalized_shape=width, param_init=llama3._NORM_INIT),",
+        "        lm_head=Linear.Config(",
+        "            in_features=width,",
+        "            out_features=vocabulary,",
+        "            param_init=llama3._output_linear_init(width),",
+        "        ),",
+        "        layers=layers,",
+        "    )",
+        "    return ModelSpec(",
+        '        name="llama3",',
+        '        flavor="paceline",',
+        "        model=config,",
+        "        parallelize_fn=llama3.parallelize_llama,",
+        "        pipelining_fn=pipeline_llm,",
+        "        post_optimizer_build_fn=None,",
+        "        state_dict_adapter=Llama3StateDictAdapter,",
+        "    )",
+        "",
+        "",
+    ]
+
+
+def _parallelism(plan: Plan) -> list[str]:
+    layout = plan.layout
+    if layout.sharding == "none":
+        replicate, shard = layout.data, 1
+    elif layout.sharding == "hybrid":
+        shard = max(1, layout.shard_degree // layout.context)
+        replicate = layout.data // shard
+    else:
+        replicate, shard = 1, layout.data
+    reshard = "always" if layout.sharding in ("full", "hybrid") else "never"
+    lines = [
+        "        parallelism=ParallelismConfig(",
+        f"            data_parallel_replicate_degree={replicate},",
+        f"            data_parallel_shard_degree={shard},",
+        f'            fsdp_reshard_after_forward="{reshard}",',
+        f"            tensor_parallel_degree={layout.tensor},",
+        f"            enable_sequence_parallel={layout.sequence_parallel},",
+        f"            context_parallel_degree={layout.context},",
+        '            context_parallel_load_balancer="ptrr",',
+        f"            pipeline_parallel_degree={layout.pipeline},",
+    ]
+    if layout.pipeline > 1:
+        lines += [
+            f'            pipeline_parallel_schedule="{_schedule(plan)}",',
+            f"            pipeline_parallel_microbatch_size={layout.micro_batch},",
+            "            module_fqns_per_model_part=[",
+            *(f"                {part!r}," for part in _parts(plan)),
+            "            ],",
+        ]
+    return [*lines, "        ),"]
+
+
+def _parts(plan: Plan) -> list[list[str]]:
+    """Modules of each stage by name."""
+    parts = [[f"layers.{block}" for block in blocks] for blocks in stages(plan)]
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "lm_head"]
+    return parts
+
+
+def _schedule(plan: Plan) -> str:
+    layout = plan.layout
+    is_v = layout.schedule == "zero-bubble" and layout.chunks == 2
+    return "ZBVZeroBubble" if is_v else _SCHEDULES[layout.schedule]
+
+
+def _was_planned_compiled(plan: Plan) -> bool:
+    """Whether the plan's time is that of compiled blocks."""
+    return load_engines()[plan.engine].host == "compiled"
+
+
+def _recompute(plan: Plan) -> str:
+    ways = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+    return ways[plan.layout.recompute]
+
+
+def _narrow(plan: Plan) -> str:
+    return "float32" if plan.precision in ("fp32", "tf32") else "bfloat16"
+
+
+def _launch(plan: Plan, job: Job) -> str:
+    about = header(
+        plan,
+        job,
+        f"Needs torchtitan {VERSION}, HF_ASSETS (a folder with the tokenizer's files) and the same",
+        "folder on every node: checkpoint/ is written here, and a restart goes on from the newest.",
+    )
+    options = " ".join(torchrun_options(plan))
+    return script(
+        about,
+        'cd "$(dirname "$0")"',
+        *export_lines(plan, restarts=True),
+        *meeting_lines(plan),
+        f"exec torchrun {options} --max-restarts={job.spec.recovery.max_restarts} \\",
+        f'  -m torchtitan.train --module {MODULE} --config job "$@"',
+    )

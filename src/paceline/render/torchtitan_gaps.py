@@ -1,0 +1,159 @@
+"""What torchtitan 0.3 lacks of a plan."""
+
+from collections.abc import Iterator
+
+from paceline.plan import Plan
+from paceline.render.device import accelerator_refusals, wider_precision
+from paceline.render.engine import Gap
+from paceline.spec import Job
+
+
+def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
+    """All of it; those without a nearest refuse the plan."""
+    return [*_refusals(plan, job), *_layout_gaps(plan), *_training_gaps(plan, job)]
+
+
+def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
+    yield from accelerator_refusals(plan, uses=("nccl",), why="torchtitan trains on GPUs")
+    shape = plan.decoder
+    if shape is None or shape.qkv_bias:
+        yield Gap(
+            what=f"the model {plan.profile.name}",
+            where="model",
+            why="these files describe models of Llama's shape",
+            nearest=None,
+            fix="take the --module of the model's own family with the degrees of this plan",
+        )
+    if shape is not None and shape.head_dim * shape.heads != shape.hidden:
+        yield Gap(
+            what=f"heads of {shape.head_dim} in a model {shape.hidden} wide",
+            where="model",
+            why="torchtitan's Llama has heads of width / heads",
+            nearest=None,
+        )
+    train = job.spec.train
+    if plan.precision == "fp16":
+        yield Gap(
+            what="precision fp16",
+            where="train.precision",
+            why="torchtitan has no loss scaler",
+            nearest=None,
+            fix=wider_precision(plan),
+        )
+    if train.adapter is not None:
+        yield Gap(
+            what=f"adapters ({train.adapter.kind})",
+            where="train.adapter",
+            why="these files train every weight",
+            nearest=None,
+            fix="`paceline run`, or --for accelerate with your own script",
+        )
+    if job.spec.program is not None:
+        yield Gap(
+            what=f"your program {job.spec.program}",
+            where="program",
+            why="torchtitan has its own training loop",
+            nearest=None,
+            fix="`paceline run`, or `paceline render --for torchrun`",
+        )
+
+
+def _layout_gaps(plan: Plan) -> Iterator[Gap]:
+    layout = plan.layout
+    if layout.sharding == "zero1" and layout.data * layout.context > 1:
+        yield Gap(
+            what="ZeRO-1",
+            where="layout.sharding",
+            why="fully_shard has no way to shard optimizer state alone",
+            nearest="ZeRO-2: gradients are sharded too, the same numbers in less memory",
+            fix="layout.sharding: zero2",
+        )
+    if layout.sharding == "none" and layout.context > 1:
+        yield Gap(
+            what=f"whole parameters on {layout.context} context ranks",
+            where="layout.sharding",
+            why="torchtitan shards parameters over the context ranks",
+            nearest="parameters sharded over them: less memory, more gathering",
+            fix="layout.sharding: full",
+        )
+    shards = layout.sharding in ("full", "hybrid") and layout.data * layout.context > 1
+    if shards and layout.accumulation > 1 and not layout.reduce_every_micro_batch:
+        yield Gap(
+            what="gradients reduced once a step",
+            where="layout.sharding",
+            why="torchtitan reduces them after every micro-batch",
+            nearest="more is sent, and only a shard of the gradients is held",
+            fix="engine: torchtitan, so that memory and time are torchtitan's",
+        )
+    if layout.context > 1:
+        yield Gap(
+            what=f"context {layout.context} as {layout.context_kind}",
+            where="layout.context",
+            why="torchtitan's attention (flex) gathers keys and values over the context ranks",
+            nearest="gathered: the same numbers, more memory while a block attends",
+        )
+    if layout.recompute == "full" and layout.recompute_every > 1:
+        yield Gap(
+            what=f"one block in {layout.recompute_every} recomputed",
+            where="layout.recompute_every",
+            why="torchtitan recomputes every block or none",
+            nearest="every block: less memory, more time",
+            fix="layout.recompute_every: 1",
+        )
+    if layout.offload != "none":
+        yield Gap(
+            what=f"optimizer state on {layout.offload}",
+            where="layout.offload",
+            why="torchtitan offloads parameters and gradients with it, to the host's memory",
+            nearest="all three in the host's memory: slower",
+        )
+    if plan.precision in ("fp8", "tf32"):
+        slower = "bf16" if plan.precision == "fp8" else "float32"
+        yield Gap(
+            what=f"precision {plan.precision}",
+            where="train.precision",
+            why="these files convert no layers and set no flag of PyTorch's",
+            nearest=f"{slower}: slower",
+            fix=wider_precision(plan),
+        )
+
+
+def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
+    train, spec = job.spec.train, job.spec
+    if train.optimizer != "adamw":
+        yield Gap(
+            what=f"the optimizer {train.optimizer}",
+            where="train.optimizer",
+            why="these files name AdamW",
+            nearest="AdamW, with float32 moments",
+            fix="train.optimizer: adamw",
+        )
+    if train.gradient_compression != "none":
+        yield Gap(
+            what=f"gradients sent as {train.gradient_compression}",
+            where="train.gradient_compression",
+            why="torchtitan reduces in float32 only",
+            nearest="float32",
+            fix="train.gradient_compression: none",
+        )
+    if spec.checkpoint.keep_last == 1:
+        yield Gap(
+            what="only one checkpoint kept",
+            where="checkpoint.keep_last",
+            why="torchtitan keeps two at least",
+            nearest="the newest two",
+        )
+    if spec.checkpoint.copy_to is not None:
+        yield Gap(
+            what=f"copies of checkpoints to {spec.checkpoint.copy_to}",
+            where="checkpoint.copy_to",
+            why="torchtitan writes into one folder",
+            nearest="checkpoints beside the script",
+        )
+    yield Gap(
+        what="the job's data (data.path, data.corpus)",
+        where="data",
+        why="torchtitan reads data sets that it knows by name, through a tokenizer",
+        nearest="the data set DATASET (c4 where it is not set), at DATASET_PATH if that is set",
+        fix="HF_ASSETS=tokenizer DATASET=c4 ./launch.sh; the vocabulary must be the model's",
+    )

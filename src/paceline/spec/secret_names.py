@@ -1,0 +1,131 @@
+"""Secrets by the name that they are given, or by the command that takes them; no value is shown.
+
+Names are read by their words, so `tokens_per_s`, `tokenizer` and `pad_token` are none. What refers
+to a secret (`$HF_TOKEN`, `$(cat FILE)`, a path) or stands for one (`<token>`) is none either.
+"""
+
+import re
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_SURE = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|APIKEY|SECRET$|^PWD$")
+"""In one word of a name: a secret wherever it stands."""
+
+_ABOUT = {"FILE", "PATH", "DIR", "NAME", "NAMES", "ARN", "STDIN", "LENGTH", "SIZE", "TYPE", "REF"}
+"""Last words of what says where a secret is, or how it is made: `HF_TOKEN_PATH`."""
+
+_ORDINARY_TOKENS = {
+    *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "SPECIAL", "IMAGE", "AUDIO", "START"),
+    *("END", "STOP", "NEXT", "LAST", "FIRST", "PER", "MAX", "MIN", "NUM", "DECODER", "PREFIX"),
+}
+"""Before `token`: one of a text."""
+
+_SECRET_KEYS = {
+    *("API", "ACCESS", "PRIVATE", "ENCRYPTION", "SIGNING", "AUTH", "ACCOUNT", "MASTER", "LICENSE"),
+    *("STORAGE", "SHARED", "SERVICE", "SUBSCRIPTION", "DEPLOY"),
+}
+"""Before `key`, however it is written."""
+
+_ORDINARY_KEYS = {"SORT", "PRIMARY", "PUBLIC", "PARTITION", "FOREIGN", "CACHE", "GROUP", "QUERY"}
+
+_STANDS_FOR = re.compile(
+    r"[$<{`%].*|\.\.\.|x+|\*+|…|true|false|yes|no|none|null|auto|off|on|"
+    r"(os\.environ|getenv|getpass).*|[A-Za-z_][\w.]*\(.*|"
+    r"(your|replace|change|fill|redacted|placeholder|example)([-_ ]?\w+)*",
+    re.IGNORECASE,
+)
+_PATH = re.compile(r"(~|\.{0,2})/.*")
+_AWS_SECRET = re.compile(r"[A-Za-z0-9/+]{40}")
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]+)?")
+
+_VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"';,&|)}\]]+)"""
+_GIVEN = re.compile(
+    r"""(?<!\$)(?<!\$\{)(?<![\w.-])(?P<name>[\w.-]+)["']?(?:\s*:\s*|\s*=(?!=)\s*)(?="""
+    + _VALUE
+    + ")"
+)
+"""`NAME=value`, `name: value`, `"name": "value"`; the value may hold another one."""
+
+_DEFAULT = re.compile(r"\$\{(?P<name>\w+):?[-=](?P<value>[^}]+)\}")
+_FLAG = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w-]*)\s+(?!-)(?=" + _VALUE + ")")
+_FLAG_ALONE = re.compile(r"--?[A-Za-z][\w-]*")
+_SET = re.compile(r"\bconfig(ure)?\s+set\s+(?P<name>[\w.-]+)\s+" + _VALUE)
+"""`aws configure set NAME VALUE`, and others that do the same."""
+
+_OPTIONS = r"(?:\s+--?[A-Za-z][\w-]*(?:=\S+)?)*"
+_COMMANDS = (
+    re.compile(
+        r"\bwandb\s+login\b(?:\s+--(?:host|relogin|cloud)(?:[= ]https?://\S+)?)*"
+        r"\s+(?!-)" + _VALUE
+    ),
+    re.compile(r"\bvault\s+login\b" + _OPTIONS + r"\s+(?!-)" + _VALUE),
+    re.compile(r"\b(?:mysql|mariadb)\w*\b[^|;&]*?\s-p(?=\S)" + _VALUE),
+    re.compile(r"\bsshpass\b[^|;&]*?\s-p\s*" + _VALUE),
+    re.compile(
+        r"\b(?:docker|podman|az|helm registry|skopeo|oras)\s+login\b[^|;&]*?\s-p\s*" + _VALUE
+    ),
+    re.compile(r"\bredis-cli\b[^|;&]*?\s-a\s*" + _VALUE),
+    re.compile(r"\bcurl\b[^|;&]*?\s(?:-u\s*|--user[= ])[\"']?[^\s:\"'$]+:" + _VALUE),
+    re.compile(r"\bAuthorization\s*:\s*(?:Bearer|Basic|token)\s+" + _VALUE, re.IGNORECASE),
+    re.compile(r"\b(?:echo|printf)\s+(?:-n\s+)?" + _VALUE + r"\s*\|[^|]*(?:-stdin|--with-token)\b"),
+)
+"""What well known commands take for a secret; their own documentation."""
+
+
+def find_in_text(text: str) -> str | None:
+    """What kind of secret a line of text holds, if any: `NAME=value`, a flag, a command."""
+    for form in (_GIVEN, _DEFAULT, _FLAG, _SET):
+        for match in form.finditer(text):
+            kind = find_under_name(match["name"], match["value"])
+            if kind is not None:
+                return kind
+    for form in _COMMANDS:
+        for match in form.finditer(text):
+            if not _is_harmless(match["value"], "PASSWORD"):
+                return "a secret that a command is given"
+    return None
+
+
+def find_under_name(name: str, value: str) -> str | None:
+    """What kind of secret a value is, if its name makes it one.
+
+    >>> find_under_name("HF_TOKEN", "$HF_TOKEN")
+    >>> find_under_name("tokens_per_s", "3000")
+    >>> find_under_name("DB_PASSWORD", "hunter2")
+    'the value of `DB_PASSWORD`, which is named like a secret'
+    """
+    word = _secret_word(name)
+    if word is None or _is_harmless(value, word):
+        return None
+    return f"the value of `{name.lstrip('-')[:60]}`, which is named like a secret"
+
+
+def flag_name(word: str) -> str | None:
+    """The option that a word is, whose value is the next word."""
+    return word if _FLAG_ALONE.fullmatch(word) else None
+
+
+def _secret_word(name: str) -> str | None:
+    """The word that makes it the name of a secret."""
+    found: list[str] = _WORDS.findall(name.rpartition("/")[2])
+    words = [word.upper() for word in found]
+    while words and words[-1].isdecimal():
+        words.pop()
+    if not words or words[-1] in _ABOUT:
+        return None
+    if any(_SURE.search(word) for word in words):
+        return "PASSWORD"
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if last.endswith("TOKEN") and before not in _ORDINARY_TOKENS:
+        return last
+    loud = name == name.upper() and before not in _ORDINARY_KEYS
+    return last if last == "KEY" and (loud or before in _SECRET_KEYS) else None
+
+
+def _is_harmless(value: str, word: str) -> bool:
+    """Whether a value only refers to a secret, stands for one, or is none."""
+    plain = value.strip().strip("\"'")
+    if not plain or _STANDS_FOR.fullmatch(plain):
+        return True
+    if _PATH.fullmatch(plain) and not _AWS_SECRET.fullmatch(plain):
+        return True
+    return word != "PASSWORD" and _NUMBER.fullmatch(plain) is not None

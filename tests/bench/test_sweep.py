@@ -1,0 +1,120 @@
+"""`paceline bench --all-reduce` over real ranks, and what it refuses before any is started."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli.bench import command
+from paceline.errors import JobError, RunError
+from paceline.launch import sweep as sweeping
+from paceline.record.sweep import Sweep, SweepRow
+
+JOB = """
+name: tiny
+model: {decoder: {layers: 2, hidden: 32, heads: 4}}
+data: {corpus: python-stdlib, seq_len: 32}
+cluster: {accelerator: cpu, per_node: 2}
+train: {global_batch: 8, steps: 10, precision: fp32}
+"""
+
+
+def row(size: int, busbw: float) -> SweepRow:
+    return SweepRow(
+        bytes=size, seconds=1.0, repeats=3, algbw_bytes_per_s=busbw, busbw_bytes_per_s=busbw
+    )
+
+
+def test_two_ranks_sum_and_their_bandwidths_are_those_of_nccl_tests(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    options = ["--all-reduce", "--ranks", "2", "--max-size", "64KiB", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "bench", "job.yaml", *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (sweep,) = found["sweeps"]
+    assert (sweep["world_size"], sweep["backend"]) == (2, "gloo")
+    assert [each["bytes"] for each in sweep["rows"]] == [1024, 4096, 16384, 65536]
+    for each in sweep["rows"]:
+        assert each["algbw_bytes_per_s"] == pytest.approx(each["bytes"] / each["seconds"])
+        assert each["busbw_bytes_per_s"] == pytest.approx(each["algbw_bytes_per_s"] * 2 * 1 / 2)
+    assert found["network"]["choice"] == "none"
+
+
+def test_a_wrong_sum_ends_the_sweep_with_its_rank(monkeypatch):
+    text = sweeping.script_text("all_reduce.py")
+    broken = text.replace("wanted = world * (world + 1) / 2", "wanted = 0")
+    assert broken != text
+    monkeypatch.setattr(sweeping, "script_text", lambda name: broken)
+    with pytest.raises(RunError, match="the sum of 1024 bytes is not 0"):
+        sweeping.sweep_all_reduce(1, max_bytes=1024, limit_s=60)
+
+
+def test_the_table_says_what_was_reached_of_what_the_plan_takes(monkeypatch, tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    rows = (row(1024, 1e9), row(4096, 2e9))
+    made = Sweep(world_size=2, backend="gloo", device="cpu", torch="2.13", rows=rows)
+    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda *args, **options: made)
+    done = CliRunner().invoke(command, [str(tmp_path / "job.yaml"), "--all-reduce"])
+    assert done.exit_code == 0, done.output
+    assert "best bus bandwidth: 2 GB/s (measured)" in done.output
+    assert "of it were reached" in done.output
+
+
+def test_without_a_job_only_all_reduce_can_be_measured():
+    done = CliRunner().invoke(command, ["--ranks", "2"])
+    assert done.exit_code == 2
+    assert "--all-reduce" in done.output
+
+
+@pytest.mark.parametrize("size", ["10", "1TiB", "much"])
+def test_sizes_that_make_no_sense_are_refused(size):
+    done = CliRunner().invoke(command, ["--all-reduce", "--max-size", size])
+    assert done.exit_code == 2
+    assert "--max-size" in done.output
+
+
+def test_the_plan_of_another_cluster_says_what_it_expects_there(monkeypatch, tmp_path):
+    declared = JOB.replace("accelerator: cpu, per_node: 2", "accelerator: H100-SXM, nodes: 2")
+    (tmp_path / "job.yaml").write_text(declared)
+    made = Sweep(world_size=2, backend="gloo", device="cpu", torch="2.13", rows=(row(1024, 1e9),))
+    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda *args, **options: made)
+    done = CliRunner().invoke(command, [str(tmp_path / "job.yaml"), "--all-reduce"])
+    assert done.exit_code == 0, done.output
+    assert "and not this machine" in done.output
+    assert "between ranks of a node, each rank and direction: 450 GB/s" in done.output
+    assert "between nodes, each node and direction: " in done.output
+
+
+def test_one_rank_has_no_bus_bandwidth(monkeypatch):
+    made = Sweep(world_size=1, backend="gloo", device="cpu", torch="2.13", rows=(row(1024, 0),))
+    monkeypatch.setattr(sweeping, "sweep_all_reduce", lambda *args, **options: made)
+    done = CliRunner().invoke(command, ["--all-reduce", "--ranks", "1"])
+    assert "there is no bus bandwidth" in done.output
+    assert "best bus bandwidth" not in done.output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["job.yaml", "--max-size", "1MiB"],
+        ["--all-reduce", "--weak"],
+        ["--all-reduce", "--out", "x"],
+    ],
+)
+def test_an_option_of_the_other_measurement_is_not_passed_over(options):
+    done = CliRunner().invoke(command, options)
+    assert done.exit_code == 2
+    assert "--all-reduce" in done.output
+
+
+def test_more_ranks_than_a_machine_can_start_are_refused():
+    done = CliRunner().invoke(command, ["--all-reduce", "--ranks", "9" * 20])
+    assert isinstance(done.exception, JobError)
+    assert "at most 4096" in str(done.exception)

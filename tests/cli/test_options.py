@@ -1,0 +1,41 @@
+"""Numbers that no verb reckons with."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli import cli
+from paceline.cli.options import FiniteRange
+
+
+def options(group: click.Command, *path: str) -> Iterator[tuple[str, click.Parameter]]:
+    """Every parameter of every verb, with the verb's words."""
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield from options(command, *path, name)
+        return
+    for parameter in group.params:
+        yield " ".join(path), parameter
+
+
+def test_every_range_of_real_numbers_leaves_nan_out():
+    ranges = [each for each in options(cli) if isinstance(each[1].type, click.FloatRange)]
+    assert len(ranges) >= 7
+    taking = [
+        f"{verb} {each.opts[0]}" for verb, each in ranges if type(each.type) is not FiniteRange
+    ]
+    assert taking == []
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("verb", ["bench", "verify", "drill"])
+def test_a_timeout_that_never_comes_is_refused(verb, value):
+    done = CliRunner().invoke(cli, [verb, "job.yaml", "--timeout", value])
+    assert done.exit_code == 2
+    assert "--timeout" in done.output
+    assert "not a number to reckon with" in done.output

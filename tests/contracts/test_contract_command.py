@@ -1,0 +1,232 @@
+"""`paceline contract`: what it refuses, and what it prints."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli import cli
+from paceline.errors import JobError
+from paceline.launch.skills import SKILLS, find_skill, run_skill
+from paceline.spec.skills.read import answer_json, read_request, schema_of
+
+
+def refusal(name, text, tmp_path):
+    with pytest.raises(JobError) as caught:
+        run_skill(name, text, source="standard input", folder=tmp_path)
+    return str(caught.value)
+
+
+def test_an_unknown_contract_names_the_nearest(tmp_path):
+    assert "did you mean pytorch-trainer?" in refusal("pytorch-trianer", "{}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ("{'a': 1}", "line 1, column 2"),
+        ("[1]", "this is a list"),
+        ("null", "this is null"),
+        ('{"modelPath": ' + "9" * 5000 + "}", "thousands of digits"),
+        ("true", "this is true"),
+        ("12", "this is a number"),
+        ('"epochs"', "this is a text"),
+        ('{"modelPath": "a", "modelPath": "b"}', "`modelPath` is written twice"),
+        ('{"modelPath": NaN}', "NaN is no JSON number"),
+        ("[" * 100_000, "nested too deep"),
+    ],
+)
+def test_what_is_no_request_is_refused_with_its_place(text, said, tmp_path):
+    found = refusal("pytorch-trainer", text, tmp_path)
+    assert said in found
+    assert found.startswith("H030")
+
+
+def test_every_wrong_key_is_said_at_once(tmp_path):
+    asked = {"modelPat": "m.py", "dataConfig": {"trainPath": "t.npz"}, "trainingConfig": {}}
+    found = refusal("pytorch-trainer", json.dumps(asked), tmp_path)
+    assert "the contract has no key `modelPat`" in found
+    assert "did you mean `modelPath`?" in found
+    assert "`modelPath` is missing" in found
+    assert "`trainingConfig.epochs` is missing" in found
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epochs", 0), ("epochs", "three"), ("learningRate", -1), ("optimizer", "adamm")],
+)
+def test_a_wrong_value_names_its_key(key, value, tmp_path):
+    training = {"epochs": 1, key: value}
+    asked = {"modelPath": "m.py", "dataConfig": {"trainPath": "t"}, "trainingConfig": training}
+    assert f"`trainingConfig.{key}` is {value!r}" in refusal(
+        "pytorch-trainer", json.dumps(asked), tmp_path
+    )
+
+
+def test_the_command_ends_with_2_and_no_traceback_when_the_request_is_wrong(tmp_path):
+    found = CliRunner().invoke(cli, ["contract", "pytorch-trainer"], input="{")
+    assert isinstance(found.exception, JobError)  # `main` prints it and ends with its exit code
+    assert found.exception.exit_code == 2
+    assert found.stdout == ""
+
+
+@pytest.mark.parametrize("name", list(SKILLS))
+def test_every_contract_has_schemas_of_what_goes_in_and_comes_out(name):
+    for kind in ("request", "answer"):
+        found = CliRunner().invoke(cli, ["contract", name, "--schema", kind])
+        schema = json.loads(found.stdout)
+        assert schema["type"] == "object"
+        assert schema["additionalProperties"] is False
+        assert schema == schema_of(getattr(find_skill(name), kind))
+
+
+PUBLISHED = {
+    "kubeflow-pipeline-executor": (
+        {"action", "pipelinePath", "pipelineConfig", "runConfig", "scheduleConfig"},
+        {"action"},
+        {"status", "action", "pipelineId", "runId", "runStatus", "artifacts", "dashboardUrl"},
+        {"status", "action"},
+    ),
+    "ray-distributed-trainer": (
+        {"mode", "config", "trainConfig", "tuneConfig"},
+        {"mode", "config"},
+        {"status", "results", "checkpointPath", "clusterStatus", "trainingTime"},
+        {"status", "results"},
+    ),
+    "pytorch-trainer": (
+        {"modelPath", "dataConfig", "trainingConfig", "checkpointConfig"},
+        {"modelPath", "dataConfig", "trainingConfig"},
+        {"status", "metrics", "checkpointPath", "learningCurve"},
+        {"status", "metrics", "checkpointPath"},
+    ),
+}
+"""Keys and required keys of request and answer, as capabilities.md 3.2 has them."""
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+def test_the_published_keys_are_there_and_the_required_ones_are_required(name):
+    asked, asked_required, answered, answered_required = PUBLISHED[name]
+    request, answer = schema_of(find_skill(name).request), schema_of(find_skill(name).answer)
+    assert asked <= request["properties"].keys()
+    assert set(request["required"]) == asked_required
+    assert answered <= answer["properties"].keys()
+    assert set(answer["required"]) == answered_required
+
+
+def test_an_answer_that_breaks_its_schema_never_leaves():
+    kind = find_skill("pytorch-trainer")
+    good = kind.answer(status="success", metrics={}, checkpointPath="a.pt")
+    assert answer_json(good)["status"] == "success"
+    object.__setattr__(good, "status", "great")
+    with pytest.raises(ValueError, match="status"):
+        answer_json(good)
+
+
+def test_contract_list_shows_what_each_needs():
+    found = CliRunner().invoke(cli, ["contract", "list"])
+    assert "pytorch-trainer" in found.stdout
+    assert "torch" in found.stdout
+
+
+def test_text_that_is_no_utf8_is_refused():
+    found = CliRunner().invoke(cli, ["contract", "pytorch-trainer"], input=io.BytesIO(b'{"\xff"}'))
+    assert "not UTF-8" in str(found.exception)
+
+
+def test_a_request_is_read_into_its_dataclass():
+    kind = find_skill("pytorch-trainer").request
+    asked = {
+        "modelPath": "m.py",
+        "dataConfig": {"trainPath": "t.npz"},
+        "trainingConfig": {"epochs": 2, "scheduler": "OneCycleLR", "optimizer": "AdamW"},
+    }
+    request = read_request(kind, json.dumps(asked), source="here")
+    assert request.trainingConfig.scheduler == "onecycle"
+    assert request.trainingConfig.optimizer == "adamw"
+    assert request.checkpointConfig.saveEvery == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mode": "trian"}, "`mode` is 'trian'"),
+        ({"trainConfig": None}, "mode tune needs `trainConfig`"),
+        ({"tuneConfig": None}, "mode tune needs `tuneConfig`"),
+        ({"trainConfig": {"trainerPath": "nowhere.py"}}, "there is no file nowhere.py"),
+        ({"trainConfig": {"trainerPath": "t.py", "framework": "jax"}}, "framework` is 'jax'"),
+        (
+            {"trainConfig": {"trainerPath": "t.py", "scalingConfig": {"minWorkers": 9}}},
+            "at least 9 workers are asked for, and at most 2",
+        ),
+    ],
+)
+def test_a_request_of_ray_that_cannot_be_is_refused(change, said, tmp_path):
+    (tmp_path / "t.py").touch()
+    space = {"lr": {"type": "loguniform", "min": 1e-4, "max": 1e-1}}
+    asked = {
+        "mode": "tune",
+        "config": {"numWorkers": 2},
+        "trainConfig": {"trainerPath": "t.py"},
+        "tuneConfig": {"searchSpace": space, "metric": "loss"},
+    } | change
+    asked = {key: value for key, value in asked.items() if value is not None}
+    assert said in refusal("ray-distributed-trainer", json.dumps(asked), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"type": "choice"}, "a choice needs values"),
+        ({"type": "uniform", "min": 1}, "uniform needs min and max"),
+        ({"type": "uniform", "min": 2, "max": 1}, "min 2 is not below max 1"),
+        ({"type": "loguniform", "min": 0, "max": 1}, "min 0 has no logarithm"),
+        ({"type": "randint", "min": 0.5, "max": 2}, "randint takes whole numbers"),
+        ({"type": "normal"}, "type` is 'normal'"),
+    ],
+)
+def test_values_that_cannot_be_searched_are_refused(values, said, tmp_path):
+    (tmp_path / "t.py").touch()
+    asked = {
+        "mode": "tune",
+        "config": {},
+        "trainConfig": {"trainerPath": "t.py"},
+        "tuneConfig": {"searchSpace": {"lr": values}, "metric": "loss"},
+    }
+    assert said in refusal("ray-distributed-trainer", json.dumps(asked), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"action": "runn"}, "`action` is 'runn'"),
+        ({"action": "compile"}, "compile needs a pipeline"),
+        ({"action": "compile", "pipelinePath": "nowhere.py"}, "there is no file nowhere.py"),
+        ({"action": "compile", "pipelinePath": "p.txt"}, "neither Python nor YAML"),
+        ({"action": "run", "pipelinePath": "p.py"}, "no Kubeflow Pipelines API is named"),
+        ({"action": "list", "endpoint": "kfp:80"}, "kfp:80 is no URL"),
+        ({"action": "get-run", "endpoint": "local"}, "get-run needs the run's id"),
+        ({"action": "delete", "endpoint": "local"}, "delete needs the run's id"),
+        ({"action": "schedule", "pipelinePath": "p.py"}, "schedule needs `scheduleConfig`"),
+        (
+            {"action": "schedule", "pipelinePath": "p.py", "scheduleConfig": {"cron": "daily"}},
+            "seconds first",
+        ),
+    ],
+)
+def test_a_request_of_a_pipeline_that_cannot_be_is_refused(asked, said, tmp_path, monkeypatch):
+    monkeypatch.delenv("KFP_ENDPOINT", raising=False)
+    (tmp_path / "p.py").touch()
+    (tmp_path / "p.txt").touch()
+    assert said in refusal("kubeflow-pipeline-executor", json.dumps(asked), tmp_path)
+
+
+def test_standard_input_that_is_closed_is_a_usage_error():
+    command = [sys.executable, "-m", "paceline", "contract", "pytorch-trainer"]
+    shell = ["sh", "-c", '"$@" <&-', "sh", *command]
+    done = subprocess.run(shell, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Give the request on standard input" in done.stderr

@@ -1,0 +1,248 @@
+"""The PyTorch trainer's contract really trains."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import JobError
+from paceline.launch.skills import run_skill
+from paceline.runtime import epochs
+
+MODEL = """
+from torch import nn
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+"""
+LINEAR = "from torch import nn\n\n\ndef build_model():\n    return nn.Linear(4, 1)\n"
+
+
+def samples(path, count, seed):
+    x = np.random.default_rng(seed).normal(size=(count, 4))
+    np.savez(path, x=x, y=(x[:, 0] > 0).astype(int) + (x[:, 1] > 0))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    samples(tmp_path / "train.npz", 203, 0)  # no multiple of anything
+    samples(tmp_path / "val.npz", 61, 1)
+    return tmp_path
+
+
+def asked(checkpoints=None, data=None, **training):
+    return {
+        "modelPath": "model.py",
+        "dataConfig": {"trainPath": "train.npz", "valPath": "val.npz"} | (data or {}),
+        "trainingConfig": {"epochs": 3, "learningRate": 0.02} | training,
+        "checkpointConfig": checkpoints or {},
+    }
+
+
+def answer(request, folder):
+    return run_skill("pytorch-trainer", json.dumps(request), source="standard input", folder=folder)
+
+
+def losses(found):
+    return [point["trainLoss"] for point in found["learningCurve"]]
+
+
+def test_it_learns_and_says_every_epoch(folder):
+    found = answer(asked(epochs=6), folder)
+    assert found["status"] == "success"
+    assert [point["epoch"] for point in found["learningCurve"]] == [1, 2, 3, 4, 5, 6]
+    assert losses(found)[-1] < 0.7 * losses(found)[0]
+    assert found["metrics"]["valAccuracy"] > 0.6  # a third is chance
+    assert found["metrics"]["epochsTrained"] == 6
+    state = torch.load(folder / found["checkpointPath"], weights_only=True)
+    assert state["epoch"] == 6
+
+
+@pytest.mark.ranks
+def test_two_processes_train_as_one_does(folder):
+    request = asked(gradientAccumulation=2, gradientClipping=1.0, scheduler="onecycle", epochs=2)
+    one = answer(request, folder)
+    request["trainingConfig"]["numProcesses"] = 2
+    request["checkpointConfig"] = {"saveDir": "two"}
+    two = answer(request, folder)
+    assert two["worldSize"] == 2
+    # Sums in another order: float32's 6e-8, times some hundred additions of a step.
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert two["metrics"]["valLoss"] == pytest.approx(one["metrics"]["valLoss"], rel=1e-5)
+
+
+def test_going_on_from_a_checkpoint_is_as_if_it_had_never_stopped(folder):
+    request = asked(epochs=4, scheduler="cosine")
+    whole = answer(request, folder)
+    request["checkpointConfig"] = {"saveDir": "again", "resumeFrom": "checkpoints/epoch-2.pt"}
+    rest = answer(request, folder)
+    assert losses(rest) == losses(whole)[2:]
+    assert rest["metrics"]["epochsTrained"] == 4
+
+
+def test_early_stopping_ends_it_and_says_so(folder):
+    found = answer(asked(epochs=500, learningRate=0.05, earlyStopping={"patience": 2}), folder)
+    assert found["status"] == "early_stopped"
+    curve = [point["valLoss"] for point in found["learningCurve"]]
+    assert len(curve) < 500
+    assert curve.index(min(curve)) == len(curve) - 3  # two epochs after the best
+    assert torch.load(folder / found["bestCheckpointPath"], weights_only=True)["epoch"] == (
+        len(curve) - 2
+    )
+
+
+def test_a_model_that_fails_is_an_answer_with_its_reason(folder):
+    (folder / "model.py").write_text("def build_model():\n    raise ValueError('no weights')\n")
+    found = answer(asked(), folder)
+    assert found["status"] == "error"
+    assert "no weights" in found["message"]
+    assert found["checkpointPath"] == ""
+
+
+def test_a_loss_that_is_not_finite_is_an_error(folder):
+    found = answer(asked(learningRate=1e38, optimizer="sgd"), folder)
+    assert found["status"] == "error"
+    assert "lower learningRate" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "rates"),
+    [
+        ("none", [0.02, 0.02, 0.02]),
+        ("step", [0.02, 0.002, 0.0002]),
+        ("cosine", [0.02, 0.015, 0.005]),  # half of 1 + cos(0), cos(60), cos(120 degrees)
+    ],
+)
+def test_an_epochs_learning_rate_is_the_one_it_was_trained_with(folder, scheduler, rates):
+    curve = answer(asked(scheduler=scheduler), folder)["learningCurve"]
+    assert [point["learningRate"] for point in curve] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "train.npz", "train.npz/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_an_epoch(folder, place):
+    with pytest.raises(JobError, match=f"{place} cannot be written") as refused:
+        answer(asked(checkpoints={"saveDir": place}), folder)
+    assert [problem.where for problem in refused.value.problems] == ["checkpointConfig.saveDir"]
+
+
+def test_a_checkpoint_that_cannot_be_written_later_is_said_without_a_traceback(folder, capfd):
+    (folder / "checkpoints" / "epoch-1.pt").mkdir(parents=True)
+    found = answer(asked(), folder)
+    assert found["status"] == "error"
+    assert "checkpoints/epoch-1.pt cannot be written: is a directory" in found["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"junk of nobody", "is no checkpoint: PyTorch cannot read it"),
+        (b"", "is no checkpoint: PyTorch cannot read it"),
+        (b"\x80\x02.", "is no checkpoint: PyTorch cannot read it"),
+        ({"model": {}}, "is no checkpoint of this trainer: it has no optimizer, scheduler"),
+        ([1, 2], "is no checkpoint of this trainer: it has no model"),
+    ],
+    ids=["junk", "empty", "pickle", "other", "list"],
+)
+def test_a_file_that_is_no_checkpoint_is_said_to_be_none(folder, capfd, content, said):
+    if isinstance(content, bytes):
+        (folder / "x.pt").write_bytes(content)
+    else:
+        torch.save(content, folder / "x.pt")
+    found = answer(asked(checkpoints={"resumeFrom": "x.pt"}), folder)
+    assert f"x.pt {said}" in found["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_names_what_differs(folder):
+    answer(asked(epochs=1), folder)
+    (folder / "model.py").write_text(LINEAR)
+    found = answer(asked(checkpoints={"resumeFrom": "checkpoints/epoch-1.pt"}), folder)
+    assert "epoch-1.pt is of another model or optimizer: " in found["message"]
+    assert "Missing key(s)" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def build_model(:\n    pass\n", "model.py, line 1 is no Python: invalid syntax"),
+        ("import nowhere_to_be_found\n", "model.py, line 1: ModuleNotFoundError: No module named"),
+        ("x = 1\nx[0]\n", "model.py, line 2: TypeError: 'int' object is not subscriptable"),
+        ("def build_model():\n    return 3\n", "build_model() returned a int"),
+    ],
+    ids=["syntax", "import", "raises", "no-module"],
+)
+def test_a_models_file_that_is_wrong_is_named_with_its_line(folder, capfd, text, said):
+    (folder / "model.py").write_text(text)
+    found = answer(asked(), folder)
+    assert found["status"] == "error"
+    assert said in found["message"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"modelPath": "nowhere.py"}, "there is no file nowhere.py"),
+        ({"dataConfig": {"trainPath": "nowhere.npz"}}, "there is no file nowhere.npz"),
+        ({"checkpointConfig": {"resumeFrom": "x.pt"}}, "there is no checkpoint x.pt"),
+        (
+            {"dataConfig": {"trainPath": "train.npz"}, "trainingConfig": {"epochs": 1,
+             "earlyStopping": {"patience": 1}}},
+            "there is no dataConfig.valPath",
+        ),
+        ({"trainingConfig": {"epochs": 1, "numProcesses": 3}}, "batchSize 33"),
+    ],
+)  # fmt: skip
+def test_a_wrong_path_or_pair_is_refused_before_anything_starts(change, said, folder):
+    with pytest.raises(JobError, match=said):
+        answer(asked() | change, folder)
+
+
+def test_targets_that_are_no_whole_numbers_are_fitted_and_have_no_accuracy(folder):
+    (folder / "model.py").write_text(LINEAR)
+    x = np.random.default_rng(2).normal(size=(64, 4))
+    rows = np.column_stack([x, x @ [1.0, -2.0, 0.5, 0.0] + 0.25])
+    np.savetxt(folder / "line.csv", rows, delimiter=",", header="a,b,c,d,target", comments="")
+    found = answer(
+        asked(epochs=60, learningRate=0.05, data={"trainPath": "line.csv", "valPath": None}), folder
+    )
+    assert found["metrics"]["trainLoss"] < 0.01  # from 5
+    assert "trainAccuracy" not in found["metrics"]
+
+
+def test_samples_of_every_rank_together_are_all_samples_once():
+    for world in (1, 2, 3, 7):
+        trainings = [_training(rank, world, count=50) for rank in range(world)]
+        parts = [epochs._parts(training) for training in trainings]
+        counted = sorted(
+            sample for each in parts for part in each for sample in part.samples[: part.num]
+        )
+        assert counted == list(range(50))
+        assert len({len(each) for each in parts}) == 1  # all ranks take the same steps
+        for each in zip(*parts, strict=True):
+            assert len({(part.of_step, part.ends_step) for part in each}) == 1
+
+
+def _training(rank, world, *, count):
+    data = torch.utils.data.TensorDataset(torch.zeros(count, 1))
+    wanted = {"seed": 0, "gradientAccumulation": 2, "mixedPrecision": False}
+    model = torch.nn.Linear(1, 1)
+    return epochs.Training(
+        asked={"trainingConfig": wanted, "dataConfig": {"batchSize": 16}},
+        rank=rank,
+        world=world,
+        device=torch.device("cpu"),
+        model=model,
+        loss=torch.nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters()),
+        scheduler=None,
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        train_data=data,
+        val_data=None,
+        best=math.inf,
+    )

@@ -1,0 +1,131 @@
+"""How a run stands, and its end, seen from another terminal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.run.scene import Scene, wait_until
+
+from paceline.launch.standing import left_for_s, ran_for_s
+from paceline.record.events import BatchSkipped, RunFinished, RunStarted
+from paceline.record.metrics import StepMetrics
+
+
+def started(at: float) -> RunStarted:
+    return RunStarted(
+        at=at,
+        generation=0,
+        num_ranks=2,
+        num_nodes=1,
+        num_steps=9,
+        resumed=False,
+        layout="x",
+        versions={},
+    )
+
+
+def ended(at: float) -> RunFinished:
+    return RunFinished(
+        at=at,
+        generation=1,
+        outcome="interrupted",
+        step=1,
+        state_digest=None,
+        held_out_loss=None,
+        restarts=0,
+        reason=None,
+        baseline_bytes=[],
+        peak_bytes=[],
+    )
+
+
+def step(number: int, at: float, generation: int = 1) -> StepMetrics:
+    numbers: dict[str, Any] = dict.fromkeys(StepMetrics.__dataclass_fields__, 0.0)
+    return StepMetrics(
+        **numbers
+        | {"step": number, "generation": generation, "at": at, "applied": True}
+        | {"memory_bytes": 0, "samples_digest": "", "state_digest": None}
+    )
+
+
+def test_a_run_is_paid_for_from_each_start_to_its_end():
+    events = [started(10.0), ended(30.0), started(100.0)]
+    assert ran_for_s(events, is_on=True, now_s=105.0) == 25.0
+
+
+def test_a_run_whose_controller_died_is_paid_for_until_the_last_that_was_heard_of_it():
+    heard = BatchSkipped(at=17.0, generation=1, step=3, samples=[])
+    assert ran_for_s([started(10.0), heard], is_on=False, now_s=900.0) == 7.0
+    assert ran_for_s([started(10.0), heard, started(50.0)], is_on=True, now_s=51.0) == 8.0
+
+
+def test_the_time_left_is_at_the_pace_of_the_newest_steps_without_the_recoveries():
+    lines = [step(1, 0.0), step(2, 2.0), step(3, 4.0), step(4, 500.0, 2), step(5, 502.0, 2)]
+    assert left_for_s(lines, 10) == 10.0
+
+
+def test_the_time_left_is_unknown_before_there_is_a_pace():
+    assert left_for_s([step(1, 0.0)], 10) is None
+
+
+@pytest.mark.ranks
+def test_a_run_is_asked_followed_and_stopped_from_another_terminal(tmp_path):
+    scene = Scene(tmp_path)
+    first = scene.start("runs/mine", "--set", "train.steps=5000", "--no-report")
+    metrics = scene.folder / "runs/mine/metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size > 2000, what="some steps")
+        follows = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "logs", "mine", "--follow"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        standing = json.loads(scene.paceline("status", "mine", "--json").stdout)
+        assert standing["run"]["state"] == "running"
+        assert standing["left_s"] > 0
+        assert standing["usd"] is None
+        text = scene.paceline("status", "runs/mine").stdout
+        assert "of 5000" in text
+        stopped = scene.paceline("stop", "mine")
+        assert stopped.returncode == 0, stopped.stderr
+        said, _ = first.communicate(timeout=60)
+        assert first.returncode == 130, said
+        lines, _ = follows.communicate(timeout=30)
+        assert follows.returncode == 0
+        assert "rank-0: --- worker 0" in lines
+    finally:
+        if first.poll() is None:
+            first.kill()
+            first.communicate()
+    record = scene.record("runs/mine")
+    assert record.finished.outcome == "interrupted"
+    assert record.finished.saved_step == record.finished.step
+    again = scene.paceline("stop", "mine")
+    assert again.returncode == 2
+    assert "W016: the run is not running" in again.stderr
+
+
+def test_a_run_that_nobody_knows_is_named(tmp_path):
+    done = Scene(tmp_path).paceline("status", "4711")
+    assert done.returncode == 2
+    assert "W015: '4711' is neither a run's folder nor a queue's id" in done.stderr
+
+
+def test_a_name_too_long_for_a_file_is_no_run(tmp_path):
+    done = Scene(tmp_path).paceline("status", "a" * 5000)
+    assert done.returncode == 2
+    assert done.stderr.startswith("W015")
+
+
+def test_a_rank_without_a_log_is_named(tmp_path):
+    scene = Scene(tmp_path)
+    (tmp_path / "runs/mine/logs").mkdir(parents=True)
+    for name in ("run.json", "job.yaml"):
+        Path(tmp_path / "runs/mine" / name).write_text("{}")
+    done = scene.paceline("logs", "mine", "--rank", "7")
+    assert done.returncode == 2
+    assert "W017: there is no log of rank 7" in done.stderr

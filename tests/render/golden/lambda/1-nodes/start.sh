@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
+# FSDP2 over 8 ranks on 1 node x 8 H100-SXM.
+# 8 a micro-batch x 1 accumulated x 8 data ranks = 64 samples a step.
+# What the instance runs; lambda_submit.py ends the instance after.
+set -euo pipefail
+cd "$(dirname "$0")"
+python3 cloud_guard.py --max-run-s 1806 --idle-s 600 --per-hour-usd 31.9200 --budget-usd 100 -- bash launch.sh

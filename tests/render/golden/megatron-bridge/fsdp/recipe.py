@@ -1,0 +1,132 @@
+# Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
+# FSDP2 over 32 ranks on 4 nodes x 8 H100-SXM.
+# 2 a micro-batch x 1 accumulated x 32 data ranks = 64 samples a step.
+# For Megatron Bridge 0.3.
+# Memory and time were planned for the engine paceline: `engine: megatron` in the job
+# plans for what Megatron keeps and hides.
+
+import os
+
+import torch
+from megatron.bridge.models.gpt_provider import GPTModelProvider
+from megatron.bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DistributedDataParallelConfig,
+    DistributedInitConfig,
+    GPTDatasetConfig,
+    LoggerConfig,
+    OptimizerConfig,
+    RNGConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+    TrainingConfig,
+)
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+
+
+def config() -> ConfigContainer:
+    data = os.environ.get("DATA_PATH")  # prefix of token files; without it, made-up samples
+    return ConfigContainer(
+        model=GPTModelProvider(
+            num_layers=32,
+            hidden_size=4096,
+            ffn_hidden_size=14336,
+            num_attention_heads=32,
+            num_query_groups=8,
+            kv_channels=128,
+            normalization='RMSNorm',
+            layernorm_epsilon=1e-05,
+            gated_linear_unit=True,
+            add_bias_linear=False,
+            add_qkv_bias=False,
+            qk_layernorm=False,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            tensor_model_parallel_size=1,
+            sequence_parallel=False,
+            pipeline_model_parallel_size=1,
+            context_parallel_size=1,
+            expert_model_parallel_size=1,
+            recompute_granularity='full',
+            recompute_method='uniform',
+            recompute_num_layers=1,
+            activation_func=torch.nn.functional.silu,
+            seq_length=4096,
+            position_embedding_type='rope',
+            rotary_base=500000,
+            share_embeddings_and_output_weights=False,
+            vocab_size=128256,
+            make_vocab_size_divisible_by=1,
+            init_model_with_meta_device=True,
+        ),
+        train=TrainingConfig(
+            micro_batch_size=2,
+            global_batch_size=64,
+            train_iters=1000,
+            eval_interval=100,
+            eval_iters=4,
+        ),
+        optimizer=OptimizerConfig(
+            optimizer='adam',
+            weight_decay=0.1,
+            clip_grad=1.0,
+            adam_beta1=0.9,
+            adam_beta2=0.999,
+            adam_eps=1e-08,
+            lr=0.0003,
+            min_lr=3e-05,
+            use_distributed_optimizer=True,
+        ),
+        scheduler=SchedulerConfig(
+            lr_decay_style='cosine',
+            lr_warmup_iters=20,
+            lr_decay_iters=1000,
+            start_weight_decay=0.1,
+            end_weight_decay=0.1,
+        ),
+        ddp=DistributedDataParallelConfig(
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
+            grad_reduce_in_fp32=True,
+            use_megatron_fsdp=True,
+            data_parallel_sharding_strategy='optim_grads_params',
+        ),
+        dist=DistributedInitConfig(
+            use_megatron_fsdp=True,
+        ),
+        dataset=GPTDatasetConfig(
+            random_seed=0,
+            seq_length=4096,
+            blend=None if data is None else ([data], None),
+            split='99,1,0',
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            dataloader_type='single',
+        ),
+        tokenizer=TokenizerConfig(
+            tokenizer_type='NullTokenizer',
+            vocab_size=128255,
+        ),
+        checkpoint=CheckpointConfig(
+            save='checkpoints',
+            load='checkpoints',
+            save_interval=100,
+            most_recent_k=3,
+            ckpt_format='fsdp_dtensor',
+        ),
+        logger=LoggerConfig(
+            log_interval=1,
+        ),
+        rng=RNGConfig(
+            seed=1,
+        ),
+        mixed_precision='bf16_mixed',
+    )
+
+
+if __name__ == "__main__":
+    pretrain(config(), forward_step)

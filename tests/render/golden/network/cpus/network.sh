@@ -1,0 +1,8 @@
+# shellcheck shell=bash
+# Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
+# DDP over 4 ranks on 2 nodes x 2 cpu ranks.
+# 16 a micro-batch x 1 accumulated x 4 data ranks = 64 samples a step.
+# gloo sends over TCP
+#
+# Use it with: . ./network.sh
+export OMP_NUM_THREADS=1  # cores of a rank are unknown, and one thread never contends: raise it to cores / rank

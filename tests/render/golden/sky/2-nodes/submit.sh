@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Made by Paceline 0.1.0 for the job tiny: rendering again overwrites it.
+# FSDP2 over 16 ranks on 2 nodes x 8 H100-SXM.
+# 4 a micro-batch x 1 accumulated x 16 data ranks = 64 samples a step.
+# Rents what task.yaml says and starts the run on it.
+set -euo pipefail
+cd "$(dirname "$0")"
+: "${HF_TOKEN:?set it in your environment}"
+exec sky launch -c "${CLUSTER:-tiny}" --secret HF_TOKEN "$@" task.yaml

@@ -1,0 +1,33 @@
+"""Plans of many layouts for the tests of engines."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.plan import Plan, plan_job
+from paceline.render import Rendered, render_job
+from paceline.spec import Job, parse_job
+
+JOB: dict[str, Any] = {
+    "name": "tiny",
+    "model": {"decoder": {"layers": 4, "hidden": 256, "heads": 8}},
+    "data": {"corpus": "python-stdlib", "seq_len": 128},
+    "cluster": {"accelerator": "H100-SXM", "nodes": 2, "per_node": 8, "network": "400Gb/s"},
+    "train": {"global_batch": 64, "steps": 100, "precision": "bf16"},
+}
+
+
+def planned(**changes: Any) -> tuple[Plan, Job]:
+    """The plan of the job above with sections changed: `planned(layout={"sharding": "full"})`."""
+    spec = JOB | {
+        name: JOB.get(name, {}) | section if isinstance(section, dict) else section
+        for name, section in changes.items()
+    }
+    job = parse_job(yaml.safe_dump(spec), source="job.yaml", folder=Path.cwd())
+    return plan_job(job), job
+
+
+def rendered(to: str, **changes: Any) -> Rendered:
+    """The files of an engine for `planned`."""
+    return render_job(to, *planned(**changes))

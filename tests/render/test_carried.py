@@ -1,0 +1,251 @@
+"""No setting of a job file is lost on its way into an engine's files without a word."""
+
+import importlib
+from functools import cache
+
+import pytest
+from tests.render.plans import planned
+
+from paceline.errors import PacelineError
+from paceline.render import ENGINES, render_job
+from paceline.render.carried import EVERYTHING, PLANNED, covers
+from paceline.spec.asked import fields_of, is_section, settings_asked
+from paceline.spec.job import JobSpec
+
+FIXED = {"sharding": "none", "tensor": 1, "pipeline": 1, "context": 1, "recompute": "none"}
+BASES = {
+    "two-nodes": {"layout": FIXED},
+    "one-node": {"cluster": {"nodes": 1}, "layout": FIXED},
+    "vertex": {"layout": FIXED, "cloud": {"storage": "gs://mine/jobs"}},
+    "macs": {
+        "cluster": {"accelerator": "M3-Ultra", "nodes": 2, "per_node": 1, "network": "auto"},
+        "layout": FIXED,
+    },
+}
+BASE_OF = dict.fromkeys(("kfp", "modal", "runpod", "lambda"), "one-node")
+BASE_OF |= {"mlx": "macs", "vertex": "vertex"}
+
+VALUES = {
+    "cluster.rendezvous_port": 29876,
+    "data.path": "/corpus/*.txt",
+    "data.corpus": "python-stdlib",
+    "data.held_out": 0.3,
+    "train.steps": 37,
+    "train.optimizer": "sgd",
+    "train.learning_rate": 0.0123,
+    "train.warmup_steps": 7,
+    "train.schedule": "linear",
+    "train.final_learning_rate": 0.37,
+    "train.weight_decay": 0.037,
+    "train.clip_norm": 0.37,
+    "train.adapter": {"kind": "lora"},
+    "train.compile": True,
+    "train.gradient_compression": "bf16",
+    "train.powersgd_rank": 7,
+    "train.powersgd_start": 7,
+    "train.bucket": "37 MiB",
+    "train.static_graph": True,
+    "train.seed": 37,
+    "train.max_refused_steps": 7,
+    "checkpoint.every": 7,
+    "checkpoint.keep_last": 7,
+    "checkpoint.keep_every": 7,
+    "checkpoint.keep_best": 7,
+    "checkpoint.copy_to": "file:///mnt/copies",
+    "checkpoint.copy_keep": 7,
+    "checkpoint.compress": "always",
+    "evaluate.every": 7,
+    "evaluate.samples": 777,
+    "recovery.max_restarts": 7,
+    "recovery.poison": "skip",
+    "recovery.node_strikes": 7,
+    "recovery.strike_window": "7m",
+    "recovery.shrink": False,
+    "recovery.replace_timeout": "7m",
+    "recovery.spares": 7,
+    "recovery.grace": "7m",
+    "recovery.state": "replica",
+    "recovery.fingerprint_every": 7,
+    "recovery.snapshot_every": 7,
+    "recovery.snapshot_peers": False,
+    "recovery.patience": "37s",
+    "recovery.heartbeat": "37s",
+    "recovery.lease": "37s",
+    "recovery.evict_stragglers": True,
+    "drill.faults": ["kill rank=0 step=5"],
+    "drill.kill": ["rank=0@step=5"],
+    "drill.digest_every": 7,
+    "metrics.tensorboard": True,
+    "ssh.hosts": ["host-a", "host-b"],
+    "ssh.hostfile": "hosts.txt",
+    "ssh.port": 2222,
+    "ssh.identity": "/keys/mine",
+    "ssh.config": "/keys/config",
+    "ssh.python": "/opt/python3",
+    "ssh.address": "10.0.0.9",
+    "ssh.connect_timeout": "37s",
+    "slurm.partition": "debug",
+    "slurm.account": "team",
+    "slurm.qos": "high",
+    "slurm.constraint": "ib",
+    "slurm.time": "7h",
+    "slurm.memory": "7G",
+    "slurm.gpus_per_node": 7,
+    "slurm.gpu_type": "h100",
+    "slurm.spare_nodes": 2,
+    "slurm.cpus": 7,
+    "slurm.exclusive": False,
+    "slurm.requeue": False,
+    "slurm.max_requeues": 7,
+    "slurm.array": "0-3",
+    "slurm.setup": ["module load cuda"],
+    "slurm.options": ["--reservation=mine"],
+    "slurm.python": "/opt/python3",
+    "cloud.region": "us-east4",
+    "cloud.image": "registry/image:1",
+    "cloud.idle_stop": "37m",
+    "cloud.max_run": "37m",
+    "cloud.storage": "gs://other/place",
+    "cloud.secrets": ["HF_TOKEN"],
+    "cloud.setup": ["pip install mine"],
+    "ray.address": "10.0.0.5:6379",
+    "ray.python": "/opt/python3",
+    "kubernetes.image": "registry/image:1",
+    "kubernetes.script": "/app/train.py",
+    "kubernetes.namespace": "team",
+    "kubernetes.api": "pytorchjob",
+    "kubernetes.runtime": "torch-distributed",
+    "kubernetes.accelerator_resource": "example.com/gpu",
+    "kubernetes.node_selector": {"kind": "fast"},
+    "kubernetes.tolerations": ["reserved"],
+    "kubernetes.service_account": "trainer",
+    "kubernetes.rdma_resource": "rdma/hca",
+    "kubernetes.rdma_devices": 7,
+    "kubernetes.network": "team/sriov",
+    "kubernetes.shm": "7 GiB",
+    "kubernetes.claim": "checkpoints",
+    "kubernetes.secrets": {"HF_TOKEN": "hf/token"},
+    "kubernetes.max_run": "7h",
+    "program": "mine:train",
+}
+"""Every setting that is not part of the plan, at another value than its default and the base's."""
+
+TOGETHER = {
+    "kubernetes.rdma_devices": {"kubernetes.rdma_resource": "rdma/hca"},
+    "ssh.port": {"ssh.hosts": ["host-a", "host-b"]},
+    "data.corpus": {"data.corpus": None, "data.path": "/corpus/*.txt"},
+}
+"""What is in the job with and without a setting, which means nothing else."""
+
+INSTEAD = {"data.path": {"data.corpus": None}, "data.corpus": {"data.path": None}}
+"""What a setting takes the place of."""
+
+NEVER_DONE = {"recovery.shrink", "recovery.snapshot_peers"}
+"""Set to what files without them do anyway."""
+
+OF_PLACE = {"kubernetes": ["kubernetes.api"], "ray": ["kubernetes.api"]}
+"""Which of the files `paceline run --on` submits: all kinds of objects are written."""
+
+
+def keys(kind=JobSpec, before=""):
+    for name, field in fields_of(kind).items():
+        if is_section(field):
+            yield from keys(field.annotation, f"{before}{name}.")
+        else:
+            yield f"{before}{name}"
+
+
+def changed(base, key):
+    """The base's sections with a setting changed."""
+    return with_settings(base, {**TOGETHER.get(key, {}), **INSTEAD.get(key, {}), key: VALUES[key]})
+
+
+def with_settings(base, settings):
+    changes = {name: dict(section) for name, section in BASES[base].items()}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        if name:
+            changes.setdefault(section, {})[name] = value
+        else:
+            changes[section] = value
+    return changes
+
+
+@cache
+def plan_with(base, key):
+    return planned(**changed(base, key))
+
+
+@cache
+def plain(base, key):
+    return planned(**with_settings(base, TOGETHER.get(key, {})))
+
+
+def test_every_setting_has_a_value_here_or_is_part_of_the_plan():
+    settings = [key for key in keys() if not covers(PLANNED, key)]
+    assert [key for key in settings if key not in VALUES] == []
+    assert [key for key in VALUES if key not in settings] == []
+
+
+def test_what_a_job_leaves_out_is_not_asked_for():
+    _, job = plain("two-nodes", "train.bucket")
+    asked = settings_asked(job.spec)
+    assert asked["train.steps"] == 100
+    assert asked["data.corpus"] == "python-stdlib"
+    assert "train.bucket" not in asked
+    _, job = plan_with("two-nodes", "train.adapter")
+    assert "train.adapter" in settings_asked(job.spec)
+
+
+def silent(engine):
+    """Settings that change nothing in an engine's files and of which no gap says a word."""
+    base = BASE_OF.get(engine, "two-nodes")
+    for key in VALUES:
+        if key in NEVER_DONE or key in OF_PLACE.get(engine, ()):
+            continue
+        try:
+            found = render_job(engine, *plan_with(base, key))
+        except PacelineError as error:  # refused, with the key as the place
+            if any(problem.where.startswith(key) for problem in error.problems):
+                continue
+            raise
+        section = key.partition(".")[0]
+        is_said = any(
+            gap.where == key or (gap.where == section and key.partition(".")[2] in gap.what)
+            for gap in found.gaps
+        )
+        if is_said:
+            continue
+        if found.files == render_job(engine, *plain(base, key)).files:
+            yield key
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "network"])
+def test_every_setting_reaches_the_files_or_is_a_gap(engine):
+    assert list(silent(engine)) == []
+
+
+def test_the_network_starts_no_training_and_so_loses_nothing_of_it():
+    module = importlib.import_module(ENGINES["network"].module)
+    assert module.CARRIES == EVERYTHING
+    assert "train.json" not in render_job("network", *plain("two-nodes", "train.bucket")).files
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_an_engine_says_that_it_carries_is_there(engine):
+    module = importlib.import_module(ENGINES[engine].module)
+    known = {*keys(), *(key.partition(".")[0] for key in keys()), ""}
+    assert set(module.CARRIES) <= known
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "accelerate", "mlx", "tensorflow"])
+def test_a_program_of_ones_own_is_named_and_not_its_model(engine):
+    found = render_job(engine, *plan_with(BASE_OF.get(engine, "two-nodes"), "program"))
+    said = [gap.what for gap in found.gaps if gap.where in ("program", "model")]
+    assert said == ["your program mine:train"]
+
+
+def test_a_program_of_ones_own_is_refused_where_nothing_else_can_be_put_in_its_place():
+    with pytest.raises(PacelineError, match="your program mine:train") as refused:
+        render_job("kubernetes", *plan_with("two-nodes", "program"))
+    assert refused.value.problems[0].where.startswith("program, job.yaml")

@@ -1,0 +1,118 @@
+"""The example program's data."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.render.plans import planned, rendered
+
+from paceline import render
+from paceline.errors import JobError
+from paceline.render import RenderError, render_job
+from paceline.render.example import settings
+
+
+def program(folder: Path, paths: Any) -> ModuleType:
+    """`lm_plain.py` in a folder."""
+    source = Path(render.__file__).parent / "scripts" / "lm_plain.py"
+    (folder / "lm_plain.py").write_text(source.read_text())
+    (folder / "train.json").write_text(json.dumps({"model": None, "data": {"paths": paths}}))
+    spec = importlib.util.spec_from_file_location("lm_plain", folder / "lm_plain.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text_of(folder: Path, paths: Any) -> bytes:
+    asked = {"data": {"paths": paths, "seq_len": 2}, "batch": {}}
+    found: bytes = program(folder, paths).Text(asked).text
+    return found
+
+
+def test_text_is_found_where_the_job_file_says_and_never_read_twice(tmp_path):
+    corpus = tmp_path / "job" / "corpus" / "inner"
+    corpus.mkdir(parents=True)
+    (corpus / "b.txt").write_bytes(b"second")
+    (corpus.parent / "a.txt").write_bytes(b"first ")
+    here = str(tmp_path / "job" / "corpus")
+    (tmp_path / "launch").mkdir()
+    assert text_of(tmp_path / "launch", ["corpus", here]) == b"first second"
+    assert text_of(tmp_path / "job", ["corpus", here, f"{here}/**/*.txt"]) == b"first second"
+
+
+def test_settings_name_the_files_beside_the_program_and_in_the_jobs_folder():
+    plan, job = planned(data={"path": ["a.txt", "/abs/b.txt"], "corpus": None})
+    paths = settings(plan, job)["data"]["paths"]
+    assert paths == ["a.txt", str(job.folder / "a.txt"), "/abs/b.txt", "/abs/b.txt"]
+
+
+ELSE: list[tuple[dict[str, Any], str]] = [
+    ({"train": {"optimizer": "adafactor"}}, "optimizer adafactor"),
+    ({"train": {"compile": True}}, "compiled blocks"),
+    ({"train": {"adapter": {"kind": "lora", "rank": 8}}}, "adapters (lora)"),
+    ({"train": {"gradient_compression": "powersgd"}}, "gradients sent as powersgd"),
+    ({"model": {"preset": "bert-large", "decoder": None}}, "model bert-large"),
+]
+ONE_NODE = {
+    "cluster": {"accelerator": "H100-SXM", "nodes": 1, "per_node": 8},
+    "layout": {"tensor": 1, "pipeline": 1, "context": 1, "sharding": "none"},
+}
+
+
+@pytest.mark.parametrize(("changes", "lacks"), ELSE)
+def test_the_program_ends_rather_than_train_something_else(tmp_path, changes, lacks):
+    plan, job = planned(**ONE_NODE, **changes)
+    with pytest.raises(SystemExit, match=re.escape(f"train.py has no {lacks}: set TRAIN_SCRIPT")):
+        program(tmp_path, None).check(settings(plan, job))
+    plain = settings(*planned(**ONE_NODE))
+    program(tmp_path, None).check(plain)
+    program(tmp_path, None).check(plain | {"optimizer": "sgd"}, optimizers=("adamw", "sgd"))
+
+
+@pytest.mark.parametrize("engine", ["torchrun", "accelerate", "slurm", "tensorflow", "sky"])
+@pytest.mark.parametrize(("changes", "lacks"), ELSE)
+def test_what_ends_the_program_is_a_gap_of_each_engine(engine, changes, lacks):
+    said = [gap for gap in rendered(engine, **ONE_NODE, **changes).gaps if gap.nearest is not None]
+    key = next(iter(changes))
+    assert any(gap.where.startswith(key) and "TRAIN_SCRIPT" in str(gap.nearest) for gap in said)
+
+
+@pytest.mark.parametrize(
+    "name", ["torchrun", "accelerate", "deepspeed", "ray", "mlx", "tensorflow"]
+)
+def test_every_example_program_looks_before_it_trains(name):
+    scripts = Path(render.__file__).parent / "scripts"
+    text = (scripts / f"train_{name}.py").read_text()
+    end = text[text.index("def main(") if "def main(" in text else text.index("__main__") :]
+    assert "check(" in end
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "ray", "kfp"])
+def test_where_the_example_is_what_runs_it_is_refused(engine):
+    with pytest.raises(RenderError) as caught:
+        rendered(engine, **ONE_NODE, train={"optimizer": "muon"})
+    assert [problem.code for problem in caught.value.problems] == ["H002"]
+    assert "train.optimizer" in caught.value.problems[0].where
+
+
+@pytest.mark.parametrize(
+    "train", [{"optimizer": "adafactor"}, {"compile": True}, {"precision": "fp16"}]
+)
+def test_nothing_is_rented_for_a_program_that_would_end_at_once(train):
+    plan, job = planned(**ONE_NODE, train=train)
+    render_job("sky", plan, job)
+    with pytest.raises(RenderError) as caught:
+        render_job("sky", plan, job, own_program=False)
+    assert caught.value.problems[0].code == "H002"
+
+
+def test_a_seed_has_63_bits():
+    planned(train={"seed": 2**63 - 1})
+    with pytest.raises(JobError, match="seed"):
+        planned(train={"seed": 2**63})

@@ -1,0 +1,237 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.render.plans import planned, rendered
+
+from paceline.render import RenderError
+from paceline.render.megatron import arguments
+from paceline.render.megatron_words import stage_blocks, virtual
+
+FLAGS = {
+    line
+    for line in Path(__file__).with_name("megatron_flags.txt").read_text().splitlines()
+    if line.startswith("--")
+}
+LLAMA = {
+    "model": {"decoder": None, "preset": "llama-3-8b"},
+    "data": {"seq_len": 4096},
+    "cluster": {"nodes": 4, "per_node": 8},
+    "train": {"global_batch": 64, "steps": 1000, "warmup_steps": 20},
+    "engine": "megatron",
+}
+THREE_WAYS = {
+    "tensor": 4,
+    "pipeline": 4,
+    "schedule": "interleaved",
+    "chunks": 2,
+    "sharding": "zero1",
+    "recompute": "selective",
+}
+FULL = {"sharding": "full", "data": 32, "recompute": "full", "recompute_every": 1}
+ALWAYS = {
+    "the job's data (data.path, data.corpus)",
+    "the newest 3 checkpoints kept",
+    "the learning rate of each single step",
+}
+"""Gaps of every plan."""
+
+
+def llama(**changes):
+    engine = LLAMA["engine"]
+    sections = {name: section for name, section in LLAMA.items() if name != "engine"}
+    merged = {
+        name: sections.get(name, {}) | changes.get(name, {})
+        for name in (sections | changes)
+        if name != "engine"
+    }
+    return merged | {"engine": changes.get("engine", engine)}
+
+
+def words(**changes) -> dict[str, str]:
+    """Flag -> its value; those without one are `yes`."""
+    plan, job = planned(**llama(**changes))
+    found: dict[str, str] = {}
+    flag = ""
+    for word in arguments(plan, job):
+        if word.startswith("--"):
+            flag = word
+            found[flag] = "yes"
+        else:
+            found[flag] = word
+    return found
+
+
+def what(found) -> set[str]:
+    return {gap.what for gap in found.gaps} - ALWAYS
+
+
+def test_three_ways_to_split_and_the_distributed_optimizer(check_golden):
+    found = rendered("megatron", **llama(layout=THREE_WAYS))
+    assert what(found) == set()
+    check_golden("megatron/three-ways", found)
+
+
+def test_full_sharding_is_megatrons_fsdp(check_golden):
+    found = rendered("megatron", **llama(layout=FULL, engine="paceline"))
+    assert what(found) == set()
+    text = found.files["launch.sh"]
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS" not in text  # its FSDP refuses 1
+    check_golden("megatron/fsdp", found)
+
+
+def test_experts_have_their_own_sizes_and_ranks(check_golden):
+    mixtral = {"decoder": None, "preset": "mixtral-8x7b"}
+    layout = {"expert": 8, "tensor": 2, "pipeline": 2, "sharding": "zero1"}
+    found = rendered("megatron", **llama(model=mixtral, layout=layout))
+    assert what(found) == {"the base of the rotary positions"}
+    check_golden("megatron/experts", found)
+
+
+def test_degrees_are_the_plans():
+    found = words(layout=THREE_WAYS)
+    assert found["--tensor-model-parallel-size"] == "4"
+    assert found["--pipeline-model-parallel-size"] == "4"
+    assert found["--num-virtual-stages-per-pipeline-rank"] == "2"
+    assert found["--sequence-parallel"] == "yes"
+    assert found["--use-distributed-optimizer"] == "yes"
+    assert found["--recompute-granularity"] == "selective"
+    assert (found["--micro-batch-size"], found["--global-batch-size"]) == ("1", "64")
+    assert (found["--lr-warmup-iters"], found["--lr-decay-iters"]) == ("20", "1000")
+    assert float(found["--min-lr"]) == pytest.approx(0.1 * float(found["--lr"]))
+
+
+def test_hybrid_sharding_has_as_many_copies_as_groups():
+    found = words(layout={"sharding": "hybrid", "shard": 8, "data": 32}, engine="paceline")
+    assert found["--num-distributed-optimizer-instances"] == "4"
+    assert found["--ckpt-format"] == "fsdp_dtensor"
+
+
+def test_plain_replicas_use_no_sharded_optimizer():
+    small = {"decoder": {"layers": 4, "hidden": 256, "heads": 8}, "preset": None}
+    found = words(model=small, data={"seq_len": 128}, layout={"sharding": "none", "data": 32})
+    assert "--use-distributed-optimizer" not in found
+    assert "--use-megatron-fsdp" not in found
+    assert found["--overlap-grad-reduce"] == "yes"
+
+
+def test_the_vocabulary_is_the_models_and_not_padded():
+    found = words(layout=THREE_WAYS)
+    # NullTokenizer adds one for the end of a document.
+    assert int(found["--vocab-size"]) + 1 == 128256
+    assert found["--make-vocab-size-divisible-by"] == "1"
+
+
+def test_uneven_stages_are_written_out_block_by_block():
+    plan, _ = planned(**llama(layout=THREE_WAYS, engine="paceline"))
+    counts = stage_blocks(plan)
+    assert len(set(counts)) > 1
+    text = words(layout=THREE_WAYS, engine="paceline")["--pipeline-model-parallel-layout"]
+    stages = text.split("|")
+    assert len(stages) == len(counts) == 8
+    assert stages[0].startswith("E")
+    assert stages[-1].endswith("L")
+
+
+@pytest.mark.parametrize(
+    ("changes", "gap"),
+    [
+        (
+            {"layout": THREE_WAYS | {"schedule": "gpipe", "chunks": 1}, "engine": "paceline"},
+            "schedule gpipe",
+        ),
+        (
+            {
+                "layout": THREE_WAYS | {"schedule": "zero-bubble", "recompute": "full"},
+                "engine": "paceline",
+            },
+            "schedule zero-bubble",
+        ),
+        ({"layout": FULL | {"offload": "nvme"}, "engine": "deepspeed"}, "nvme"),
+        ({"layout": FULL | {"recompute_every": 2}, "engine": "paceline"}, "one block in 2"),
+        ({"train": {"optimizer": "muon"}}, "optimizer muon"),
+        (
+            {"train": {"gradient_compression": "powersgd"}, "layout": {"sharding": "none"}},
+            "powersgd",
+        ),
+        ({"train": {"compile": True}}, "compiled"),
+        ({"layout": THREE_WAYS, "engine": "paceline"}, "selective recomputation as paceline"),
+    ],
+)
+def test_what_megatron_lacks_is_said_with_the_nearest(changes, gap):
+    found = rendered("megatron", **llama(**changes))
+    (named,) = [each for each in found.gaps if gap in each.what]
+    assert named.nearest
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"model": {"preset": "gpt2"}, "data": {"seq_len": 1024}}, "own family"),
+        ({"train": {"adapter": {"kind": "lora"}}}, "peft"),
+        (
+            {
+                "cluster": {"accelerator": "cpu", "per_node": 2, "nodes": 1},
+                "train": {"precision": "fp32"},
+                "model": {"preset": None, "decoder": {"layers": 2, "hidden": 64, "heads": 4}},
+                "data": {"seq_len": 32},
+            },
+            "torchrun",
+        ),
+    ],
+)
+def test_what_has_nothing_near_is_refused(changes, fix):
+    with pytest.raises(RenderError) as refused:
+        rendered("megatron", **llama(**changes))
+    assert any(fix in problem.fix for problem in refused.value.problems)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    context=st.sampled_from([1, 2]),
+    chunks=st.sampled_from([1, 2]),
+    accumulation=st.sampled_from([4, 8]),
+    sharding=st.sampled_from(["none", "zero1", "zero2", "full"]),
+    engine=st.sampled_from(["megatron", "paceline"]),
+)
+def test_any_layout_keeps_its_batch_its_ranks_and_its_blocks(
+    tensor, pipeline, context, chunks, accumulation, sharding, engine
+):
+    data = 32 // (tensor * pipeline * context)
+    if data == 0:
+        return
+    loops = chunks if pipeline > 1 else 1
+    layout = {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "context": context,
+        "context_kind": "ring",
+        "micro_batch": 1,
+        "sharding": sharding if data * context > 1 else "none",
+        "recompute": "full",
+        "schedule": "interleaved" if loops > 1 else "1f1b",
+    }
+    if loops > 1:
+        layout["chunks"] = loops
+    tiny = {"decoder": {"layers": 16, "hidden": 256, "heads": 8, "kv_heads": 4}, "preset": None}
+    if layout["sharding"] in ("zero2", "full"):  # in the catalog Megatron has none and ZeRO-1
+        engine = "torchtitan" if layout["sharding"] == "zero2" else "paceline"
+    changes = {"model": tiny, "data": {"seq_len": 128}, "engine": engine}
+    batch = {"global_batch": data * accumulation}
+    plan, job = planned(**llama(layout=layout, train=batch, **changes))
+    used = arguments(plan, job)
+    assert {word for word in used if word.startswith("--")} <= FLAGS
+    assert len([word for word in used if word.startswith("--")]) == len(
+        {word for word in used if word.startswith("--")}
+    )
+    counts = stage_blocks(plan)
+    assert sum(counts) == 16
+    assert len(counts) == pipeline * virtual(plan)
+    found = words(layout=layout, train=batch, **changes)
+    assert 32 // (tensor * pipeline * context) * accumulation == int(found["--global-batch-size"])
+    if "--pipeline-model-parallel-layout" not in found:
+        assert len(set(counts)) == 1

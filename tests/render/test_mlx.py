@@ -1,0 +1,183 @@
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.render.plans import planned, rendered
+
+from paceline.errors import JobError
+from paceline.plan.mlx import mlx_backend, mlx_launch
+from paceline.render import RenderError
+from paceline.render.mlx import hostfile
+
+MACS: dict[str, Any] = {"accelerator": "M3-Ultra", "nodes": 2, "per_node": 1, "network": "auto"}
+PLAIN: dict[str, Any] = {"pipeline": 1, "tensor": 1, "context": 1, "recompute": "none"}
+
+
+def macs(nodes: int, **layout: Any) -> dict[str, Any]:
+    return {"cluster": MACS | {"nodes": nodes}, "layout": PLAIN | layout}
+
+
+@pytest.fixture
+def jaccl(tmp_path: Path) -> dict[str, Any]:
+    """Macs whose Thunderbolt 5 has RDMA, as a catalog file says."""
+    catalog = tmp_path / "catalog.toml"
+    catalog.write_text(
+        '[accelerators.M3-Ultra]\nlink = "thunderbolt-5-jaccl"\nnetwork = "thunderbolt-5-jaccl"\n'
+    )
+    return MACS | {"catalog": str(catalog)}
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    """`scripts/mlx_check.py`, as `launch.sh` starts it."""
+    from paceline import render
+
+    path = Path(render.__file__).parent / "scripts" / "mlx_check.py"
+    spec = importlib.util.spec_from_file_location("mlx_check", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_macs_without_rdma_are_a_ring(check_golden):
+    found = rendered("mlx", **macs(2))
+    assert "--backend ring" in found.files["launch.sh"]
+    check_golden("mlx/two-macs", found)
+
+
+def test_no_flag_is_written_that_mlx_launch_lacks():
+    for changes in (macs(4), macs(1), {"cluster": {"accelerator": "cpu", "nodes": 1}}):
+        text = "\n".join(rendered("mlx", **changes).files.values())
+        assert "--gpus" not in text
+        assert "--nodes" not in text
+        assert "--node-rank" not in text
+
+
+def test_one_mac_starts_its_program_without_a_launcher(check_golden):
+    found = rendered("mlx", **macs(1))
+    assert "mlx.launch" not in found.files["launch.sh"]
+    assert "hosts.json" not in found.files
+    check_golden("mlx/one-mac", found)
+
+
+def test_every_pair_of_macs_with_rdma_has_a_device(jaccl, check_golden, check, tmp_path):
+    hosts = hostfile(*planned(cluster=jaccl | {"nodes": 4}, layout=PLAIN))
+    assert hosts["backend"] == "jaccl"
+    for rank, host in enumerate(hosts["hosts"]):
+        assert [device is None for device in host["rdma"]] == [rank == peer for peer in range(4)]
+        devices = [device for device in host["rdma"] if device]
+        assert len(set(devices)) == 3
+    check_golden("mlx/four-macs-rdma", rendered("mlx", cluster=jaccl | {"nodes": 4}, layout=PLAIN))
+
+
+def test_more_macs_than_ports_are_cabled_in_a_ring(jaccl):
+    train = {"global_batch": 56}
+    seven, _ = planned(cluster=jaccl | {"nodes": 7}, layout=PLAIN, train=train)
+    assert mlx_backend(seven) == "jaccl"
+    plan, job = planned(cluster=jaccl | {"nodes": 8}, layout=PLAIN, train=train)
+    assert mlx_backend(plan) == "jaccl-ring"
+    for rank, host in enumerate(hostfile(plan, job)["hosts"]):
+        peers = {peer for peer, device in enumerate(host["rdma"]) if device}
+        assert peers == {(rank - 1) % 8, (rank + 1) % 8}
+
+
+def test_ranks_of_this_machine_need_no_hostfile():
+    plan, _ = planned(cluster={"accelerator": "cpu", "nodes": 1, "per_node": 2, "network": "auto"})
+    assert mlx_launch(plan) == [
+        *("mlx.launch", "--hosts", "127.0.0.1", "-n", "2", "--backend", "ring", "--")
+    ]
+
+
+def test_sharding_on_a_ring_says_what_it_costs():
+    found = rendered("mlx", **macs(2, sharding="full"))
+    (gap,) = found.gaps
+    assert gap.what == "reduce-scatter of the gradients"
+    assert "twice the bytes" in (gap.nearest or "")
+
+
+def test_sharding_with_rdma_lacks_nothing(jaccl):
+    assert rendered("mlx", cluster=jaccl, layout=PLAIN | {"sharding": "full"}).gaps == ()
+
+
+def test_what_mlx_lacks_is_said_or_refused():
+    found = rendered("mlx", **macs(4, sharding="zero2", recompute="selective"))
+    assert [gap.what.split()[0] for gap in found.gaps] == ["ZeRO-2", "reduce-scatter", "recompute"]
+    with pytest.raises(RenderError, match="no loss scaler"):
+        rendered("mlx", **macs(2), train={"precision": "fp16"})
+    with pytest.raises(RenderError, match="a Mac has one GPU"):
+        rendered("mlx", cluster=MACS | {"per_node": 2}, layout=PLAIN)
+    with pytest.raises(RenderError, match="for Macs and CPUs"):
+        rendered("mlx", layout=PLAIN | {"sharding": "none"})
+
+
+def test_the_hostfile_as_rendered_is_refused_until_it_is_filled_in(check, tmp_path):
+    path = tmp_path / "hosts.json"
+    path.write_text(rendered("mlx", **macs(2)).files["hosts.json"])
+    found = list(check.check_hosts(path, ranks=2, backend="ring"))
+    assert len(found) == 2
+    assert all("is an example" in each for each in found)
+    path.write_text(path.read_text().replace("192.0.2.", "10.0.0."))
+    assert list(check.check_hosts(path, ranks=2, backend="ring")) == []
+
+
+def test_hosts_of_the_job_are_those_of_the_hostfile(check, tmp_path):
+    path = tmp_path / "hosts.json"
+    found = rendered("mlx", ssh={"hosts": ["me@10.0.0.7", "10.0.0.8", "10.0.0.9"]}, **macs(2))
+    path.write_text(found.files["hosts.json"])
+    hosts = json.loads(path.read_text())["hosts"]
+    assert [(host["ssh"], host["ips"]) for host in hosts] == [
+        ("me@10.0.0.7", ["10.0.0.7"]),
+        ("10.0.0.8", ["10.0.0.8"]),
+    ]
+    assert list(check.check_hosts(path, ranks=2, backend="ring")) == []
+    with pytest.raises(JobError, match="H021: the hostfile cannot be written: a is there twice"):
+        rendered("mlx", ssh={"hosts": ["a", "a"]}, **macs(2))
+
+
+def test_a_wrong_hostfile_is_said_with_the_place(check, tmp_path):
+    def problems(hosts: Any, *, ranks: int = 2, backend: str = "ring") -> str:
+        path = tmp_path / "hosts.json"
+        path.write_text(json.dumps(hosts))
+        return " / ".join(check.check_hosts(path, ranks=ranks, backend=backend))
+
+    one, two = {"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}
+    assert "a is listed twice, as host 0 and host 1" in problems([one, one])
+    assert "10.0.0.1 is listed twice" in problems([one, two | {"ips": ["10.0.0.1"]}])
+    assert "has 1 hosts, the plan has 2 ranks" in problems([one])
+    assert 'host 1 has no "ips"' in problems([one, {"ssh": "b"}])
+    assert "'b.local' of host 1 is not an IP address" in problems([one, two | {"ips": ["b.local"]}])
+    assert "has no list of hosts" in problems({"backend": "ring"})
+    assert "is for the backend ring" in problems(
+        {"backend": "ring", "hosts": [one, two]}, backend="jaccl"
+    )
+    mesh = [one | {"rdma": [None, None]}, two | {"rdma": ["rdma_en2", None]}]
+    assert "host 0 has no RDMA device to host 1" in problems(mesh, backend="jaccl")
+    itself = [one | {"rdma": ["rdma_en2", "rdma_en3"]}, two | {"rdma": ["rdma_en2", None]}]
+    assert "device to itself" in problems(itself, backend="jaccl")
+    (tmp_path / "no.json").write_text("{")
+    assert "cannot be read" in next(
+        check.check_hosts(tmp_path / "no.json", ranks=2, backend="ring")
+    )
+
+
+def _end(rank: int, sha256: str = "a", world_size: int = 2) -> str:
+    end = {"rank": rank, "world_size": world_size, "wrapper": "w", "sharded": 0, "sha256": sha256}
+    return json.dumps(end) + f"\nrank {rank} ended with 0\n"
+
+
+def test_a_run_counts_only_when_every_rank_ended_well(check):
+    def problems(log: str) -> str:
+        return " / ".join(check.check_run(log, ranks=2))
+
+    assert problems(_end(0) + _end(1)) == ""
+    assert problems("rank 0 ended with 0\nrank 1 ended with 0\n") == ""
+    assert "rank 1 never said how it ended" in problems(_end(0))
+    assert "rank 1 ended with exit code 3" in problems(_end(0) + "rank 1 ended with 3\n")
+    assert "the parameters of the ranks differ" in problems(_end(0) + _end(1, "b"))
+    assert "ranks counted [1] ranks in all" in problems(_end(0, "a", 1) + _end(1, "a", 1))
+    assert "1 of 2 ranks gave a hash" in problems(_end(0) + "rank 1 ended with 0\n")

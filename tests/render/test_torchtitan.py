@@ -1,0 +1,155 @@
+import ast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.render.plans import planned, rendered
+
+from paceline.render import RenderError
+from paceline.render.torchtitan import MODULE, stages
+
+LLAMA = {
+    "model": {"decoder": None, "preset": "llama-3-8b"},
+    "data": {"seq_len": 4096},
+    "cluster": {"nodes": 4, "per_node": 8},
+    "train": {"global_batch": 64, "steps": 1000, "warmup_steps": 20},
+}
+THREE_WAYS = {
+    "tensor": 4,
+    "pipeline": 4,
+    "schedule": "interleaved",
+    "chunks": 2,
+    "sharding": "full",
+    "recompute": "selective",
+}
+FULL = {"sharding": "full", "data": 32, "recompute": "full", "recompute_every": 1}
+
+
+def titan(**changes):
+    merged = {
+        name: LLAMA.get(name, {}) | changes.get(name, {})
+        for name in LLAMA | changes
+        if name != "engine"
+    }
+    return merged | {"engine": changes.get("engine", "torchtitan")}
+
+
+def what(found) -> set[str]:
+    return {gap.what for gap in found.gaps} - {"the job's data (data.path, data.corpus)"}
+
+
+def settings_of(files) -> dict[str, object]:
+    """Keyword -> its value, of every call in the config that has plain values."""
+    found: dict[str, object] = {}
+    for node in ast.walk(ast.parse(files[f"{MODULE}.py"])):
+        if isinstance(node, ast.Call):
+            for word in node.keywords:
+                try:
+                    found[word.arg or ""] = ast.literal_eval(word.value)
+                except ValueError:
+                    found.setdefault(word.arg or "", ast.unparse(word.value))
+    return found
+
+
+def test_three_ways_to_split(check_golden):
+    found = rendered("torchtitan", **titan(layout=THREE_WAYS))
+    assert what(found) == set()
+    check_golden("torchtitan/three-ways", found)
+
+
+def test_full_sharding_of_the_whole_cluster(check_golden):
+    found = rendered("torchtitan", **titan(layout=FULL))
+    assert what(found) == set()
+    check_golden("torchtitan/fsdp", found)
+
+
+def test_groups_of_hybrid_sharding_are_replicated():
+    found = settings_of(
+        rendered("torchtitan", **titan(layout={"sharding": "hybrid", "shard": 8, "data": 32})).files
+    )
+    assert found["data_parallel_replicate_degree"] == 4
+    assert found["data_parallel_shard_degree"] == 8
+    assert found["fsdp_reshard_after_forward"] == "always"
+
+
+def test_zero2_keeps_parameters_gathered():
+    found = settings_of(
+        rendered("torchtitan", **titan(layout={"sharding": "zero2", "data": 32})).files
+    )
+    assert found["fsdp_reshard_after_forward"] == "never"
+
+
+def test_a_constant_rate_stays_where_it_is():
+    changes = {"train": {"schedule": "constant"}, "layout": FULL}
+    found = settings_of(rendered("torchtitan", **titan(**changes)).files)
+    assert (found["decay_ratio"], found["min_lr_factor"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gap"),
+    [
+        ({"layout": {"context": 2, "sharding": "full"}}, "context 2 as ring"),
+        ({"layout": FULL | {"recompute_every": 2}}, "one block in 2 recomputed"),
+        ({"layout": {"sharding": "zero1", "data": 32}, "engine": "paceline"}, "ZeRO-1"),
+        ({"layout": FULL, "train": {"optimizer": "muon"}}, "the optimizer muon"),
+    ],
+)
+def test_what_torchtitan_lacks_is_said_with_the_nearest(changes, gap):
+    found = rendered("torchtitan", **titan(**changes))
+    (named,) = [each for each in found.gaps if each.what == gap]
+    assert named.nearest
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"model": {"preset": "mixtral-8x7b"}}, "own family"),
+        ({"train": {"precision": "fp16"}, "engine": "paceline"}, "bf16"),
+        ({"train": {"adapter": {"kind": "lora"}}, "engine": "paceline"}, "paceline run"),
+    ],
+)
+def test_what_has_nothing_near_is_refused(changes, fix):
+    with pytest.raises(RenderError) as refused:
+        rendered("torchtitan", **titan(**changes))
+    assert any(fix in problem.fix for problem in refused.value.problems)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    accumulation=st.sampled_from([4, 8]),
+    micro=st.integers(1, 2),
+    sharding=st.sampled_from(["none", "full"]),
+)
+def test_any_layout_keeps_its_batch_its_ranks_and_its_blocks(
+    tensor, pipeline, accumulation, micro, sharding
+):
+    data = 32 // (tensor * pipeline)
+    layout = {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "micro_batch": micro,
+        "sharding": sharding,
+        "recompute": "full",
+    }
+    tiny = {"decoder": {"layers": 16, "hidden": 256, "heads": 8, "kv_heads": 4}, "preset": None}
+    batch = {"global_batch": data * micro * accumulation}
+    plan, _ = planned(**titan(layout=layout, model=tiny, data={"seq_len": 128}, train=batch))
+    found = settings_of(
+        rendered(
+            "torchtitan", **titan(layout=layout, model=tiny, data={"seq_len": 128}, train=batch)
+        ).files
+    )
+    ranks = 1
+    for name in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel"):
+        ranks *= int(str(found[f"{name}_degree"]))
+    assert ranks * int(str(found["pipeline_parallel_degree"])) == 32
+    steps = 1 if pipeline > 1 else accumulation
+    assert found["local_batch_size"] * data * steps == found["global_batch_size"]
+    if pipeline > 1:
+        names = [name for part in found["module_fqns_per_model_part"] for name in part]
+        blocks = [f"layers.{block}" for block in range(16)]
+        assert names == ["tok_embeddings", *blocks, "norm", "lm_head"]
+        assert len(stages(plan)) == len(found["module_fqns_per_model_part"])
