@@ -88,10 +88,20 @@ def test_each_broken_host_is_named_with_what_is_broken_and_the_good_one_is_liste
 
 def test_a_host_whose_logins_name_a_wrong_interface_is_found(cluster):
     cluster.serve(0)
-    cluster.serve(1, variables="NCCL_SOCKET_IFNAME=ib7")
+    cluster.serve(1, variables="NCCL_SOCKET_IFNAME=ib7 GLOO_SOCKET_IFNAME=ib7")
     found, seconds = preflight(cluster, "--no-measure", hosts=(0, 1))
     assert seconds < WITHIN_S
-    assert failing(found) == {cluster.hosts.address(1): ["nccl-wrong-interface"]}
+    wrong = {
+        each["id"]: (each["node"], each["status"])
+        for each in found["results"]
+        if each["name"] == "interface" and each["status"] != "pass"
+    }
+    host = cluster.hosts.address(1)
+    assert wrong == {  # without accelerators the ranks talk over gloo, which reads only its own
+        "nccl-wrong-interface": (host, "warning"),
+        "gloo-ifname-missing": (host, "fail"),
+    }
+    assert set(failing(found)) == {host}
 
 
 def test_a_run_on_hosts_that_were_looked_at_is_refused_with_the_host_that_is_not_fit(cluster):
