@@ -103,7 +103,8 @@ PROOF: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "ray::test_fsdp2_under_ray_equals_a_single_device",
             "ray::test_a_killed_worker_is_replaced_and_the_end_is_torchruns",
         ),
-        "not run: a search to its end": (),
+        "a search with ASHA to its end": ("ray::test_a_search_finds_the_better_learning_rate",),
+        "not run: on a KubeRay cluster": (),
     },
     "kubernetes": {
         "CRD schemas, every key": ("kubernetes::test_every_object_keeps_to_its_definition",),

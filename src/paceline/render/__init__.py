@@ -92,8 +92,8 @@ ENGINES: Mapping[str, Engine] = {
         title="Ray Train and Tune, KubeRay",
         module="paceline.render.ray",
         versions="Ray 2.60, KubeRay 1.7",
-        validated="RayJob's CRD schema; run with Ray 2.60 on 2 workers over gloo, one killed; not "
-        "run: a search to its end",
+        validated="RayJob's CRD schema; run with Ray 2.60 on 2 workers over gloo, one killed; a "
+        "search with ASHA to its end; not run: on a KubeRay cluster",
     ),
     "kubernetes": Engine(
         title="Kubeflow Trainer v2 and the older training operator",
