@@ -7,11 +7,12 @@ EXIT_CODES: dict[int, str] = {
     0: "done",
     1: "`verify` ran, and the layout is not right; `checkpoint verify`, and some are damaged; "
     "`lint`, and there are errors; `diagnose`, and no cause is known; `preflight`, and a machine "
-    "is not fit; `adapt`, and something is left to you",
+    "is not fit; `adapt`, and something is left to you; `run --resume --check`, and the checkpoint "
+    "has to be converted first",
     2: "the job file, an option or an input is wrong; nothing was started",
     3: "no layout fits, or the batch does not divide",
     4: "the run failed and could not be recovered",
-    5: "no checkpoint is valid",
+    5: "no checkpoint is valid; `run --resume --check`, and the job cannot go on from it",
     6: "trained to the end, but the last state could not be saved",
     7: "stopped: it failed again and again without getting further; starting it again is no help",
     130: "interrupted: at a step boundary with a checkpoint, or at once when asked twice",

@@ -85,3 +85,24 @@ def test_a_run_whose_hosts_are_not_reached_leaves_nothing_behind(scene):
     assert done.returncode == 2
     assert "W004" in done.stderr
     assert not (scene.folder / "out").exists()
+
+
+def test_a_job_in_slurms_queue_looks_at_its_own_nodes_as_it_was_told_to(scene):
+    words = ("--on", "slurm", "--dry-run", "--out", "out")
+    told = ("--preflight", "--allow", "clock", "--allow", "mtu")
+    done = scene.paceline("run", "job.yaml", *words, *told)
+    assert done.returncode == 0, done.stderr
+    assert "--on srun --preflight --allow clock --allow mtu" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("job.yaml", "--on", "kubernetes"), "its machines are not there before the job is"),
+        (("--script", "a.py"), "what a script needs is not known"),
+    ],
+)
+def test_a_look_that_nobody_takes_is_not_left_out_in_silence(scene, words, why):
+    done = scene.paceline("run", *words, "--allow", "clock", "--dry-run")
+    assert done.returncode == 2
+    assert why in " ".join(done.stderr.split())

@@ -12,10 +12,12 @@ from tests.run.scene import is_alive, wait_until
 import paceline
 from paceline.control.controller import AgentAddress
 from paceline.control.visit import agents_here
-from paceline.errors import JobError
+from paceline.errors import JobError, Problem
 from paceline.launch.hosts import HostAgents, Hosts, check_hosts
+from paceline.launch.places import Inspection
 from paceline.record.placement import read_placement
 from paceline.record.run import RunFolder
+from paceline.topology.node.facts import Gathered, Question
 
 UNREACHED = 255
 AGENT = "import sys, time; print('token', sys.stdin.readline(), flush=True); time.sleep(60)"
@@ -45,6 +47,10 @@ class Pretended:
     @property
     def patience_s(self) -> float:
         return 30.0
+
+    @property
+    def minds_end(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -146,7 +152,7 @@ def test_hosts_that_are_fine_are_not_spoken_of(hosts):
     said: list[str] = []
     check_hosts(hosts, said.append)
     assert said == []
-    assert not list(hosts.run.path.glob(".seen-*"))
+    assert not list(hosts.run.path.glob(".paceline-*"))
 
 
 def test_a_host_that_is_not_reached_is_named_with_its_last_words(hosts, way):
@@ -179,7 +185,7 @@ def test_a_host_without_paceline_is_named(hosts, way):
 def test_a_host_that_sees_another_folder_is_named(hosts, way, run):
     away = run.path.with_name("elsewhere")
     away.mkdir()
-    way.here = f'set -- "$1" "$2" "$3" "$4" {away} "$6" "$7";'
+    way.here = f"sed --unbuffered 's#{run.path}#{away}#' |"
     with pytest.raises(JobError, match="W005: a does not see the run's folder"):
         check_hosts(hosts, print)
 
@@ -187,6 +193,44 @@ def test_a_host_that_sees_another_folder_is_named(hosts, way, run):
 def test_a_clock_that_is_off_is_said(hosts, monkeypatch):
     said: list[str] = []
     now = time.time  # the hosts are other processes: only this one's is turned back
-    monkeypatch.setattr("paceline.launch.hosts.time.time", lambda: now() - 60)
+    monkeypatch.setattr("paceline.launch.visits.time.time", lambda: now() - 60)
     check_hosts(hosts, said.append)
     assert said[0] == "the clock of a is 60 s ahead of this machine's"
+
+
+def inspection(seen: list[Gathered], *, calls: bool = False) -> Inspection:
+    """Keeps what is to be judged, and finds that nobody has enough files."""
+
+    def judge(gathered: Gathered, note: str | None) -> Iterator[Problem]:
+        seen.append(gathered)
+        for each in gathered.nodes:
+            yield Problem(code="W032", what=f"{each.name} has few files", where="", fix="")
+
+    return Inspection(question=Question(is_quick=True), calls=calls, judge=judge)
+
+
+def test_hosts_are_judged_by_what_they_say_on_the_one_visit_that_each_gets(hosts, tmp_path, way):
+    visits = tmp_path / "visits"
+    way.here = f"echo visit >> '{visits}';"
+    seen: list[Gathered] = []
+    with pytest.raises(JobError, match="W032: b has few files"):
+        check_hosts(hosts, print, inspection(seen))
+    (gathered,) = seen
+    assert all("nofile" in each.facts.limits for each in gathered.nodes if each.facts)
+    assert visits.read_text().count("visit") == len(hosts.names)
+
+
+def test_a_host_that_cannot_take_part_is_said_once_and_what_others_lack_beside_it(hosts, way):
+    way.down.add("b")
+    seen: list[Gathered] = []
+    with pytest.raises(JobError) as refused:
+        check_hosts(hosts, print, inspection(seen))
+    said = [(each.code, each.what.split()[0]) for each in refused.value.problems]
+    assert said == [("W004", "b"), ("W032", "a"), ("W032", "spare")]
+
+
+def test_hosts_that_are_to_call_each_other_do(hosts):
+    seen: list[Gathered] = []
+    with pytest.raises(JobError):
+        check_hosts(hosts, print, inspection(seen, calls=True))
+    assert all(each.calls for each in seen[0].nodes)

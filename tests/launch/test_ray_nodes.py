@@ -53,7 +53,7 @@ def test_nodes_with_too_little_room_are_not_taken(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr(ray, "find_nodes", lambda address: there)
     with pytest.raises(JobError, match=r"W008: the plan has 2 nodes of 2 CPUs, and 1 of Ray's 3"):
-        ray.open_site(job, plan_job(job), RunFolder(tmp_path), lambda text: None)
+        ray.open_site(job, plan_job(job), RunFolder(tmp_path), lambda text: None, None)
 
 
 def test_without_a_cluster_it_is_said(monkeypatch):

@@ -169,17 +169,10 @@ def _look(
     quick: bool,
     measures: bool,
 ) -> "tuple[Gathered, Preflight]":
-    from dataclasses import replace
-
     from paceline.check.preflight.preflight import judge
-    from paceline.launch.preflight import (
-        find_nodes,
-        gather,
-        left_note,
-        look_here,
-        measure,
-        question_of,
-    )
+    from paceline.launch.gather import gather, left_note, look_here, question_of
+    from paceline.launch.measure import measure
+    from paceline.launch.preflight import find_nodes
 
     def note(text: str) -> None:
         click.echo(text, err=True)
@@ -191,7 +184,6 @@ def _look(
         return gathered, judge(gathered, need, allowed=allowed)
     with left_note(question) as (asked, left):
         gathered = gather(nodes, asked, limit_s=limit_s, on_note=note)
-    gathered = replace(gathered, is_quick=quick)
     verdict = judge(gathered, need, note=left, allowed=allowed)
     if quick or not measures:
         return gathered, verdict

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,10 +11,10 @@ import click
 from paceline.cli.options import json_option, runs_option, set_option
 
 if TYPE_CHECKING:
+    from paceline.cli.run_preflight import Looking
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
     from paceline.spec import Job, Script
-    from paceline.spec.corpus import Corpus
 
 
 @click.command()
@@ -41,6 +41,22 @@ if TYPE_CHECKING:
     metavar="RUN",
     type=click.Path(path_type=Path),
     help="Go on with the run in this folder, from its newest valid checkpoint.",
+)
+@click.option(
+    "--check",
+    "checks",
+    is_flag=True,
+    help="With --resume: only say whether the job (JOB, or the run's own) goes on from there as it "
+    "is, after a conversion, or not. PATH may also be one checkpoint, of DeepSpeed, Megatron-LM, "
+    "Accelerate or Hugging Face too. Ends with 0, 1 or 5.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="CHECKPOINT",
+    type=click.Path(path_type=Path),
+    help="Begin the new run with this checkpoint: another run's, or weights that `paceline "
+    "checkpoint convert` made one of.",
 )
 @click.option(
     "--out",
@@ -72,8 +88,9 @@ if TYPE_CHECKING:
     "--preflight/--no-preflight",
     "looks",
     default=None,
-    help="Look before a job starts: limits, room, folders, interfaces. [default: at this machine, "
-    "in milliseconds; --preflight at every node of --on ssh, srun or ray too, in seconds]",
+    help="Look at every machine before a job starts there: limits, room, folders, interfaces, "
+    "versions. [default: on the one visit that each gets anyway; --preflight lets nodes call each "
+    "other too, in seconds]",
 )
 @click.option(
     "--allow",
@@ -98,6 +115,8 @@ def command(
     engine: str | None,
     nproc: int | None,
     resume: Path | None,
+    checks: bool,
+    source: Path | None,
     out: Path | None,
     reports: bool,
     place: str | None,
@@ -120,23 +139,28 @@ def command(
       paceline run job.yaml --set train.steps=50 --out /tmp/try
       paceline run --resume runs/my-job-20261121-101500
       paceline run --resume runs/my-job-... --set cluster.per_node=1
+      paceline run job.yaml --resume global_step100 --check
       paceline run --script train.py --nproc 4 -- --lr 0.1
       paceline run --script train_accelerate.py --with accelerate job.yaml -- --lr 0.1
       paceline run job.yaml --on ssh --hosts node-a,node-b
       paceline run job.yaml --allow checkpoint-room
       paceline run job.yaml --on slurm --set slurm.partition=gpu --dry-run
     """
+    from paceline.cli.run_preflight import Looking
+
     asked = _Asked(
         place=place,
         hosts=hosts,
-        looks=looks,
-        allowed=allowed,
+        looking=Looking(wanted=looks, allowed=allowed),
         dry_run=dry_run,
+        source=source,
         out=out,
         runs=runs,
         reports=reports,
         json=as_json,
     )
+    if source is not None and (resume is not None or script is not None):
+        raise click.UsageError("--from begins a new run of a job: leave --resume and --script out.")
     if script is not None:
         if resume is not None:
             raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
@@ -151,6 +175,14 @@ def command(
         raise click.UsageError("--nproc goes with --script.")
     if arguments:
         raise click.UsageError(f"Got unexpected extra argument ({arguments[0]})")
+    if checks:
+        if resume is None:
+            raise click.UsageError("--check goes with --resume.")
+        from paceline.cli.resume_check import check_resume
+
+        return check_resume(
+            resume, job_file, overrides, place=place or "local", hosts=hosts, as_json=as_json
+        )
     if (job_file is None) == (resume is None):
         raise click.UsageError("Give a job file, or --resume with a run's folder.")
     if resume is not None and out is not None:
@@ -186,9 +218,9 @@ class _Asked:
 
     place: str | None
     hosts: str | None
-    looks: bool | None
-    allowed: tuple[str, ...]
+    looking: "Looking"
     dry_run: bool
+    source: Path | None
     out: Path | None
     runs: Path
     reports: bool
@@ -198,7 +230,14 @@ class _Asked:
 def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     import shutil
 
-    from paceline.cli.run_preflight import keep_look, look_before
+    from paceline.cli.run_job import (
+        begin_with,
+        check_and_plan,
+        find_corpus_there,
+        find_source,
+        with_hosts_of,
+    )
+    from paceline.cli.run_preflight import keep_look, look_here
     from paceline.errors import JobError
     from paceline.launch.places import find_place
     from paceline.record.run import create_run, fresh_name
@@ -206,14 +245,19 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
 
     place = asked.place or "local"
     kind = find_place(place).kind
-    job = _with_hosts(load_job(job_file, overrides), asked, place)
-    corpus = _find_corpus(job, place)
-    plan = _check_and_plan(job, place, dry_run=asked.dry_run)
+    asked.looking.check(place, is_job=True)
+    job = with_hosts_of(load_job(job_file, overrides), asked.hosts, place)
+    corpus = find_corpus_there(job, place)
+    plan = check_and_plan(job, place, dry_run=asked.dry_run)
+    source = find_source(asked.source, job, place) if asked.source is not None else None
     if asked.dry_run:
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
         return _show_submission(place, job, plan, folder, asked)
-    looked = look_before(job, plan, place, asked.out or asked.runs, asked.looks, asked.allowed)
+    folder = asked.out or asked.runs
+    looked = look_here(job, plan, folder, asked.looking) if place == "local" else None
     run = create_run(job, plan, folder=asked.out, runs=asked.runs, corpus=corpus)
+    if source is not None:
+        begin_with(run, source)
     keep_look(run, looked)
     if kind == "queued":
         return _hand_over(place, job, plan, run, asked, is_new=True)
@@ -247,11 +291,13 @@ def _start_with(
 
 
 def _start_script(program: "Script", asked: _Asked) -> int:
+    from paceline.cli.run_job import refuse_hosts
     from paceline.launch.places import find_place
     from paceline.record.run import create_script_run, fresh_name
 
     place = asked.place or "local"
-    _refuse_hosts(asked, place)
+    asked.looking.check(place, is_job=False)
+    refuse_hosts(asked.hosts, place)
     if find_place(place).kind == "queued":
         if asked.dry_run:
             folder = asked.out or fresh_name(asked.runs, program.spec.name)
@@ -277,7 +323,8 @@ def _show_program(program: "Script", asked: _Asked) -> int:
 
 
 def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
-    from paceline.cli.run_preflight import keep_look, look_before
+    from paceline.cli.run_job import go_on, refuse_hosts
+    from paceline.cli.run_preflight import keep_look, look_here
     from paceline.errors import JobError, Problem
     from paceline.launch.handover import check_not_queued
     from paceline.launch.places import find_place
@@ -289,6 +336,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     place = asked.place or (before.place if before is not None else "local")
     kind = find_place(place).kind
     program = run.script()
+    asked.looking.check(place, is_job=program is None)
     if program is not None:
         if overrides:
             raise JobError(
@@ -299,7 +347,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
                     fix="leave --set out, or start a new run",
                 )
             )
-        _refuse_hosts(asked, place)
+        refuse_hosts(asked.hosts, place)
         if kind == "queued":
             if asked.dry_run:
                 return _show_submission(place, program, None, run.path, asked)
@@ -310,12 +358,13 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         return _run_script(program, run, asked.json, reports=asked.reports)
     if place != "srun":
         check_not_queued(run)
-    job, plan = _again(run, overrides, asked, place)
+    job, plan = go_on(run, overrides, place=place, hosts=asked.hosts)
     if asked.dry_run:
         return _show_submission(place, job, plan, run.path, asked)
     if kind == "queued":
         return _hand_over(place, job, plan, run, asked, is_new=False)
-    keep_look(run, look_before(job, plan, place, run.path, asked.looks, asked.allowed))
+    if place == "local":
+        keep_look(run, look_here(job, plan, run.path, asked.looking))
     return _attend(place, job, plan, run, asked, resumed=True)
 
 
@@ -324,6 +373,7 @@ def _attend(
 ) -> int:
     """Run it to its end from here."""
     from paceline.cli.progress import ProgressView
+    from paceline.cli.run_preflight import inspection_of
     from paceline.launch.attached import run_attached
 
     view = ProgressView(job=job, run=run, plan=plan, to_stderr=asked.json)
@@ -333,6 +383,7 @@ def _attend(
         plan,
         run,
         place=place,
+        inspection=inspection_of(job, plan, place, run, asked.looking),
         on_event=view.event,
         on_progress=view.progress,
         on_note=view.note,
@@ -361,7 +412,7 @@ def _hand_over(
     from paceline.launch.places import PLACES
 
     try:
-        placement, submission = hand_over(place, job, plan, run)
+        placement, submission = hand_over(place, job, plan, run, asked.looking.options)
     except PacelineError:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
@@ -390,7 +441,7 @@ def _show_submission(
     if PLACES[place].kind != "queued":
         assert plan is not None
         return _show_starts(place, cast("Job", job), plan, run, asked)
-    submission = queued(place).prepare(job, plan, run)
+    submission = queued(place).prepare(job, plan, run, asked.looking.options)
     if asked.json:
         found = {
             "place": place,
@@ -426,18 +477,6 @@ def _show_starts(place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: 
         click.echo(shlex.join(each.command))
     click.echo("ADDRESS:PORT is the controller's, which has one when it runs.")
     return 0
-
-
-def _with_hosts(job: "Job", asked: _Asked, place: str) -> "Job":
-    from paceline.launch.handover import with_hosts
-
-    _refuse_hosts(asked, place)
-    return with_hosts(job, asked.hosts) if asked.hosts is not None else job
-
-
-def _refuse_hosts(asked: _Asked, place: str) -> None:
-    if asked.hosts is not None and place != "ssh":
-        raise click.UsageError("--hosts goes with --on ssh.")
 
 
 _LATER = "`paceline report RUN` writes it"
@@ -491,106 +530,6 @@ def _run_script(job: "Script", run: "RunFolder", as_json: bool, *, reports: bool
         summary = asdict(summarise(run)) | {"report": str(report) if report else None}
         click.echo(json.dumps(summary, indent=2))
     return state.exit_code
-
-
-def _again(
-    run: "RunFolder", overrides: tuple[str, ...], asked: _Asked, place: str
-) -> "tuple[Job, Plan]":
-    from paceline.launch.attached import can_take_over
-    from paceline.record.run import (
-        check_same_data,
-        check_same_training,
-        check_steps_left,
-    )
-    from paceline.spec import load_job
-
-    before = run.job()
-    corpus = _find_corpus(before, place)
-    if corpus is not None:
-        check_same_data(run, corpus)
-    if not overrides and asked.hosts is None:
-        if not can_take_over(run):  # if it can be, what it lacks is its end
-            check_steps_left(run, before)
-        plan = _plan_of(run, before, place)
-        _check(before, plan, place)
-        return before, plan
-    job = replace(load_job(run.job_file, overrides), folder=before.folder)
-    job = _with_hosts(job, asked, place)
-    check_same_training(before, job)
-    check_steps_left(run, job)
-    return job, _check_and_plan(job, place)
-
-
-def _plan_of(run: "RunFolder", job: "Job", place: str) -> "Plan":
-    """The plan of before; when its file is lost, a new one from the same job."""
-    from paceline.errors import JobError
-
-    try:
-        return run.plan()
-    except JobError as damaged:
-        click.echo(f"{damaged.problems[0].what}; planning again", err=True)
-        return _check_and_plan(job, place)
-
-
-def _find_corpus(job: "Job", place: str) -> "Corpus | None":
-    """The text that is here; None where the machines read no file of this one."""
-    from paceline.launch.places import find_place
-    from paceline.spec.corpus import find_corpus
-
-    if job.spec.data.path is not None and not find_place(place).has_our_files:
-        _check_paths_there(job, place)
-        return None
-    asked = job.spec.data.path is not None or job.spec.data.corpus is not None
-    return find_corpus(job) if asked else None
-
-
-def _check_paths_there(job: "Job", place: str) -> None:
-    """
-    Raises:
-        JobError: `W027`, the data would not be on the machines.
-    """
-    from paceline.errors import JobError, Problem
-    from paceline.launch.places import find_place
-
-    paths = job.spec.data.path
-    relative = [
-        each for each in ([paths] if isinstance(paths, str) else paths or []) if each[:1] != "/"
-    ]
-    if relative and not (place == "kubernetes" and job.spec.kubernetes.script is not None):
-        raise JobError(
-            Problem(
-                code="W027",
-                what=f"data.path {', '.join(relative)} is beside the job file, and at "
-                f"{find_place(place).title} no file of this machine is read",
-                where=job.where("data.path"),
-                fix="put the files where those machines have them (image, claim, cloud.setup), and "
-                "name them by absolute paths, such as /workspace/corpus/*.txt",
-            )
-        )
-
-
-def _check_and_plan(job: "Job", place: str, *, dry_run: bool = False) -> "Plan":
-    from paceline.launch.factory import measure_factory
-    from paceline.plan import plan_job
-
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    plan = plan_job(job, facts)
-    _check(job, plan, place, dry_run=dry_run)
-    return plan
-
-
-def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> None:
-    """Everything that can be known to fail before anything is written or started; at a dry run, but
-    for what has to be installed, or allocated."""
-    from paceline.errors import JobError
-    from paceline.launch.ready import check_can_run
-
-    problems = list(check_can_run(job, plan, place=place))
-    if dry_run:
-        missing = {"R010", "W009", "W020"} | ({"W014"} if place == "srun" else set())
-        problems = [each for each in problems if each.code not in missing]
-    if problems:
-        raise JobError(*problems)
 
 
 def _write_report(run: "RunFolder") -> tuple[Path | None, str | None]:

@@ -20,7 +20,7 @@ from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError, Problem
 from paceline.launch.front import Force, supervise
-from paceline.launch.places import Site, attached
+from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
@@ -71,6 +71,7 @@ def run_attached(
     run: RunFolder,
     *,
     place: str = "local",
+    inspection: Inspection | None = None,
     on_event: Callable[[AnyEvent], None] = lambda event: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -83,6 +84,8 @@ def run_attached(
         plan: Its plan.
         run: The run's folder, new or of a run to go on with.
         place: Where its agents are: an attached one of `places.PLACES`.
+        inspection: How its machines are looked at before anything is started there; those of a run
+            that is taken over are not, as it goes on.
         on_event: Told of every event after it is in the log.
         on_progress: Told of everything a worker says.
         on_note: Told of what is done about machines, and about a controller that does not answer.
@@ -109,7 +112,9 @@ def run_attached(
         if not takes_over:
             check_steps_left(run, job, meanwhile=True)
         with lock:
-            site = attached(place).open_site(job, plan, run, on_note)
+            site = attached(place).open_site(
+                job, plan, run, on_note, None if takes_over else inspection
+            )
             with _listen(run, site.address) as listener:
                 post = _Post(job, plan, run, lock, listener, site)
                 return supervise(

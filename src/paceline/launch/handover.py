@@ -6,6 +6,7 @@ Leaves out what each queue is given (its own module, see `places.py`).
 import contextlib
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,20 @@ FOLDER = "place"
 
 
 def hand_over(
-    place: str, job: Job | Script, plan: Plan | None, run: RunFolder
+    place: str,
+    job: Job | Script,
+    plan: Plan | None,
+    run: RunFolder,
+    options: Sequence[str] = (),
 ) -> tuple[Placement, Submission]:
     """Submit a run, and keep what the queue calls it.
+
+    Args:
+        place: A queued one.
+        job: What is run.
+        plan: Its plan; None of a foreign program.
+        run: Its folder.
+        options: Of the `paceline run` that the queue starts, where it starts one.
 
     Raises:
         JobError: The place cannot take it, or the queue refuses; nothing is in the queue then.
@@ -35,7 +47,7 @@ def hand_over(
     if problems:
         raise JobError(*problems)
     check_not_queued(run)
-    submission = module.prepare(job, plan, run)
+    submission = module.prepare(job, plan, run, options)
     for name, text in submission.files.items():
         path = run.path / FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,25 +8,25 @@ the node's ranks to nobody.
 
 import contextlib
 import queue
-import secrets
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import IO, Protocol
-
-import msgspec
+from typing import IO
 
 import paceline
 from paceline.control.controller import AgentAddress
-from paceline.control.visit import ANSWER, GONE, LIVES, Seen
+from paceline.control.visit import GONE, LIVES
 from paceline.errors import JobError, Problem
-from paceline.launch.places import LATER, Start
+from paceline.launch.gather import gather, left_note
+from paceline.launch.places import LATER, Inspection, Start
+from paceline.launch.visits import MOST_AT_ONCE, Nodes, Way
 from paceline.record.placement import Placement, read_placement, write_placement
 from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
+from paceline.topology.node.facts import NodeAnswer, Question
 
 LOOK_EVERY_S = 1.0
 """Between two questions whether an agent is gone. A guess: a question costs a new connection."""
@@ -34,28 +34,8 @@ LOOK_EVERY_S = 1.0
 END_S = 10.0
 """How long agents have to leave at the end of a run, before they are ended."""
 
-MOST_AT_ONCE = 32
-"""Hosts that are looked at at the same time. A guess: sshd takes ten that are not known yet."""
-
 CLOCK_S = 5.0
 """Difference of clocks that is worth a word: events of one run are sorted by them. A guess."""
-
-
-class Way(Protocol):
-    """How to get to a host."""
-
-    def command(self, host: str, words: Sequence[str]) -> list[str]:
-        """What to run here so that these words, each one argument, run there."""
-
-    def is_unreached(self, returncode: int) -> bool:
-        """Whether that ended so because nobody got there."""
-
-    def python(self, module: str, *words: str) -> list[str]:
-        """A module of ours, run by the hosts' Python."""
-
-    @property
-    def patience_s(self) -> float:
-        """How long a visit may take: to get there, and to import little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,84 +87,79 @@ class Hosts:
             remove_snapshots(FOLDER, self.run.path)
 
 
-def check_hosts(hosts: Hosts, on_note: Callable[[str], None]) -> None:
+def check_hosts(
+    hosts: Hosts, on_note: Callable[[str], None], inspection: Inspection | None = None
+) -> None:
     """Look at every host before anything is started there.
+
+    Args:
+        hosts: All are visited at the same time, once.
+        on_note: Told of clocks that differ.
+        inspection: What else is looked at on the same visit.
 
     Raises:
         JobError: `W004`, one is not reached; `W005`, it does not see the run's folder; `W006`, it
-            has another Paceline, or none.
+            has another Paceline, or none; and what the inspection says of the others.
     """
-    note, text = f".seen-{secrets.token_hex(8)}", secrets.token_hex(16)
-    path = hosts.run.path / note
-    path.write_text(text)
-    try:
-        with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-            found = list(pool.map(lambda host: _look(hosts, host, note, text), hosts.names))
-    finally:
-        path.unlink(missing_ok=True)
-    problems = [each for each in found if isinstance(each, Problem)]
+    question = inspection.question if inspection is not None else Question(is_quick=True)
+    question = replace(question, folders=(str(hosts.run.path), *question.folders))
+    nodes = Nodes(place=hosts.place, names=hosts.names, way=hosts.way)
+    calls = inspection is not None and inspection.calls
+    with left_note(question) as (asked, note):
+        gathered = gather(nodes, asked, limit_s=hosts.way.patience_s, calls=calls)
+    wrong = {each.name: _problem(hosts, each, note) for each in gathered.nodes}
+    problems = [each for each in wrong.values() if each is not None]
+    if inspection is not None:
+        able = tuple(each for each in gathered.nodes if wrong[each.name] is None)
+        problems += inspection.judge(replace(gathered, nodes=able), note)
     if problems:
         raise JobError(*problems)
-    for host, each in zip(hosts.names, found, strict=True):
-        if isinstance(each, _Apart) and abs(each.seconds) > CLOCK_S:
+    for each in gathered.nodes:
+        if each.ahead_s is not None and abs(each.ahead_s) > CLOCK_S:
             on_note(
-                f"the clock of {host} is {abs(each.seconds):.0f} s "
-                f"{'ahead of' if each.seconds > 0 else 'behind'} this machine's"
+                f"the clock of {each.name} is {abs(each.ahead_s):.0f} s "
+                f"{'ahead of' if each.ahead_s > 0 else 'behind'} this machine's"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Apart:
-    """How far a host's clock is ahead."""
-
-    seconds: float
-
-
-def _look(hosts: Hosts, host: str, note: str, text: str) -> "Problem | _Apart":
-    began_s = time.time()
-    try:
-        done = hosts.visit(host, "--note", note)
-    except subprocess.TimeoutExpired:
-        return _unreached(host, f"nothing was heard for {hosts.way.patience_s:.0f} s")
-    except OSError as error:
-        return _unreached(host, str(error))
-    lines = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
-    said = done.stderr.strip().splitlines()
-    last = said[-1] if said else f"exit code {done.returncode}"
-    if not lines and hosts.way.is_unreached(done.returncode):
-        return _unreached(host, last)
-    if not lines:
+def _problem(hosts: Hosts, answer: NodeAnswer, note: str | None) -> Problem | None:
+    """What keeps an agent from being started on a host, or from working."""
+    host, facts = answer.name, answer.facts
+    if facts is None and answer.is_unreached:
+        return _unreached(host, answer.why_not or "it did not answer")
+    if facts is None:
         return Problem(
             code="W006",
-            what=f"{host} cannot run Paceline: {last}",
+            what=f"{host} cannot run Paceline: {answer.why_not}",
             where=f"host {host}",
             fix="install Paceline there at the same path as here, or say where Python is "
             f"({hosts.place}.python)",
         )
-    seen = msgspec.json.decode(lines[-1].removeprefix(ANSWER), type=Seen)
-    if seen.note != text:
+    folder = facts.folders[0]
+    if note is not None and folder.note != note:
         return Problem(
             code="W005",
             what=f"{host} does not see the run's folder"
-            + ("" if seen.note is None else ": it has another one of that name"),
+            + ("" if folder.note is None else ": it has another one of that name"),
             where=str(hosts.run.path),
             fix="put the run (--out or --runs) on a file system that all hosts share, at one path",
         )
-    if not seen.can_write:
+    if folder.why_not is not None:
         return Problem(
             code="W005",
-            what=f"{host} may not write into the run's folder",
+            what=f"{host} cannot write into the run's folder: {folder.why_not}",
             where=str(hosts.run.path),
             fix="let the user that runs there write to it",
         )
-    if seen.paceline != paceline.__version__:
+    if facts.packages["paceline"] != paceline.__version__:
         return Problem(
             code="W006",
-            what=f"{host} has Paceline {seen.paceline}, this is {paceline.__version__}",
+            what=f"{host} has Paceline {facts.packages['paceline']}, this is "
+            f"{paceline.__version__}",
             where=f"host {host}",
             fix="install the same version on every host",
         )
-    return _Apart(seen.unix_s - (began_s + time.time()) / 2)
+    return None
 
 
 def _unreached(host: str, why: str) -> Problem:

@@ -31,7 +31,8 @@ OBJECTS = "objects.yaml"
 
 _NOTE = (
     "The pods run the program of these files: a lost one is started again by the cluster, from the "
-    "newest checkpoint. Records and drills are of Paceline's own agents, which are not there."
+    "newest checkpoint. Records and drills are of Paceline's own agents, which are not there; "
+    "nobody looks at the nodes before (docs/guides/preflight.md)."
 )
 
 _KINDS = {"trainjob": "TrainJob", "pytorchjob": "PyTorchJob", "rayjob": "RayJob"}
@@ -75,7 +76,9 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
         )
 
 
-def prepare(job: Job | Script, plan: Plan | None, run: RunFolder) -> Submission:
+def prepare(
+    job: Job | Script, plan: Plan | None, run: RunFolder, options: Sequence[str] = ()
+) -> Submission:
     """The objects, in the order in which they are created."""
     if not isinstance(job, Job) or plan is None:
         raise JobError(

@@ -15,7 +15,7 @@ from typing import IO
 from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress
 from paceline.errors import Problem
-from paceline.launch.places import LATER, Start
+from paceline.launch.places import LATER, Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
@@ -54,8 +54,14 @@ def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
     ]
 
 
-def open_site(job: Job, plan: Plan, run: RunFolder, on_note: Callable[[str], None]) -> "Here":
-    """This machine, which needs no look."""
+def open_site(
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    on_note: Callable[[str], None],
+    inspection: Inspection | None,
+) -> "Here":
+    """This machine, which is looked at before there is a run."""
     return Here(run)
 
 

@@ -18,6 +18,7 @@ from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
 from paceline.spec import Job, Script
+from paceline.topology.node.facts import Gathered, Question
 
 Kind = Literal["attached", "queued"]
 
@@ -71,6 +72,21 @@ class SiteAgents(Agents, Protocol):
         """Wait until all have ended, and see to it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """The look that is taken at every machine on the visit that an attached place pays it anyway,
+    before anything is started there."""
+
+    question: Question
+    """What each is asked, beyond the run's folder."""
+
+    calls: bool
+    """Whether the machines call each other too, which costs a visit more."""
+
+    judge: Callable[[Gathered, str | None], Iterable[Problem]]
+    """What keeps the run from being started; the text is that of the note in the run's folder."""
+
+
 class Site(Protocol):
     """The machines of one run at an attached place."""
 
@@ -111,9 +127,10 @@ class AttachedModule(Protocol):
     starts: Callable[[Job, Plan, RunFolder], Sequence[Start]]
     """The agents that would be started, one for each node in order; asks nobody. For a dry run."""
 
-    open_site: Callable[[Job, Plan, RunFolder, Callable[[str], None]], Site]
-    """Look at the machines, each by name; the last is told what a person should know. Raises
-    JobError where one cannot be used."""
+    open_site: Callable[[Job, Plan, RunFolder, Callable[[str], None], Inspection | None], Site]
+    """Look at the machines, each by name. The function is told what a person should know; without
+    an inspection it is only seen to that they can be used at all. Raises JobError where one
+    cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +179,10 @@ class QueuedModule(Protocol):
     """What keeps it from being submitted, such as a command that is not installed. Not asked at a
     dry run."""
 
-    prepare: Callable[[Job | Script, Plan | None, RunFolder], Submission]
-    """What would be submitted; touches nothing. The plan of a foreign program is None. Raises
-    JobError where the place cannot take the job."""
+    prepare: Callable[[Job | Script, Plan | None, RunFolder, Sequence[str]], Submission]
+    """What would be submitted; touches nothing. The plan of a foreign program is None; the words
+    are options for the `paceline run` that starts there, if one does. Raises JobError where the
+    place cannot take the job."""
 
     submit: Callable[[Submission, RunFolder], str]
     """Hand it over; the files are in place already. Returns the queue's id of it. Raises JobError

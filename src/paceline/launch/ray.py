@@ -17,7 +17,7 @@ from typing import IO
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
 from paceline.launch.hosts import HostAgents, Hosts, check_hosts, starts_of
-from paceline.launch.places import Start
+from paceline.launch.places import Inspection, Start
 from paceline.launch.ray_step import UNREACHED
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
@@ -56,6 +56,10 @@ class Through:
         return [self.python_there, "-m", module, *words]
 
     @property
+    def minds_end(self) -> bool:
+        return False  # it passes on one line
+
+    @property
     def patience_s(self) -> float:
         return _VISIT_S
 
@@ -88,7 +92,13 @@ def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
     return starts_of(_way(job, plan), run, names)
 
 
-def open_site(job: Job, plan: Plan, run: RunFolder, on_note: Callable[[str], None]) -> "Site":
+def open_site(
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    on_note: Callable[[str], None],
+    inspection: Inspection | None,
+) -> "Site":
     """The nodes that have room for the plan's ranks, each with the run's folder and this Paceline.
 
     Raises:
@@ -120,7 +130,7 @@ def open_site(job: Job, plan: Plan, run: RunFolder, on_note: Callable[[str], Non
         way=_way(job, plan),
         place="ray",
     )
-    check_hosts(hosts, on_note)
+    check_hosts(hosts, on_note, inspection)
     return Site(hosts, _address(able))
 
 

@@ -33,7 +33,8 @@ _ASK_S = 300.0
 
 _NOTE = (
     "The machines run the program of these files: a rank is started again by torchrun, from its "
-    "newest checkpoint. Records and drills are of Paceline's own agents, which are not there."
+    "newest checkpoint. Records and drills are of Paceline's own agents, which are not there; "
+    "nobody looks at the machines before (docs/guides/preflight.md)."
 )
 
 _STATES: dict[str, State] = {
@@ -73,7 +74,9 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             )
 
 
-def prepare(job: Job | Script, plan: Plan | None, run: RunFolder) -> Submission:
+def prepare(
+    job: Job | Script, plan: Plan | None, run: RunFolder, options: Sequence[str] = ()
+) -> Submission:
     """SkyPilot's task, what it copies to the machines, and the command that rents them."""
     if not isinstance(job, Job) or plan is None:
         raise JobError(

@@ -70,7 +70,9 @@ def check(job: Job | Script, plan: Plan | None) -> Iterator[Problem]:
             return
 
 
-def prepare(job: Job | Script, plan: Plan | None, run: RunFolder) -> Submission:
+def prepare(
+    job: Job | Script, plan: Plan | None, run: RunFolder, options: Sequence[str] = ()
+) -> Submission:
     """The batch script, and the command that submits it."""
     spec = job.spec.slurm
     python = spec.python or sys.executable
@@ -85,7 +87,7 @@ def prepare(job: Job | Script, plan: Plan | None, run: RunFolder) -> Submission:
                     fix="leave it out, or submit a program of your own: --script",
                 )
             )
-        text = agents_script(plan, job, run=str(run.path), python=python)
+        text = agents_script(plan, job, run=str(run.path), python=python, options=options)
     else:
         text = program_script(job, folder=str(job.folder), python=python)
     array = spec.array is not None

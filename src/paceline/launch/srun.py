@@ -19,7 +19,7 @@ from paceline.control.network import address_toward
 from paceline.control.visit import GONE, LIVES
 from paceline.errors import JobError, Problem
 from paceline.launch.hosts import HostAgents, Hosts, check_hosts, starts_of
-from paceline.launch.places import Start
+from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.spec import Job
@@ -58,6 +58,10 @@ class Srun:
         if module != "paceline.control.agent":
             return run
         return ["sh", "-c", _AGENT, self.python_there, *run]
+
+    @property
+    def minds_end(self) -> bool:
+        return True
 
     @property
     def patience_s(self) -> float:
@@ -130,7 +134,13 @@ def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
     return starts_of(way, run, node_names()[:nodes])
 
 
-def open_site(job: Job, plan: Plan, run: RunFolder, on_note: Callable[[str], None]) -> "Site":
+def open_site(
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    on_note: Callable[[str], None],
+    inspection: Inspection | None,
+) -> "Site":
     """The nodes of the allocation, each with the run's folder and this Paceline."""
     way = Srun(job.spec.slurm.python or sys.executable)
     hosts = Hosts(
@@ -140,7 +150,7 @@ def open_site(job: Job, plan: Plan, run: RunFolder, on_note: Callable[[str], Non
         way=way,
         place="slurm",
     )
-    check_hosts(hosts, on_note)
+    check_hosts(hosts, on_note, inspection)
     return Site(hosts, _address(hosts.names))
 
 

@@ -17,7 +17,7 @@ from typing import IO
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
 from paceline.launch.hosts import HostAgents, Hosts, check_hosts, starts_of
-from paceline.launch.places import Start
+from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.spec import Job, SshSpec
@@ -73,6 +73,10 @@ class Ssh:
         return ["env", *carried, self.spec.python or sys.executable, "-m", module, *words]
 
     @property
+    def minds_end(self) -> bool:
+        return True
+
+    @property
     def patience_s(self) -> float:
         return self.spec.connect_timeout + _START_S
 
@@ -110,12 +114,18 @@ def starts(job: Job, plan: Plan, run: RunFolder) -> list[Start]:
     return starts_of(Ssh(job.spec.ssh, job.folder), run, names[: plan.cluster.num_nodes])
 
 
-def open_site(job: Job, plan: Plan, run: RunFolder, on_note: Callable[[str], None]) -> "Site":
+def open_site(
+    job: Job,
+    plan: Plan,
+    run: RunFolder,
+    on_note: Callable[[str], None],
+    inspection: Inspection | None,
+) -> "Site":
     """The hosts, each of them reached, with the run's folder and this Paceline."""
     names = tuple(host for host, _ in find_hosts(job))
     way = Ssh(job.spec.ssh, job.folder)
     hosts = Hosts(run=run, names=names, num_nodes=plan.cluster.num_nodes, way=way, place="ssh")
-    check_hosts(hosts, on_note)
+    check_hosts(hosts, on_note, inspection)
     return Site(hosts, _address(job, names[0]))
 
 

@@ -97,7 +97,9 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
     return found
 
 
-def agents_script(plan: Plan, job: Job, *, run: str, python: str) -> str:
+def agents_script(
+    plan: Plan, job: Job, *, run: str, python: str, options: Sequence[str] = ()
+) -> str:
     """The batch script of a run with Paceline's own controller and agents.
 
     Args:
@@ -105,6 +107,7 @@ def agents_script(plan: Plan, job: Job, *, run: str, python: str) -> str:
         job: Its `slurm` section.
         run: The run's folder.
         python: Interpreter on the nodes.
+        options: Of the `paceline run` that starts there.
     """
     ask = Ask(
         name=job.spec.name,
@@ -117,7 +120,7 @@ def agents_script(plan: Plan, job: Job, *, run: str, python: str) -> str:
         where=job.where("slurm.time"),
     )
     check_one_line(run, what="the run's folder", where="--out")
-    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun")
+    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun", *options)
     lines = [
         *job.spec.slurm.setup,
         f"cd {quote(run)}",

@@ -18,7 +18,8 @@ def check_network(answer: NodeAnswer, facts: NodeFacts, need: Need) -> Iterator[
     yield from _ports(node, facts)
     if not need.is_apart:
         return
-    yield _own_name(node, facts, need)
+    if facts.own_addresses is not None:
+        yield _own_name(node, facts, facts.own_addresses, need)
     if answer.calls is None:
         why = answer.calls_why_not or "nobody was called"
         yield unknown("reach", node, why)
@@ -39,22 +40,22 @@ def _ports(node: str, facts: NodeFacts) -> Iterator[Result]:
             yield passed("ports", node, f"port {port} is free")
 
 
-def _own_name(node: str, facts: NodeFacts, need: Need) -> Result:
+def _own_name(node: str, facts: NodeFacts, own: Sequence[str], need: Need) -> Result:
     """Gloo listens where the host's own name leads, unless a variable names an interface."""
     name = "own-name"
-    addresses = ", ".join(facts.own_addresses) or "nowhere"
+    addresses = ", ".join(own) or "nowhere"
     said = f"{facts.host} leads to {addresses}"
     named = facts.environment.get("GLOO_SOCKET_IFNAME")
-    looped = [each for each in facts.own_addresses if each.startswith("127.") or each == "::1"]
+    looped = [each for each in own if each.startswith("127.") or each == "::1"]
     fix = (
         f"give {facts.host} its own address in /etc/hosts, or export GLOO_SOCKET_IFNAME="
         f"{_first_name(facts.interfaces)}"
     )
     if need.sets_interface and not named:
         return passed(name, node, f"{said}; agents tell gloo which interface to take")
-    if not facts.own_addresses and not named:
+    if not own and not named:
         return warned(name, node, said, id="dns-unresolvable-master", fix=fix)
-    if looped and len(looped) == len(facts.own_addresses) and not named:
+    if looped and len(looped) == len(own) and not named:
         return warned(name, node, said, id="gloo-loopback-fullmesh", fix=fix)
     return passed(name, node, said + (f"; GLOO_SOCKET_IFNAME={named}" if named else ""))
 

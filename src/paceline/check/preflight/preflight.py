@@ -79,12 +79,11 @@ def judge(
         else:
             results += _one(answer, answer.facts, need, note=note, is_quick=gathered.is_quick)
     nodes = {each.name: each.facts for each in gathered.nodes if each.facts is not None}
-    if not gathered.is_quick:
-        results += [*check_rdma_alike(nodes, need), *check_alike(nodes, need)]
-        results += [*check_software_alike(nodes, need), *_apart(nodes, need)]
-        results += check_devices(gathered.nodes, need)
-        if gathered.sweep is not None:
-            results += check_sweep(gathered.sweep, need)
+    results += [*check_rdma_alike(nodes, need), *check_alike(nodes, need)]
+    results += [*check_software_alike(nodes, need), *_apart(nodes, need)]
+    results += check_devices(gathered.nodes, need)
+    if gathered.sweep is not None:
+        results += check_sweep(gathered.sweep, need)
     results = [_without_blame(each, silent) for each in results]
     return Preflight(
         nodes=tuple(answer.name for answer in gathered.nodes),

@@ -9,6 +9,7 @@ from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, warned
 from paceline.topology.node.facts import NodeAnswer, NodeFacts
 from paceline.topology.node.read_state import read_cuda_of_driver, read_kernel_driver
+from paceline.units import counted
 
 _MUST_AGREE = ("python", "torch", "paceline", "deepspeed", "transformers", "accelerate")
 _AGREE_LIKE = re.compile(r"nvidia-nccl|nvidia-cuda-runtime|nvidia-cudnn|triton|flash-attn")
@@ -145,7 +146,7 @@ def _packages(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
         elif differing:
             yield warned(name, node, said, id=id, fix=fix)
         else:
-            yield passed(name, node, f"{len(facts.packages)} packages, as on the others")
+            yield passed(name, node, f"{counted(len(facts.packages), 'package')}, as on the others")
 
 
 def _drivers(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:

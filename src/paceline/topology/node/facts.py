@@ -30,7 +30,7 @@ class Question:
     """Name of a file that was left in `folders[0]` to be found."""
 
     is_quick: bool = False
-    """Ask no command: only what the kernel answers at once."""
+    """Ask no command: only what the kernel answers at once, and versions of few packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class NodeFacts:
 
     packages: Mapping[str, str] = field(default_factory=dict)
     """Name -> version of everything that is installed for its Python; `python` and `paceline`
-    too."""
+    too. Of a quick look, those few that must be the same everywhere."""
 
     gpu: GpuTexts = field(default_factory=GpuTexts)
     kernel_log: str | None = None
@@ -181,8 +181,8 @@ class NodeFacts:
     """Folder, or `paceline` -> hash over its Python files."""
 
     interfaces: tuple[Interface, ...] = ()
-    own_addresses: tuple[str, ...] = ()
-    """What its own name leads to; empty when to nothing."""
+    own_addresses: tuple[str, ...] | None = None
+    """What its own name leads to; empty when to nothing, None where nobody asked."""
 
     ports: Mapping[int, str] = field(default_factory=dict)
     """Port that was asked about -> why it cannot be had; empty text when it can."""
@@ -307,6 +307,9 @@ class NodeAnswer:
     facts: NodeFacts | None = None
     why_not: str | None = None
     """Why there are no facts."""
+
+    is_unreached: bool = False
+    """Whether there are none because nobody got there."""
 
     ahead_s: float | None = None
     """How far its clock is ahead of the asking machine's."""

@@ -78,10 +78,15 @@ def stale_locks() -> tuple[str, ...]:
     return tuple(found)
 
 
-def hash_code(folders: Iterable[str]) -> dict[str, str]:
-    """Paceline's own files, and each folder's: a hash over names and contents of `*.py`."""
-    own = Path(paceline.__file__).parent
-    return {"paceline": _hash_python(own), **{each: _hash_python(Path(each)) for each in folders}}
+def hash_code(folders: Iterable[str], *, own: bool = True) -> dict[str, str]:
+    """Each folder's, and Paceline's own: a hash over names and contents of `*.py`.
+
+    Args:
+        folders: Files, or folders of them.
+        own: Whether Paceline's files are read too.
+    """
+    ours = {"paceline": _hash_python(Path(paceline.__file__).parent)} if own else {}
+    return ours | {each: _hash_python(Path(each)) for each in folders}
 
 
 def hash_data(patterns: Iterable[str]) -> dict[str, str]:

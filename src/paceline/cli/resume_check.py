@@ -1,0 +1,207 @@
+"""`paceline run --resume PATH --check`: can the job go on from there? Starts nothing."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.check.resume import Verdict
+    from paceline.plan import Plan
+    from paceline.record.foreign_checkpoints import ForeignCheckpoint
+    from paceline.spec import Job
+
+_CODES = {"compatible": 0, "convertible": 1, "not": 5}
+
+
+def check_resume(
+    path: Path,
+    job_file: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    place: str,
+    hosts: str | None,
+    as_json: bool,
+) -> int:
+    """Say whether a job goes on from a checkpoint, and what to run before if not as it is.
+
+    Args:
+        path: A run's folder, a checkpoint of ours, or one of another program.
+        job_file: Of the job; None is the run's own.
+        overrides: Of the job.
+        place: Where it would run.
+        hosts: Of the command line.
+        as_json: Print the verdict's fields.
+
+    Raises:
+        JobError: There is no checkpoint at all, or the job is wrong.
+    """
+    verdict = _verdict(path, job_file, overrides, place, hosts)
+    if as_json:
+        click.echo(json.dumps(asdict(verdict), indent=2))
+    else:
+        for line in _lines(verdict):
+            click.echo(line)
+    return _CODES[verdict.fit]
+
+
+def _verdict(
+    path: Path, job_file: Path | None, overrides: tuple[str, ...], place: str, hosts: str | None
+) -> "Verdict":
+    from paceline.record.find_checkpoints import is_checkpoint
+    from paceline.record.foreign_checkpoints import find_foreign
+    from paceline.record.run import RunFolder
+
+    if RunFolder(path).info_file.exists():
+        return _of_run(path, job_file, overrides, place, hosts)
+    found = None if is_checkpoint(path) and _is_ours(path) else _readable(path, find_foreign)
+    if job_file is None:
+        raise click.UsageError(
+            f"{path} is no run of Paceline's, which has its job in it: name the job too, "
+            f"paceline run JOB --resume {path} --check"
+        )
+    if found is None:
+        return _of_ours(path, job_file, overrides)
+    return _of_foreign(found, job_file, overrides)
+
+
+def _of_run(
+    path: Path, job_file: Path | None, overrides: tuple[str, ...], place: str, hosts: str | None
+) -> "Verdict":
+    """As the run itself would begin: the newest checkpoint whose every byte is as written."""
+    from paceline.check.resume import Fit, Verdict, judge_ours
+    from paceline.cli.run_job import go_on
+    from paceline.errors import PacelineError, Problem
+    from paceline.record.checkpoints import newest_valid, read_manifest
+    from paceline.record.run import open_run
+    from paceline.spec import load_job
+
+    run = open_run(path)
+    newest, refused = newest_valid(run.checkpoints)
+    where = str(newest.path if newest is not None else run.checkpoints)
+    notes = [f"{problem.what}: an earlier one is taken" for _, problem in refused]
+    try:
+        other = load_job(job_file, overrides) if job_file is not None else None
+        _, plan = go_on(run, overrides, place=place, hosts=hosts, other=other)
+    except PacelineError as error:
+        why = [f"{each.code}: {each.what}; {each.fix}" for each in error.problems]
+        wrote = "Paceline" + (f", step {newest.step}" if newest is not None else "")
+        return Verdict(fit=Fit.NOT, checkpoint=where, wrote=wrote, wants="the job", why=why)
+    manifest = read_manifest(newest.path) if newest is not None else None
+    if manifest is None or isinstance(manifest, Problem):
+        why = [*notes, "no checkpoint is valid: the run would begin anew"]
+        return Verdict(fit=Fit.NOT, checkpoint=where, wrote="nothing", wants="the job", why=why)
+    verdict = judge_ours(manifest, where, layout=plan.layout)
+    return _with(verdict, notes)
+
+
+def _of_ours(path: Path, job_file: Path, overrides: tuple[str, ...]) -> "Verdict":
+    from paceline.check.resume import Fit, judge_ours
+    from paceline.errors import CheckpointError, Problem
+    from paceline.record.checkpoints import read_manifest
+    from paceline.record.find_checkpoints import one_checkpoint_at
+    from paceline.record.run import training_digest
+
+    folder = one_checkpoint_at(path)
+    manifest = read_manifest(folder)
+    if isinstance(manifest, Problem):
+        raise CheckpointError(manifest)
+    job, plan = _planned(job_file, overrides)
+    verdict = judge_ours(manifest, str(folder), layout=plan.layout, digest=training_digest(job))
+    if verdict.fit is not Fit.COMPATIBLE:
+        return verdict
+    return _with(verdict, [f"to begin a run with it: paceline run {job_file} --from {folder}"])
+
+
+def _of_foreign(
+    found: "ForeignCheckpoint", job_file: Path, overrides: tuple[str, ...]
+) -> "Verdict":
+    from paceline.check.resume import judge_foreign
+
+    job, plan = _planned(job_file, overrides)
+    return judge_foreign(
+        found,
+        engine=plan.engine,
+        layout=plan.layout,
+        job=str(job_file),
+        config=_config_of(job),
+    )
+
+
+def _planned(job_file: Path, overrides: tuple[str, ...]) -> "tuple[Job, Plan]":
+    from paceline.cli.job_input import read_job
+    from paceline.launch.factory import measure_factory
+    from paceline.plan import plan_job
+
+    job = read_job(job_file, overrides)
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    return job, plan_job(job, facts)
+
+
+def _config_of(job: "Job") -> "Mapping[str, Any] | None":
+    """The config.json of the job's model, as Hugging Face would have it."""
+    from paceline.profile import resolve_config, resolve_decoder
+    from paceline.profile.hf_names import hf_config_of
+
+    found = resolve_config(job)
+    if found is not None:
+        return found.config
+    shape = resolve_decoder(job)
+    return None if shape is None else hf_config_of(shape, job.spec.data.seq_len)
+
+
+def _is_ours(path: Path) -> bool:
+    from paceline.record.checkpoints import COMMIT, MANIFEST
+
+    return (path / MANIFEST).exists() or (path / COMMIT).exists()
+
+
+def _readable(path: Path, find: Any) -> "ForeignCheckpoint | None":
+    from paceline.errors import JobError, Problem
+
+    try:
+        found: ForeignCheckpoint | None = find(path)
+    except OSError as error:
+        raise JobError(
+            Problem(
+                code="C011",
+                what=f"{error.filename or path} cannot be read: {error.strerror}",
+                where="--resume",
+                fix="give a folder that you may read",
+            )
+        ) from None
+    return found
+
+
+def _with(verdict: "Verdict", notes: list[str]) -> "Verdict":
+    from dataclasses import replace
+
+    return replace(verdict, why=[*verdict.why, *notes])
+
+
+def _lines(verdict: "Verdict") -> "list[str]":
+    words = {
+        "compatible": "compatible: the job goes on from it as it is",
+        "convertible": "convertible: the job goes on from it after what is below",
+        "not": "not: the job cannot go on from it",
+    }
+    facts = {
+        "checkpoint": verdict.checkpoint,
+        "written by": verdict.wrote,
+        "read by": verdict.wants,
+        "goes on": verdict.keeps,
+    }
+    lines = [words[verdict.fit]]
+    lines += [f"  {name:<11} {value}" for name, value in facts.items() if value]
+    lines += [
+        f"  {'why' if number == 0 else '':<11} {each}" for number, each in enumerate(verdict.why)
+    ]
+    lines += [
+        f"  {'run' if number == 0 else '':<11} {each}"
+        for number, each in enumerate(verdict.commands)
+    ]
+    return lines

@@ -1,0 +1,200 @@
+"""The job and the plan of a run, new or gone on with, and every reason not to start it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.plan import Plan
+    from paceline.record.run import RunFolder
+    from paceline.spec import Job
+    from paceline.spec.corpus import Corpus
+
+
+def with_hosts_of(job: "Job", hosts: str | None, place: str) -> "Job":
+    """The job with the hosts of the command line, where it names some."""
+    from paceline.launch.handover import with_hosts
+
+    refuse_hosts(hosts, place)
+    return with_hosts(job, hosts) if hosts is not None else job
+
+
+def refuse_hosts(hosts: str | None, place: str) -> None:
+    """
+    Raises:
+        UsageError: Hosts are named for a place that has its own.
+    """
+    if hosts is not None and place != "ssh":
+        raise click.UsageError("--hosts goes with --on ssh.")
+
+
+def go_on(
+    run: "RunFolder",
+    overrides: tuple[str, ...],
+    *,
+    place: str,
+    hosts: str | None,
+    other: "Job | None" = None,
+) -> "tuple[Job, Plan]":
+    """The job and the plan that a run goes on with.
+
+    Args:
+        run: What goes on.
+        overrides: Of its own job.
+        place: Where.
+        hosts: Of the command line.
+        other: A job instead of its own, the overrides in it already.
+
+    Raises:
+        PacelineError: Something was changed that may not be, or it cannot be run.
+    """
+    from paceline.launch.attached import can_take_over
+    from paceline.record.run import (
+        check_same_data,
+        check_same_training,
+        check_steps_left,
+    )
+    from paceline.spec import load_job
+
+    before = run.job()
+    corpus = find_corpus_there(before, place)
+    if corpus is not None:
+        check_same_data(run, corpus)
+    if not overrides and hosts is None and other is None:
+        if not can_take_over(run):  # if it can be, what it lacks is its end
+            check_steps_left(run, before)
+        plan = _plan_of(run, before, place)
+        _check(before, plan, place)
+        return before, plan
+    job = other or replace(load_job(run.job_file, overrides), folder=before.folder)
+    job = with_hosts_of(job, hosts, place)
+    check_same_training(before, job)
+    check_steps_left(run, job)
+    return job, check_and_plan(job, place)
+
+
+def _plan_of(run: "RunFolder", job: "Job", place: str) -> "Plan":
+    """The plan of before; when its file is lost, a new one from the same job."""
+    from paceline.errors import JobError
+
+    try:
+        return run.plan()
+    except JobError as damaged:
+        click.echo(f"{damaged.problems[0].what}; planning again", err=True)
+        return check_and_plan(job, place)
+
+
+def find_corpus_there(job: "Job", place: str) -> "Corpus | None":
+    """The text that is here; None where the machines read no file of this one."""
+    from paceline.launch.places import find_place
+    from paceline.spec.corpus import find_corpus
+
+    if job.spec.data.path is not None and not find_place(place).has_our_files:
+        _check_paths_there(job, place)
+        return None
+    asked = job.spec.data.path is not None or job.spec.data.corpus is not None
+    return find_corpus(job) if asked else None
+
+
+def _check_paths_there(job: "Job", place: str) -> None:
+    """
+    Raises:
+        JobError: `W027`, the data would not be on the machines.
+    """
+    from paceline.errors import JobError, Problem
+    from paceline.launch.places import find_place
+
+    paths = job.spec.data.path
+    relative = [
+        each for each in ([paths] if isinstance(paths, str) else paths or []) if each[:1] != "/"
+    ]
+    if relative and not (place == "kubernetes" and job.spec.kubernetes.script is not None):
+        raise JobError(
+            Problem(
+                code="W027",
+                what=f"data.path {', '.join(relative)} is beside the job file, and at "
+                f"{find_place(place).title} no file of this machine is read",
+                where=job.where("data.path"),
+                fix="put the files where those machines have them (image, claim, cloud.setup), and "
+                "name them by absolute paths, such as /workspace/corpus/*.txt",
+            )
+        )
+
+
+def check_and_plan(job: "Job", place: str, *, dry_run: bool = False) -> "Plan":
+    """The plan of a job that can be run at a place.
+
+    Raises:
+        PacelineError: It cannot, with every reason.
+    """
+    from paceline.launch.factory import measure_factory
+    from paceline.plan import plan_job
+
+    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    plan = plan_job(job, facts)
+    _check(job, plan, place, dry_run=dry_run)
+    return plan
+
+
+def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> None:
+    """Everything that can be known to fail before anything is written or started; at a dry run, but
+    for what has to be installed, or allocated."""
+    from paceline.errors import JobError
+    from paceline.launch.ready import check_can_run
+
+    problems = list(check_can_run(job, plan, place=place))
+    if dry_run:
+        missing = {"R010", "W009", "W020"} | ({"W014"} if place == "srun" else set())
+        problems = [each for each in problems if each.code not in missing]
+    if problems:
+        raise JobError(*problems)
+
+
+def find_source(path: Path, job: "Job", place: str) -> Path:
+    """The checkpoint that a new run begins with, every byte as it was written.
+
+    Raises:
+        UsageError: The machines of this place do not read it.
+        JobError: There is none, or it is of another training (`R005`).
+        CheckpointError: It is damaged.
+    """
+    from paceline.errors import CheckpointError, JobError, Problem
+    from paceline.launch.places import find_place
+    from paceline.record.checkpoints import read_manifest, verify_checkpoint
+    from paceline.record.find_checkpoints import one_checkpoint_at
+    from paceline.record.run import training_digest
+
+    if not find_place(place).has_our_files:
+        raise click.UsageError(f"--from is of this machine, whose files {place} does not read.")
+    folder = one_checkpoint_at(path)
+    manifest = read_manifest(folder)
+    problem = manifest if isinstance(manifest, Problem) else verify_checkpoint(folder)
+    if problem is not None or isinstance(manifest, Problem):
+        raise CheckpointError(*([problem] if problem is not None else []))
+    if manifest.job_digest not in (None, training_digest(job)):
+        raise JobError(
+            Problem(
+                code="R005",
+                what=f"{folder} is of a job that trains something else (model, data, program, "
+                "batch, optimizer or seed)",
+                where="--from",
+                fix="give the job that it is of; its weights alone go through `paceline checkpoint "
+                "convert` to safetensors and back",
+            )
+        )
+    return folder
+
+
+def begin_with(run: "RunFolder", checkpoint: Path) -> None:
+    """Put it into a new run, which then goes on from there."""
+    import shutil
+
+    from paceline.errors import Problem
+    from paceline.record.checkpoints import checkpoint_name, read_manifest
+
+    manifest = read_manifest(checkpoint)
+    assert not isinstance(manifest, Problem), "it was verified"
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(checkpoint, run.checkpoints / checkpoint_name(manifest.step))

@@ -1,0 +1,102 @@
+"""`paceline run --resume PATH --check` and `run --from`: what is said before the launch."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.preflight.test_here import JOB
+from tests.record.test_tensors import write
+
+from paceline.cli.run import command
+from paceline.cli.run_job import begin_with, find_source
+from paceline.errors import CheckpointError, JobError
+from paceline.plan import plan_job
+from paceline.record.checkpoints import newest_valid
+from paceline.record.run import RunFolder, create_run
+from paceline.spec import load_job
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+def new_run(job_file: Path) -> RunFolder:
+    job = load_job(job_file)
+    return create_run(job, plan_job(job), folder=job_file.parent / "run", runs=job_file.parent)
+
+
+def check(*words: object) -> tuple[int, dict]:
+    """Exit code and verdict."""
+    said = CliRunner().invoke(
+        command, [*map(str, words), "--check", "--json"], standalone_mode=False
+    )
+    if said.exception is not None:
+        raise said.exception
+    return said.return_value, json.loads(said.output)
+
+
+def test_a_run_goes_on_from_its_newest_whole_checkpoint_in_another_layout(job_file):
+    run = new_run(job_file)
+    write(run.checkpoints, 1)
+    (write(run.checkpoints, 2) / "COMMIT").write_text("0")
+    code, said = check("--resume", run.path, "--set", "cluster.per_node=1")
+    assert (code, said["fit"]) == (0, "compatible")
+    assert said["checkpoint"].endswith("step-00000001")
+    assert "1 rank:" in said["wants"]
+    assert any("step-00000002" in each for each in said["why"])
+
+
+def test_a_run_that_would_train_something_else_says_which_field(job_file):
+    run = new_run(job_file)
+    write(run.checkpoints, 1)
+    code, said = check("--resume", run.path, "--set", "train.seed=5")
+    assert (code, said["fit"]) == (5, "not")
+    assert said["why"][0].startswith("R005: train.seed was 0")
+
+
+def test_a_run_without_a_checkpoint_cannot_go_on(job_file):
+    code, said = check("--resume", new_run(job_file).path)
+    assert (code, said["fit"]) == (5, "not")
+    assert "begin anew" in said["why"][-1]
+
+
+def test_another_programs_checkpoint_is_judged_by_the_jobs_engine(job_file):
+    step = job_file.parent / "ds/global_step10"
+    step.mkdir(parents=True)
+    names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(4)]
+    for name in ("mp_rank_00_model_states.pt", *names):
+        (step / name).touch()
+    (step.parent / "latest").write_text("global_step10")
+    code, said = check(job_file, "--resume", step.parent)
+    assert (code, said["fit"]) == (1, "convertible")
+    assert said["commands"][-1] == f"paceline run {job_file} --from start/step-00000000"
+
+
+@pytest.mark.parametrize("what", ["nothing", "a file", "other things"])
+def test_what_is_no_checkpoint_is_refused(job_file, what):
+    path = job_file.parent / "there"
+    if what == "a file":
+        path.touch()
+    elif what == "other things":
+        (path / "sub").mkdir(parents=True)
+    with pytest.raises(JobError, match="C011"):
+        check(job_file, "--resume", path)
+
+
+def test_a_new_run_begins_with_the_checkpoint_that_it_is_given(job_file):
+    run, given = new_run(job_file), write(job_file.parent / "elsewhere", 3)
+    begin_with(run, find_source(given, load_job(job_file), "local"))
+    newest, refused = newest_valid(run.checkpoints)
+    assert newest is not None
+    assert (newest.step, refused) == (3, [])
+
+
+def test_a_damaged_checkpoint_begins_no_run(job_file):
+    given = write(job_file.parent / "elsewhere", 3)
+    (given / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(CheckpointError):
+        find_source(given, load_job(job_file), "local")
