@@ -506,6 +506,42 @@ def test_what_only_one_node_has_is_its_fault(odd, name, id, status):
     assert (found.node, found.name, found.id, found.status) == ("node02", name, id, status)
 
 
+def test_every_file_that_differs_is_named_and_what_is_not_there_beside_it():
+    usual = replace(H100, code={"paceline": "aa", "/job/mine.py": "1", "/job/more": "2"})
+    odd = replace(H100, code={"paceline": "bb", "/job/mine.py": "9", "/job/more": ""})
+    found = only(judged(usual, odd, usual))
+    assert found.evidence == (
+        "/job/more is not there; paceline, /job/mine.py are another than on most nodes"
+    )
+
+
+def test_data_that_are_not_there_are_said_once():
+    usual = replace(H100, data={"/data/*.txt": "1"})
+    found = only(judged(usual, usual, replace(H100, data={"/data/*.txt": ""})))
+    assert (found.node, found.evidence) == ("node03", "/data/*.txt has no file here")
+
+
+@pytest.mark.parametrize(("version", "status"), [("3.11.9", "warning"), ("3.12.1", "fail")])
+def test_only_another_minor_version_of_python_is_a_fail(version, status):
+    odd = replace(LINUX, packages=LINUX.packages | {"python": version})
+    need = replace(ON_CPU, num_nodes=3, ranks_per_node=1, is_apart=True)
+    found = only(judged(LINUX, LINUX, odd, need=need))
+    assert (found.node, found.name, found.status) == ("node03", "packages", status)
+
+
+def test_a_variable_of_nccl_that_differs_does_not_keep_a_job_over_gloo_from_running():
+    need = replace(ON_CPU, num_nodes=3, ranks_per_node=1, is_apart=True)
+    found = only(judged(LINUX, with_environment(LINUX, NCCL_ALGO="Ring"), LINUX, need=need))
+    assert (found.name, found.status) == ("settings", Status.WARNING)
+
+
+def test_a_clock_that_nothing_keeps_right_is_said_beside_how_far_it_is_off():
+    gathered = answers(replace(LINUX, keeps_time=False))
+    nodes = (replace(gathered.nodes[0], ahead_s=40.0),)
+    found = only(judge(replace(gathered, nodes=nodes), ON_CPU, note=NOTE))
+    assert found.evidence.endswith("nothing keeps it right")
+
+
 def test_a_port_that_is_slower_than_those_of_other_nodes_is_named():
     slow = replace(H100, rdma=ports(8, rate="200 Gb/sec (4X HDR)"))
     found = not_right(judged(H100, slow, H100))

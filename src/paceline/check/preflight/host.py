@@ -207,6 +207,8 @@ def _clock(answer: NodeAnswer, facts: NodeFacts) -> Iterator[Result]:
     away = abs(answer.ahead_s)
     side = "ahead of" if answer.ahead_s > 0 else "behind"
     said = f"{format_seconds(away)} {side} this machine, known within {format_seconds(within)}"
+    if facts.keeps_time is False:
+        said += "; its kernel says that nothing keeps it right"
     fix = "systemctl enable --now chronyd; chronyc makestep"
     if away - within > _SKEW_FAILS_S:
         yield failed(name, node, said, id="clock-skew", fix=fix)

@@ -70,7 +70,8 @@ def _names(answer: NodeAnswer) -> Result:
     ]
     fix = "add the nodes to DNS or to /etc/hosts of every node"
     if lost:
-        said = f"does not resolve {_some(lost)}"
+        others = "the other node" if len(calls) == 1 else f"any of the {len(calls)} others"
+        said = f"does not resolve {others if len(lost) == len(calls) else _some(lost)}"
         return warned("names", answer.name, said, id="dns-unresolvable-master", fix=fix)
     if looped:
         said = f"takes {_some(looped)} for itself: a loopback address"

@@ -104,11 +104,12 @@ def check_software_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator
     yield from _hashes(
         nodes,
         name="data",
-        of=lambda facts: facts.data,
+        # What is not there at all is said of that node by itself.
+        of=lambda facts: {pattern: digest for pattern, digest in facts.data.items() if digest},
         id="data-differs-between-nodes",
         fix="rsync -a --checksum the data to that node, or read them from a shared folder",
     )
-    yield from _settings(nodes)
+    yield from _settings(nodes, need)
 
 
 def check_data(node: str, facts: NodeFacts) -> Iterator[Result]:
@@ -131,7 +132,7 @@ def _packages(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
             for key in sorted(facts.packages.keys() | usual.keys())
             if facts.packages.get(key) != usual.get(key)
         }
-        grave = [key for key in differing if key in _MUST_AGREE or _AGREE_LIKE.search(key)]
+        grave = [key for key, versions in differing.items() if _is_grave(key, *versions)]
         shown = (grave or list(differing))[:3]
         said = "; ".join(
             f"{key} {differing[key][0] or 'missing'}, most nodes {differing[key][1] or 'without'}"
@@ -147,6 +148,13 @@ def _packages(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
             yield warned(name, node, said, id=id, fix=fix)
         else:
             yield passed(name, node, f"{counted(len(facts.packages), 'package')}, as on the others")
+
+
+def _is_grave(name: str, mine: str | None, usual: str | None) -> bool:
+    """Bug fixes of one Python go together: what is pickled in one is read in the other."""
+    if name == "python" and mine and usual:
+        return mine.split(".")[:2] != usual.split(".")[:2]
+    return name in _MUST_AGREE or _AGREE_LIKE.search(name) is not None
 
 
 def _drivers(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
@@ -179,16 +187,22 @@ def _hashes(
         return
     for node, facts in nodes.items():
         mine = of(facts)
-        differing = [key for key in usual if mine.get(key) != usual[key]]
-        if differing:
-            has = "is not there" if not mine.get(differing[0]) else "is another than on most nodes"
-            said = f"{differing[0]} {has}"
+        lost = [key for key in usual if mine.get(key) == ""]
+        differing = [key for key in usual if mine.get(key, usual[key]) not in ("", usual[key])]
+        if lost or differing:
+            parts = [(lost, "not there"), (differing, "another than on most nodes")]
+            said = "; ".join(
+                f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} {what}"
+                for keys, what in parts
+                if keys
+            )
             yield failed(name, node, said, id=id, fix=fix)
         else:
             yield passed(name, node, f"the same as on the others: {', '.join(mine)}")
 
 
-def _settings(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
+def _settings(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Result]:
+    """Of a job whose ranks talk over something else, NCCL's variables are read by nobody."""
     name = "settings"
     every = {
         node: {
@@ -199,7 +213,8 @@ def _settings(nodes: Mapping[str, NodeFacts]) -> Iterator[Result]:
     usual = _usual(every)
     for node, mine in every.items():
         differing = [key for key in mine.keys() | usual.keys() if mine.get(key) != usual.get(key)]
-        grave = sorted(key for key in differing if _MUST_MATCH.fullmatch(key))
+        reads = need.backend == "nccl"
+        grave = sorted(key for key in differing if reads and _MUST_MATCH.fullmatch(key))
         shown = (grave or sorted(differing))[:3]
         said = "; ".join(
             f"{key} is {mine.get(key, 'unset')}, on most nodes {usual.get(key, 'unset')}"

@@ -146,6 +146,10 @@ class NodeFacts:
     unix_s: float = 0.0
     """Its clock when it answered."""
 
+    keeps_time: bool | None = None
+    """Whether something (NTP, PTP) keeps its clock right, as the kernel says; None where it does
+    not say."""
+
     packages: Mapping[str, str] = field(default_factory=dict)
     """Name -> version of everything that is installed for its Python; `python` and `paceline`
     too. Of a quick look, those few that must be the same everywhere."""

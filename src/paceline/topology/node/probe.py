@@ -38,6 +38,12 @@ _LIBRARIES = (
 _NAMES = (*("RANK", "LOCAL_RANK", "WORLD_SIZE", "LD_PRELOAD", "LD_LIBRARY_PATH", "PACELINE_HOST"),)
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC"}
+_TIMEX_BYTES = 512
+"""More than a `struct timex` has on any machine."""
+
+_TIME_ERROR = 5
+"""What adjtimex(2) returns while the clock is not synchronised."""
+
 _MAIN_PACKAGES = (*("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),)
 """Of which another version speaks otherwise, or computes otherwise, in a job of ours."""
 
@@ -82,6 +88,7 @@ def probe_node(question: Question) -> NodeFacts:
         environment=find_environment(),
         nccl_files=_nccl_files(),
         looks=tuple(looks),
+        keeps_time=_keeps_time() if is_linux else None,
         seconds=time.monotonic() - began,
         unix_s=time.time(),
     )
@@ -134,6 +141,17 @@ def _packages() -> dict[str, str]:
         if name:  # a broken installation has none
             found.setdefault(name.lower().replace("_", "-"), each.version)
     return dict(sorted(found.items()))
+
+
+def _keeps_time() -> bool | None:
+    import ctypes
+
+    asked = ctypes.create_string_buffer(_TIMEX_BYTES)  # mode 0: nothing is set
+    try:
+        state = ctypes.CDLL(None).adjtimex(asked)
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
 
 
 def _memory_limit() -> int | None:
