@@ -21,7 +21,7 @@ from pathlib import Path
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context, context_from_facts
 from paceline.check.lint.lint import lint, lint_program
-from paceline.check.lint.program import Unreadable
+from paceline.check.lint.source import Unreadable
 
 PROGRAMS = Path(__file__).parent.parent / "tests" / "check" / "lint" / "programs"
 EXPECT = re.compile(r"# expect: ([\w-]+)")

@@ -15,6 +15,8 @@ class Scope:
 
     names: dict[str, Value] = field(default_factory=dict)
     outer: "Scope | None" = None
+    path: str = ""
+    """The file, for the scope of a module."""
 
     def find(self, name: str) -> Value | None:
         scope: Scope | None = self
@@ -23,6 +25,14 @@ class Scope:
                 return scope.names[name]
             scope = scope.outer
         return None
+
+    @property
+    def module(self) -> "Scope":
+        """The outermost scope around it: its file's."""
+        scope = self
+        while scope.outer is not None:
+            scope = scope.outer
+        return scope
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +48,12 @@ class Function:
     decorators: tuple[Value, ...] = ()
     runs: int = 0
     """How often the reading has walked through it."""
+
+    decorated: "Function | None" = None
+    """What one of the file's own decorators put in its place."""
+
+    is_decoration: bool = False
+    """Whether a decorator put it in another function's place."""
 
     def has_decorator(self, *endings: str) -> bool:
         """Whether a decorator's qualified name ends so: `has_decorator("no_grad")`."""
@@ -233,7 +249,12 @@ class Event:
         return int(getattr(self.node, "col_offset", 0)) + 1
 
     def at_depth(self, depth: int) -> ast.AST:
-        """The node that leads here, `depth` calls deep: a call of an own function, or itself."""
+        """The node that leads here, `depth` calls deep: a call of an own function, or itself.
+
+        Inside what a decorator wraps around a function, that function's own line is shown.
+        """
+        while 0 < depth <= len(self.frames) and self.frames[depth - 1].function.is_decoration:
+            depth += 1
         if depth < len(self.frames) and self.frames[depth].call is not None:
             call = self.frames[depth].call
             assert call is not None

@@ -5,7 +5,7 @@ import builtins
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.check.lint import follow, iteration
+from paceline.check.lint import follow, imports, iteration
 from paceline.check.lint.events import Call, Function, Guard, Scope
 from paceline.check.lint.names import (
     FILE_METHODS,
@@ -64,14 +64,13 @@ def constant(walk: "Walk", node: ast.Constant) -> Value:
 def name(walk: "Walk", node: ast.Name) -> Value:
     found = walk.scope.find(node.id)
     if found is not None:
-        return found
+        return found if found.member is None else imports.member_of(walk, found)
     if node.id in BUILTINS:
         return Value(name=f"builtins.{node.id}", label=node.id)
     from paceline.check.lint.walk import parameter
 
     made = parameter(node.id, None)
-    walk.module.names.setdefault(node.id, made)
-    return walk.module.names[node.id]
+    return walk.scope.module.names.setdefault(node.id, made)
 
 
 BUILTINS = frozenset(dir(builtins))
@@ -85,6 +84,10 @@ def attribute_of(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> 
     """`base.attr`: what was assigned, a method, a part of a module, or an unknown of its own."""
     if attr in base.fields:
         return base.fields[attr]
+    if base.file is not None:
+        found = imports.attribute_of_file(walk, base, attr)
+        if found is not None:
+            return found
     if base.name is not None:
         return Value(name=canonical(f"{base.name}.{attr}"), label=f"{base.label}.{attr}", node=node)
     if base.options:

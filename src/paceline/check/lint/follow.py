@@ -108,9 +108,27 @@ def joined(returns: list[tuple[Value, Guard | None]]) -> Value:
     return made
 
 
+def replace_decorated(walk: "Walk", function: Function) -> None:
+    """Call the file's own decorators: what they give back stands for the function from here on."""
+    held = Value(function=function, label=function.name)
+    for one in reversed(function.decorators):
+        if one.function is None:
+            if (one.name or "").startswith("builtins."):
+                return  # a property or static method is looked up by its decorator
+            continue
+        given = enter(walk, one.function, [held], {}, None)
+        if isinstance(given.function, Function):
+            held = given
+    if held.function is not function:
+        function.decorated = held.function
+        held.function.is_decoration = True
+
+
 def decorate(walk: "Walk", function: Function) -> None:
     """`@torch.no_grad()` is a `with` around the body; `@rank_zero_only` a condition."""
     for one in function.decorators:
+        if one.function is not None:
+            continue  # an own decorator: what it does is seen
         known = one.name or (one.call.name if isinstance(one.call, Call) else one.label) or ""
         last = known.rpartition(".")[2]
         if last in {"no_grad", "inference_mode", "autocast"}:

@@ -9,8 +9,10 @@ from paceline.check.lint.across import check_across, context_for, starts_in
 from paceline.check.lint.configs import Config, check_config, read_config
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.context import Context, context_from_launch, merged
-from paceline.check.lint.program import Program, Unreadable, read_program
+from paceline.check.lint.imports import Files
+from paceline.check.lint.program import Program, read_program
 from paceline.check.lint.rules import RULES
+from paceline.check.lint.source import Unreadable
 from paceline.check.lint.suppress import apply_suppressions, suppressions_in
 
 
@@ -77,6 +79,7 @@ def lint_files(sources: Mapping[str, bytes], context: Context) -> Linted:
     programs: list[Program] = []
     configs: list[Config] = []
     texts: dict[str, str] = {}
+    files = Files({path: text for path, text in sources.items() if is_python(path, text)})
     for path, source in sources.items():
         if not source.strip():
             continue
@@ -85,7 +88,7 @@ def lint_files(sources: Mapping[str, bytes], context: Context) -> Linted:
             continue
         try:
             if is_python(path, source):
-                programs.append(read_program(path, source))
+                programs.append(read_program(path, source, files))
                 texts[path] = programs[-1].text
             else:
                 texts[path] = source.decode(errors="replace").removeprefix("\ufeff")

@@ -61,6 +61,41 @@ MOVED: Mapping[str, str] = {
 """Where a name, or everything below a module, is found as well."""
 
 
+KNOWN_LIBRARIES = frozenset(
+    {
+        "accelerate",
+        "apex",
+        "bitsandbytes",
+        "datasets",
+        "deepspeed",
+        "evaluate",
+        "horovod",
+        "huggingface_hub",
+        "jax",
+        "lightning",
+        "lightning_fabric",
+        "mlx",
+        "numpy",
+        "peft",
+        "pytorch_lightning",
+        "ray",
+        "safetensors",
+        "tensorflow",
+        "timm",
+        "torch",
+        "torchdata",
+        "torchmetrics",
+        "torchvision",
+        "tqdm",
+        "transformers",
+        "trl",
+        "wandb",
+        "webdataset",
+    }
+)
+"""Libraries whose names mean something here, also where a linted folder is called like one."""
+
+
 def canonical(name: str) -> str:
     """The one name of what a program reaches by several."""
     if name in MOVED:

@@ -35,9 +35,9 @@ and its row in `rules/__init__.py`.
 """
 
 import ast
+import re
 import tokenize
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
@@ -45,33 +45,46 @@ from io import StringIO
 from paceline.check.finding import Evidence, Finding, Place, Severity
 from paceline.check.lint.context import launch_in_text
 from paceline.check.lint.events import Assign, Call, Class, Event, Exit, Function, Guard, Loop
+from paceline.check.lint.imports import Files
 from paceline.check.lint.names import ACCELERATOR, COLLECTIVES
+from paceline.check.lint.source import Source, Unreadable, parse, path_of
 from paceline.check.lint.values import Value
 from paceline.check.lint.walk import Walk
-
-
-class Unreadable(ValueError):
-    """A file that is no Python program. `line` is where reading stopped."""
-
-    def __init__(self, message: str, line: int | None) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 @dataclass(eq=False)
 class Program:
     """What one file does, in the order in which it would do it."""
 
-    path: str
-    text: str
-    tree: ast.Module
-    events: list[Event]
-    functions: list[Function]
-    classes: list[Class]
+    source: Source
+    helpers: Mapping[str, Source]
+    """Files that it imports and that were followed, by path."""
 
-    @cached_property
-    def lines(self) -> list[str]:
-        return self.text.split("\n")
+    events: list[Event]
+    """Its own, and those of functions of other files that it calls."""
+
+    functions: list[Function]
+    """Its own."""
+
+    classes: list[Class]
+    """Its own, and those of the files that were followed."""
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    @property
+    def text(self) -> str:
+        return self.source.text
+
+    @property
+    def tree(self) -> ast.Module:
+        return self.source.tree
+
+    def nodes(self) -> Iterator[ast.AST]:
+        """Every node of the file and of those that it imports."""
+        for one in (self.source, *self.helpers.values()):
+            yield from ast.walk(one.tree)
 
     @cached_property
     def all_calls(self) -> list[Call]:
@@ -178,7 +191,7 @@ class Program:
     def words(self) -> frozenset[str]:
         """Every name, attribute, keyword and short text of the code, in lower case."""
         found: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes():
             for field in ("id", "attr", "arg", "name"):
                 word = getattr(node, field, None)
                 if isinstance(word, str):
@@ -202,17 +215,18 @@ class Program:
     def place(self, node: "ast.AST | Event | Guard | Loop") -> Place:
         where = node.node if isinstance(node, Event | Guard | Loop) else node
         line = getattr(where, "lineno", 1)
-        before = self.line_text(line).encode()[: getattr(where, "col_offset", 0)]
-        return Place(path=self.path, line=line, column=len(before.decode(errors="replace")) + 1)
+        path = path_of(where) or self.path
+        before = self.line_text(path, line).encode()[: getattr(where, "col_offset", 0)]
+        return Place(path=path, line=line, column=len(before.decode(errors="replace")) + 1)
 
-    def line_text(self, line: int) -> str:
+    def line_text(self, path: str, line: int) -> str:
         """A line as it stands; `ast` counts columns in its bytes of UTF-8, people in letters."""
-        lines = self.lines
+        lines = self.helpers.get(path, self.source).lines
         return lines[line - 1] if 0 < line <= len(lines) else ""
 
     def line_of(self, node: "ast.AST | Event | Guard | Loop") -> str:
-        line = self.place(node).line or 1
-        return self.lines[line - 1].strip() if line <= len(self.lines) else ""
+        place = self.place(node)
+        return self.line_text(place.path, place.line or 1).strip()
 
     def finding(
         self,
@@ -226,6 +240,7 @@ class Program:
     ) -> Finding:
         """A finding at a node; `seen` are further lines that show it."""
         evidence = [Evidence(where=self.place(one), text=self.line_of(one)) for one in (at, *seen)]
+        what = with_files(what, [one.where for one in evidence])
         return Finding(
             id=id,
             severity=severity,
@@ -234,6 +249,15 @@ class Program:
             fix=fix,
             evidence=tuple(dict.fromkeys(evidence)),
         )
+
+
+def with_files(what: str, places: list[Place]) -> str:
+    """A text whose "line 7" of another file than the finding's says which file."""
+    own = {one.line for one in places if one.path == places[0].path}
+    for one in places:
+        if one.path != places[0].path and one.line not in own:
+            what = re.sub(rf"\bline {one.line}\b(?! of )", f"line {one.line} of {one.path}", what)
+    return what
 
 
 WRAPPERS = frozenset(
@@ -272,47 +296,26 @@ def is_optimizer_step(call: Call) -> bool:
     return "opt" in call.receiver.label.lower() and "sched" not in call.receiver.label.lower()
 
 
-def read_program(path: str, source: bytes | str) -> Program:
-    """The model of a Python file.
+def read_program(path: str, source: bytes | str, files: Files | None = None) -> Program:
+    """The model of a Python file, and of what it uses of the files that are linted with it.
 
     Raises:
         Unreadable: It is no Python 3, or no text.
     """
-    text = source if isinstance(source, str) else decoded(source)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the file's own escapes and literals
-            tree = ast.parse(text)
-    except SyntaxError as error:
-        raise Unreadable(error.msg, error.lineno) from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        deep = "its expressions are nested too deeply to be parsed"
-        what = str(error) if isinstance(error, ValueError) else deep
-        raise Unreadable(what, None) from error
-    walk = Walk(tree)
+    files = files or Files({path: source})
+    own = files.source(path) or parse(path, source)
+    walk = Walk(own, files)
     try:
         walk.run()
     except (RecursionError, MemoryError) as error:
         raise Unreadable("its expressions are nested too deeply to follow", None) from error
     return Program(
-        path=path,
-        text=text,
-        tree=tree,
+        source=own,
+        helpers={one: each for one in walk.imported if (each := files.source(one)) is not None},
         events=walk.events,
         functions=walk.functions,
         classes=walk.classes,
     )
-
-
-def decoded(source: bytes) -> str:
-    """The text of a Python file, by its coding line; UTF-8 where it has none."""
-    if b"\0" in source:
-        raise Unreadable("it holds zero bytes: a binary file", None)
-    try:
-        encoding, _ = tokenize.detect_encoding(iter(source.splitlines(keepends=True)).__next__)
-        return source.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise Unreadable(f"it cannot be decoded: {error}", None) from error
 
 
 def until(events: Iterable[Event], order: int) -> Iterator[Event]:

@@ -57,6 +57,10 @@ class Value:
     name: str | None = None
     """Its qualified name when it was imported: `torch.nn.Linear`."""
 
+    file: str | None = None
+    """For an import of a file that is linted too: its path; of a name in it, with `member`."""
+
+    member: str | None = None
     const: Any = UNKNOWN
     """The literal it is known to be."""
 

@@ -5,10 +5,11 @@ at each call, so that what a name holds is known for that call. Nothing is execu
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from paceline.check.lint import expressions, follow, iteration
+from paceline.check.lint import expressions, follow, imports, iteration, matching
 from paceline.check.lint.events import (
     Assign,
     Call,
@@ -21,7 +22,8 @@ from paceline.check.lint.events import (
     Loop,
     Scope,
 )
-from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, canonical, kind_by_name
+from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, kind_by_name
+from paceline.check.lint.source import Source
 from paceline.check.lint.values import FAILURE, RANK, Value, either
 
 MAX_DEPTH = 14
@@ -37,13 +39,16 @@ MAX_EVENTS = 60_000
 class Walk:
     """One reading of one file. `run()` fills `events`."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
+    def __init__(self, source: Source, files: imports.Files) -> None:
+        self.tree = source.tree
+        self.files = files
+        self.main_path = source.path
+        self.imported: dict[str, Scope] = {}
         self.events: list[Event] = []
         self.functions: list[Function] = []
         self.classes: list[Class] = []
-        self.module = Scope()
-        self.scope = self.module
+        self.main = Scope(path=source.path)
+        self.scope = self.main
         self.guards: list[Guard] = []
         self.loops: list[Loop] = []
         self.withs: list[Value] = []
@@ -72,18 +77,34 @@ class Walk:
             return
         self.root += 1
         self.guards, self.loops, self.withs, self.frames = [], [], [], []
-        self.scope = self.module
+        self.scope = self.main
         given: list[Value] = []
         if function.own_class is not None and not function.has_decorator("staticmethod"):
             given = [self.instance_of(function.own_class)]
         if not function.runs:
-            follow.enter(self, function, given, {}, None)
+            follow.enter(self, function.decorated or function, given, {}, None)
 
     def instance_of(self, own_class: Class) -> Value:
         """Some instance of an own class: one the program made, or one with unknown arguments."""
         if own_class not in self.instances:
             follow.instantiate(self, own_class, [], {}, None)
         return self.instances[own_class]
+
+    @property
+    def path(self) -> str:
+        """The file that is being walked through."""
+        return self.scope.module.path
+
+    @contextmanager
+    def set_apart(self, scope: Scope) -> Iterator[None]:
+        """Walk through another file: under no condition, in no loop, called by nobody."""
+        kept = (self.scope, self.guards, self.loops, self.withs, self.frames)
+        more = (self.returned, self.global_names)
+        self.scope, self.guards, self.loops, self.withs, self.frames = scope, [], [], [], []
+        self.returned, self.global_names = [], []
+        yield
+        self.scope, self.guards, self.loops, self.withs, self.frames = kept
+        self.returned, self.global_names = more
 
     # what happens
 
@@ -153,7 +174,7 @@ class Walk:
 
     def bind(self, name: str, value: Value) -> None:
         if self.global_names and name in self.global_names[-1]:
-            self.module.names[name] = value
+            self.scope.module.names[name] = value
             return
         self.scope.names[name] = value
 
@@ -180,7 +201,7 @@ class Walk:
     def do_annassign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.assign(node.target, self.value(node.value), node)
-        elif isinstance(node.target, ast.Name) and self.scope is not self.module:
+        elif isinstance(node.target, ast.Name) and self.scope is not self.scope.module:
             self.bind(node.target.id, Value(label=node.target.id))
 
     def do_augassign(self, node: ast.AugAssign) -> None:
@@ -198,24 +219,14 @@ class Walk:
         self.value(node.test)
 
     def do_import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            if alias.asname:
-                self.bind(alias.asname, Value(name=canonical(alias.name), label=alias.asname))
-            else:
-                top = alias.name.split(".")[0]
-                self.bind(top, Value(name=top, label=top))
+        imports.bind_import(self, node)
 
     def do_importfrom(self, node: ast.ImportFrom) -> None:
-        module = "." * node.level + (node.module or "")
-        for alias in node.names:
-            name = alias.asname or alias.name
-            value = Value(name=canonical(f"{module}.{alias.name}"), label=name)
-            if alias.name.lower() in RANK_NAMES:
-                value.taints = frozenset({RANK})
-            self.bind(name, value)
+        imports.bind_from_import(self, node)
 
     def do_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.bind(node.name, Value(function=self.function(node, None), label=node.name))
+        made = self.function(node, None)
+        self.bind(node.name, Value(function=made.decorated or made, label=node.name))
 
     do_asyncfunctiondef = do_functiondef
 
@@ -224,9 +235,11 @@ class Walk:
     ) -> Function:
         decorators = tuple(self.value(one) for one in node.decorator_list)
         made = Function(node.name, node, self.scope, own_class, decorators)
-        self.functions.append(made)
+        if self.path == self.main_path:
+            self.functions.append(made)
         for one in [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]:
             self.value(one)
+        follow.replace_decorated(self, made)
         return made
 
     def do_classdef(self, node: ast.ClassDef) -> None:
@@ -238,7 +251,7 @@ class Walk:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 function = self.function(statement, made)
                 function.scope = outer
-                made.methods[statement.name] = function
+                made.methods[statement.name] = function.decorated or function
             else:
                 self.block([statement])
         made.attributes = inner.names
@@ -246,6 +259,9 @@ class Walk:
         self.bind(node.name, Value(own_class=made, label=node.name))
 
     def do_if(self, node: ast.If) -> None:
+        if self.path != self.main_path and is_main_test(node.test):
+            self.block(node.orelse)
+            return
         test = self.value(node.test)
         if self.always(test) is False and not node.orelse:
             return
@@ -398,9 +414,7 @@ class Walk:
     do_trystar = do_try
 
     def do_match(self, node: ast.Match) -> None:
-        subject = self.value(node.subject)
-        for case in node.cases:
-            self.branch(case, subject, True, case.body)
+        self.block(matching.as_branches(node))
 
     def do_return(self, node: ast.Return) -> None:
         value = self.value(node.value)
@@ -448,6 +462,16 @@ def exit_of(body: Sequence[ast.stmt]) -> str | None:
             if inner:
                 return inner
     return None
+
+
+def is_main_test(node: ast.expr) -> bool:
+    """`__name__ == "__main__"`."""
+    return (
+        isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Name)
+        and node.left.id == "__name__"
+        and isinstance(node.ops[0], ast.Eq)
+    )
 
 
 def is_process_exit(node: ast.expr) -> bool:

@@ -291,7 +291,7 @@ def fails_alone(event: Event) -> bool:
 
 def tries_together(program: Program, guard: Guard) -> bool:
     """Whether the `try` itself makes a call of all ranks: it fails on all of them alike."""
-    for node in ast.walk(program.tree):
+    for node in program.nodes():
         if isinstance(node, ast.Try) and guard.node in node.handlers:
             first, last = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
             return any(first <= one.line <= last for one in program.collectives)

@@ -241,7 +241,7 @@ def flags_never_set(program: Program, own: Class) -> set[str]:
 def methods_called(program: Program, own: Class) -> Iterator[str]:
     """Methods of a class that code outside of it calls: `model.module.loss(batch)`."""
     names = {name for part in own.ancestors() for name in part.methods} - {"__init__"}
-    for node in ast.walk(program.tree):
+    for node in program.nodes():
         if isinstance(node, ast.Attribute) and node.attr in names and self_attribute(node) is None:
             yield node.attr
 
@@ -367,7 +367,7 @@ def has_parameters(held: Value) -> bool:
 
 def used_outside(program: Program, name: str) -> bool:
     """Whether code outside the classes' own `__init__` reads an attribute of that name."""
-    for node in ast.walk(program.tree):
+    for node in program.nodes():
         if isinstance(node, ast.Attribute) and node.attr == name and self_attribute(node) is None:
             return True
     return False

@@ -1,0 +1,90 @@
+"""A Python file as text and tree, or why it is none."""
+
+import ast
+import tokenize
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+
+class Unreadable(ValueError):
+    """A file that is no Python program. `line` is where reading stopped."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass(eq=False)
+class Source:
+    """One Python file. Every node of `tree` knows its file: `path_of(node)`."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
+    @cached_property
+    def top_names(self) -> frozenset[str]:
+        """Names that the file binds outside of its functions and classes; `*` for a star import."""
+        return frozenset(bound_names(self.tree.body))
+
+
+def bound_names(body: list[ast.stmt]) -> set[str]:
+    found: set[str] = set()
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(statement.name)
+            continue
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            found |= {one.asname or one.name.split(".")[0] for one in statement.names}
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                found |= {one.asname or one.name.split(".")[0] for one in node.names}
+    return found
+
+
+def parse(path: str, source: bytes | str) -> Source:
+    """A file as text and tree.
+
+    Raises:
+        Unreadable: It is no Python 3, or no text.
+    """
+    text = source if isinstance(source, str) else decoded(source)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the file's own escapes and literals
+            tree = ast.parse(text)
+    except SyntaxError as error:
+        raise Unreadable(error.msg, error.lineno) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        deep = "its expressions are nested too deeply to be parsed"
+        what = str(error) if isinstance(error, ValueError) else deep
+        raise Unreadable(what, None) from error
+    for node in ast.walk(tree):
+        node.path = path  # type: ignore[attr-defined]
+    return Source(path, text, tree)
+
+
+def path_of(node: ast.AST) -> str | None:
+    """The file that a node stands in."""
+    return getattr(node, "path", None)
+
+
+def decoded(source: bytes) -> str:
+    """The text of a Python file, by its coding line; UTF-8 where it has none."""
+    if b"\0" in source:
+        raise Unreadable("it holds zero bytes: a binary file", None)
+    try:
+        encoding, _ = tokenize.detect_encoding(iter(source.splitlines(keepends=True)).__next__)
+        return source.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise Unreadable(f"it cannot be decoded: {error}", None) from error
