@@ -47,12 +47,15 @@ def test_a_shell_that_starts_itself_ends():
     assert lint_files({"a.sh": text.encode()}, Context()).kinds == {"a.sh": "shell"}
 
 
-def test_yaml_aliases_that_multiply_end():
-    text = "distributed_type: FSDP\na: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+@pytest.mark.parametrize("first_line", ["distributed_type: FSDP\n", "anything: else\n"])
+def test_yaml_aliases_that_multiply_end_and_are_named(first_line):
+    text = first_line + "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    text += "".join(
         f"{chr(98 + n)}: &{chr(98 + n)} [{','.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(9)
     )
     linted = lint_files({"bomb.yaml": text.encode()}, Context())
     assert [one.path for one in linted.unread] == ["bomb.yaml"]
+    assert "aliases" in linted.unread[0].what
 
 
 @pytest.mark.parametrize(

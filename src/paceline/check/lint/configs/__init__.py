@@ -11,6 +11,7 @@ from paceline.check.lint.configs.job_file import check_job, is_job
 from paceline.check.lint.configs.kubernetes import is_manifest
 from paceline.check.lint.configs.kubernetes_rules import check_manifest
 from paceline.check.lint.configs.marked import (
+    Bomb,
     Marked,
     NoParser,
     Unreadable,
@@ -87,7 +88,7 @@ def read_config(path: str, text: str) -> Config | None:
         if ending == "toml":
             return _of_toml(path, text)
         return _of_text(path, name, ending, text)
-    except NoParser:
+    except (NoParser, Bomb):
         raise
     except Unreadable:
         if _MEANT.search(text):

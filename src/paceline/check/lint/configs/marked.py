@@ -105,8 +105,16 @@ class Unreadable(ValueError):
         super().__init__(f"line {line}: {what}")
 
 
+class Bomb(Unreadable):
+    """Aliases of aliases that stand for more values than the text has letters."""
+
+
 class NoParser(Unreadable):
     """What reads this language is not installed."""
+
+
+class _TooManyValues(ValueError):
+    pass
 
 
 def read_yaml(text: str) -> list[Marked]:
@@ -116,12 +124,15 @@ def read_yaml(text: str) -> list[Marked]:
         loader = _Loader(text)
         try:
             while loader.check_node():
-                budget = [_MOST_NODES]
-                document = _from_node(loader.get_node(), loader, budget)
+                document = _from_node(loader.get_node(), loader, [_MOST_NODES])
                 if document.value is not None:
                     found.append(document)
         finally:
             loader.dispose()
+    except _TooManyValues as error:
+        if len(text) < _MOST_NODES:
+            raise Bomb(1, "its aliases stand for more values than it has letters") from None
+        raise Unreadable(1, str(error)) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -134,7 +145,7 @@ def read_yaml(text: str) -> list[Marked]:
 def _from_node(node: Any, loader: Any, budget: list[int]) -> Marked:
     budget[0] -= 1
     if budget[0] < 0:
-        raise ValueError("too many values")
+        raise _TooManyValues("too many values")
     line, column = node.start_mark.line + 1, node.start_mark.column + 1
     if isinstance(node, yaml.MappingNode):
         entries: dict[str, Marked] = {}

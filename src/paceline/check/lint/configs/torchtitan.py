@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Iterator
 from math import gcd, prod
 
-from paceline.catalog import find_model_preset
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_rules import bf16_finding, lacks_bf16
 from paceline.check.lint.configs.marked import Marked
@@ -185,17 +184,45 @@ def _check_degrees(path: str, config: Marked, context: Context) -> Iterator[Find
 
 
 def _shape(config: Marked) -> tuple[int, int] | None:
-    """Heads, and heads of keys and values, where the catalogue knows the flavour."""
+    """Heads, and heads of keys and values, where the flavour is one of torchtitan's own."""
     name, flavor = config.text("model", "name"), config.text("model", "flavor")
-    known = _PRESETS.get((name or "", flavor or ""))
-    if known is None:
-        return None
-    preset = find_model_preset(known, where="[model] flavor")
-    return preset.heads, preset.kv_heads
+    return _HEADS.get(name or "", {}).get(flavor or "")
 
 
-_PRESETS = {("llama3", size): f"llama-3-{size.lower()}" for size in ("8B", "70B", "405B")}
-"""torchtitan's flavours (torchtitan/models/llama3/__init__.py) -> the catalogue's models."""
+_HEADS: dict[str, dict[str, tuple[int, int]]] = {
+    "llama3": {
+        "1B": (32, 8),
+        "3B": (24, 8),
+        "8B": (32, 8),
+        "70B": (64, 8),
+        "405B": (128, 8),
+    },
+    "llama4": {"17bx16e": (40, 8), "17bx128e": (40, 8)},
+    "qwen3": {
+        "0.6B": (16, 8),
+        "1.7B": (16, 8),
+        "4B": (32, 8),
+        "8B": (32, 8),
+        "14B": (40, 8),
+        "32B": (64, 8),
+        "30B-A3B": (32, 4),
+        "235B-A22B": (64, 4),
+    },
+    "qwen3_5": {
+        "0.8B": (8, 2),
+        "2B": (8, 2),
+        "4B": (16, 4),
+        "9B": (16, 4),
+        "27B": (24, 4),
+        "35B-A3B": (16, 2),
+        "122B-A10B": (32, 2),
+        "397B-A17B": (32, 2),
+    },
+    "deepseek_v3": {"16B": (16, 16), "236B": (128, 128), "671B": (128, 128)},
+    "gpt_oss": {"20b": (64, 8), "120b": (64, 8)},
+}
+"""Heads and heads of keys and values of torchtitan's flavours: torchtitan/models/*/__init__.py of
+0.3.0, llama4 of 0.2.0. Latent attention has a key and a value for each head."""
 
 
 def _check_batches(path: str, config: Marked, context: Context) -> Iterator[Finding]:
