@@ -209,16 +209,25 @@ def equal(walk: "Walk", made: Call) -> Value:
 def wrap(kind: str, *names: str) -> Effect:
     def wrapped(walk: "Walk", made: Call) -> Value:
         model = made.argument(0, *names) or Value()
-        return Value(
-            kind="model",
-            wrapper=kind,
-            inner=model,
-            instance=made.name,
-            call=made,
-            sources=(model,),
-            label="",
+        return around(
+            model,
+            Value(
+                kind="model",
+                wrapper=kind,
+                inner=model,
+                instance=made.name,
+                call=made,
+                sources=(model,),
+            ),
         )
 
+    return wrapped
+
+
+def around(model: Value, wrapped: Value) -> Value:
+    """The wrapped model; the plain one in it knows it, wherever a program gets hold of that."""
+    for one in model.any():
+        one.fields["wrapped by"] = wrapped
     return wrapped
 
 
@@ -243,16 +252,15 @@ def prepare(walk: "Walk", made: Call) -> Value:
     results = []
     for one in made.args:
         if one.has_kind("model"):
-            results.append(
-                Value(
-                    kind="model",
-                    wrapper="accelerate",
-                    inner=one,
-                    call=made,
-                    sources=(one,),
-                    instance="accelerate.prepared",
-                )
+            model = Value(
+                kind="model",
+                wrapper="accelerate",
+                inner=one,
+                call=made,
+                sources=(one,),
+                instance="accelerate.prepared",
             )
+            results.append(around(one, model))
             continue
         kind = next((part.kind for part in one.any() if part.kind is not None), None)
         prepared = Value(kind=kind, call=made, sources=(one,), instance="accelerate.prepared")
@@ -282,6 +290,7 @@ def deepspeed_engine(walk: "Walk", made: Call) -> Value:
         call=made,
         sources=(model,),
     )
+    around(model, engine)
     loader = Value(kind="loader", instance="deepspeed.prepared", call=made)
     optimizer = Value(kind="optimizer", instance="deepspeed.prepared", call=made)
     return Value(items=[engine, optimizer, loader, Value(kind="scheduler")], call=made)

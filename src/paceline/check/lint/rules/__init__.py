@@ -8,12 +8,15 @@ from paceline.check.lint.program import Program
 from paceline.check.lint.rules import (
     accumulation,
     agreement,
+    compiling,
     data,
     ddp,
     decisions,
     devices,
     frameworks,
     groups,
+    host_memory,
+    numerics,
     precision,
     ray,
     samplers,
@@ -22,6 +25,9 @@ from paceline.check.lint.rules import (
     shared_randomness,
     streams,
     unused,
+    waiting,
+    workers,
+    zero3,
 )
 
 Rule = Callable[[Program, Context], Iterator[Finding]]
@@ -29,12 +35,15 @@ Rule = Callable[[Program, Context], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     *accumulation.RULES,
     *agreement.RULES,
+    *compiling.RULES,
     *data.RULES,
     *ddp.RULES,
     *decisions.RULES,
     *devices.RULES,
     *frameworks.RULES,
     *groups.RULES,
+    *host_memory.RULES,
+    *numerics.RULES,
     *precision.RULES,
     *ray.RULES,
     *samplers.RULES,
@@ -43,5 +52,8 @@ RULES: tuple[Rule, ...] = (
     *shared_randomness.RULES,
     *streams.RULES,
     *unused.RULES,
+    *waiting.RULES,
+    *workers.RULES,
+    *zero3.RULES,
 )
 """In no particular order: findings are sorted by their place."""

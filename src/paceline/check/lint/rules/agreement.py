@@ -86,7 +86,9 @@ def joint_kind(call: Call) -> str | None:
         return "save" if call.receiver.wrapped_by("deepspeed") else None
     if call.forward_of is not None and call.forward_of.wrapped_by("ddp", *SHARDED, "deepspeed"):
         return "forward"
-    if call.forward_of is not None and sharded_by_framework(call.forward_of):
+    if call.forward_of is not None and (
+        sharded_by_framework(call.forward_of) or inside_of_sharded(call, call.forward_of)
+    ):
         return "forward"
     if call.is_method("compute") and call.receiver is not None:
         torchmetrics = any(
@@ -119,6 +121,49 @@ def sharded_by_framework(model: Value) -> bool:
                 if any(word in name.lower() for word in STRATEGIES):
                     return True
     return False
+
+
+GATHER = ("summon_full_params", "GatheredParameters", "unwrap_model_for_generation")
+
+
+def inside_of_sharded(call: Call, model: Value) -> bool:
+    """Whether it is the plain model in a sharded one, whose weights no rank has whole."""
+    if any(one.call.name.endswith(GATHER) for one in call.withs if isinstance(one.call, Call)):
+        return False
+    for one in model.any():
+        outer = one.fields.get("wrapped by")
+        if outer is None or one.wrapper is not None or not isinstance(outer.call, Call):
+            continue
+        if outer.call.order > call.order:
+            continue
+        if outer.wrapped_by(*SHARDED) or holds_parts(outer):
+            return True
+    return False
+
+
+def holds_parts(model: Value) -> bool:
+    """Whether a framework leaves each rank a part of the weights: FSDP, or ZeRO's third stage."""
+    if model.wrapped_by("deepspeed"):
+        return zero_stage(model.call.argument(None, "config", "config_params")) == 3
+    if not sharded_by_framework(model):
+        return False
+    owner = model.call.receiver
+    for one in owner.any() if owner is not None else ():
+        plugin = one.call.argument(None, *PLUGINS[1:3]) if isinstance(one.call, Call) else None
+        if plugin is not None and plugin.const is not None:
+            stage = plugin.call.argument(None, "zero_stage") if plugin.call is not None else None
+            return stage is not None and stage.likely() == 3
+    return True
+
+
+def zero_stage(config: Value | None) -> int | None:
+    """The stage that a DeepSpeed configuration written as a dict asks for."""
+    for one in config.any() if config is not None else ():
+        zero = (one.entries or {}).get("zero_optimization")
+        stage = (zero.entries or {}).get("stage") if zero is not None else None
+        if stage is not None and isinstance(stage.likely(), int):
+            return int(stage.likely())
+    return None
 
 
 def of_a_part(call: Call) -> bool:

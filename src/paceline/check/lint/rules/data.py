@@ -1,6 +1,5 @@
-"""What goes wrong with samplers, loaders and data sets."""
+"""What goes wrong with batches on their way from a data set to the model."""
 
-import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
@@ -9,7 +8,6 @@ from paceline.check.lint.events import Call, Loop
 from paceline.check.lint.names import DATALOADER
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.samplers import PREPARES, samplers_of, training_loops
-from paceline.check.lint.rules.streams import loaders_over, worker_count
 from paceline.check.lint.values import Value
 
 
@@ -79,103 +77,6 @@ def reduces_after(program: Program, loop: Loop) -> bool:
     return any(one.order > last for one in program.calls("torch.distributed.all_reduce"))
 
 
-def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Finding]:
-    """CUDA in a data set's `__getitem__`, which forked workers run."""
-    for own in program.classes:
-        get = own.method("__getitem__") or own.method("__iter__")
-        if get is None or not any("Dataset" in base for base in own.library_bases()):
-            continue
-        loaders = [
-            one
-            for one in loaders_over(program, own)
-            if worker_count(one) > 0 and one.argument(None, "multiprocessing_context") is None
-        ]
-        if not loaders or program.has_call(method="set_start_method"):
-            continue
-        for node in ast.walk(get.node):
-            if uses_cuda(node):
-                yield program.finding(
-                    "cuda-init-before-fork",
-                    Severity.ERROR,
-                    node,
-                    what=(
-                        f"{own.name} uses CUDA, and the loader in line {loaders[0].line} runs it "
-                        "in forked workers: CUDA cannot be initialised there again"
-                    ),
-                    fix="return CPU tensors, and move the batch to the GPU in the training loop",
-                    seen=(loaders[0],),
-                )
-                break
-
-
-def uses_cuda(node: ast.AST) -> bool:
-    """`x.cuda()`, `x.to("cuda")`, `device="cuda"`."""
-    if not isinstance(node, ast.Call):
-        return False
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-        return True
-    words = [*node.args, *(one.value for one in node.keywords if one.arg == "device")]
-    return any(
-        isinstance(one, ast.Constant)
-        and isinstance(one.value, str)
-        and one.value.startswith("cuda")
-        for one in words
-    )
-
-
-def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Finding]:
-    """CUDA in use before processes are forked that use it too."""
-    if program.has_call(method=("set_start_method", "get_context")):
-        return
-    forks = program.calls("torch.multiprocessing.Process", "multiprocessing.Process")
-    for fork in forks:
-        for call in program.all_calls:
-            if call.order > fork.order or call.root != fork.root:
-                continue
-            if any(frame.call is fork for frame in call.frames) or not starts_cuda(call):
-                continue
-            yield program.finding(
-                "cuda-init-before-fork",
-                Severity.ERROR,
-                call,
-                what=(
-                    f"CUDA is initialised here, and line {fork.line} forks processes: it cannot be "
-                    "initialised in them again"
-                ),
-                fix='mp.set_start_method("spawn"), or use CUDA only inside the processes',
-                seen=(fork,),
-            )
-            return
-
-
-def starts_cuda(call: Call) -> bool:
-    if call.name in {"torch.cuda.set_device", "torch.cuda.current_device", "torch.cuda.init"}:
-        return True
-    if call.method == "cuda":
-        return call.receiver is not None and call.receiver.name is None
-    given = call.argument(0) if call.method == "to" else call.argument(None, "device")
-    if given is None or call.name == "torch.device":
-        return False
-    return all(isinstance(one.const, str) and one.const.startswith("cuda") for one in given.any())
-
-
-def check_tokenizer_threads(program: Program, context: Context) -> Iterator[Finding]:
-    """`TOKENIZERS_PARALLELISM=true` with loader workers: they may dead-lock after the fork."""
-    if not any(worker_count(one) > 0 for one in program.calls(DATALOADER)):
-        return
-    for assign in program.assigns:
-        if assign.owner is None or assign.owner.name != "os.environ":
-            continue
-        if "TOKENIZERS_PARALLELISM" in assign.target and assign.value.const in {"true", "1"}:
-            yield program.finding(
-                "tokenizers-fork",
-                Severity.WARNING,
-                assign,
-                what="the tokenizer's threads are kept on, and the loader forks workers after them",
-                fix='set it to "false", or tokenize before training',
-            )
-
-
 def check_added_tokens(program: Program, context: Context) -> Iterator[Finding]:
     """New tokens, and an embedding without rows for them."""
     if program.has_call(method=("resize_token_embeddings",)) or program.mentions("resize_token"):
@@ -210,7 +111,4 @@ RULES = (
     check_added_tokens,
     check_pinned_copies,
     check_padded_evaluation,
-    check_cuda_in_workers,
-    check_fork_after_cuda,
-    check_tokenizer_threads,
 )

@@ -23,15 +23,6 @@ SMALL = re.compile(
 )
 """Data sets of less than about 1 GB of text (their cards on the hub): mapped in minutes."""
 
-EXPERTS = re.compile(
-    r"mixtral|moe|dbrx|deepseek|gpt.?oss|jamba|arctic|grok|phi-?3\.5-moe|olmoe|granite.*moe|switch",
-    re.IGNORECASE,
-)
-"""In the name of a class or checkpoint: its feed-forward layers are experts, of which a token takes
-some. DeepSeek's are so since V2; names with a dense model's size are taken out below."""
-
-DENSE = re.compile(r"deepseek-(llm|coder-(1\.3|6\.7|33)b|r1-distill)", re.IGNORECASE)
-
 
 def check_preprocessing_first(program: Program, context: Context) -> Iterator[Finding]:
     """One process maps a data set while all others wait with the default time limit."""
@@ -79,80 +70,11 @@ def _has_long_timeout(program: Program) -> bool:
     return False
 
 
-def check_zero3(program: Program, context: Context) -> Iterator[Finding]:
-    """What stage 3, which gathers each layer when it is called, does not survive."""
-    engines = [call for call in program.calls(DEEPSPEED_INIT) if _stage(call) == 3]
-    for engine in engines:
-        model = engine.argument(1, "model")
-        if (
-            model is not None
-            and _names_experts(model)
-            and not program.mentions("set_z3_leaf", "leaf_module", "z3_leaf")
-        ):
-            yield program.finding(
-                "zero3-moe-hang",
-                Severity.ERROR,
-                engine,
-                what="ZeRO stage 3 gathers an expert's weights when it is called, and ranks call "
-                "different experts: their all-gathers do not match",
-                fix="deepspeed.utils.set_z3_leaf_modules(model, [TheSparseMoeBlock]) before "
-                "deepspeed.initialize, or stage 2",
-            )
-    if engines or _is_zero3_elsewhere(program):
-        yield from _generation(program)
-
-
-def _stage(call: Call) -> int | None:
-    config = call.argument(None, "config", "config_params")
-    zero = None if config is None else _entry(config, "zero_optimization")
-    stage = None if zero is None else _entry(zero, "stage")
-    return stage.likely() if stage is not None and isinstance(stage.likely(), int) else None
-
-
 def _entry(value: Value, key: str) -> Value | None:
     for one in value.any():
         if one.entries is not None and key in one.entries:
             return one.entries[key]
     return None
-
-
-def _names_experts(model: Value) -> bool:
-    for one in model.origins():
-        names = [one.instance or "", one.name or ""]
-        call = one.call
-        if isinstance(call, Call):
-            names.append(call.name)
-            names += [str(arg.likely()) for arg in call.args[:1] if isinstance(arg.likely(), str)]
-        for name in names:
-            if EXPERTS.search(name.rpartition("transformers.")[2]) and not DENSE.search(name):
-                return True
-    return False
-
-
-def _is_zero3_elsewhere(program: Program) -> bool:
-    """Whether a plugin or a Trainer's argument says stage 3."""
-    return any(
-        (stage := call.argument(None, "zero_stage")) is not None and stage.likely() == 3
-        for call in program.all_calls
-    )
-
-
-def _generation(program: Program) -> Iterator[Finding]:
-    for call in program.all_calls:
-        if call.method != "generate" or call.argument(None, "synced_gpus") is not None:
-            continue
-        if call.open_ended or any(guard.main for guard in call.guards):
-            continue
-        if any(one.call is not None and "Gathered" in one.call.name for one in call.withs):
-            continue
-        yield program.finding(
-            "zero3-generate-hang",
-            Severity.WARNING,
-            call,
-            what="each rank's generate() ends after as many steps as its own sequences need, and "
-            "with ZeRO stage 3 every step gathers weights from all ranks",
-            fix="generate(..., synced_gpus=True)",
-        )
 
 
 def check_config_before_group(program: Program, context: Context) -> Iterator[Finding]:
@@ -294,6 +216,31 @@ def check_gathered_metrics(program: Program, context: Context) -> Iterator[Findi
             fix="accelerator.gather_for_metrics(...)",
         )
         return
+
+
+def check_skipped_batches(program: Program, context: Context) -> Iterator[Finding]:
+    """skip_first_batches makes a loader whose sampler is in epoch 0 again."""
+    if program.has_call(method="set_epoch"):
+        return
+    for call in program.calls(f"{ACCELERATOR}.skip_first_batches", "accelerate.skip_first_batches"):
+        given = call.argument(0, "dataloader")
+        loaders = [
+            one.call
+            for one in (given.origins() if given is not None else ())
+            if isinstance(one.call, Call) and one.call.name == DATALOADER
+        ]
+        shuffled = [one for one in loaders if (one.argument(2, "shuffle") or Value()).const is True]
+        if shuffled:
+            yield program.finding(
+                "skip-first-batches-epoch-reset",
+                Severity.INFO,
+                call,
+                what="the loader without its first batches starts with the order of epoch 0, "
+                "whichever epoch is resumed",
+                fix="loader.set_epoch(epoch) before it",
+                seen=shuffled[:1],
+            )
+            return
 
 
 def check_tf_config(program: Program, context: Context) -> Iterator[Finding]:
@@ -439,11 +386,11 @@ def _number(config: Value, key: str) -> int | None:
 
 RULES = (
     check_preprocessing_first,
-    check_zero3,
     check_config_before_group,
     check_device_map,
     check_scheduler_length,
     check_gathered_metrics,
+    check_skipped_batches,
     check_tf_config,
     check_mlx_group,
     check_horovod,

@@ -56,6 +56,87 @@ def kept_to_some(call: Call, path: Value) -> bool:
     return any((value.instance or "").endswith("main_process_first") for value in call.withs)
 
 
+MOVES = ("replace", "rename", "renames", "move")
+
+
+def check_overwritten(program: Program, context: Context) -> Iterator[Finding]:
+    """The one checkpoint is written over itself: a crash meanwhile leaves none that is whole."""
+    if program.framework in OWNED or not (program.wraps or program.has_call(INIT_GROUP)):
+        return
+    if program.has_call(method=MOVES):
+        return
+    training = training_loops(program)
+    around = {one for loop in training for one in (loop, epoch_loop(program, loop)) if one}
+    for call in program.calls("torch.save"):
+        path = call.argument(1, "f")
+        if path is None or not any(one in around for one in call.loops):
+            continue
+        if path.const is UNKNOWN and not one_name(path):
+            continue
+        yield program.finding(
+            "checkpoint-truncated",
+            Severity.INFO,
+            call,
+            what="each save writes over the one before: a job that is killed meanwhile has neither",
+            fix='torch.save(state, f"{path}.new"); os.replace(f"{path}.new", path)',
+        )
+        return
+
+
+def one_name(path: Value) -> bool:
+    """Whether a path is surely the same in each iteration: of names and literals alone."""
+    origins = list(path.origins())
+    if any(one.kind == "counter" or one.call is not None or one.divergent for one in origins):
+        return False
+    return any(isinstance(one.likely(), str) for one in origins)
+
+
+def check_map_location(program: Program, context: Context) -> Iterator[Finding]:
+    """Tensors that were saved from GPU 0, read back by every rank to where they were: GPU 0."""
+    if program.framework in OWNED or not (program.wraps or program.has_call(INIT_GROUP)):
+        return
+    saved = [one for one in program.calls("torch.save") if saves_from_gpu(program, one)]
+    loads = program.calls("torch.load")
+    if not saved or any(one.has_argument(1, "map_location") for one in loads):
+        return
+    for call in loads:
+        if any(one.by_rank for one in call.guards) or on_context_device(call):
+            continue
+        yield program.finding(
+            "missing-set-device",
+            Severity.WARNING,
+            call,
+            what=(
+                f"without map_location the tensors that rank 0 saves in line {saved[0].line} come "
+                "back to its GPU: every process puts a copy on GPU 0"
+            ),
+            fix='torch.load(path, map_location="cpu")',
+            seen=saved[:1],
+        )
+        return
+
+
+def on_context_device(call: Call) -> bool:
+    return any((one.instance or "").startswith("torch.device") for one in call.withs)
+
+
+def saves_from_gpu(program: Program, call: Call) -> bool:
+    """Whether what is saved holds the state of a wrapped model that was put on a GPU."""
+    given = call.argument(0, "obj")
+    if given is None or not program.mentions("cuda"):
+        return False
+    inner = {one for wrap in program.wraps for one in wrap.result.origins()}
+    for one in given.origins():
+        made = one.call
+        if not isinstance(made, Call) or made.receiver is None:
+            continue
+        if made.method == "cpu":
+            return False
+        if made.method == "state_dict" and inner & set(made.receiver.any()):
+            return True
+    return False
+
+
 def starts_training(program: Program, call: Call) -> bool:
     """Whether the outermost function of an event that nobody calls sets up the run itself."""
     mine = call.frames[0].function if call.frames else None
@@ -212,52 +293,12 @@ def check_host_sync(program: Program, context: Context) -> Iterator[Finding]:
         return
 
 
-LONG_WORK = frozenset({"map", "filter", "tokenize", "prepare_data", "preprocess", "download"})
-
-
-def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
-    """Ranks wait at a barrier while rank 0 prepares data, with the default time-out."""
-    inits = program.calls(INIT_GROUP)
-    if not inits or any(one.has_argument(None, "timeout") for one in inits):
-        return
-    for barrier in program.calls("torch.distributed.barrier"):
-        for work in program.all_calls:
-            if work.order > barrier.order or not is_long(work):
-                continue
-            guard = next((one for one in work.guards if one.main is True), None)
-            if guard is None or guard.test in [one.test for one in barrier.guards if one.holds]:
-                continue
-            if any(c.order > work.order and c.order < barrier.order for c in program.backwards):
-                continue
-            yield program.finding(
-                "rank0-preprocess-timeout",
-                Severity.WARNING,
-                guard,
-                what=(
-                    f"rank 0 prepares data (line {work.line}) while the others wait in the barrier "
-                    f"of line {barrier.line}: after 10 minutes (NCCL) they give up"
-                ),
-                fix="init_process_group(..., timeout=timedelta(hours=2)), or prepare it beforehand",
-                seen=(work, barrier),
-            )
-            return
-
-
-def is_long(work: Call) -> bool:
-    if work.name in {"datasets.load_dataset", "huggingface_hub.snapshot_download"}:
-        return True
-    if work.own is not None:
-        return any(word in work.own.name.lower() for word in ("preprocess", "tokenize", "download"))
-    if work.method not in LONG_WORK or work.receiver is None:
-        return False
-    return work.receiver.has_kind("dataset")
-
-
 RULES = (
     check_same_file,
+    check_overwritten,
+    check_map_location,
     check_resume,
     check_weights_only,
     check_trackers,
     check_host_sync,
-    check_long_wait,
 )

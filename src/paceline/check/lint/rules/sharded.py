@@ -78,9 +78,9 @@ def exclusive(first: Call, second: Call) -> bool:
 
 def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:
     """`for layer in model.layers: FSDP(layer)` throws the wrappers away."""
-    dropped = {id(node.value) for node in ast.walk(program.tree) if isinstance(node, ast.Expr)}
+    dropped = {id(node.value) for node in program.nodes() if isinstance(node, ast.Expr)}
     reported: set[int] = set()
-    loops = [node for node in ast.walk(program.tree) if isinstance(node, ast.For)]
+    loops = [node for node in program.nodes() if isinstance(node, ast.For)]
     for call in program.calls(FSDP):
         if id(call.node) in reported:
             continue
@@ -241,6 +241,50 @@ def check_recomputation(program: Program, context: Context) -> Iterator[Finding]
     )
 
 
+NARROW = frozenset({"torch.float16", "torch.bfloat16", "torch.half"})
+
+
+def check_mixed_dtypes(program: Program, context: Context) -> Iterator[Finding]:
+    """Adapters in float32 on a model in 16 bits, flattened into one of FSDP1's units."""
+    for adapted in program.calls("peft.get_peft_model"):
+        base, cast = adapted.argument(0, "model"), adapted.argument(None, "autocast_adapter_dtype")
+        narrow = [
+            one.call
+            for one in (base.any() if base is not None else ())
+            if isinstance(one.call, Call)
+            and any(dtype.name in NARROW for dtype in one.call.kwargs.values())
+        ]
+        if not narrow or (cast is not None and cast.const is not True) or adapted.open_ended:
+            continue
+        for wrap in program.calls(FSDP):
+            policy = wrap.argument(None, "auto_wrap_policy")
+            if policy is not None and policy.const is not None:
+                continue  # it may part the adapters from the rest
+            given = wrap.argument(0, "module")
+            if given is None or "dtype" in given.fields or adapted.order > wrap.order:
+                continue
+            if adapted.result in given.any() and not cast_again(program, given):
+                yield program.finding(
+                    "fsdp-mixed-dtype-flatten",
+                    Severity.WARNING,
+                    wrap,
+                    what=(
+                        f"line {adapted.line} adds adapters in float32 to weights of 16 bits, and "
+                        "FSDP flattens both into one tensor: it raises"
+                    ),
+                    fix="get_peft_model(..., autocast_adapter_dtype=False), or fully_shard",
+                    seen=(adapted, narrow[0]),
+                )
+
+
+def cast_again(program: Program, model: Value) -> bool:
+    """Whether the whole model is given one number format."""
+    return any(
+        call.receiver is model and any(one.name in NARROW for one in call.args)
+        for call in program.calls(method="to")
+    )
+
+
 def check_added_after(program: Program, context: Context) -> Iterator[Finding]:
     """Parameters or adapters added to a model that is sharded already."""
     sharded = program.calls(FULLY_SHARD)
@@ -326,6 +370,7 @@ RULES = (
     check_full_state,
     check_cpu_offload,
     check_recomputation,
+    check_mixed_dtypes,
     check_added_after,
     check_tied,
 )

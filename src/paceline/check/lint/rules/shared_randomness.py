@@ -8,7 +8,7 @@ from paceline.check.lint.events import Call
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.ddp import wrapped_models
-from paceline.check.lint.values import RANK
+from paceline.check.lint.values import RANK, Value
 
 
 def check_batchnorm(program: Program, context: Context) -> Iterator[Finding]:
@@ -95,6 +95,64 @@ def check_same_dropout(program: Program, context: Context) -> Iterator[Finding]:
         )
 
 
+TENSOR_PARALLEL = ("ColumnParallelLinear", "RowParallelLinear", ".parallelize_module")
+TRACKED = ("rng_tracker", "model_parallel_cuda_manual_seed", "set_random_seed", "get_coordinate")
+
+
+def check_tensor_parallel_dropout(program: Program, context: Context) -> Iterator[Finding]:
+    """Dropout in a model whose ranks share one layer: what they draw must fit what they hold."""
+    parallel = [one for one in program.all_calls if one.name.endswith(TENSOR_PARALLEL)]
+    parallel += [one for one in program.collectives if in_layer(one)]
+    drops = [one for one in program.all_calls if drops_something(one)]
+    if not parallel or not drops or program.mentions(*TRACKED):
+        return
+    seeds = program.calls(
+        "torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"
+    )
+    by_rank = [one for one in seeds for arg in one.args if is_rank_itself(arg)]
+    yield program.finding(
+        "tp-dropout-rng",
+        Severity.WARNING if by_rank else Severity.INFO,
+        by_rank[0] if by_rank else drops[0],
+        what=(
+            "every rank draws other numbers, so ranks that share a layer "
+            f"(line {parallel[0].line}) drop different parts of what they all hold: their copies "
+            "of it differ"
+            if by_rank
+            else "ranks that share a layer draw the same numbers for the parts that each holds "
+            "alone, or different ones for what all hold, unless seeds follow the mesh"
+        ),
+        fix="seed by the data-parallel coordinate, and draw for sharded activations from a "
+        "generator of the tensor-parallel one",
+        seen=(parallel[0], drops[0]),
+    )
+
+
+def in_layer(call: Call) -> bool:
+    """Whether ranks add up what each has computed inside a layer's own forward pass."""
+    own = call.function
+    if own is None or own.name != "forward" or own.own_class is None:
+        return False
+    group = call.argument(None, "group")
+    return call.name.endswith("all_reduce") and group is not None and group.const is not None
+
+
+def drops_something(call: Call) -> bool:
+    """A dropout that is not switched off."""
+    if not call.name.startswith(("torch.nn.Dropout", "torch.nn.functional.dropout")):
+        return False
+    share = call.argument(0 if call.name.startswith("torch.nn.Dropout") else 1, "p")
+    return share is None or share.likely() != 0
+
+
+def is_rank_itself(seed: Value) -> bool:
+    """`seed + rank`, and neither `rank % n` nor `rank // n`."""
+    if RANK not in seed.taints:
+        return False
+    signs = [one.operation[0] for one in seed.origins() if one.operation is not None]
+    return not {"Mod", "FloorDiv"} & set(signs)
+
+
 def check_reentrant(program: Program, context: Context) -> Iterator[Finding]:
     """Re-entrant activation checkpointing under DDP marks parameters ready twice."""
     wraps = [one for one in program.calls(DDP) if not is_static(one)]
@@ -132,5 +190,6 @@ def is_static(call: Call) -> bool:
 RULES = (
     check_batchnorm,
     check_same_dropout,
+    check_tensor_parallel_dropout,
     check_reentrant,
 )

@@ -1,7 +1,9 @@
 """Streams and hand-made shares: read twice, or of unequal length."""
 
 import ast
+import re
 from collections.abc import Iterator
+from math import prod
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
@@ -157,6 +159,47 @@ def check_webdataset(program: Program, context: Context) -> Iterator[Finding]:
         )
 
 
+BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+def check_shard_counts(program: Program, context: Context) -> Iterator[Finding]:
+    """Shards that do not go round: fewer than readers, or no multiple of the ranks."""
+    world = context.num_processes
+    if world is None or world < 2:
+        return
+    for call in program.calls("webdataset.WebDataset"):
+        urls = call.argument(0, "urls")
+        text = urls.likely() if urls is not None else None
+        resampled = call.argument(None, "resampled")
+        if not isinstance(text, str) or (resampled is not None and resampled.const is not False):
+            continue
+        number = prod(int(last) - int(first) + 1 for first, last in BRACES.findall(text))
+        if BRACES.search(text) and number < world:
+            yield program.finding(
+                "webdataset-nodesplitter",
+                Severity.ERROR,
+                call,
+                what=f"{number} shards for {world} ranks: some ranks get none",
+                fix=f"write the data set in {world} shards or more, or pass resampled=True",
+            )
+    if not program.has_call("datasets.distributed.split_dataset_by_node"):
+        return
+    for call in program.calls(method="to_iterable_dataset"):
+        shards = call.argument(0, "num_shards")
+        count = shards.likely() if shards is not None else None
+        if isinstance(count, int) and count % world:
+            yield program.finding(
+                "streaming-shards-not-factor",
+                Severity.WARNING,
+                call,
+                what=(
+                    f"{count} shards are no multiple of {world} ranks: every rank reads all of the "
+                    "data and throws most of it away"
+                ),
+                fix=f"num_shards={-(-count // world) * world}",
+            )
+
+
 def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
     """Ranks train on parts of the data of unequal length, and the longest part waits."""
     if not program.is_distributed or joined(program) or program.framework in PREPARES:
@@ -298,6 +341,7 @@ RULES = (
     check_iterable_dataset,
     check_streaming,
     check_webdataset,
+    check_shard_counts,
     check_uneven_parts,
     check_uneven_streams,
 )

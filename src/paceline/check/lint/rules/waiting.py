@@ -1,0 +1,82 @@
+"""Ranks that wait for one of them longer than a time limit allows."""
+
+from collections.abc import Iterator
+
+from paceline.check.finding import Finding, Severity
+from paceline.check.lint.context import Context
+from paceline.check.lint.events import Call
+from paceline.check.lint.names import INIT_GROUP
+from paceline.check.lint.program import Program
+
+LONG_WORK = frozenset({"map", "filter", "tokenize", "prepare_data", "preprocess", "download"})
+
+
+def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
+    """Ranks wait at a barrier while rank 0 prepares data, with the default time-out."""
+    inits = program.calls(INIT_GROUP)
+    if not inits or any(one.has_argument(None, "timeout") for one in inits):
+        return
+    for barrier in program.calls("torch.distributed.barrier"):
+        for work in program.all_calls:
+            if work.order > barrier.order or not is_long(work):
+                continue
+            if any(work.order < one.order < barrier.order for one in inits):
+                continue  # the others wait in that one: check_late_start
+            guard = next((one for one in work.guards if one.main is True), None)
+            if guard is None or guard.test in [one.test for one in barrier.guards if one.holds]:
+                continue
+            if any(c.order > work.order and c.order < barrier.order for c in program.backwards):
+                continue
+            yield program.finding(
+                "rank0-preprocess-timeout",
+                Severity.WARNING,
+                guard,
+                what=(
+                    f"rank 0 prepares data (line {work.line}) while the others wait in the barrier "
+                    f"of line {barrier.line}: after 10 minutes (NCCL) they give up"
+                ),
+                fix="init_process_group(..., timeout=timedelta(hours=2)), or prepare it beforehand",
+                seen=(work, barrier),
+            )
+            return
+
+
+def is_long(work: Call) -> bool:
+    if work.name in {"datasets.load_dataset", "huggingface_hub.snapshot_download"}:
+        return True
+    if work.own is not None:
+        return any(word in work.own.name.lower() for word in ("preprocess", "tokenize", "download"))
+    if work.method not in LONG_WORK or work.receiver is None:
+        return False
+    return work.receiver.has_kind("dataset")
+
+
+def check_late_start(program: Program, context: Context) -> Iterator[Finding]:
+    """Rank 0 prepares data before it comes to init_process_group, where the others wait."""
+    for init in program.calls(INIT_GROUP):
+        if init.open_ended or init.argument(None, "timeout") is not None:
+            continue
+        for work in program.all_calls:
+            if work.order > init.order or work.root != init.root or not is_long(work):
+                continue
+            guard = next((one for one in work.guards if one.main is True), None)
+            if guard is None or guard.test in [one.test for one in init.guards]:
+                continue
+            yield program.finding(
+                "store-wait-timeout",
+                Severity.WARNING,
+                guard,
+                what=(
+                    f"rank 0 prepares data (line {work.line}) before it comes to line {init.line}, "
+                    "where the others wait for it for 10 minutes at most"
+                ),
+                fix="prepare it before the launch, or pass init_process_group a longer timeout",
+                seen=(work, init),
+            )
+            return
+
+
+RULES = (
+    check_long_wait,
+    check_late_start,
+)
