@@ -1,0 +1,131 @@
+"""Failures that print a message of their own, and what readers of dumps and reports conclude."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from paceline.catalog.failure import load_failures
+from paceline.check.diagnose.candidate import Candidate, ranks_of
+from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.patterns import benign
+from paceline.check.diagnose.seen import Seen
+from paceline.check.diagnose.standing import level_of
+from paceline.check.diagnose.weak import second_facts
+from paceline.check.diagnose.words import OutOfMemory, say, who
+
+
+def printed(seen: Seen) -> Iterator[Candidate]:
+    """Failures that print their own message."""
+    failures = load_failures()
+    by_name: dict[str, list[Line]] = {}
+    groups: dict[str, tuple[Line, dict[str, str]]] = {}
+    counts: dict[str, int] = {}
+    for sighting in seen.sightings.values():
+        if sighting.weak:
+            continue
+        by_name.setdefault(sighting.name, []).extend(line for line, _ in sighting.lines())
+        counts[sighting.name] = counts.get(sighting.name, 0) + sighting.count
+        fullest = max(sighting.first, key=lambda pair: len(pair[1]))
+        if sighting.name not in groups or len(fullest[1]) > len(groups[sighting.name][1]):
+            groups[sighting.name] = fullest
+    for name, lines in by_name.items():
+        line, said = groups[name]
+        yield Candidate(
+            id=name,
+            level=level_of(failures[name]),
+            confidence=_surely(name, lines),
+            lines=lines,
+            what=say(name, line, said, ranks_of(lines)),
+            count=counts[name],
+        )
+
+
+_SAYS_WHY = {
+    "host-oom-sigkill": re.compile(r"(?i)out of memory|\boom|killed as a result of limit"),
+    "sigterm-preempted": re.compile(r"(?i)due to|preempt|reclaim|interruption|limit|walltime"),
+}
+"""Failures that most of their lines fit and do not prove: a signal has many senders."""
+
+
+def _surely(name: str, lines: Iterable[Line]) -> Confidence:
+    proof = _SAYS_WHY.get(name)
+    if proof is None or any(proof.search(line.raw) for line in lines):
+        return Confidence.CERTAIN
+    return Confidence.LIKELY
+
+
+def weakly_printed(seen: Seen) -> Iterator[Candidate]:
+    """Failures whose lines need a second fact: those that have it, and the rest as possible."""
+    failures = load_failures()
+    facts = dict(second_facts(seen))
+    for name in sorted({each.name for each in seen.sightings.values() if each.weak} - facts.keys()):
+        lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
+        lines = [line for line in lines if not benign().search(line.raw)]
+        if lines and failures[name].category != "hang" and level_of(failures[name]) < 5:
+            yield Candidate(
+                id=name,
+                level=6.3 if level_of(failures[name]) < 3 else 6.5,
+                confidence=Confidence.POSSIBLE,
+                lines=lines,
+                what=say(name, lines[0], {}, ranks_of(lines)),
+            )
+        elif lines and level_of(failures[name]) >= 5:
+            yield Candidate(
+                id=name,
+                level=5.5,
+                confidence=Confidence.POSSIBLE,
+                lines=lines,
+                what=say(name, lines[0], {}, ranks_of(lines)),
+            )
+    for name, fact in facts.items():
+        lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
+        said = {
+            k: v for each in seen.sightings_of(name, weak=True) for k, v in each.first[0][1].items()
+        }
+        yield Candidate(
+            id=name,
+            level=level_of(failures[name]),
+            confidence=Confidence.LIKELY,
+            lines=lines,
+            what=f"{say(name, lines[0], said, ranks_of(lines))}: {fact}",
+            count=sum(each.count for each in seen.sightings_of(name, weak=True)),
+        )
+
+
+def concluded(seen: Seen) -> Iterator[Candidate]:
+    """What dumps and NCCL's report say."""
+    for each in seen.found:
+        level = level_of(load_failures()[each.id])
+        yield Candidate(
+            id=each.id,
+            level=level if each.is_certain or level == 3 else 1.8,
+            confidence=Confidence.CERTAIN if each.is_certain else Confidence.LIKELY,
+            lines=[each.line],
+            what=f"{who(each.ranks)}{each.what}" if each.ranks else each.what,
+            place=each.place,
+            rank=each.ranks[0] if each.ranks else None,
+            title=each.title,
+        )
+
+
+def specialise(candidates: list[Candidate], seen: Seen) -> None:
+    """Choose between failures that share their message, by its numbers."""
+    by_id = {each.id: each for each in candidates if each.confidence is not Confidence.POSSIBLE}
+    fragmented = by_id.get("cuda-oom-fragmentation")
+    if fragmented and "cuda-oom" in by_id:
+        fragmented.lines = by_id["cuda-oom"].lines
+        fragmented.level = 0
+    if "missing-set-device" in by_id and "cuda-oom" in by_id:
+        by_id["missing-set-device"].level = 0
+    if "cuda-oom" in by_id:
+        first = by_id["cuda-oom"].lines[0]
+        if OutOfMemory(first.raw).is_fragmented and not fragmented:
+            candidates.append(
+                replace_candidate(by_id["cuda-oom"], "cuda-oom-fragmentation", Confidence.LIKELY)
+            )
+
+
+def replace_candidate(of: Candidate, name: str, confidence: Confidence) -> Candidate:
+    """The same lines read as another failure."""
+    return replace(of, id=name, confidence=confidence, notes=[])

@@ -1,0 +1,113 @@
+"""What a rank that waited speaks for: time-outs, connections that closed, tracebacks cut off."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from paceline.check.diagnose.candidate import Candidate, ranks_of
+from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.hang import reasons, stand
+from paceline.check.diagnose.seen import Seen
+from paceline.check.diagnose.words import who
+
+_WAITS = {
+    "collective-watchdog-timeout",
+    "nccl-works-failed-banner",
+    "gloo-peer-closed",
+    "store-wait-timeout",
+}
+"""A rank waited for another."""
+
+
+def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """What a time-out speaks for, where nothing else is seen."""
+    waits = [each for each in candidates if each.id in _WAITS]
+    standing = stand(seen)
+    if not waits and standing is None:
+        return
+    if any(each.level < 1.5 for each in candidates):
+        return
+    timed_out = standing is not None or any(
+        re.search(r"(?i)timed ?out|timeout", line.raw) for each in waits for line in each.lines
+    )
+    if not timed_out:
+        yield from _left_early(seen, waits)
+        return
+    lines = [each.line for each in seen.watched] or waits[0].lines
+    best: dict[str, tuple[float, str]] = {}
+    for name, weight, why in reasons(seen, standing):
+        if name not in best:
+            best[name] = (weight, why)
+        elif best[name][0] < weight:
+            best[name] = (weight, f"{why}; {best[name][1]}")
+    odd = (standing.behind or standing.absent) if standing else ()
+    for name, (weight, why) in best.items():
+        likely = weight >= 1
+        yield Candidate(
+            id=name,
+            level=2.1 if likely else 6.0,
+            confidence=Confidence.LIKELY if likely else Confidence.POSSIBLE,
+            lines=lines,
+            what=f"{standing.what}; {why}" if standing else why,
+            count=len(lines),
+            weight=weight,
+            rank=odd[0] if odd else None,
+        )
+
+
+_WAITS_FOR_RANK_0 = re.compile(
+    r"main_process_first|main_first|local_main|wait_for_everyone|barrier"
+)
+_BAR_AT_LIMIT = re.compile(r"\[(?:0?9:5\d|10:0\d|29:[45]\d|30:[0-4]\d|59:[45]\d|1:00:[0-4]\d)<")
+"""A progress bar that stopped at 10, 30 or 60 minutes: the time-outs of NCCL and gloo, old and
+new, as in torch/distributed/constants.py."""
+
+
+def cut_off(seen: Seen) -> Iterator[Candidate]:
+    """A traceback that breaks off where a rank waits for rank 0, as a bar nears a limit."""
+    for begun in seen.begun:
+        waits = any(_WAITS_FOR_RANK_0.search(frame.function) for frame in begun.frames)
+        if waits and (bar := _BAR_AT_LIMIT.search(begun.header.raw)):
+            yield Candidate(
+                id="rank0-preprocess-timeout",
+                level=2.1,
+                confidence=Confidence.LIKELY,
+                lines=[begun.header, *([begun.last] if begun.last else [])],
+                what=f"the work of one rank stands at {bar[0][1:-1]}, near a time-out, while "
+                "another stopped in its wait for it",
+            )
+            return
+
+
+def _left_early(seen: Seen, waits: Sequence[Candidate]) -> Iterator[Candidate]:
+    """A rank's connection closed, and no process ended by a signal or an error of its own."""
+    closed = [line for each in waits for line in each.lines if "closed by peer" in line.raw]
+    if closed and seen.exits and all(each.code in (1, -15) for each in seen.exits):
+        yield Candidate(
+            id="uneven-inputs-hang",
+            level=2.1,
+            confidence=Confidence.LIKELY,
+            lines=closed,
+            what=f"{who(ranks_of(closed))}the peer left without an error while this rank still "
+            "trained",
+            count=len(closed),
+            weight=1.0,
+        )
+
+
+def only_symptom(seen: Seen, secondary: list[Candidate]) -> Candidate:
+    """Where only consequences are seen: the one that says most of where ranks stood."""
+    ranking = ("collective-watchdog-timeout", "store-wait-timeout", "gloo-peer-closed")
+    best = min(
+        secondary,
+        key=lambda each: (
+            each.level >= 6,
+            ranking.index(each.id) if each.id in ranking else len(ranking),
+        ),
+    )
+    standing = stand(seen)
+    if best.id == "collective-watchdog-timeout" and standing is not None:
+        odd = standing.behind or standing.absent
+        best.what = standing.what
+        best.rank = odd[0] if odd else None
+    best.confidence = Confidence.POSSIBLE
+    return best
