@@ -56,7 +56,8 @@ def main() -> None:
 def _measure(cases: Iterable[tuple[str, tuple[str, ...], str]]) -> dict[str, Any]:
     row: dict[str, Any] = {"n": 0, "first": 0, "first_three": 0, "wrong": []}
     for source, right, text in cases:
-        said = [cause.id for cause in diagnose_text(text).causes]
+        diagnosis = diagnose_text(text)
+        said = [each.id for each in (*diagnosis.causes, *diagnosis.resembling)]
         row["n"] += 1
         row["first"] += said[:1] != [] and said[0] in right
         row["first_three"] += any(each in right for each in said[:3])

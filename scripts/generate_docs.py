@@ -21,6 +21,7 @@ import yaml
 from paceline import cli
 from paceline.catalog.code import codes_page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
+from paceline.catalog.symptom import load_symptoms
 from paceline.errors import EXIT_CODES
 from paceline.record import events, metrics
 from paceline.spec.job import JobSpec
@@ -230,6 +231,17 @@ def failure_index() -> str:
     lines += ["", "## Published names", "", "| name | is |", "| --- | --- |"]
     published = sorted((name, one.id) for one in load_failures().values() for name in one.published)
     lines += [f"| {name} | [{one}](failures/{one}.md) |" for name, one in published]
+    lines += ["", "## One symptom, several causes", ""]
+    lines += ["What `paceline diagnose` says as possible where a log names no cause.", ""]
+    lines += [
+        "| what is seen | may be, the likeliest first | what decides |",
+        "| --- | --- | --- |",
+    ]
+    lines += [
+        f"| {_cell(symptom.title)} | [{one.id}](failures/{one.id}.md) | {_cell(one.check)} |"
+        for symptom in load_symptoms().values()
+        for one in symptom.causes
+    ]
     lines += ["", "## Lines that look bad and are not", "", "| id | line | why | when it matters |"]
     lines += ["| --- | --- | --- | --- |"]
     lines += [

@@ -33,8 +33,9 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
     recorder, NCCL_DEBUG=INFO output, dmesg, and what kubectl describe, squeue and ray status print.
 
     Shown are the cause, the first rank that has it (the launcher often names a victim), the lines
-    that show it, why, the fix, and what it is not. What is not known is said to be unknown, with
-    the lines that matter.
+    that show it, why, the fix, and what it is not. Where what is seen has several well-known
+    causes they are said as possible, with the check that decides. What is not known is said to be
+    unknown, with the lines that matter and what they look like.
 
     \b
     Examples:
@@ -115,8 +116,23 @@ def _check_something_was_read(diagnosis: "Diagnosis", logs: tuple[str, ...]) -> 
 def _data(diagnosis: "Diagnosis") -> dict[str, Any]:
     return asdict(diagnosis) | {
         "causes": [_cause(each) for each in diagnosis.causes],
+        "candidates": _candidates(diagnosis),
         "concluded": diagnosis.is_concluded,
     }
+
+
+def _candidates(diagnosis: "Diagnosis") -> list[dict[str, Any]]:
+    """What the answer names, in order, and how surely: a look-alike is unsure."""
+    from paceline.check.diagnose.conclusion import MAX_SHOWN
+
+    named = [
+        {"id": each.id, "certainty": str(each.confidence), "check": each.check}
+        for each in diagnosis.causes
+    ]
+    named += [
+        {"id": each.id, "certainty": "unsure", "check": None} for each in diagnosis.resembling
+    ]
+    return named[:MAX_SHOWN]
 
 
 def _cause(cause: "Cause") -> dict[str, Any]:

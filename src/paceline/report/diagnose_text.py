@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from paceline import units
-from paceline.check.diagnose.conclusion import Cause, Consequence, Diagnosis
+from paceline.check.diagnose.conclusion import (
+    MAX_SHOWN,
+    Cause,
+    Consequence,
+    Diagnosis,
+)
 from paceline.check.diagnose.unique import Events
 from paceline.check.diagnose.words import spans
 from paceline.check.finding import Evidence
@@ -54,8 +59,16 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():
         yield from _row(name, fact, 2)
-    for number, cause in enumerate(diagnosis.causes[1:3], start=2):
-        yield from _row("or", f"{number}. {cause.id} ({cause.confidence}): {cause.what}", 1)
+    for number, cause in enumerate(diagnosis.causes[1:MAX_SHOWN], start=2):
+        told = f"{cause.failure.title}. Check: {cause.check}" if cause.check else cause.what
+        yield from _row("or", f"{number}. {cause.id} ({cause.confidence}): {told}", 2)
+    for like in diagnosis.resembling:
+        yield from _row(
+            "looks like",
+            f"{like.id}? Unsure: only the words of {_place(like.evidence)} are like it "
+            f"({like.failure.title})",
+            2,
+        )
     for trouble in diagnosis.troubles[:2]:
         yield from _row("not read", trouble, 1)
     yield from _row("read", _read(diagnosis), 2)
@@ -65,6 +78,8 @@ def _cause(cause: Cause) -> Iterator[str]:
     failure = cause.failure
     yield from _row("cause", f"{cause.id}: {cause.title} ({cause.confidence})", 2)
     yield from _row("", cause.what, 3)
+    if cause.check:
+        yield from _row("check", cause.check, 2)
     where = []
     if cause.rank is not None:
         where.append(f"rank {cause.rank}")
@@ -86,9 +101,12 @@ def _cause(cause: Cause) -> Iterator[str]:
 
 
 def _quote(each: Evidence) -> str:
+    return f"{_place(each)}: {' '.join(each.text.split())}"
+
+
+def _place(each: Evidence) -> str:
     where = each.where
-    at = f"{where.path}:{where.line}" if where.line else where.path
-    return f"{at}: {' '.join(each.text.split())}"
+    return f"{where.path}:{where.line}" if where.line else where.path
 
 
 def _row(name: str, text: str, most: int) -> Iterator[str]:

@@ -22,6 +22,8 @@ class Candidate:
     rank: int | None = None
     notes: list[str] = field(default_factory=list)
     title: str | None = None
+    check: str | None = None
+    """What decides whether it is this one."""
 
 
 def ranks_of(lines: Iterable[Line]) -> list[int]:

@@ -7,6 +7,9 @@ from enum import StrEnum
 from paceline.catalog.failure import Failure, load_failures
 from paceline.check.finding import Evidence
 
+MAX_SHOWN = 3
+"""Causes and look-alikes that an answer names."""
+
 
 class Confidence(StrEnum):
     """How surely a cause is seen."""
@@ -47,6 +50,9 @@ class Cause:
     place: str | None = None
     """File and line of the reader's program, where a traceback says it."""
 
+    check: str | None = None
+    """What the reader does to decide whether it is this cause."""
+
     @property
     def failure(self) -> Failure:
         """Its text in the catalog."""
@@ -60,6 +66,21 @@ class Consequence:
     id: str
     count: int
     ranks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resemblance:
+    """A failure whose words are like those of a line that nothing knows. It need not be it."""
+
+    id: str
+    evidence: Evidence
+    covered: float
+    """Share of the line's words, by weight, that the failure's texts hold: 0 to 1."""
+
+    @property
+    def failure(self) -> Failure:
+        """Its text in the catalog."""
+        return load_failures()[self.id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +99,9 @@ class Diagnosis:
 
     unknown: Sequence[Evidence] = ()
     """Lines that may matter, where no cause is known."""
+
+    resembling: Sequence[Resemblance] = ()
+    """Where no cause is known: failures whose words are like those of these lines. Unsure."""
 
     num_ranks: int | None = None
     num_bytes: int = 0

@@ -33,6 +33,9 @@ class Standing:
     absent: Sequence[int]
     """Ranks of which no watchdog says anything."""
 
+    num_heard: int
+    """Ranks whose watchdogs say where they stood."""
+
     sizes: Sequence[int]
     """Elements that ranks bring to it; more than one where ranks differ."""
 
@@ -46,6 +49,9 @@ class Standing:
     """One element: mostly a barrier."""
 
     ran_out_s: float | None
+
+    crossed: str | None = None
+    """That a rank finished a collective in which another still waits, in words."""
 
 
 def stand(seen: Seen) -> Standing | None:
@@ -89,12 +95,33 @@ def stand(seen: Seen) -> Standing | None:
         num_in=size,
         behind=behind,
         absent=absent,
+        num_heard=len(set(ranks)),
         ops=ops,
         sizes=sorted({each.num_in for each in at if each.num_in is not None}),
         is_early=seq <= 10,
         is_small=size is not None and size <= 8,
         ran_out_s=limit / 1000 if limit else None,
+        crossed=_crossed(first),
     )
+
+
+_NEEDS_ALL = re.compile(r"ALLREDUCE|ALLGATHER|REDUCE_SCATTER|ALLTOALL|BARRIER")
+"""Operations that no rank finishes before all have come. A broadcast's source may."""
+
+
+def _crossed(first: Sequence[Watched]) -> str | None:
+    """A rank beyond a collective that it cannot have finished: it called another one there."""
+    named = [each for each in first if each.group is not None and each.rank is not None]
+    for waits in sorted(named, key=lambda each: each.seq):
+        for ahead in named:
+            same = ahead.group == waits.group and ahead.rank != waits.rank
+            beyond = ahead.seq > waits.seq and (ahead.completed or waits.seq) >= waits.seq
+            if same and beyond and waits.op and _NEEDS_ALL.search(waits.op):
+                return (
+                    f"rank {ahead.rank} stands at collective {ahead.seq} ({ahead.op}) and rank "
+                    f"{waits.rank} still waits in {waits.seq} ({waits.op}), which needs all ranks"
+                )
+    return None
 
 
 def _first_of_each(watched: Sequence[Watched]) -> list[Watched]:
@@ -178,6 +205,9 @@ def reasons(seen: Seen, standing: Standing | None) -> Iterator[tuple[str, float,
             f"at collective {standing.seq} ranks call different operations: "
             + ", ".join(standing.ops),
         )
+    if standing is not None and standing.crossed:
+        yield "rank-divergent-decision", 1.25, standing.crossed
+        yield "collective-mismatch", 1.2, standing.crossed
     if _PREPROCESS.search(last) and (early or not standing):
         yield (
             "rank0-preprocess-timeout",

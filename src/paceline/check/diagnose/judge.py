@@ -9,14 +9,22 @@ from collections.abc import Sequence
 
 from paceline.catalog.failure import Effect, load_failures
 from paceline.check.diagnose.candidate import Candidate, best_of_each, ranks_of
-from paceline.check.diagnose.conclusion import Consequence, Diagnosis
+from paceline.check.diagnose.conclusion import (
+    MAX_SHOWN,
+    Confidence,
+    Consequence,
+    Diagnosis,
+    Resemblance,
+)
 from paceline.check.diagnose.ends import ended
 from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.possible import possible_causes
 from paceline.check.diagnose.printed import concluded, printed, specialise, weakly_printed
 from paceline.check.diagnose.raised import exceptions
+from paceline.check.diagnose.resemble import look_alikes
 from paceline.check.diagnose.seen import Seen
-from paceline.check.diagnose.standing import YIELDS
-from paceline.check.diagnose.telling import cause, is_grave, notes, unknown
+from paceline.check.diagnose.standing import GENERAL, YIELDS
+from paceline.check.diagnose.telling import cause, evidence, is_grave, notes, unknown
 from paceline.check.diagnose.waits import cut_off, hangs, only_symptom
 
 _QUIET = {Effect.SILENT, Effect.DEGRADED, Effect.WARNING, Effect.INFO, Effect.HANG}
@@ -44,12 +52,17 @@ def judge(seen: Seen) -> Diagnosis:
     failed = _has_failed(seen, candidates)
     if failed and causes and causes[0].level >= 4:
         causes, possible = [], [*possible, *causes]  # a hint about speed explains no failure
-    if not causes and secondary:
+    if failed:
+        possible = _joined([*possible, *possible_causes(seen, candidates)], causes)
+        possible.sort(key=lambda each: (each.level, -each.weight))
+    if causes and causes[0].id in GENERAL and len(possible) >= MAX_SHOWN - 1:
+        causes, possible = [], _behind_first(possible, causes)
+    if not causes and secondary and not any(each.check for each in possible):
         causes = [only_symptom(seen, secondary)]
         secondary = [each for each in secondary if each.id != causes[0].id]
     if not causes and not failed:
         causes = [each for each in possible if load_failures()[each.id].effect in _QUIET]
-    elif causes or any(each.level < 6.4 for each in possible):
+    elif causes or any(each.level < 6.4 or each.check for each in possible):
         causes += possible
     found = [cause(each, seen) for each in causes]
     return Diagnosis(
@@ -61,6 +74,7 @@ def judge(seen: Seen) -> Diagnosis:
         notes=list(notes(seen, found)),
         facts=seen.facts,
         unknown=[] if found else unknown(seen),
+        resembling=_resembling(seen, causes) if failed else [],
         num_ranks=max(seen.ranks) + 1 if seen.ranks else None,
         num_bytes=sum(source.num_bytes for source in seen.sources),
         num_lines=sum(source.num_lines for source in seen.sources),
@@ -70,6 +84,40 @@ def judge(seen: Seen) -> Diagnosis:
         saturated=tuple(dict.fromkeys(seen.saturated)),
         troubles=[f"{s.trouble}: {s.name}" for s in seen.sources if s.trouble],
     )
+
+
+def _behind_first(possible: Sequence[Candidate], general: list[Candidate]) -> list[Candidate]:
+    """What only says that something failed, behind the two likeliest reasons for it."""
+    general[0].confidence = Confidence.POSSIBLE
+    return [*possible[: MAX_SHOWN - 1], *general, *possible[MAX_SHOWN - 1 :]]
+
+
+def _joined(possible: Sequence[Candidate], causes: Sequence[Candidate]) -> list[Candidate]:
+    """Each possible cause once, with what every reader says of it; none that is a cause already."""
+    found: dict[str, Candidate] = {}
+    for each in possible:
+        known = found.setdefault(each.id, each)
+        known.check = known.check or each.check
+        if each.level < known.level:
+            known.level, known.weight = each.level, each.weight
+    names = {each.id for each in causes}
+    return [each for each in found.values() if each.id not in names]
+
+
+def _resembling(seen: Seen, causes: Sequence[Candidate]) -> list[Resemblance]:
+    """What else the words of its lines are like, where no pattern of a failure knows them."""
+    if causes and causes[0].id != "user-exception":
+        return []
+    ends = {(each.line.source, each.line.number) for each in seen.exits}
+    lines = [each.line for each in seen.raised]
+    lines += [each.line for each in seen.error_lines.values() if is_grave(each.line)]
+    lines = [line for line in lines if (line.source, line.number) not in ends]
+    names = {each.id for each in causes}
+    return [
+        Resemblance(id=each.id, evidence=evidence(each.line), covered=each.covered)
+        for each in look_alikes(lines, most=MAX_SHOWN + len(names))
+        if each.id not in names
+    ][: max(0, MAX_SHOWN - len(names))]
 
 
 def _when(lines: Sequence[Line], order: dict[str, int], seen: Seen) -> tuple[float, int, int]:

@@ -57,6 +57,8 @@ _MONTHS = {
 _FORMS = tuple(
     re.compile(form)
     for form in (
+        # a bar of tqdm that the message was written behind
+        r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?\S+ \[[^\]\n]{0,200}\](?=\S)",
         # torchrun, torchelastic --tee, torch's own error lines
         r"\[rank ?(?P<rank>\d+)\]:? ?",
         r"\[(?:default|trainer|worker|[a-z_]*node)(?P<local>\d+)\]: ?",

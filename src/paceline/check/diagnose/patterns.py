@@ -56,7 +56,8 @@ READERS: Mapping[str, str] = {
     "xid": r"Xid \([^)]*\): ?\d+",
     "dumped-stack": r"Thread 0x[0-9a-f]+ .*most recent call first|^Thread \d+ \(|^Process \d+: ",
     "error-line": r"(?i)\b(errors?|fatal|exception|abort(ed|ing)?|killed|segmentation fault|panic"
-    r"|core dumped|failed|failure|timed out|refused|unreachable|no space left)\b"
+    r"|core dumped|failed|failure|timed out|refused|unreachable|no space left|NCCL WARN|no route"
+    r"|command not found|was unable to)\b"
     r"|[a-z](Error|Exception)\b",
 }
 """Reader -> the lines it wants. `error-line` is for logs whose failure nobody knows yet."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from paceline.catalog.failure import load_failures
+from paceline.catalog.failure import Effect, load_failures
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
 from paceline.check.diagnose.line import Line
@@ -62,7 +62,8 @@ def weakly_printed(seen: Seen) -> Iterator[Candidate]:
     for name in sorted({each.name for each in seen.sightings.values() if each.weak} - facts.keys()):
         lines = [line for each in seen.sightings_of(name, weak=True) for line, _ in each.lines()]
         lines = [line for line in lines if not benign().search(line.raw)]
-        if lines and failures[name].category != "hang" and level_of(failures[name]) < 5:
+        hangs = failures[name].category == "hang" or failures[name].effect is Effect.HANG
+        if lines and not hangs and level_of(failures[name]) < 5:
             yield Candidate(
                 id=name,
                 level=6.3 if level_of(failures[name]) < 3 else 6.5,

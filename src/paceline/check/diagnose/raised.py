@@ -17,7 +17,7 @@ _SECONDARY_TYPES = re.compile(
     r"|ActorDiedError|RayActorError|WorkerCrashedError|TrainingFailedError|DistBackendError"
     r"|DistStoreError|DistNetworkError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError"
     r"|EOFError|CalledProcessError|SystemExit|KeyboardInterrupt|Rendezvous\w+|ConnectionError"
-    r"|NCCLError|GracefulExit|WorkerGroupError|ControllerError|JobRuntimeEnvSetupFailed)$"
+    r"|NCCLError|nccl\w+Error|GracefulExit|WorkerGroupError|ControllerError|JobRuntimeEnvSetupFailed)$"
 )
 """Exceptions by which a process tells of another's end. Never the cause beside another one."""
 

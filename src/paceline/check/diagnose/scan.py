@@ -382,10 +382,12 @@ _CODE = re.compile(
     r"|(?:Process (?P<pid2>\d+) got signal: (?P<sig>\d+))"
     r"|(?:Signal (?P<sig2>\d+) \(SIG\w+\) received by PID (?P<pid3>\d+))"
     r"|(?:(?P<svc>[\w.-]+) exited with code (?P<d>-?\d+))"
-    r"|(?i:\b(?:exit|error|return|termination)[ _-]?(?:code|status|value)(?:s| of| was| is)?[\"']?"
+    r"|(?i:\b(?:exit|return|termination)[ _-]?(?:code|status)(?:s| of| was| is)?[\"']?"
     r"\s*[:=(]*\s*(?P<e>-?\d{1,3})\b(?![.,]\d))"
+    r"|(?i:\b(?:exit[ _-]?value|error[ _-]?code)(?: of| was| is)?[\"']?"
+    r"\s*[:=(]*\s*(?P<h>-\d{1,2})\b(?![.,]\d))"
     r"|(?i:\bexit(?:s|ed|ing)?(?: with| on| due to)?(?: (?:code|status|value))?[:=]? "
-    r"?(?P<f>-?\d{1,3})\b(?![.,]\d))"
+    r"?(?P<f>-?\d{1,3})\b(?![.,]\d| [a-z]))"
     r"|(?:\] Error (?P<g>1\d\d)\b)"
     r"|(?i:\b(?:by|on|with|to|got|received|caught|due to) (?:a )?(?:signal:? ?)(?P<sig4>\d{1,2})\b)"
     r"|(?:\b(?:by|on|with|got|signal:?)[ (<]*(?:Signals\.)?(?P<named>SIG[A-Z]+)\b(?! by OOM))"
@@ -408,7 +410,7 @@ def exits_of(line: Line) -> list[Exit]:
     if match is None:
         return []
     said = match.groupdict()
-    code = next((int(said[name]) for name in "abcdefg" if said[name]), None)
+    code = next((int(said[name]) for name in "abcdefgh" if said[name]), None)
     if said["named"]:
         code = -_SIGNALS[said["named"]] if said["named"] in _SIGNALS else None
     rank, host = line.rank, line.host
@@ -425,7 +427,7 @@ def exits_of(line: Line) -> list[Exit]:
             code = -int(said[name])
     if code is not None and 128 < code < 128 + 65:  # as a shell says that a signal ended it
         code = 128 - code
-    if code is None or code == 0:
+    if code is None or code == 0 or not -64 <= code <= 255:
         return []
     pid = said["pid"] or said["pid2"] or said["pid3"]
     return [Exit(line=line, code=code, rank=rank, host=host, pid=int(pid) if pid else None)]
@@ -437,8 +439,8 @@ _WATCH = re.compile(
     r"(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
 )
 _ENQUEUED = re.compile(
-    r"work: (?P<seq>\d+), last enqueued NCCL work: (?P<enq>-?\d+)"
-    r", last completed NCCL work: (?P<done>-?\d+)"
+    r"work(?: sequence id)?: (?P<seq>\d+)(?:,| PG status:) last enqueued (?:NCCL )?work: "
+    r"(?P<enq>-?\d+), last completed (?:NCCL )?work: (?P<done>-?\d+)"
 )
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\w+)(?: PG GUID [^\]]*?\((?P<name>[^)]*)\))?")
 

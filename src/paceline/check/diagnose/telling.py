@@ -39,6 +39,7 @@ def cause(candidate: Candidate, seen: Seen) -> Cause:
         count=max(candidate.count, 1),
         evidence=[evidence(line) for line in _telling(candidate.lines)],
         place=candidate.place,
+        check=candidate.check,
         title=candidate.title or load_failures()[candidate.id].title,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.hang import reasons, stand
+from paceline.check.diagnose.hang import Standing, reasons, stand
 from paceline.check.diagnose.seen import Seen
 from paceline.check.diagnose.words import who
 
@@ -39,12 +39,12 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             best[name] = (weight, why)
         elif best[name][0] < weight:
             best[name] = (weight, f"{why}; {best[name][1]}")
-    odd = (standing.behind or standing.absent) if standing else ()
+    odd = _odd(standing)
     for name, (weight, why) in best.items():
         likely = weight >= 1
         yield Candidate(
             id=name,
-            level=2.1 if likely else 6.0,
+            level=2.1 if likely else 6.0 if weight >= _SPEAKS else 6.6,
             confidence=Confidence.LIKELY if likely else Confidence.POSSIBLE,
             lines=lines,
             what=f"{standing.what}; {why}" if standing else why,
@@ -53,6 +53,19 @@ def hangs(seen: Seen, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
             rank=odd[0] if odd else None,
         )
 
+
+def _odd(standing: Standing | None) -> Sequence[int]:
+    """The ranks that others wait for: those behind, or the few of whom nothing is heard.
+
+    Where most say nothing they have only not been given.
+    """
+    if standing is None or standing.behind:
+        return standing.behind if standing else ()
+    return standing.absent if 2 * len(standing.absent) <= standing.num_heard else ()
+
+
+_SPEAKS = 0.6
+"""Weight of a reason that something in the log gives; below it, it is true of every hang."""
 
 _WAITS_FOR_RANK_0 = re.compile(
     r"main_process_first|main_first|local_main|wait_for_everyone|barrier"
@@ -106,7 +119,7 @@ def only_symptom(seen: Seen, secondary: list[Candidate]) -> Candidate:
     )
     standing = stand(seen)
     if best.id == "collective-watchdog-timeout" and standing is not None:
-        odd = standing.behind or standing.absent
+        odd = _odd(standing)
         best.what = standing.what
         best.rank = odd[0] if odd else None
     best.confidence = Confidence.POSSIBLE

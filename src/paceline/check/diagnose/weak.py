@@ -131,12 +131,38 @@ def _cancelled(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
     return None if own else "cancelled by hand or by the scheduler; sacct -j says which"
 
 
+def _more_came(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+    """More processes than the group was told to have; fewer are late and no more."""
+    for sighting in sightings:
+        for _, said in sighting.first:
+            if int(said.get("have", 0)) > int(said.get("want", 0)):
+                return f"{said['have']} processes came to a group of {said['want']}"
+    return None
+
+
+def _members(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+    """More processes than the group has, or one place in it taken twice and others not at all."""
+    if (more := _more_came(seen, sightings, run)) is not None:
+        return more
+    said = [groups for each in sightings for _, groups in each.first if "at" in groups]
+    places = [groups["at"] for groups in said]
+    of = max((int(groups["of"]) for groups in said), default=0)
+    if len(set(places)) < min(len(places), of):
+        return f"places {', '.join(sorted(set(places)))} of {of} are taken more than once"
+    return None
+
+
 _FACTS: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
     "cuda-oom-fragmentation": _fragmented,
     "missing-set-device": _all_on_gpu_0,
     "ckpt-world-size-mismatch": _when(
         r"load_checkpoint|load_state_dict|load_optimizer|resum", "a checkpoint was being loaded"
     ),
+    "device-map-with-distributed": _in_line(
+        r"cuda:(\d+) and cuda:(?!\1\b)", "one process holds tensors on two GPUs"
+    ),
+    "slurm-ntasks-mismatch": _members,
+    "acs-p2p-hang": _in_line("peer access is not", "these GPUs cannot reach each other"),
     "disk-full-checkpoint": _disk,
     "nccl-graph-file-env": _when(
         r"ncclSystemError|ncclInternalError|ncclInvalidUsage|NCCL WARN|unhandled system error",

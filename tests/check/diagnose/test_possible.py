@@ -1,0 +1,109 @@
+"""What is offered where no line names a cause: symptoms' causes, look-alikes, or nothing."""
+
+import re
+
+import pytest
+
+from paceline.catalog.failure import load_failures
+from paceline.catalog.symptom import load_symptoms
+from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.diagnose import diagnose_text
+from paceline.check.diagnose.resemble import words_of
+
+WATCHDOG = (
+    "[rank3]:[E P.cpp:1] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum="
+    "{seq}, OpType={op}, NumelIn={size}, NumelOut={size}, Timeout(ms)=600000) ran for 600010 "
+    "milliseconds before timing out.\n"
+)
+
+
+@pytest.mark.parametrize("name", load_symptoms())
+def test_a_symptom_is_sourced_and_each_of_its_causes_has_a_check(name):
+    symptom = load_symptoms()[name]
+    failures = load_failures()
+    assert symptom.sources
+    assert symptom.of <= failures.keys()
+    assert len({cause.id for cause in symptom.causes}) == len(symptom.causes) >= 2
+    assert all(cause.id in failures and cause.check for cause in symptom.causes)
+    assert all(cause.seen is not None for cause in symptom.causes if cause.only)
+
+
+def test_a_bare_time_out_offers_its_well_known_causes_and_the_check_of_each():
+    diagnosis = diagnose_text(WATCHDOG.format(seq=812, op="ALLREDUCE", size=9000))
+    assert len(diagnosis.causes) >= 3
+    assert {cause.confidence for cause in diagnosis.causes[:3]} == {Confidence.POSSIBLE}
+    assert all(cause.check for cause in diagnosis.causes[:3])
+    assert "collective-watchdog-timeout" in {each.id for each in diagnosis.consequences}
+
+
+def test_what_the_log_says_of_the_run_moves_the_cause_that_it_speaks_for():
+    plain = WATCHDOG.format(seq=812, op="ALLREDUCE", size=9000)
+    of = {cause.id for cause in diagnose_text(plain).causes}
+    assert "zero3-generate-hang" not in of
+    text = "actor rollout: model.generate()\n" + plain
+    assert diagnose_text(text).causes[0].id == "zero3-generate-hang"
+
+
+def test_a_message_that_names_its_cause_is_not_followed_by_causes_that_nothing_speaks_for():
+    diagnosis = diagnose_text(
+        "RuntimeError: Expected to have finished reduction in the prior iteration before starting "
+        "a new one. Parameter indices which did not receive grad for rank 0: 1\n"
+    )
+    assert diagnosis.causes[0].confidence is Confidence.CERTAIN
+    assert [cause.id for cause in diagnosis.causes] == ["ddp-unused-parameters"]
+
+
+def test_what_only_says_that_nccl_failed_comes_behind_the_likeliest_reasons():
+    line = "RuntimeError: NCCL error in: P.cpp:825, unhandled system error, NCCL version 2.7.8\n"
+    names = [cause.id for cause in diagnose_text(line).causes[:3]]
+    assert names == ["shm-too-small", "nccl-wrong-interface", "nccl-system-error"]
+
+
+def test_ranks_that_stand_in_different_collectives_differ_in_what_they_call():
+    first = WATCHDOG.format(seq=21, op="ALLREDUCE", size=1)
+    second = WATCHDOG.replace("rank3", "rank0").replace("Rank 3", "Rank 0")
+    status = (
+        "[rank{r}]:[E P.cpp:2] [PG ID 0 PG GUID 0(default_pg) Rank {r}] Exception detected by "
+        "watchdog at work: {seq}, last enqueued NCCL work: {seq}, last completed NCCL work: "
+        "{done}.\n"
+    )
+    text = first + status.format(r=3, seq=21, done=20)
+    text += second.format(seq=22, op="BROADCAST", size=7) + status.format(r=0, seq=22, done=21)
+    cause = diagnose_text(text).causes[0]
+    assert (cause.id, cause.confidence) == ("rank-divergent-decision", Confidence.LIKELY)
+    assert "rank 0 stands at collective 22" in cause.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "frobnicator: fatal: cannot open gate 7\n",
+        "KeyError: 'input_ids'\n",
+        "error: unrecognized arguments: --local-rank=0\n",
+        "make: *** no rule to make target\n",
+    ],
+)
+def test_lines_that_nothing_in_the_catalog_is_about_are_like_nothing(text):
+    assert not diagnose_text(text).resembling
+
+
+def test_a_line_of_other_words_is_unknown_and_what_it_is_like_is_said_to_be_unsure():
+    text = "fatal: gloo could not build the full mesh: connect to the loopback address of a peer\n"
+    diagnosis = diagnose_text(text)
+    assert not diagnosis.causes
+    assert not diagnosis.is_concluded
+    assert "gloo-loopback-fullmesh" in {each.id for each in diagnosis.resembling}
+
+
+def test_a_healthy_log_offers_nothing():
+    diagnosis = diagnose_text(
+        "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2\n"
+        "Initializing distributed: GLOBAL_RANK: 1, MEMBER: 2/2\nepoch 0: loss 2.3\n"
+    )
+    assert not diagnosis.causes
+    assert not diagnosis.resembling
+
+
+def test_words_are_taken_apart_as_programs_write_them():
+    assert words_of("DataLoaderTimeout at 0x7f12 in /opt/a/b/c.py") >= {"data", "loader", "timeout"}
+    assert not re.search(r"\d", " ".join(words_of("error 12 at 0xdeadbeef")))
