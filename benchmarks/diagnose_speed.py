@@ -1,19 +1,26 @@
 """How fast `paceline diagnose` reads, and in how much memory.
 
     python benchmarks/diagnose_speed.py [--gb 1] [--ranks 64] [--runs 3] [--json]
+    python benchmarks/diagnose_speed.py --gb 10 --file /tmp/big.log
 
 The log is made, not kept: progress lines of all ranks between each other, progress bars, warnings
 that each rank repeats, saves, and at the end a traceback of one rank between those of its victims.
 It is generated block by block while it is read; the time that takes is measured alone and left out.
 Processor time of one thread, so that other work on the machine does not count.
+
+With --file the log is written first, and then read by the command itself in a process of its own:
+its processor time and peak are those of everything, start of Python included. The file is removed.
 """
 
 import argparse
 import json
 import random
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.check.diagnose.diagnose import Log, diagnose
 
@@ -78,9 +85,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--without-hyperscan", action="store_true")
+    parser.add_argument("--file", type=Path, metavar="PATH")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     size = int(arguments.gb * 1e9)
+    if arguments.file is not None:
+        _measure_command(arguments.file, size, arguments.ranks)
+        return
     rows = []
     for _ in range(arguments.runs):
         started = time.process_time()
@@ -111,6 +122,32 @@ def main() -> None:
         f"{row['bytes'] / 1e9:.2f} GB, {arguments.ranks} ranks, {row['matcher']}: "
         f"{rates[len(rates) // 2]:.0f} MB/s of processor time ({rates[0]:.0f} to {rates[-1]:.0f}, "
         f"n {len(rates)}), peak {peak / 1e6:.0f} MB; {row['cause']}, rank {row['rank']}"
+    )
+
+
+def _measure_command(path: Path, size: int, ranks: int) -> None:
+    """Write the log, have the command read it, and print what that took."""
+    try:
+        with path.open("wb") as file:
+            file.writelines(blocks(size, ranks))
+        total = path.stat().st_size
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", "diagnose", "--json", str(path)],
+            capture_output=True,
+            check=True,
+        )
+        wall_s = time.monotonic() - started
+    finally:
+        path.unlink(missing_ok=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy_s = used.ru_utime + used.ru_stime
+    cause = json.loads(done.stdout)["causes"][0]
+    print(
+        f"{total / 1e9:.2f} GB, {ranks} ranks, read by the command: "
+        f"{total / 1e6 / busy_s:.0f} MB/s of processor time ({busy_s:.1f} s), "
+        f"{total / 1e6 / wall_s:.0f} MB/s by the clock, peak "
+        f"{used.ru_maxrss * 1024 / 1e6:.0f} MB; {cause['id']}, rank {cause['rank']}"
     )
 
 

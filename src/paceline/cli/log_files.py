@@ -42,7 +42,10 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
         if not path.exists() and (runs / name).is_dir():
             path = runs / name
         if path.is_dir():
-            files = list(_files(path / "logs" if (path / "run.json").exists() else path))
+            is_run = (path / "run.json").exists()
+            files = list(_files(path / "logs" if is_run else path))
+            if is_run and (path / "events.jsonl").exists():
+                files.append(path / "events.jsonl")
             if not files:
                 raise JobError(
                     Problem(
@@ -137,6 +140,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _blocks_of_input() -> Iterator[bytes]:
+    if sys.stdin.isatty():
+        print("reading standard input; end with Ctrl-D", file=sys.stderr)
     yield from _pieces(sys.stdin.buffer)
 
 

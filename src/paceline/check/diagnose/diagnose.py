@@ -21,9 +21,13 @@ from paceline.check.diagnose.nccl import (
     network_facts,
     read_network,
 )
+from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.scan import Scan
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
 from paceline.check.diagnose.stacks import Stack, compare, has_stacks, read_stacks
+
+_EVENTS_BYTES = 256 << 20
+"""Of a run's events that are read: some million of them."""
 
 _STACKS_BYTES = 64 << 20
 """Of stacks that are read whole: some 100,000 threads."""
@@ -54,7 +58,12 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
         if is_dump(start):
             dumps += _dump(log, blocks, scan.seen)
             continue
-        if has_stacks(start[:1_000_000].decode("utf-8", "replace")):
+        if is_events(start):
+            run = read_own_run(_whole(blocks, _EVENTS_BYTES))
+            scan.seen.facts["run"] = run.fact
+            scan.seen.has_finished = run.has_finished
+            blocks = iter([run.text])
+        elif has_stacks(start[:1_000_000].decode("utf-8", "replace")):
             text = _whole(blocks, _STACKS_BYTES)
             stacks += read_stacks(text.decode("utf-8", "replace"), source=log.name, rank=log.rank)
             blocks = iter([text])

@@ -210,6 +210,9 @@ class Seen:
     facts: dict[str, str] = field(default_factory=dict)
     """What the run used, in words."""
 
+    has_finished: bool = False
+    """Whether a run's own events say that it trained to its end."""
+
     matcher: str = ""
     saturated: list[str] = field(default_factory=list)
     """Patterns that matched so often that they were no longer looked for."""

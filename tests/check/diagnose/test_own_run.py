@@ -1,0 +1,67 @@
+"""A run's own events beside its logs: who was lost, what was a drill, how it ended."""
+
+import msgspec
+
+from paceline.check.diagnose.diagnose import Log, diagnose
+from paceline.record.events import FaultInjected, RunFinished, WorkerLost
+
+
+def lost(**changes):
+    fields = {"rank": 1, "node": 0, "pid": 11, "how": "killed by SIGKILL", "detail": None}
+    return WorkerLost(**{"at": 1.0, "generation": 1, "last_step": 29} | fields | changes)
+
+
+def ended(outcome, reason=None):
+    return RunFinished(
+        at=2.0,
+        generation=2,
+        outcome=outcome,
+        step=60,
+        state_digest=None,
+        held_out_loss=None,
+        restarts=1,
+        reason=reason,
+        baseline_bytes=[],
+        peak_bytes=[],
+    )
+
+
+def told(*events, logs=()):
+    text = b"".join(msgspec.json.encode(each) + b"\n" for each in events)
+    return diagnose([*logs, Log(name="events.jsonl", blocks=[text])])
+
+
+def test_a_rank_that_the_drill_killed_is_a_fact_and_no_failure():
+    fault = FaultInjected(at=1.0, generation=1, fault="rank=1@step=30", rank=1, pid=11)
+    diagnosis = told(fault, lost(), ended("finished"))
+    assert not diagnosis.causes
+    assert not diagnosis.has_failed
+    assert "killed by SIGKILL, by the drill" in diagnosis.facts["run"]
+
+
+def test_a_rank_that_something_else_killed_is_named_with_the_line_that_says_so():
+    diagnosis = told(lost(), lost(pid=12), ended("failed", "3 restarts got no further"))
+    cause = diagnosis.causes[0]
+    assert (cause.id, cause.rank) == ("host-oom-sigkill", 1)
+    assert cause.evidence[0].where.line == 1
+    assert "(killed by SIGKILL) 2 times" in diagnosis.facts["run"]
+
+
+def test_the_last_words_of_a_rank_are_its_cause_though_its_log_is_gone():
+    cause = told(lost(how="exited with 1", detail="KeyError: 'labels'"), ended("failed")).causes[0]
+    assert cause.rank == 1
+    assert "KeyError" in cause.what
+
+
+def test_what_a_run_came_through_is_said_to_have_done_no_harm():
+    log = Log(name="rank-1.log", rank=1, blocks=[b"KeyError: 'labels'\n"])
+    diagnosis = told(lost(how="exited with 1"), ended("finished"), logs=[log])
+    assert diagnosis.causes[0].id == "user-exception"
+    assert "the run trained to its end in spite of it" in diagnosis.notes
+
+
+def test_damaged_and_later_events_say_nothing():
+    text = b'{"event":"Unheard","at":1.0}\n{"event":"WorkerLost","at":\n\xff\n'
+    diagnosis = diagnose([Log(name="events.jsonl", blocks=[text])])
+    assert not diagnosis.causes
+    assert diagnosis.facts["run"] == "its end was not written"
