@@ -9,6 +9,7 @@ from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scop
 from paceline.check.lint.names import (
     kind_of,
 )
+from paceline.check.lint.source import path_of
 from paceline.check.lint.values import RANK, Value, either
 
 if TYPE_CHECKING:
@@ -60,10 +61,11 @@ def enter(
     call_made: Call | None,
 ) -> Value:
     """Walk through an own function with these arguments; what it returns."""
-    from paceline.check.lint.walk import MAX_DEPTH, MAX_RUNS
+    from paceline.check.lint.walk import MAX_DEPTH, MAX_FOREIGN, MAX_RUNS
 
     inside = any(frame.function.node is function.node for frame in walk.frames)
-    if inside or function.runs >= MAX_RUNS or len(walk.frames) >= MAX_DEPTH:
+    tired = walk.foreign > MAX_FOREIGN and path_of(function.node) != walk.main_path
+    if inside or tired or function.runs >= MAX_RUNS or len(walk.frames) >= MAX_DEPTH:
         return Value(sources=tuple(args), taints=expressions.all_taints(args))
     function.runs += 1
     scope = Scope(outer=function.scope)

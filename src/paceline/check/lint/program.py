@@ -84,7 +84,7 @@ class Program:
     def nodes(self) -> Iterator[ast.AST]:
         """Every node of the file and of those that it imports."""
         for one in (self.source, *self.helpers.values()):
-            yield from ast.walk(one.tree)
+            yield from one.nodes
 
     @cached_property
     def all_calls(self) -> list[Call]:
@@ -190,15 +190,7 @@ class Program:
     @cached_property
     def words(self) -> frozenset[str]:
         """Every name, attribute, keyword and short text of the code, in lower case."""
-        found: set[str] = set()
-        for node in self.nodes():
-            for field in ("id", "attr", "arg", "name"):
-                word = getattr(node, field, None)
-                if isinstance(word, str):
-                    found.add(word.lower())
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value[:80].lower())
-        return frozenset(found)
+        return self.source.words.union(*(one.words for one in self.helpers.values()))
 
     def mentions(self, *parts: str) -> bool:
         """Whether one of its words holds one of these."""
@@ -304,7 +296,7 @@ def read_program(path: str, source: bytes | str, files: Files | None = None) -> 
     """
     files = files or Files({path: source})
     own = files.source(path) or parse(path, source)
-    walk = Walk(own, files)
+    walk = Walk(own, files if own.is_started else Files({}))  # others follow what is imported
     try:
         walk.run()
     except (RecursionError, MemoryError) as error:

@@ -28,9 +28,46 @@ class Source:
         return self.text.split("\n")
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """Every name, attribute, keyword and short text of the code, in lower case."""
+        found: set[str] = set()
+        for node in self.nodes:
+            for field in ("id", "attr", "arg", "name"):
+                word = getattr(node, field, None)
+                if isinstance(word, str):
+                    found.add(word.lower())
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value[:80].lower())
+        return frozenset(found)
+
+    @cached_property
     def top_names(self) -> frozenset[str]:
         """Names that the file binds outside of its functions and classes; `*` for a star import."""
         return frozenset(bound_names(self.tree.body))
+
+    @cached_property
+    def is_started(self) -> bool:
+        """Whether it does something by itself: a call at its top, a loop, a main section."""
+        return any(
+            isinstance(one, ast.For | ast.While | ast.With)
+            or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
+            or (isinstance(one, ast.If) and is_main_test(one.test))
+            for one in self.tree.body
+        )
+
+
+def is_main_test(node: ast.expr) -> bool:
+    """`__name__ == "__main__"`."""
+    return (
+        isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Name)
+        and node.left.id == "__name__"
+        and isinstance(node.ops[0], ast.Eq)
+    )
 
 
 def bound_names(body: list[ast.stmt]) -> set[str]:
@@ -69,9 +106,10 @@ def parse(path: str, source: bytes | str) -> Source:
         deep = "its expressions are nested too deeply to be parsed"
         what = str(error) if isinstance(error, ValueError) else deep
         raise Unreadable(what, None) from error
-    for node in ast.walk(tree):
+    made = Source(path, text, tree)
+    for node in made.nodes:
         node.path = path  # type: ignore[attr-defined]
-    return Source(path, text, tree)
+    return made
 
 
 def path_of(node: ast.AST) -> str | None:

@@ -23,7 +23,7 @@ from paceline.check.lint.events import (
     Scope,
 )
 from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, kind_by_name
-from paceline.check.lint.source import Source
+from paceline.check.lint.source import Source, is_main_test, path_of
 from paceline.check.lint.values import FAILURE, RANK, Value, either
 
 MAX_DEPTH = 14
@@ -31,6 +31,10 @@ MAX_DEPTH = 14
 
 MAX_RUNS = 10
 """Walks through one own function; a helper called in 40 places is like itself in most."""
+
+MAX_FOREIGN = 6_000
+"""Statements of other files in one reading. A guess: a script with its helpers takes some hundred;
+without a bound, a program of a large package is read with most of the package."""
 
 MAX_EVENTS = 60_000
 """A guess that keeps one file under a few seconds."""
@@ -44,6 +48,8 @@ class Walk:
         self.files = files
         self.main_path = source.path
         self.imported: dict[str, Scope] = {}
+        self.foreign = 0
+        """Statements of other files that were walked through."""
         self.events: list[Event] = []
         self.functions: list[Function] = []
         self.classes: list[Class] = []
@@ -185,6 +191,8 @@ class Walk:
         for statement in body:
             if len(self.events) > MAX_EVENTS:
                 return
+            if path_of(statement) != self.main_path:
+                self.foreign += 1
             name = f"do_{type(statement).__name__.lower()}"
             handler = getattr(self, name, None)
             if handler is not None:
@@ -462,16 +470,6 @@ def exit_of(body: Sequence[ast.stmt]) -> str | None:
             if inner:
                 return inner
     return None
-
-
-def is_main_test(node: ast.expr) -> bool:
-    """`__name__ == "__main__"`."""
-    return (
-        isinstance(node, ast.Compare)
-        and isinstance(node.left, ast.Name)
-        and node.left.id == "__name__"
-        and isinstance(node.ops[0], ast.Eq)
-    )
 
 
 def is_process_exit(node: ast.expr) -> bool:

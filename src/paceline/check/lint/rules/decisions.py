@@ -277,6 +277,11 @@ SHARED_FAILURES = frozenset(
 """Exceptions that come from the program or its user and meet all ranks alike."""
 
 
+def is_shared(exception: str) -> bool:
+    """Whether an exception meets all ranks alike; `DataExhausted` and the like end their data."""
+    return exception in SHARED_FAILURES or "Exhausted" in exception
+
+
 def fails_alone(event: Event) -> bool:
     """Whether it follows an exception that one rank may have by itself: out of memory, bad data."""
     for guard in event.guards:
@@ -284,7 +289,7 @@ def fails_alone(event: Event) -> bool:
             continue
         kinds = guard.node.type
         named = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds] if kinds else []
-        if named and all(ast.unparse(one) in SHARED_FAILURES for one in named):
+        if named and all(is_shared(ast.unparse(one)) for one in named):
             return False
     return True
 

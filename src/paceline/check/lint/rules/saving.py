@@ -102,6 +102,8 @@ def check_map_location(program: Program, context: Context) -> Iterator[Finding]:
     for call in loads:
         if any(one.by_rank for one in call.guards) or on_context_device(call):
             continue
+        if not is_state(program, call.result):
+            continue
         yield program.finding(
             "missing-set-device",
             Severity.WARNING,
@@ -114,6 +116,15 @@ def check_map_location(program: Program, context: Context) -> Iterator[Finding]:
             seen=saved[:1],
         )
         return
+
+
+def is_state(program: Program, loaded: Value) -> bool:
+    """Whether what is loaded goes into a model or an optimizer."""
+    return any(
+        loaded in argument.origins()
+        for call in program.calls(method="load_state_dict")
+        for argument in call.args
+    )
 
 
 def on_context_device(call: Call) -> bool:
