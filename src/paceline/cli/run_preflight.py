@@ -87,7 +87,7 @@ def look_here(job: "Job", plan: "Plan", folder: Path, looking: Looking) -> "Pref
     from paceline.errors import JobError
     from paceline.launch import gather
 
-    question = replace(_question(job, folder), ports=(), code=())  # the place asks for the port
+    question = replace(_question(job, folder), ports=(), code=(), data=())  # looked at by itself
     need = _need(job, plan, "local", folder)
     verdict = judge(gather.look_here(question), need, allowed=looking.allowed)
     if not verdict.is_fit:

@@ -53,7 +53,7 @@ def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
     port = spec.cluster.rendezvous_port
     return Question(
         folders=tuple(folders),
-        data=() if is_quick else tuple(str(job.folder / pattern) for pattern in patterns),
+        data=tuple(str(job.folder / pattern) for pattern in patterns),
         code=tuple(dict.fromkeys(code)),
         ports=() if port == "auto" else (port,),
         is_quick=is_quick,
