@@ -50,6 +50,24 @@ def test_a_misspelt_code_is_answered_with_the_nearest():
     assert "set-epoch-missing" in str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("shared-memory", "is a check of `paceline preflight`"),
+        ("clock", "clock-skew"),
+        ("shm", "shm-too-small"),
+        ("Shm Small", "shm-too-small"),
+    ],
+)
+def test_words_of_a_title_and_checks_of_preflight_lead_to_a_code(name, near):
+    assert near in str(run(name).exception)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "../../etc/passwd", "\N{SNOWMAN}"])
+def test_what_is_no_name_at_all_is_refused_in_quotes(name):
+    assert f"no code is called {name!r}" in str(run(name).exception)
+
+
 def test_the_list_has_every_code_once():
     listed = [row["code"] for row in json.loads(run("--list", "--json").output)]
     assert len(listed) == len(set(listed))

@@ -55,6 +55,17 @@ def test_a_host_that_is_more_than_a_name_is_refused(tmp_path, host):
         with_hosts(job_of(tmp_path), f"node-a,{host}")
 
 
+@pytest.mark.parametrize("host", ["::1", "[fd00::7]", "fe80::1%eth0", "root@fd00::7"])
+def test_an_ipv6_address_is_refused_as_one(tmp_path, host):
+    for wrong in (lambda: with_hosts(job_of(tmp_path), host), lambda: hostfile_of(host)):
+        with pytest.raises(JobError, match="is an IPv6 address, and agents talk over IPv4"):
+            wrong()
+
+
+def hostfile_of(text: str) -> list[tuple[str, int | None]]:
+    return read_hostfile(Path("hosts"), text)
+
+
 def test_hosts_of_the_command_line_take_the_place_of_the_jobs(tmp_path):
     job = with_hosts(job_of(tmp_path, hosts=["old"]), "trainer@10.0.0.7, node-b")
     assert find_hosts(job) == [("trainer@10.0.0.7", None), ("node-b", None)]

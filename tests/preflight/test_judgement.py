@@ -600,6 +600,15 @@ def test_a_call_that_goes_wrong_says_how(call, name, id, status):
     assert (found.name, found.id, found.status) == (name, id, status)
 
 
+def test_rays_own_numbers_of_nodes_are_no_names_to_resolve():
+    gathered = answers(H100, H100)
+    call = Reached(peer="node02", address="10.1.0.2")
+    nodes = (replace(gathered.nodes[0], calls=(call,)), gathered.nodes[1])
+    need = replace(ON_8_H100, has_host_names=False)
+    verdict = judge(replace(gathered, nodes=nodes), need, note=NOTE)
+    assert not not_right(verdict)
+
+
 @pytest.mark.parametrize(("ahead", "status"), [(4.0, None), (-40.0, "warning"), (400.0, "fail")])
 def test_clocks_that_differ_by_more_than_the_way_explains(ahead, status):
     gathered = answers(H100)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.catalog.failure import BenignLine, Failure
 
 _WIDTH = 96
+_MOST_NEAR = 3
+"""Codes that are named where none is called so."""
 
 
 @click.command()
@@ -53,6 +55,7 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
 def _find(name: str) -> "tuple[Code | Failure | BenignLine, ...]":
     from paceline.catalog.code import load_codes
     from paceline.catalog.failure import failures_named, load_benign_lines
+    from paceline.check.preflight.preflight import check_names
 
     code = load_codes().get(name.upper())
     if code is not None:
@@ -61,17 +64,35 @@ def _find(name: str) -> "tuple[Code | Failure | BenignLine, ...]":
     found = harmless or failures_named(name)
     if found:
         return found
-    near = difflib.get_close_matches(name, _titles(), n=3)
+    near = _near(name)
+    what = f"no code is called {name!r}"
+    if name in check_names():
+        what = (
+            f"{name} is a check of `paceline preflight`; the code of what it found is in brackets"
+        )
     raise JobError(
         Problem(
             code="T020",
-            what=f"no code is called {name}",
-            where=name,
+            what=what,
+            where="CODE",
             fix=f"did you mean {' or '.join(near)}?"
             if near
             else "`paceline explain --list` has all",
         )
     )
+
+
+def _near(name: str) -> list[str]:
+    """Codes that are written alike, and those whose name or title has all of its words."""
+    titles = _titles()
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    named = [
+        code
+        for code, title in titles.items()
+        if words and all(word in f"{code} {title}".lower() for word in words)
+    ]
+    close = difflib.get_close_matches(name, titles, n=_MOST_NEAR)
+    return list(dict.fromkeys([*close, *named]))[:_MOST_NEAR]
 
 
 def _titles() -> Mapping[str, str]:

@@ -103,8 +103,8 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
             what=f"the plan has {counted(plan.cluster.num_nodes, 'node')}, the job names "
             f"{counted(len(hosts), 'host')}",
             where=job.where("ssh.hostfile" if spec.hostfile else "ssh.hosts"),
-            fix="name more hosts (--hosts node-a,node-b), or set cluster.nodes to "
-            f"{max(1, len(hosts))}",
+            fix="name more hosts (--hosts node-a,node-b)"
+            + (f", or set cluster.nodes to {len(hosts)}" if hosts else ""),
         )
 
 

@@ -42,10 +42,11 @@ def find_hosts(job: Job) -> list[tuple[str, int | None]]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(
             Problem(
                 code="W007",
-                what=f"the hostfile cannot be read: {error}",
+                what=f"the hostfile cannot be read: {why}",
                 where=str(path),
                 fix="name a file with one host a line",
             )
@@ -111,7 +112,9 @@ def read_hostfile(path: Path, text: str) -> list[tuple[str, int | None]]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        host, colon, count = words[0].partition(":")
+        host, colon, count = words[0], "", ""
+        if host.count(":") < 2:  # else an IPv6 address, which is refused as one
+            host, colon, count = host.partition(":")
         slots = count if colon else None
         wrong = None
         try:

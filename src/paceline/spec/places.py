@@ -64,6 +64,8 @@ def check_host(value: str) -> str:
     Raises:
         ValueError: It is none.
     """
+    if value.count(":") > 1:
+        raise ValueError(f"{value!r} is an IPv6 address, and agents talk over IPv4: give a name")
     if not _HOST.fullmatch(value):
         raise ValueError(
             f"{value!r} is no host: letters, digits, `.`, `_` and `-`, with `user@` before it"

@@ -25,6 +25,9 @@ class Need:
     is_apart: bool = False
     """Whether the nodes are different machines."""
 
+    has_host_names: bool = True
+    """Whether the nodes are called as the network calls them; Ray has numbers of its own."""
+
     wants_rdma: bool = False
     rank_bytes: int = 0
     """Of a rank's accelerator, or of the host's memory where ranks run on CPUs."""
@@ -71,6 +74,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         backend=cluster.backend,
         accelerator=cluster.accelerator,
         is_apart=place != "local" and cluster.num_nodes > 1,
+        has_host_names=place != "ray",
         wants_rdma=cluster.num_nodes > 1 and uses_rdma(plan),
         rank_bytes=rank_bytes,
         host_bytes=plan.host_bytes + (rank_bytes * cluster.ranks_per_node if on_cpu else 0),

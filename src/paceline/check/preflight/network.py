@@ -24,7 +24,8 @@ def check_network(answer: NodeAnswer, facts: NodeFacts, need: Need) -> Iterator[
         why = answer.calls_why_not or "nobody was called"
         yield unknown("reach", node, why)
         return
-    yield _names(answer)
+    if need.has_host_names:
+        yield _names(answer)
     yield _reach(answer)
 
 
