@@ -651,7 +651,7 @@ def test_all_reduce_far_below_the_links_of_the_plan_is_a_warning():
     verdict = judge(measured(answers(H100, H100), 7e14, 7e14, busbw=11e9), ON_8_H100, note=NOTE)
     found = only(verdict)
     assert found.id == "slow-collectives"
-    assert "11 GB/s" in found.evidence
+    assert "bus bandwidth 11 GB/s, algorithm bandwidth 268 GB/s at 256 MiB" in found.evidence
     assert "400 GB/s" in found.evidence
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.launch.visits import Nodes, Silence, Visit, ask_all
 from paceline.spec import Job
+from paceline.spec.hf_config import has_hf_config
 from paceline.topology.node.facts import (
     Gathered,
     Interface,
@@ -50,6 +51,9 @@ def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
         if name is not None:
             top = job.folder / name.partition(":")[0].partition(".")[0]
             code.append(str(top if top.is_dir() else top.with_suffix(".py")))
+    if spec.model.hf_config is not None and has_hf_config(job):
+        config = job.folder / spec.model.hf_config
+        code.append(str(config / "config.json" if config.is_dir() else config))
     port = spec.cluster.rendezvous_port
     return Question(
         folders=tuple(folders),

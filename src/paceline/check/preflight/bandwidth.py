@@ -61,7 +61,8 @@ def check_sweep(sweep: SweepFacts, need: Need) -> Iterator[Result]:
     best = max(sweep.points, key=lambda point: point.busbw_bytes_per_s)
     said = (
         f"{sweep.world_size} ranks, {sweep.backend}: bus bandwidth "
-        f"{best.busbw_bytes_per_s / 1e9:.3g} GB/s at {format_bytes(best.bytes)}, "
+        f"{best.busbw_bytes_per_s / 1e9:.3g} GB/s, algorithm bandwidth "
+        f"{best.bytes / best.seconds / 1e9:.3g} GB/s at {format_bytes(best.bytes)}, "
         f"{sweep.points[0].seconds * 1e6:.0f} us at {format_bytes(sweep.points[0].bytes)}"
     )
     expected = expected_bytes_per_s(need)

@@ -21,7 +21,7 @@ class Question:
     """Files that every node reads; patterns as the job has them, absolute."""
 
     code: tuple[str, ...] = ()
-    """Python files, or folders of them, that are the job's program."""
+    """Python files, or folders of them, that are the job's program; and its model's config.json."""
 
     ports: tuple[int, ...] = ()
     """TCP ports that have to be free."""

@@ -1,0 +1,31 @@
+"""What the nodes of a job are asked."""
+
+from pathlib import Path
+
+import yaml
+from tests.run.scene import JOB
+
+from paceline.launch.gather import question_of
+from paceline.spec import Job, parse_job
+
+
+def job_of(folder: Path, **sections: object) -> Job:
+    return parse_job(yaml.safe_dump(JOB | sections), source="job.yaml", folder=folder)
+
+
+def test_every_node_is_asked_for_what_the_job_reads_and_for_what_it_runs(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    job = job_of(tmp_path, program="mine.train:main", model={"hf_config": "config.json"})
+    asked = question_of(job, tmp_path / "runs")
+    assert asked.folders == (str(tmp_path / "runs"),)
+    assert asked.data == (str(tmp_path / "text"),)
+    assert asked.code == (str(tmp_path / "mine"), str(tmp_path / "config.json"))
+    assert asked.ports == ()
+
+
+def test_a_program_of_one_file_is_that_file_and_a_port_that_is_named_is_tried(tmp_path):
+    cluster = JOB["cluster"] | {"rendezvous_port": 29500}
+    asked = question_of(job_of(tmp_path, program="mine:main", cluster=cluster), tmp_path)
+    assert asked.code == (str(tmp_path / "mine.py"),)
+    assert asked.ports == (29500,)
