@@ -83,6 +83,11 @@ def test_binary_empty_and_other_encodings_are_said_and_not_raised(folder):
     assert "empty" in lint("empty.py", expect=2).stderr
 
 
+def test_an_empty_package_file_is_no_trouble_as_a_hook_names_it(folder):
+    (folder / "__init__.py").write_text("")
+    assert lint("__init__.py").stderr == ""
+
+
 def test_a_path_that_is_not_there_is_refused(folder):
     with pytest.raises(Exception, match="there is no nowhere"):
         lint("nowhere")
@@ -466,6 +471,11 @@ def test_an_accelerator_and_facts_that_nobody_knows_are_said_and_passed_over(fol
 
 def test_a_named_file_of_no_known_kind_is_said(folder):
     (folder / "notes.md").write_text("words\n")
+    assert "notes.md: no kind of file that lint knows (not linted)" in lint("notes.md").stderr
+    assert lint(".").stderr == ""
+
+
+def test_aliases_that_multiply_are_said_in_a_folder_too(folder):
     (folder / "bomb.yaml").write_text(
         "a: &a [x,x,x,x,x,x,x,x,x]\n"
         + "".join(
@@ -473,9 +483,9 @@ def test_a_named_file_of_no_known_kind_is_said(folder):
             for n in range(8)
         )
     )
-    for name in ("notes.md", "bomb.yaml"):
-        assert f"{name}: no kind of file that lint knows (not linted)" in lint(name).stderr
-    assert lint(".").stderr == ""
+    for name in ("bomb.yaml", "."):
+        said = lint(name, expect=2).stderr
+        assert "bomb.yaml:1: its aliases stand for more values than it has letters" in said
 
 
 def test_a_folder_that_may_not_be_opened_is_said_and_the_rest_is_linted(folder, monkeypatch):

@@ -150,10 +150,11 @@ def _read(path: Path, sources: Sources, *, is_named: bool) -> None:
     except OSError as error:
         sources.troubles.append((name, (error.strerror or str(error)).lower()))
         return
-    if is_named and not data.strip():
+    empty = not data.strip()
+    if is_named and empty and path.name != "__init__.py":  # as a hook names it, with the others
         sources.troubles.append((name, "empty"))
         return
-    if is_named:
+    if is_named and not empty:
         sources.named.append(name)
     sources.files[name] = data
     sources.paths[name] = path
