@@ -83,7 +83,16 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     seen.ranks |= {stack.rank for stack in stacks if stack.rank is not None}
     if len(dumps) == 1:
         seen.facts["dump"] = "one rank's flight recorder alone; the other ranks' are needed too"
-    if (difference := first_difference(dumps)) is not None:
+    difference, odd = first_difference(dumps), compare(stacks)
+    if difference is not None and odd is not None and set(difference.ranks) == set(odd.odd):
+        difference = replace(
+            difference,
+            id=_nearer(difference.id, odd.id),
+            what=f"{difference.what}; it {odd.what}",
+            place=odd.place,
+        )
+        odd = None
+    if difference is not None:
         line = _line(difference.source, difference.what)
         seen.found.append(
             Found(
@@ -95,7 +104,7 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
                 is_certain=difference.id == "collective-mismatch",
             )
         )
-    if (odd := compare(stacks)) is not None:
+    if odd is not None:
         line = _line(odd.stack.source, odd.stack.told, odd.stack.line)
         seen.found.append(
             Found(
@@ -107,7 +116,7 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
                 title=odd.title,
             )
         )
-    elif stack := next((each for each in stacks if each.waits), None):
+    elif difference is None and (stack := next((each for each in stacks if each.waits), None)):
         line = _line(stack.source, f"stands in {stack.told}", stack.line)
         line = replace(line, level="E", rank=stack.rank)
         seen.error_lines[f"stack {stack.source}"] = ErrorLine(line=line)
@@ -119,6 +128,14 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
             seen.found.append(Found(id=name, what=what, line=line))
     if (interface := interface_fact(around(seen))) is not None:
         seen.facts["interface"] = interface
+
+
+def _nearer(by_dump: str, by_stack: str) -> str:
+    """Which of two readers' failures says more: a stack that shows what the rank is busy with, then
+    a dump that shows what it called."""
+    if by_stack != "rank-divergent-decision" or by_dump == "collective-watchdog-timeout":
+        return by_stack
+    return by_dump
 
 
 def _dump(log: Log, blocks: Iterator[bytes], seen: Seen) -> list[Dump]:

@@ -7,6 +7,7 @@ so only plain data are accepted: whatever names a class or a function is refused
 import io
 import json
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +120,7 @@ def _differs_in(group: str, dumps: Mapping[int, Dump]) -> Difference | None:
         absent = sorted(rank for rank in calls if last[rank] < seq)
         if difference := _differ(group, seq, here, dumps):
             return difference
-        waiting = [rank for rank, each in here.items() if each.get("state") != "completed"]
+        waiting = [rank for rank, each in here.items() if not _has_ended(each)]
         if absent and here and waiting:
             return _missing(group, seq, here, absent, calls, dumps)
     return None
@@ -161,6 +162,8 @@ def _missing(
     dumps: Mapping[int, Dump],
 ) -> Difference:
     one = next(iter(here.values()))
+    if len(here) < len(absent):
+        return _alone(group, seq, here, absent, dumps)
     before = calls[absent[0]][max(calls[absent[0]])]
     at, was = _place(one), _place(before)
     what = (
@@ -168,7 +171,7 @@ def _missing(
         f"({_short(one.get('profiling_name'))}{f' at {at}' if at else ''}), for which rank "
         f"{_list(list(here))} waits; its last was {before.get('collective_seq_id')} "
         f"({_short(before.get('profiling_name'))}{f' at {was}' if was else ''}, "
-        f"{before.get('state')})"
+        f"{'completed' if _has_ended(before) else before.get('state')})"
     )
     return Difference(
         id="collective-watchdog-timeout",
@@ -177,6 +180,35 @@ def _missing(
         place=was,
         source=dumps[absent[0]].source,
     )
+
+
+def _alone(
+    group: str,
+    seq: int,
+    here: Mapping[int, Mapping[str, Any]],
+    absent: Sequence[int],
+    dumps: Mapping[int, Dump],
+) -> Difference:
+    """Fewer ranks call a collective than do not: they go on where the others have stopped."""
+    rank = next(iter(here))
+    at = _place(here[rank])
+    what = (
+        f"group {group}: only rank {_list(list(here))} called collective {seq} "
+        f"({_short(here[rank].get('profiling_name'))}{f' at {at}' if at else ''}); rank "
+        f"{_list(absent)} had ended or went on to something else"
+    )
+    return Difference(
+        id="uneven-inputs-hang",
+        what=what,
+        ranks=sorted(here),
+        place=at,
+        source=dumps[rank].source,
+    )
+
+
+def _has_ended(entry: Mapping[str, Any]) -> bool:
+    """Whether a collective is over; of gloo's only `retired` says so."""
+    return entry.get("state") == "completed" or entry.get("retired") is True
 
 
 def _may_differ(entry: Mapping[str, Any]) -> bool:
@@ -220,7 +252,7 @@ def _place(entry: Mapping[str, Any]) -> str | None:
 
 
 def _short(value: object) -> str:
-    return str(value).removeprefix("nccl:").replace("torch.", "")[:80]
+    return re.sub(r"^(nccl|gloo|ucc|mpi|xccl):", "", str(value)).replace("torch.", "")[:80]
 
 
 def _list(ranks: Sequence[int]) -> str:

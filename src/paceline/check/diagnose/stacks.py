@@ -186,7 +186,8 @@ _BUSY: Mapping[str, str] = {
     "rank0-only-validation": r"evaluat|validat|generate\b|sample_images|test_step|predict",
     "rank0-preprocess-timeout": r"datasets/arrow_dataset|tokeniz|preprocess|from_pretrained"
     r"|snapshot_download|load_dataset",
-    "dataloader-timeout": r"utils/data/dataloader|_try_get_data|_next_data|fetch\.py",
+    "dataloader-timeout": r"utils/data/dataloader|_try_get_data|_next_data|fetch\.py"
+    r"|:(?:load|get|next|read|fetch)_?(?:batch|sample|data)\b|__getitem__|collate",
     "divergent-filesystem-branch": r"genericpath|os\.path|exists",
 }
 """Failure -> what the rank that stands elsewhere has on its stack."""

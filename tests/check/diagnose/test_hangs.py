@@ -1,0 +1,56 @@
+"""Hangs that real ranks were led into over gloo: the guilty rank and its line are named.
+
+tests/check/hangs holds what the ranks wrote, made by `benchmarks/diagnose_hangs.py --record`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.check.diagnose.diagnose import Log, diagnose
+
+HANGS = Path(__file__).parent.parent / "hangs"
+GUILTY = {
+    "skipped-collective": (2, {"rank-divergent-decision"}),
+    "stuck-in-data": (1, {"dataloader-timeout"}),
+    "save-on-one-rank": (0, {"rank0-only-collective-save"}),
+    "evaluation-on-one-rank": (0, {"rank0-only-validation"}),
+    "uneven-batches": (1, {"uneven-inputs-hang"}),
+    "other-collective": (2, {"collective-mismatch"}),
+}
+"""Hang -> the rank that does what the others do not, and what it is."""
+
+
+def blamed(name, ending):
+    files = sorted((HANGS / name).glob(f"rank-*{ending}"))
+    return diagnose(
+        Log(name=path.name, rank=int(path.name[5]), blocks=[path.read_bytes()]) for path in files
+    ).causes[0]
+
+
+def guilty_line(name):
+    lines = (HANGS / name / "train.txt").read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, start=1) if "# guilty" in line)
+
+
+@pytest.mark.parametrize("name", GUILTY)
+def test_stacks_and_recordings_together_name_the_rank_the_line_and_the_kind(name):
+    cause = blamed(name, "")
+    rank, kinds = GUILTY[name]
+    assert cause.rank == rank
+    assert cause.id in kinds
+
+
+@pytest.mark.parametrize("name", sorted(GUILTY.keys() - {"uneven-batches", "save-on-one-rank"}))
+def test_stacks_show_the_line_in_which_the_guilty_rank_stands(name):
+    assert f"train.py:{guilty_line(name)} in" in blamed(name, "stacks.txt").place
+
+
+@pytest.mark.parametrize("name", GUILTY)
+def test_either_alone_names_the_rank(name):
+    assert blamed(name, "stacks.txt").rank == GUILTY[name][0]
+    assert blamed(name, ".pickle").rank == GUILTY[name][0]
+
+
+def test_gloo_that_ends_a_process_over_a_size_says_so_though_nothing_was_recorded():
+    assert blamed("other-shape", ".log").id == "gloo-size-mismatch"
