@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from paceline.catalog.failure import load_benign_lines, load_failures
+from paceline.check.diagnose.gpus import OF_RANK
 
 
 class Kind(StrEnum):
@@ -53,7 +54,7 @@ READERS: Mapping[str, str] = {
     "watchdog": r"last enqueued(?: NCCL)? work:|[Cc]aught collective operation|Timeout at NCCL work"
     r"|Heartbeat monitor timed out",
     "ray-rank": r"world_rank=\d+, local_rank=\d+",
-    "xid": r"Xid \([^)]*\): ?\d+",
+    "gpu-of-rank": OF_RANK,
     "dumped-stack": r"Thread 0x[0-9a-f]+ .*most recent call first|^Thread \d+ \(|^Process \d+: ",
     "error-line": r"(?i)\b(errors?|fatal|exception|abort(ed|ing)?|killed|segmentation fault|panic"
     r"|core dumped|failed|failure|timed out|refused|unreachable|no space left|NCCL WARN|no route"

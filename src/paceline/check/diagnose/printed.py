@@ -7,6 +7,7 @@ from dataclasses import replace
 from paceline.catalog.failure import Effect, load_failures
 from paceline.check.diagnose.candidate import Candidate, ranks_of
 from paceline.check.diagnose.conclusion import Confidence
+from paceline.check.diagnose.gpus import with_rank_of_gpu
 from paceline.check.diagnose.line import Line
 from paceline.check.diagnose.patterns import benign
 from paceline.check.diagnose.seen import Seen
@@ -30,6 +31,8 @@ def printed(seen: Seen) -> Iterator[Candidate]:
         if sighting.name not in groups or len(fullest[1]) > len(groups[sighting.name][1]):
             groups[sighting.name] = fullest
     for name, lines in by_name.items():
+        if name.startswith("xid-"):
+            lines = [with_rank_of_gpu(line, seen.rank_of_gpu) for line in lines]
         line, said = groups[name]
         yield Candidate(
             id=name,

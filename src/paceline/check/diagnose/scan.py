@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.check.diagnose.gpus import gpu_of_rank
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
 from paceline.check.diagnose.patterns import Kind, Matcher, all_patterns, benign, make_matcher
 from paceline.check.diagnose.seen import (
@@ -313,8 +314,8 @@ class _Reading:
             watch(seen.watched, line)
         if "ray-rank" in names and (match := _RAY_RANK.search(line.raw)):
             seen.rank_of[(match["ip"], int(match["pid"]))] = int(match["rank"])
-        if "xid" in names and len(seen.xids) < KEEP_NCCL and (match := _XID.search(line.raw)):
-            seen.xids.append((int(match[1]), line))
+        if "gpu-of-rank" in names and (pair := gpu_of_rank(line)) is not None:
+            seen.rank_of_gpu[pair[0]] = pair[1]
         if "error-line" in names and not is_benign:
             self._open.alone(line)
             if not is_known:
@@ -336,7 +337,6 @@ class _Reading:
 
 _NCCL_RANK = re.compile(r"comm 0x\w+ rank (?P<rank>\d+) n[Rr]anks \d+")
 _RAY_RANK = re.compile(r"ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
-_XID = re.compile(r"Xid \([^)]*\): ?(\d+)")
 _NOT_AN_ERROR = re.compile(
     r"(?i)\b(0 (errors|failed|failures)|no errors?|errors?[=: ]+(0\b|none|false|[\d.]+(e-?\d+)?$)"
     r"|error_(file|handler)|(train|val|eval|test|mean|squared|absolute|percentage)[_ ]\w*error)"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from paceline.check.diagnose.gpus import Gpu
 from paceline.check.diagnose.line import Line
 
 KEEP_LINES = 8
@@ -200,10 +201,12 @@ class Seen:
     exits: list[Exit] = field(default_factory=list)
     watched: list[Watched] = field(default_factory=list)
     nccl: list[Line] = field(default_factory=list)
-    xids: list[tuple[int, Line]] = field(default_factory=list)
     error_lines: dict[str, ErrorLine] = field(default_factory=dict)
     rank_of: dict[tuple[str | None, int], int] = field(default_factory=dict)
     """(host, process id) -> rank, as Ray and NCCL say."""
+
+    rank_of_gpu: dict[Gpu, int] = field(default_factory=dict)
+    """(host, PCI bus) -> rank, as NCCL says."""
 
     ranks: set[int] = field(default_factory=set)
     found: list[Found] = field(default_factory=list)
