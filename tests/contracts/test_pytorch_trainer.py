@@ -2,13 +2,16 @@
 
 import json
 import math
+import subprocess
+import sys
+import traceback
 
 import numpy as np
 import pytest
 import torch
 
 from paceline.errors import JobError
-from paceline.launch.skills import run_skill
+from paceline.launch.skills import pytorch, run_skill
 from paceline.runtime import epochs
 
 MODEL = """
@@ -34,6 +37,28 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def same_process(request, monkeypatch):
+    """The training's process is this one, which has imported torch; `own_process` leaves it."""
+    if not request.node.get_closest_marker("own_process"):
+        monkeypatch.setattr(pytorch.subprocess, "run", train_here)
+
+
+def train_here(command, *, cwd, env, **_):
+    said, code = "", 0
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(cwd)
+        here.setattr(sys, "path", [*sys.path])
+        here.setattr(sys, "argv", command[command.index("paceline.runtime.epochs") :])
+        try:
+            epochs.main()
+        except SystemExit as end:
+            said, code = str(end.code), 1
+        except Exception:  # noqa: BLE001 - as it would end a process
+            said, code = traceback.format_exc(), 1
+    return subprocess.CompletedProcess(command, code, stderr=said)
+
+
 def asked(checkpoints=None, data=None, **training):
     return {
         "modelPath": "model.py",
@@ -51,6 +76,7 @@ def losses(found):
     return [point["trainLoss"] for point in found["learningCurve"]]
 
 
+@pytest.mark.own_process
 def test_it_learns_and_says_every_epoch(folder):
     found = answer(asked(epochs=6), folder)
     assert found["status"] == "success"
@@ -63,6 +89,7 @@ def test_it_learns_and_says_every_epoch(folder):
 
 
 @pytest.mark.ranks
+@pytest.mark.own_process
 def test_two_processes_train_as_one_does(folder):
     request = asked(gradientAccumulation=2, gradientClipping=1.0, scheduler="onecycle", epochs=2)
     one = answer(request, folder)
@@ -129,6 +156,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_an_epoch(folder, plac
     assert [problem.where for problem in refused.value.problems] == ["checkpointConfig.saveDir"]
 
 
+@pytest.mark.own_process
 def test_a_checkpoint_that_cannot_be_written_later_is_said_without_a_traceback(folder, capfd):
     (folder / "checkpoints" / "epoch-1.pt").mkdir(parents=True)
     found = answer(asked(), folder)

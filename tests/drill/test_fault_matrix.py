@@ -47,37 +47,30 @@ def sources(said: dict) -> set[str]:
     return {fault["recovered"]["source"] for fault in said["faults"] if fault["recovered"]}
 
 
-def test_row_1_and_10_a_killed_worker_is_replaced_from_a_replica(scene):
-    said = drill(scene, "kill rank=1 step=6", "kill rank=0 step=9 phase=vote")
-    assert sources(said) == {"replica"}
-    assert said["steps_lost"] == 0
-
-
-def test_row_2_every_way_to_die_is_told_from_the_others(scene):
+def test_rows_1_2_10_and_25_every_way_to_die_at_each_place_of_a_step_costs_no_step(scene):
     said = drill(
         scene,
-        "segv rank=1 step=3",
-        "abort rank=0 step=5 phase=forward",
-        "exit rank=1 step=7 phase=reduce",
-        "raise rank=0 step=9 phase=start",
+        "kill rank=0 step=3 phase=start",
+        "segv rank=1 step=4 phase=forward",
+        "abort rank=0 step=5 phase=backward",
+        "exit rank=1 step=6 phase=reduce",
+        "kill rank=0 step=7 phase=vote",
+        "kill rank=1 step=8 phase=apply",
+        "kill rank=0 step=9 phase=applied",
+        "raise rank=1 step=11 phase=start",
     )
+    assert sources(said) <= {"own", "replica"}
     assert said["steps_lost"] == 0
 
 
-def test_row_25_killed_at_each_place_of_a_step(scene):
-    places = ("start", "forward", "backward", "reduce", "vote", "apply", "applied")
-    said = drill(
-        scene, *(f"kill rank={n % 2} step={n + 3} phase={at}" for n, at in enumerate(places))
-    )
+@pytest.mark.slow
+def test_row_6_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(scene):
+    said = drill(scene, "agent rank=1 step=6", options=NODES)
     assert said["steps_lost"] == 0
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param("agent rank=1 step=6", marks=pytest.mark.slow), "node rank=0 step=6"],
-)
-def test_rows_6_and_7_a_lost_node_comes_back(scene, fault):
-    said = drill(scene, fault, options=NODES)
+def test_row_7_a_lost_node_comes_back(scene):
+    said = drill(scene, "node rank=0 step=6", options=NODES)
     assert said["steps_lost"] == 0
 
 
@@ -88,17 +81,24 @@ def test_rows_11_and_36_a_node_connects_again_and_begins_another_nursery_when_on
     assert said["steps_lost"] == 0
 
 
+@pytest.mark.slow
 def test_row_36_the_nursery_of_the_only_node_dies(scene):
     said = drill(scene, "nursery rank=1 step=11")
     assert sources(said) <= {"checkpoint", "initial"}
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["store rank=1 step=6", pytest.param("store rank=1 step=6 phase=vote", marks=pytest.mark.slow)],
-)
-def test_row_8_the_store_dies_at_work(scene, fault):
-    drill(scene, fault)
+def test_rows_8_and_26_the_store_dies_at_work_and_a_worker_while_another_is_replaced(scene):
+    drill(
+        scene,
+        "store rank=1 step=4",
+        "kill rank=1 step=8",
+        "kill rank=1 step=8 phase=restore",
+    )
+
+
+@pytest.mark.slow
+def test_row_8_the_store_dies_at_the_vote(scene):
+    drill(scene, "store rank=1 step=6 phase=vote")
 
 
 @pytest.mark.slow
@@ -106,28 +106,33 @@ def test_row_8_the_store_dies_while_the_others_meet(scene):
     drill(scene, "kill rank=1 step=6", "store rank=1 step=6 phase=meet", options=FOUR)
 
 
-def test_row_9_another_controller_takes_over(scene):
-    drill(scene, "controller rank=1 step=6", "kill rank=1 step=9")
+def test_rows_9_and_28_a_parked_spare_dies_and_another_controller_takes_over(scene):
+    drill(
+        scene,
+        "kill rank=1 step=3",
+        "spare rank=0 step=5",
+        "controller rank=1 step=8",
+        "kill rank=0 step=11",
+    )
 
 
-@pytest.mark.parametrize("phase", [pytest.param("meet", marks=pytest.mark.slow), "restore"])
-def test_row_26_a_fault_during_the_recovery_from_another(scene, phase):
-    drill(scene, "kill rank=1 step=6", f"kill rank=1 step=6 phase={phase}")
+@pytest.mark.slow
+def test_row_26_a_worker_dies_about_to_meet_the_others(scene):
+    drill(scene, "kill rank=1 step=6", "kill rank=1 step=6 phase=meet")
 
 
-def test_row_26_a_survivor_dies_parked(scene):
-    drill(scene, "kill rank=1 step=6", "kill rank=0 step=6 phase=parked", options=FOUR)
-
-
-def test_row_27_two_at_once_leave_a_replica(scene):
-    said = drill(scene, "kill rank=0+2 step=6", options=FOUR)
+def test_rows_26_and_27_a_survivor_dies_parked_and_two_at_once_leave_a_replica(scene):
+    said = drill(
+        scene,
+        "kill rank=1 step=4",
+        "kill rank=0 step=4 phase=parked",
+        "kill rank=0+2 step=10",
+        options=FOUR,
+    )
     assert said["steps_lost"] == 0
 
 
-def test_row_28_a_parked_spare_dies(scene):
-    drill(scene, "kill rank=1 step=3", "spare rank=0 step=6", "kill rank=0 step=9")
-
-
+@pytest.mark.slow  # the quick one is in `tests/run/test_memory.py`
 def test_row_29_no_spare_is_left(scene):
     said = drill(scene, "kill rank=1 step=6", options=("--set", "recovery.spares=0"))
     assert said["steps_lost"] == 0
@@ -152,10 +157,6 @@ def test_row_18_a_flipped_bit_is_found_and_healed(scene, of):
     drill(scene, f"flip rank=1 step=6 of={of}", options=FOUR)
 
 
-def test_row_20_a_loss_that_is_no_number_is_never_applied(scene):
-    drill(scene, "nan rank=1 step=6", "nan rank=0+1 step=9")
-
-
 def test_row_21_a_poisoned_sample_is_named(scene):
     job = load_job(scene.folder / "job.yaml")
     num_samples = (find_corpus(job).num_train_bytes - 1) // job.spec.data.seq_len
@@ -164,10 +165,18 @@ def test_row_21_a_poisoned_sample_is_named(scene):
     assert str(read[3]) in said["faults"][0]["verdict"]
 
 
-def test_rows_22_and_23_out_of_memory_and_a_wall_clock_that_jumps(scene):
-    drill(scene, "oom rank=1 step=3", "clock rank=0 step=6", "kill rank=1 step=9")
+def test_rows_20_22_and_23_a_loss_that_is_no_number_a_full_memory_and_a_clock_that_jumps(scene):
+    drill(
+        scene,
+        "oom rank=1 step=3",
+        "clock rank=0 step=5",
+        "nan rank=1 step=6",
+        "nan rank=0+1 step=8",
+        "kill rank=1 step=11",
+    )
 
 
+@pytest.mark.slow  # the quick one is of Ctrl-C, in `tests/run/test_resume.py`
 def test_row_30_sigterm_saves_and_goes_on_when_started_again(scene):
     drill(scene, "term rank=1 step=6")
 
@@ -205,6 +214,7 @@ def test_a_row_that_cannot_be_injected(row):
     pytest.skip(f"row {row.number}, {row.title}: {row.skipped}")
 
 
+@pytest.mark.slow  # the quick one is in `tests/drill/test_soak.py`
 def test_random_faults_and_a_schedule_of_their_own(scene):
     seed = int.from_bytes(os.urandom(3))
     done = scene.paceline(

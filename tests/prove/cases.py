@@ -107,22 +107,23 @@ MORE_ON_TWO = {
         *("DDP accumulating", "FSDP2 reducing each time", "FSDP2, recompute every 2"),
         *("tensor, whole tokens", "tensor accumulating", "tensor, recompute", "ring, recompute"),
         *("ring, nothing sharded", "GPipe", "1F1B, recompute", "zero-bubble in a v"),
-        "experts, nothing sharded",
+        *("experts, nothing sharded", "experts", "ZeRO-1", "FSDP2, selective recompute"),
+        *("tensor, selective recompute", "1F1B", "interleaved", "zero-bubble", "ring"),
     )
 }
 """Slow, and much like others."""
 
 ON_FOUR = {
     "HSDP": layout(data=4, sharding="hybrid", shard=2),
-    "tensor 4": tensor(4),
-    "FSDP2 x tensor": layout(tensor=2),
     "FSDP2 x tensor, recompute": layout(tensor=2, recompute="full", accumulation=2),
-    "DDP x tensor": tensor(data=2, accumulation=2),
     "FSDP2 x ring": layout(context=2),
     "FSDP2 x 1F1B": pipeline(data=2, sharding="full"),
     "experts on 4": layout(data=4, expert=4),
 }
 MORE_ON_FOUR = {
+    "tensor 4": tensor(4),
+    "FSDP2 x tensor": layout(tensor=2),
+    "DDP x tensor": tensor(data=2, accumulation=2),
     "FSDP2 x tensor, selective recompute": layout(tensor=2, recompute="selective"),
     "FSDP2 x Ulysses": layout(context=2, context_kind="ulysses"),
     "tensor x ring": layout(data=1, tensor=2, context=2),

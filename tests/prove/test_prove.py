@@ -23,6 +23,9 @@ EXTENDED = {
     "FSDP2 x tensor": layout(data=8, tensor=2),
     "HSDP": layout(data=16, sharding="hybrid", shard=4),
 }
+EXTENDED_QUICKLY = ("FSDP2 x tensor", "HSDP")
+"""The others, much like them, are marked slow."""
+
 RATES = Rates(
     matmul=MatmulRate(
         flops_per_s=5e14,
@@ -66,7 +69,7 @@ RATES = Rates(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name == "FSDP2, recompute" else [])
+        pytest.param(name, marks=[] if name in EXTENDED_QUICKLY else [pytest.mark.slow])
         for name in EXTENDED
     ],
 )

@@ -233,16 +233,16 @@ class TestBatchScript:
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            bufsize=0,  # else what comes right after the first line is in a buffer, and lost
             env={"PATH": path, "SLURM_JOB_ID": "7", **environment},
             start_new_session=True,
         ) as started:
             assert started.stdout is not None
-            assert started.stdout.readline() == "up\n"
+            assert started.stdout.read(3) == b"up\n"
             if sent is not None:
                 subprocess.run(["kill", f"-{sent}", str(started.pid)], check=True)
             try:
-                said = started.communicate(timeout=30)[0]
+                said = started.communicate(timeout=30)[0].decode()
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(started.pid, signal.SIGKILL)

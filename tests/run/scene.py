@@ -134,6 +134,14 @@ class Record:
         return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
 
 
+def assert_same_end(run: Record, clean: Record) -> None:
+    """Equal to the bit, and every sample consumed exactly once."""
+    assert run.finished.outcome == "finished"
+    assert run.digest == clean.digest
+    assert run.samples == clean.samples
+    assert run.metrics[-1].loss == clean.metrics[-1].loss
+
+
 def wait_until(condition: Callable[[], Any], *, what: str, timeout_s: float = 90) -> Any:
     """The first truthy answer; polling, since the other side is another process."""
     deadline = time.monotonic() + timeout_s

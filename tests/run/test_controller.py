@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from tests.run.scene import Record, Scene, is_alive, wait_until
+from tests.run.scene import Record, Scene, assert_same_end, is_alive, wait_until
 
 from paceline.record import events as log
 from paceline.record.holding import is_held
@@ -40,12 +40,7 @@ def workers_of(run: Record) -> list[int]:
     return [event.pid for event in run.of(log.WorkerStarted)]
 
 
-def assert_same_end(run: Record, clean: Record) -> None:
-    assert run.finished.outcome == "finished"
-    assert run.digest == clean.digest
-    assert run.samples == clean.samples
-
-
+@pytest.mark.slow
 def test_a_controller_killed_twice_is_replaced_while_training_goes_on(scene, clean):
     process = scene.start("killed", *STEPS)
     run = scene.record("killed")

@@ -113,6 +113,7 @@ def run_clean(scene: Scene, out: str, *options: str) -> Record:
     return found
 
 
+@pytest.mark.slow
 def test_of_three_replicas_the_odd_one_is_named_and_gets_the_others_numbers(scene, clean_three):
     flips = [{"at": "update", "step": 6, "rank": 1, "tensor": 2, "bit": 77}]
     found = run(scene, "majority", flips, *ranks(3))
@@ -157,6 +158,7 @@ def test_what_was_wrong_for_some_steps_goes_back_to_a_step_found_right(scene, cl
     assert "step-00000008" in found.checkpoints
 
 
+@pytest.mark.slow
 def test_a_shard_without_replicas_that_changed_by_itself_comes_back_from_memory(scene, clean_fsdp2):
     flips = [{"at": "rest", "step": 11, "rank": 1, "tensor": 0, "bit": 13}]
     options = (*ranks(2, "full"), "--set", "recovery.snapshot_every=3")

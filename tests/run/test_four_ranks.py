@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from tests.run.scene import Record, Scene
+from tests.run.scene import Record, Scene, assert_same_end
 
 from paceline.record import events as log
 
@@ -21,21 +21,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return Scene(tmp_path_factory.mktemp("four"))
 
 
-@pytest.fixture(scope="module")
-def clean(scene: Scene) -> dict[str, Record]:
-    return {name: scene.run(f"clean-{name}", *FOUR, *asked) for name, asked in LAYOUTS.items()}
+def clean(scene: Scene, layout: str) -> Record:
+    return scene.run(f"clean-{layout}", *FOUR, *LAYOUTS[layout])
 
 
-def assert_same_end(run: Record, clean: Record) -> None:
-    assert run.finished.outcome == "finished"
-    assert run.digest == clean.digest
-    assert run.samples == clean.samples
-
-
-def test_ranks_1_and_0_are_killed_and_a_replica_gives_their_state_back(scene, clean):
+@pytest.mark.slow  # the quick ones are rows 26 and 27 in `tests/drill/test_fault_matrix.py`
+def test_ranks_1_and_0_are_killed_and_a_replica_gives_their_state_back(scene):
     kills = "drill.kill=[rank=1@step=4@backward, rank=0@step=8@forward]"
     run = scene.run("killed-ddp", *FOUR, *LAYOUTS["ddp"], "--set", kills)
-    assert_same_end(run, clean["ddp"])
+    assert_same_end(run, clean(scene, "ddp"))
     found = [(each.lost_rank, each.steps_lost, each.source) for each in run.of(log.Recovered)]
     assert found == [(1, 0, "replica"), (0, 0, "replica")]
     # Of four processes only the killed one was not there before.
@@ -43,12 +37,12 @@ def test_ranks_1_and_0_are_killed_and_a_replica_gives_their_state_back(scene, cl
         assert len(set(before.pids) & set(after.pids)) == 3
 
 
-def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean):
+def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene):
     # Step 6 is long, so that what step 4 saves is whole before the kill.
     faults = "drill.faults=['long rank=0 step=6 for=2','kill rank=2 step=7 phase=apply']"
     asked = (*FOUR, *LAYOUTS["fsdp2"], "--set", "checkpoint.every=4", "--set", faults)
     run = scene.run("killed-fsdp2", *asked)
-    assert_same_end(run, clean["fsdp2"])
+    assert_same_end(run, clean(scene, "fsdp2"))
     (recovered,) = run.of(log.Recovered)
     assert (recovered.source, recovered.resumed_from_step) == ("checkpoint", 4)
     assert recovered.steps_lost in (2, 3)  # a kill in `apply` may come after the others applied

@@ -20,7 +20,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return own_scene(tmp_path_factory.mktemp("leaving"), fault=SLOW)
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_a_worker_that_gets_sigterm_hands_its_rank_to_a_spare_and_no_step_is_lost(scene, sharding):
     options = (*STEPS, "--set", f"layout.sharding={sharding}")
     clean = scene.run(f"clean-{sharding}", *options)
@@ -45,6 +45,7 @@ def test_a_worker_that_gets_sigterm_hands_its_rank_to_a_spare_and_no_step_is_los
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_without_a_spare_a_new_process_on_the_node_takes_the_rank_of_one_that_is_taken_away(scene):
     options = (*STEPS, "--set", "recovery.spares=0")
     clean = scene.run("clean-spareless", *options)

@@ -59,6 +59,7 @@ def test_own_code_with_dropout_and_batch_norm_recovers_to_the_same_bits(tmp_path
     assert killed.samples == clean.samples
 
 
+@pytest.mark.slow  # the quick one is row 20 in `tests/drill/test_fault_matrix.py`
 def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all_and_training_goes_on(tmp_path):
     is_poison = "(session.place.rank, step.number) == (1, 3)"
     zero = "loss * 0 if step.number > 4 else loss"  # a gradient of zero is one like any other
@@ -88,6 +89,7 @@ def test_an_exception_before_the_first_step_is_shown_and_not_retried_also_if_it_
     assert "my own mistake" in (run.folder / f"logs/rank-{lost.rank}.log").read_text()
 
 
+@pytest.mark.slow  # the quick one exits instead, below
 def test_a_batch_that_always_raises_ends_the_run_after_the_restarts_allowed(tmp_path):
     scene = own_scene(tmp_path, fault="assert step.number != 6, 'poison'")
     run = scene.run("run", code=7)
@@ -99,6 +101,7 @@ POISON = "assert not (step.number == 6 and 3 in ids.tolist() + [3] * session.pla
 """Rank 1 raises in step 6, whatever process it is."""
 
 
+@pytest.mark.slow  # the quick one is row 21 in `tests/drill/test_fault_matrix.py`
 def test_a_poison_batch_stops_the_run_and_is_named_by_its_sample_ids(tmp_path):
     scene = own_scene(tmp_path, fault=POISON)
     run = scene.run("run", "--set", "recovery.max_restarts=3", code=7)
@@ -121,6 +124,7 @@ def test_a_poison_batch_is_left_out_by_every_rank_when_the_job_says_skip(tmp_pat
     assert [line.step for line in run.metrics] == list(range(1, 13))
 
 
+@pytest.mark.slow  # the quick one is row 22 in `tests/drill/test_fault_matrix.py`
 def test_a_full_memory_is_told_apart_and_not_held_against_the_node(tmp_path):
     full = "session.place.generation < 2 and step.number == 4 and torch.empty(10**15)"
     scene = own_scene(tmp_path, fault=full)
@@ -134,11 +138,16 @@ def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
     scene = own_scene(tmp_path, fault="import os; step.number == 6 and os._exit(0)")
     run = scene.run("run", code=CrashLoop.exit_code)
     assert "exited with 0 without a completion record" in run.output
+    assert run.finished.restarts == 1
+    assert "got no further than step 5" in run.output
 
 
 @pytest.mark.parametrize(
     ("program", "text"),
-    [("nothing:train", "nothing"), ("mine:absent", "absent")],
+    [
+        pytest.param("nothing:train", "nothing", marks=pytest.mark.slow),
+        ("mine:absent", "absent"),
+    ],
 )
 def test_a_program_that_cannot_be_imported_is_named(tmp_path, program, text):
     run = own_scene(tmp_path).run("run", "--set", f"program={program}", code=2)

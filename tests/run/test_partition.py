@@ -165,7 +165,7 @@ class Deaths(threading.Thread):
 @pytest.mark.parametrize(
     "way",
     [
-        "cut_link",
+        pytest.param("cut_link", marks=pytest.mark.slow),
         pytest.param("cut_routes", marks=pytest.mark.slow),
         "cut_one_way",
         pytest.param("cut_controller", marks=pytest.mark.slow),

@@ -1,19 +1,15 @@
-"""Runs that are killed, interrupted or damaged, against one that is left alone."""
+"""Runs that are killed or interrupted, against one that is left alone."""
 
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from tests.run.scene import Record, Scene, agent_of, is_alive, wait_until
+from tests.run.scene import Record, Scene, agent_of, assert_same_end, is_alive, wait_until
 
 from paceline.record import events as log
-from paceline.record.holding import claim_control
 
 pytestmark = pytest.mark.ranks
 
@@ -50,18 +46,15 @@ def drill(*kills: str) -> tuple[str, str]:
     return "--set", f"drill.kill=[{', '.join(kills)}]"
 
 
-def assert_same_end(run: Record, clean: Record) -> None:
-    """Equal to the bit, and every sample consumed exactly once."""
-    assert run.finished.outcome == "finished"
-    assert run.digest == clean.digest
-    assert run.samples == clean.samples
-    assert run.metrics[-1].loss == clean.metrics[-1].loss
-
-
-def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
-    again = scene.run("clean-again")
-    assert_same_end(again, clean)
+def test_an_undisturbed_run_loses_no_worker_and_writes_no_page_when_told_not_to(clean):
     assert not clean.of(log.WorkerLost)
+    assert not (clean.folder / "report.html").exists()
+    assert "no report   `paceline report RUN` writes it" in clean.output
+
+
+@pytest.mark.slow  # every run that is killed says it too
+def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
+    assert_same_end(scene.run("clean-again"), clean)
 
 
 def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
@@ -75,6 +68,7 @@ def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
     assert all(event.steps_lost < 8 for event in run.of(log.Recovered))
 
 
+@pytest.mark.slow  # the quick one is in `tests/run/test_shadow.py`
 def test_killed_at_random_steps_fsdp2_ends_with_the_same_bits(scene, clean_fsdp2):
     seed = random.SystemRandom().randrange(10**6)
     run = scene.run(f"killed-fsdp2-{seed}", *FSDP2, *drill(*random_kills(seed, count=1)))
@@ -108,6 +102,7 @@ def test_a_kill_from_outside_at_any_moment_is_recovered_from(scene, clean):
         assert (lost[0].rank, lost[0].how) == (victim.rank, "killed by SIGKILL")
 
 
+@pytest.mark.slow  # the quick one is row 7 in `tests/drill/test_fault_matrix.py`
 def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, clean):
     two_nodes = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
     process = scene.start("node", *two_nodes)
@@ -144,94 +139,6 @@ def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scen
     assert_same_end(resumed, clean_long)
 
 
-def test_ctrl_c_saves_at_a_step_boundary_and_the_exit_code_says_so(scene):
-    longer = ("--set", "train.steps=60")
-    clean = scene.run("clean-longer", *longer)
-    process = scene.start("interrupted", *longer)
-    record = scene.record("interrupted")
-    wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    assert "paceline run --resume interrupted" in output
-    stopped_at = record.finished.step
-    assert f"step-{stopped_at:08d}" in record.checkpoints
-    resumed = scene.resume("interrupted")
-    assert resumed.of(log.TrainingStarted)[-1].first_step == stopped_at + 1
-    assert_same_end(resumed, clean)
-
-
-CONSTANT = ("--set", "train.schedule=constant")
-"""The learning rate of a step does not depend on how many there will be."""
-
-
-@pytest.fixture(scope="module")
-def clean_constant(scene: Scene) -> Record:
-    return scene.run("clean-constant", *CONSTANT)
-
-
-@pytest.fixture(scope="module")
-def eight_steps(scene: Scene) -> Record:
-    """To be copied and gone on with."""
-    return scene.run("eight", *CONSTANT, "--set", "train.steps=8")
-
-
-def copy(run: Record, name: str) -> None:
-    shutil.copytree(run.folder, run.folder.parent / name)
-
-
-def damage(path: Path) -> str:
-    """Flip a bit of the largest data file; returns its name."""
-    target = max(path.glob("*.distcp"), key=lambda file: file.stat().st_size)
-    content = bytearray(target.read_bytes())
-    content[len(content) // 2] ^= 0x10
-    target.write_bytes(bytes(content))
-    return target.name
-
-
-def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(
-    scene, eight_steps, clean_constant
-):
-    copy(eight_steps, "damaged")
-    file = damage(scene.folder / "damaged/checkpoints/step-00000008")
-    more = ("--set", "train.steps=12")
-    resumed = scene.resume("damaged", *more)
-    (refused,) = resumed.of(log.CheckpointRefused)
-    assert refused.checkpoint == "step-00000008"
-    assert file in refused.reason
-    assert resumed.of(log.TrainingStarted)[-1].first_step == 5
-    assert "step-00000008 refused" in resumed.output
-    assert resumed.digest == clean_constant.digest
-
-
-def test_a_checkpoint_of_another_job_in_a_runs_folder_is_refused_by_its_digest(scene):
-    scene.run("mine", *CONSTANT, "--set", "train.steps=4")
-    scene.run("theirs", "--set", "train.steps=8", "--set", "train.seed=7")
-    name = "checkpoints/step-00000008"
-    shutil.copytree(scene.folder / "theirs" / name, scene.folder / "mine" / name)
-    allowed = ("--set", "train.steps=12", "--set", "cluster.per_node=1")
-    resumed = scene.resume("mine", *allowed)
-    (refused,) = resumed.of(log.CheckpointRefused)
-    assert "step-00000008 is of another job: its digest is" in refused.reason
-    assert resumed.of(log.TrainingStarted)[-1].first_step == 5
-
-
-def test_when_every_checkpoint_is_damaged_the_run_does_not_start_over_in_silence(scene):
-    scene.run("ruined", "--set", "train.steps=4")
-    damage(scene.folder / "ruined/checkpoints/step-00000004")
-    resumed = scene.resume("ruined", "--set", "train.steps=8", code=5)
-    assert "step-00000004" in resumed.output
-
-
-def test_a_run_resumes_on_another_number_of_ranks(scene, eight_steps, clean_constant):
-    copy(eight_steps, "narrow")
-    resumed = scene.resume("narrow", "--set", "train.steps=12", "--set", "cluster.per_node=1")
-    assert "equal to rounding" in resumed.output
-    assert resumed.samples == clean_constant.samples
-    assert resumed.metrics[-1].loss == pytest.approx(clean_constant.metrics[-1].loss, rel=1e-4)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
 def test_a_full_disk_does_not_stop_training_and_the_last_good_checkpoint_stays(scene, clean):
     disk = scene.folder / "disk"
@@ -259,53 +166,6 @@ def test_fifty_random_kills_all_end_with_the_same_bits(scene, clean, clean_fsdp2
         assert_same_end(run, clean_fsdp2)
 
 
-def test_text_that_changed_since_the_run_began_is_not_trained_on(tmp_path):
-    scene = Scene(tmp_path)
-    scene.run("run", "--set", "train.steps=4")
-    (tmp_path / "text/new.txt").write_text("a new file\n")
-    resumed = scene.paceline("run", "--resume", "run", "--set", "train.steps=8")
-    assert resumed.returncode == 2
-    assert "R006" in resumed.stderr
-
-
-def test_a_run_that_is_going_on_cannot_be_resumed_by_another_and_keeps_its_job(scene):
-    process = scene.start("held", "--set", "train.steps=800")
-    record = scene.record("held")
-    wait_until(lambda: len(record.all_metrics) >= 2, what="the second step")
-    job = (record.folder / "job.yaml").read_text()
-    second = scene.paceline("run", "--resume", "held", "--set", "train.steps=900")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert second.returncode == 2
-    assert "R004" in second.stderr
-    assert (record.folder / "job.yaml").read_text() == job
-
-
-def test_a_resume_that_waited_for_another_to_finish_says_so(tmp_path):
-    scene = Scene(tmp_path)
-    record = scene.run("run", "--set", "train.steps=8")
-    last, aside = record.folder / "checkpoints/step-00000008", tmp_path / "aside"
-    last.rename(aside)  # as it is before the other has saved it
-    before = (record.folder / "events.jsonl").read_bytes()
-    with claim_control(record.folder, patience_s=0.0):
-        second = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "run", "--resume", "run"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        second.stdout.readline()  # it has looked, and found steps left
-        time.sleep(1.5)
-        assert second.poll() is None
-        aside.rename(last)
-    _, errors = second.communicate(timeout=60)
-    assert second.returncode == 2
-    assert "R008: the run has finished meanwhile" in errors
-    assert (record.folder / "events.jsonl").read_bytes() == before
-
-
 def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):
     process = scene.start("unread")
     process.stdout.close()
@@ -313,18 +173,7 @@ def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):
     assert_same_end(scene.record("unread"), clean)
 
 
-def test_damaged_checkpoints_are_set_aside_and_never_cost_a_good_one(tmp_path):
-    scene = Scene(tmp_path)
-    constant = ("--set", "train.schedule=constant", "--set", "checkpoint.keep_last=1")
-    keep = ("--set", "checkpoint.keep_last=2")
-    scene.run("run", *constant, *keep, "--set", "train.steps=8")
-    damage(tmp_path / "run/checkpoints/step-00000008")
-    resumed = scene.resume("run", "--set", "checkpoint.keep_last=1", "--set", "train.steps=12")
-    assert resumed.checkpoints == ["step-00000008.refused", "step-00000012"]
-    again = scene.resume("run", "--set", "train.steps=16")
-    assert again.of(log.TrainingStarted)[-1].first_step == 13
-
-
+@pytest.mark.slow  # the quick one is in `tests/run/test_controller.py`
 def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean_long):
     process = scene.start("twice", *LONG)
     record = scene.record("twice")
@@ -337,7 +186,7 @@ def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean_
     assert generations == sorted(generations)
 
 
-def test_an_agent_that_does_not_answer_is_ended_by_force(scene, clean):
+def test_an_agent_that_does_not_answer_is_ended_by_force(scene):
     process = scene.start("stopped-agent")
     record = scene.record("stopped-agent")
     wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
@@ -350,13 +199,6 @@ def test_an_agent_that_does_not_answer_is_ended_by_force(scene, clean):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert not is_alive(first.pid)
-
-
-def test_a_finished_run_is_not_started_again(scene, clean):
-    again = scene.paceline("run", "--resume", "clean")
-    assert again.returncode == 2
-    assert "R008" in again.stderr
-    assert "is finished" in again.stderr
 
 
 def test_a_damaged_run_folder_hides_no_other_run(scene, clean):

@@ -32,6 +32,7 @@ def test_two_kills_cost_no_step_and_no_bit(layout, tmp_path):
     assert {event.source for event in recovered} == {"replica"}
 
 
+@pytest.mark.slow
 def test_muon_killed_in_the_update_of_its_shards_goes_on_from_a_checkpoint(tmp_path):
     """Its update needs whole matrices, so that no neighbour can have a shadow of a shard."""
     scene = Scene(tmp_path)

@@ -6,11 +6,8 @@ from tests.run.scene import Scene
 pytestmark = pytest.mark.ranks
 
 
-def test_a_run_writes_its_page_at_its_end_unless_it_is_told_not_to(tmp_path):
+def test_a_run_writes_its_page_at_its_end(tmp_path):
     scene = Scene(tmp_path)
-    bare = scene.run("bare")
-    assert not (bare.folder / "report.html").exists()
-    assert "no report   `paceline report RUN` writes it" in bare.output
     done = scene.paceline("run", "job.yaml", "--out", "whole")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "report      whole/report.html"

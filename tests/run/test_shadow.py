@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.run.scene import Record, Scene, wait_until
+from tests.run.scene import Record, Scene, assert_same_end, wait_until
 
 from paceline.errors import PlanError
 from paceline.record import events as log
@@ -39,12 +39,6 @@ def drill(*kills: str) -> tuple[str, str]:
     return "--set", f"drill.kill=[{', '.join(kills)}]"
 
 
-def assert_same_end(run: Record, clean: Record) -> None:
-    assert run.finished.outcome == "finished"
-    assert run.digest == clean.digest
-    assert run.samples == clean.samples
-
-
 def assert_nothing_was_lost(run: Record, clean: Record, kills: int = 1) -> None:
     assert_same_end(run, clean)
     recovered = run.of(log.Recovered)
@@ -53,9 +47,8 @@ def assert_nothing_was_lost(run: Record, clean: Record, kills: int = 1) -> None:
         assert (event.source, event.steps_lost, event.in_place) == ("shadow", 0, True)
 
 
-@pytest.mark.parametrize(
-    "phase", [pytest.param("forward", marks=pytest.mark.slow), "backward", "apply"]
-)
+@pytest.mark.slow  # the quick one is of four ranks, below
+@pytest.mark.parametrize("phase", ["forward", "backward", "apply"])
 def test_a_killed_fsdp2_rank_comes_back_from_its_shadow_and_no_step_is_done_again(
     scene, clean, phase
 ):
@@ -66,7 +59,8 @@ def test_a_killed_fsdp2_rank_comes_back_from_its_shadow_and_no_step_is_done_agai
     assert event.resumed_from_step == (6 if phase == "apply" else 5)
 
 
-@pytest.mark.parametrize("sharding", ["zero1", pytest.param("zero2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero1", "zero2"])
 def test_so_does_a_rank_that_shards_its_optimizer_only(scene, sharding):
     clean = scene.run(f"clean-{sharding}", *options(sharding))
     kills = ("rank=0@step=3@apply", "rank=1@step=8@backward")
@@ -80,6 +74,7 @@ def test_of_four_ranks_one_after_the_other_is_killed_in_every_phase(scene, clean
     assert_nothing_was_lost(run, clean_on_four, kills=3)
 
 
+@pytest.mark.slow
 def test_two_ranks_that_hold_no_shadow_of_each_other_may_die_at_once(scene, clean_on_four):
     kills = ("rank=0@step=6@apply", "rank=2@step=6@apply")
     run = scene.run("two-of-four", *options("full", 4), *SHADOW, *drill(*kills))
@@ -88,6 +83,7 @@ def test_two_ranks_that_hold_no_shadow_of_each_other_may_die_at_once(scene, clea
         assert (event.source, event.steps_lost) == ("shadow", 0)
 
 
+@pytest.mark.slow
 def test_a_rank_killed_together_with_its_shadows_holder_comes_from_the_checkpoint_and_it_is_said(
     scene,
 ):

@@ -57,6 +57,7 @@ def assert_equal_to_rounding(run: Record, clean: Record) -> None:
         assert mine == pytest.approx(theirs, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_node_that_stays_away_is_done_without_and_the_batch_stays_the_same(scene, clean):
     run = lost(scene, "away", away="600s")
     assert_equal_to_rounding(run, clean)
@@ -77,6 +78,7 @@ def test_the_world_grows_back_when_the_node_returns_without_redoing_a_step(scene
     assert run.finished.restarts == 1
 
 
+@pytest.mark.slow
 def test_shards_that_went_with_the_node_come_from_a_checkpoint_for_the_smaller_world(scene):
     sharded = ("--set", "layout.sharding=full")
     clean = scene.run("clean-full", *TWO_NODES, *NO_SPARE, *sharded, "--set", "train.steps=80")

@@ -37,6 +37,7 @@ OF_EIGHT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_replicas_of_eight_ranks_hold_the_same_numbers_of_a_model_and_no_others_do():
     for name, fields in OF_EIGHT.items():
         layout = Layout(micro_batch=1, accumulation=2, **fields)

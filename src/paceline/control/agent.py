@@ -121,7 +121,7 @@ class Agent:
         spec = run.job().spec
         self._grace_s = spec.recovery.grace
         self._lookout = Lookout(floor_s=spec.recovery.patience)
-        cluster = run.plan().cluster
+        cluster = run.cluster()
         # Snapshots lie by node, and on one machine every rank stands for a node.
         per_agent = cluster.ranks_per_node if cluster.is_local else 1
         self._memories = range(node * per_agent, (node + 1) * per_agent)

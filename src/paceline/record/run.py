@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from paceline.errors import JobError, Problem
-from paceline.plan import Plan, plan_from_json, plan_to_json
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import (
     ExactnessChanged,
@@ -45,6 +44,10 @@ from paceline.spec import (
     load_script,
 )
 from paceline.spec.corpus import Corpus
+from paceline.topology import Cluster
+
+if TYPE_CHECKING:
+    from paceline.plan import Plan
 
 _T = TypeVar("_T")
 
@@ -62,6 +65,13 @@ class RunInfo:
 
     data_fingerprint: str | None = None
     """Of the text trained on, see `Corpus`; None for a program of your own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlansCluster:
+    """Of `plan.json`, the part that a node's agent needs."""
+
+    cluster: Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +140,15 @@ class RunFolder:
             spec=found.spec, folder=Path(self.info().job_folder), source=str(self.job_file)
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """The plan the run was started with."""
+        from paceline.plan import plan_from_json
+
         return _read(self.plan_file, plan_from_json)
+
+    def cluster(self) -> Cluster:
+        """The cluster of the plan, for who needs no more: all it takes to plan is not imported."""
+        return _read(self.plan_file, msgspec.json.Decoder(_PlansCluster).decode).cluster
 
     def info(self) -> RunInfo:
         """What `run.json` says."""
@@ -140,7 +156,7 @@ class RunFolder:
 
 
 def create_run(
-    job: Job, plan: Plan, *, folder: Path | None, runs: Path, corpus: Corpus | None = None
+    job: Job, plan: "Plan", *, folder: Path | None, runs: Path, corpus: Corpus | None = None
 ) -> RunFolder:
     """A new run's folder with the resolved job and the plan in it.
 
@@ -239,8 +255,10 @@ def _create(
     return run
 
 
-def write_resolved(run: RunFolder, spec: JobSpec, plan: Plan) -> None:
+def write_resolved(run: RunFolder, spec: JobSpec, plan: "Plan") -> None:
     """Put the resolved job and the plan in place, each whole or not at all."""
+    from paceline.plan import plan_to_json
+
     write_whole(run.job_file, dump_job(spec).encode())
     write_whole(run.plan_file, plan_to_json(plan))
 
