@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,13 @@ HANDED_OVER = ROOT / "render" / "scripts"
 """Programs that are written beside an engine's files: texts, which Paceline never imports."""
 
 
-def modules() -> Iterator[tuple[str, Path, ast.Module]]:
+@cache
+def modules() -> tuple[tuple[str, Path, ast.Module], ...]:
+    """Package, path and syntax tree of every module, read once for all of these tests."""
+    return tuple(_read_modules())
+
+
+def _read_modules() -> Iterator[tuple[str, Path, ast.Module]]:
     for path in sorted(ROOT.rglob("*.py")):
         if path.is_relative_to(HANDED_OVER):
             continue

@@ -74,9 +74,9 @@ def test_a_node_that_slurm_does_not_reach_fails_with_sruns_own_words(tmp_path, s
 def test_a_node_that_never_answers_is_given_up_in_time(tmp_path, slurm):
     srun = tmp_path / "bin" / "srun"
     srun.write_text(SRUN.replace("ulimit -n 64", "exec sleep 600"))
-    found = preflight(tmp_path, slurm, "--timeout", "25")
+    found = preflight(tmp_path, slurm, "--timeout", "15")
     (fail,) = [each for each in found["results"] if each["status"] == "fail"]
-    assert (fail["node"], fail["evidence"]) == ("gpu-node08", "nothing was heard for 25 s")
+    assert (fail["node"], fail["evidence"]) == ("gpu-node08", "nothing was heard for 15 s")
     assert found["pass"] == ["gpu-node07"]
     assert found["seconds"] < 60
 

@@ -20,12 +20,17 @@ JOB: dict[str, Any] = {
 
 def planned(**changes: Any) -> tuple[Plan, Job]:
     """The plan of the job above with sections changed: `planned(layout={"sharding": "full"})`."""
+    job = job_of(**changes)
+    return plan_job(job), job
+
+
+def job_of(**changes: Any) -> Job:
+    """The job above with sections changed."""
     spec = JOB | {
         name: JOB.get(name, {}) | section if isinstance(section, dict) else section
         for name, section in changes.items()
     }
-    job = parse_job(yaml.safe_dump(spec), source="job.yaml", folder=Path.cwd())
-    return plan_job(job), job
+    return parse_job(yaml.safe_dump(spec), source="job.yaml", folder=Path.cwd())
 
 
 def rendered(to: str, **changes: Any) -> Rendered:

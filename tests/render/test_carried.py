@@ -1,10 +1,11 @@
 """No setting of a job file is lost on its way into an engine's files without a word."""
 
 import importlib
+from dataclasses import replace
 from functools import cache
 
 import pytest
-from tests.render.plans import planned
+from tests.render.plans import job_of, planned
 
 from paceline.errors import PacelineError
 from paceline.render import ENGINES, render_job
@@ -140,6 +141,9 @@ TOGETHER = {
 INSTEAD = {"data.path": {"data.corpus": None}, "data.corpus": {"data.path": None}}
 """What a setting takes the place of."""
 
+PLACES = {"ssh", "slurm", "cloud", "ray", "kubernetes"}
+"""Sections that say where and how a plan is started, and of which it reads nothing."""
+
 NEVER_DONE = {"recovery.shrink", "recovery.snapshot_peers"}
 """Set to what files without them do anyway."""
 
@@ -173,6 +177,8 @@ def with_settings(base, settings):
 
 @cache
 def plan_with(base, key):
+    if key.partition(".")[0] in PLACES:
+        return plain(base, key)[0], job_of(**changed(base, key))
     return planned(**changed(base, key))
 
 
@@ -185,6 +191,15 @@ def test_every_setting_has_a_value_here_or_is_part_of_the_plan():
     settings = [key for key in keys() if not covers(PLANNED, key)]
     assert [key for key in settings if key not in VALUES] == []
     assert [key for key in VALUES if key not in settings] == []
+
+
+@pytest.mark.parametrize(
+    "key", ["ssh.hosts", "slurm.spare_nodes", "cloud.max_run", "ray.address", "kubernetes.shm"]
+)
+def test_a_plan_reads_nothing_of_the_place_it_is_started_at(key):
+    plan, _ = planned(**changed("two-nodes", key))
+    without, _ = plain("two-nodes", key)
+    assert replace(plan, search_s=without.search_s) == without
 
 
 def test_what_a_job_leaves_out_is_not_asked_for():

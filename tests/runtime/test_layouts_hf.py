@@ -37,8 +37,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
 MORE_EXPERTS: dict[str, dict[str, Any]] = {
     name: EXPERTS.pop(name) for name in ("EP x HSDP", "EP x PP x FSDP2", "EP over data and context")
 }
-MATRIX = {"llama": DENSE, "mixtral": EXPERTS}
-SLOW = {"gpt2": DENSE, "mixtral": MORE_EXPERTS}
+MATRIX = {"mixtral": EXPERTS}
+SLOW = {"llama": DENSE, "gpt2": DENSE, "mixtral": MORE_EXPERTS}
 
 
 def train_all(rank: int, world: int, kind: str, layouts: dict[str, Layout]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def train_all(rank: int, world: int, kind: str, layouts: dict[str, Layout]) -> d
         *MATRIX.items(),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW.items()),
     ],
-    ids=[*MATRIX, "gpt2", "more of mixtral"],
+    ids=[*MATRIX, "llama", "gpt2", "more of mixtral"],
 )
 def test_models_of_transformers_train_in_every_layout_as_on_one_device(
     kind: str, of_kind: dict[str, dict[str, Any]]

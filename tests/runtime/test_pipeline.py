@@ -417,14 +417,23 @@ def test_a_pipeline_in_bf16_gives_the_same_bits_as_without_stages(sharding: str)
     assert [name for name in alone if not (staged[name] == alone[name]).all()] == []
 
 
-def test_every_schedule_runs_on_pretended_ranks_of_a_world_of_32():
-    for word in ("gpipe", "1f1b", "interleaved", "zero-bubble", "zero-bubble v", "dualpipe-v"):
-        tensor = 2 if word == "zero-bubble v" else 1
-        layout = replace(
-            SCHEDULES[word][0], pipeline=4, accumulation=8, data=8 // tensor, tensor=tensor
-        )
-        for rank in (0, 8, 16, 24) if tensor > 1 else (0, 24):
-            run_pretended(layout, rank)
+@pytest.mark.parametrize(
+    ("word", "tensor", "ranks"),
+    [
+        ("zero-bubble v", 2, (0, 24)),
+        pytest.param("zero-bubble v", 2, (8, 16), marks=pytest.mark.slow),
+        *(
+            pytest.param(word, 1, (0, 24), marks=pytest.mark.slow)
+            for word in ("gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v")
+        ),
+    ],
+)
+def test_every_schedule_runs_on_pretended_ranks_of_a_world_of_32(word, tensor, ranks):
+    layout = replace(
+        SCHEDULES[word][0], pipeline=4, accumulation=8, data=8 // tensor, tensor=tensor
+    )
+    for rank in ranks:
+        run_pretended(layout, rank)
 
 
 def run_pretended(layout: Layout, rank: int) -> None:

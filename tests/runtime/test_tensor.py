@@ -148,6 +148,7 @@ def test_the_decoder_split_over_tensors_has_one_ranks_loss_and_gradients(world: 
     assert_equal(OWN, world)
 
 
+@pytest.mark.slow  # the quick one has a family of each kind of split, on four ranks
 @pytest.mark.ranks
 def test_every_known_family_split_over_tensors_has_one_ranks_loss_and_gradients():
     pytest.importorskip("transformers")

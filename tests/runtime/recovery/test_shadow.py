@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,10 @@ def test_optimizers_that_need_the_other_shards_have_no_shadow():
     assert why_not(model, torch.optim.SGD(model.parameters(), lr=0.1)) is None
 
 
+TRAINED_QUICKLY = {("full", "adamw-8bit"), ("zero1", "adamw"), ("zero2", "sgd")}
+"""Each sharding and each optimizer; the other pairs are marked slow."""
+
+
 def train_shadowed(rank: int, world: int, folder: Path, *options: str) -> Any:
     """SHA-256 of this rank's state, and of the shadow that it keeps, by rank."""
     session, _ = session_in(folder, rank, world, "recovery.state=shadow", "train.steps=7", *options)
@@ -155,10 +160,15 @@ def train_shadowed(rank: int, world: int, folder: Path, *options: str) -> Any:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw-8bit"])
-@pytest.mark.parametrize("sharding", ["full", "zero1", "zero2"])
+@pytest.mark.parametrize(
+    ("sharding", "optimizer"),
+    [
+        pytest.param(*pair, marks=[] if pair in TRAINED_QUICKLY else [pytest.mark.slow])
+        for pair in product(("full", "zero1", "zero2"), ("adamw", "sgd", "adamw-8bit"))
+    ],
+)
 def test_trained_on_real_ranks_each_shadow_is_its_owners_shard_to_the_bit(
-    tmp_path, optimizer, sharding
+    tmp_path, sharding, optimizer
 ):
     Scene(tmp_path)
     options = (f"layout.sharding={sharding}", f"train.optimizer={optimizer}")
