@@ -1,6 +1,7 @@
 """What is rewritten, what is listed, and what is refused; read from the text, without torch."""
 
 import ast
+import shlex
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.adapt import Adapted, Target, adapt
+from paceline.spec import load_script
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 PLAIN = tuple(Target)
@@ -284,6 +286,19 @@ def test_for_paceline_a_job_file_is_written_beside_the_script(tmp_path):
     assert "paceline adapt: paceline" in (tmp_path / "far.py").read_text()
     again = run_command("far.py", "--to", "paceline", folder=tmp_path)
     assert (again.returncode, "nothing to change" in again.stderr) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["my train.py", "_a,b#c.py", "train", "\N{SNOWMAN}.py"])
+def test_a_job_file_is_right_whatever_the_script_is_called(tmp_path, name):
+    (tmp_path / name).write_text(SMALL + 'print("SCRIPT.py")\n')
+    result = run_command(name, "--to", "paceline", "--write", folder=tmp_path)
+    assert result.returncode == 1, result.stderr
+    (path,) = tmp_path.glob("*.yaml")
+    program = load_script(path)
+    assert program is not None
+    assert list(program.spec.command) == ["python", name]
+    assert result.stderr.endswith(f"start it: paceline run {shlex.quote(path.name)}\n")
+    assert 'print_once("SCRIPT.py")' in (tmp_path / name).read_text()
 
 
 GUARDED = """\

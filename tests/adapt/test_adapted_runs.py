@@ -152,13 +152,13 @@ def test_without_torchrun_it_is_a_world_of_one(alone, tmp_path):
 
 @pytest.mark.slow
 def test_paceline_runs_it_and_starts_it_again_from_its_own_checkpoint(alone, tmp_path):
-    adapted = adapt((SCRIPTS / "resume.py").read_text(), Target.PACELINE)
+    adapted = adapt((SCRIPTS / "resume.py").read_text(), Target.PACELINE, name="resume.py")
     assert [each.what for each in adapted.left] == [
         'p.add_argument("--resume", action="store_true")'
     ]
     (tmp_path / "resume.py").write_text(DIES_ONCE + adapted.text)
-    job = (adapted.job_file or "").replace("SCRIPT.py", "resume.py, --resume")
-    (tmp_path / "resume.yaml").write_text(job.replace("SCRIPT", "resume"))
+    job = (adapted.job_file or "").replace("resume.py]", "resume.py, --resume]")
+    (tmp_path / "resume.yaml").write_text(job)
     command = [sys.executable, "-m", "paceline", "run", "resume.yaml"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ended = subprocess.run(

@@ -13,11 +13,12 @@ from paceline.adapt.loop import adapt_loop
 from paceline.adapt.numbers import reduce_numbers
 from paceline.adapt.places import place_on_device
 from paceline.adapt.printing import print_once
-from paceline.adapt.program import JOB_FILE, check_goes_on
+from paceline.adapt.program import check_goes_on
 from paceline.adapt.refuse import check_is_single_device, read
 from paceline.adapt.result import Adapted, Done, Left, Refusal, Target
 from paceline.adapt.saving import save_and_load
 from paceline.adapt.setup import MARK, meet_and_leave
+from paceline.adapt.start import job_file, start_command
 from paceline.adapt.work import Work
 from paceline.adapt.wrapping import wrap_model
 
@@ -33,7 +34,7 @@ _CONCERNS = (
 )
 
 
-def adapt(source: str, to: Target) -> Adapted:
+def adapt(source: str, to: Target, *, name: str = "train.py") -> Adapted:
     """`source`, changed to train on several devices as it trained on one.
 
     The global batch, the learning rate, the number of steps and the format of checkpoints stay.
@@ -42,6 +43,7 @@ def adapt(source: str, to: Target) -> Adapted:
     Args:
         source: The text of a Python script. Line ends are `\\n`.
         to: The form that is asked for.
+        name: Of the file that it becomes, for what is said of how to start it.
 
     Returns:
         The new text and what was done; with `refused`, the same text and why.
@@ -56,7 +58,9 @@ def adapt(source: str, to: Target) -> Adapted:
         script = read(source)
         check_is_single_device(script)
         form = Target.DDP if to is Target.PACELINE else to
-        work = Work(script=script, alike=Alike(script), edits=Edits(source), target=form, mark=to)
+        work = Work(
+            script=script, alike=Alike(script), edits=Edits(source), target=form, mark=to, name=name
+        )
         for concern in _CONCERNS:
             concern(work)
         for node in work.edits.lost:
@@ -82,7 +86,8 @@ def adapt(source: str, to: Target) -> Adapted:
         text=text,
         done=_in_order(work.done),
         left=tuple(sorted(work.left)),
-        job_file=JOB_FILE if to is Target.PACELINE else None,
+        job_file=job_file(name) if to is Target.PACELINE else None,
+        start=start_command(to, name),
     )
 
 

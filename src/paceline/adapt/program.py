@@ -1,4 +1,4 @@
-"""A script as a program that Paceline starts, watches and starts again: the job file beside it.
+"""A script as a program that Paceline starts, watches and starts again.
 
 The script itself takes the form of DDP, which is what a restarted group of processes needs. It is
 not turned into a function for `paceline.runtime.Session`: there the session owns epochs, order of
@@ -9,15 +9,6 @@ of these could only be guessed. docs/guides/own-code.md shows the five lines tha
 import ast
 
 from paceline.adapt.work import Work
-
-JOB_FILE = """\
-# Started, watched and started again after a failure: paceline run SCRIPT.yaml
-name: SCRIPT
-command: [python, SCRIPT.py]
-processes: 2                      # one a device of this machine; the batch is shared by them
-recovery: {max_restarts: 3, backoff: 1s}
-"""
-"""SCRIPT is the file's name without `.py`."""
 
 
 def check_goes_on(work: Work) -> None:

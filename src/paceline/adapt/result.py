@@ -69,4 +69,7 @@ class Adapted:
     """Nothing was changed; `left` says why."""
 
     job_file: str | None = None
-    """For Target.PACELINE: the job file beside the script, whose name stands in it as SCRIPT."""
+    """For Target.PACELINE: the text of the job file beside the script."""
+
+    start: str = ""
+    """The command that starts it, in its folder; empty where nothing was adapted."""

@@ -6,20 +6,14 @@ import builtins
 from paceline.adapt.data import epoch_loop
 from paceline.adapt.helpers import HELPERS, ON_CPU, bound_names, with_needs
 from paceline.adapt.places import uses_no_gpu
-from paceline.adapt.result import Done, Left, Refusal, Target
+from paceline.adapt.result import Done, Left, Refusal
+from paceline.adapt.start import start_command
 from paceline.adapt.work import Work
 
 MARK = "# paceline adapt: "
 """Begins the comment that tells an adapted script from one that was written so."""
 
 _SEEDS = ("manual_seed", "seed_everything", "set_seed", "seed_all", "fix_seed", "set_random_seed")
-
-_HOW_TO_START = {
-    Target.DDP: "One process a device: torchrun --nproc-per-node N SCRIPT.py",
-    Target.FSDP2: "One process a device: torchrun --nproc-per-node N SCRIPT.py",
-    Target.PACELINE: "One process a device: paceline run JOB.yaml, the job file beside it",
-    Target.ACCELERATE: "One process a device: accelerate launch SCRIPT.py, or torchrun",
-}
 
 
 def meet_and_leave(work: Work) -> None:
@@ -160,7 +154,8 @@ def _write_helpers(work: Work, calls: list[str]) -> None:
             "the script puts nothing on a GPU, so its ranks are on CPUs too: to change that, set "
             f"{work.device} at the top, and move model and batches there",
         )
-    header = f"{MARK}{work.mark}. {_HOW_TO_START[work.mark]}\n"
+    start = start_command(work.mark, work.name, "N")
+    header = f"{MARK}{work.mark}. One process a device: {start}\n"
     parts = ["\n".join(imports) + "\n" if imports else ""]
     constants = [t for t in texts if not t.startswith(("def ", "class ", "@"))]
     functions = [t for t in texts if t.startswith(("def ", "class ", "@"))]

@@ -20,6 +20,9 @@ class Work:
     mark: Target
     """What was asked for; a program for Paceline takes the form of DDP."""
 
+    name: str
+    """Of the file that the script becomes."""
+
     done: list[Done] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     helpers: set[str] = field(default_factory=set)

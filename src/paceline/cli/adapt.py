@@ -1,10 +1,10 @@
 """`paceline adapt`: a single-device training script in its distributed form."""
 
-import dataclasses
 import difflib
 import io
 import json
 import os
+import shlex
 import shutil
 import tokenize
 from pathlib import Path
@@ -63,24 +63,14 @@ def command(script: Path, target: str, write: bool, out: Path | None, as_json: b
     if write and out is not None:
         raise click.UsageError("Choose one: --write changes SCRIPT itself, --out another file.")
     source = _read(script)
-    adapted = adapt(source.text, Target(target))
+    adapted = adapt(source.text, Target(target), name=(out or script).name)
     written: list[Path] = []
-    if not adapted.refused and not adapted.already:
-        name = (out or script).name
-        text = adapted.text.replace("SCRIPT.py", name).replace(
-            "JOB.yaml", f"{Path(name).stem}.yaml"
-        )
-        if adapted.job_file is not None:
-            job_file = adapted.job_file.replace("SCRIPT", Path(name).stem)
-            adapted = dataclasses.replace(adapted, text=text, job_file=job_file)
-        if write or out is not None:
-            written = _write(source, text, adapted, script, out)
-    else:
-        text = source.text
+    if not adapted.refused and not adapted.already and (write or out is not None):
+        written = _write(source, adapted, script, out)
     if as_json:
-        _print_json(adapted, text, script, target, written)
+        _print_json(adapted, script, target, written)
     else:
-        _print(adapted, source.text, text, script, target, written)
+        _print(adapted, source.text, script, target, written)
     if adapted.refused:
         raise SystemExit(JobError.exit_code)
     if adapted.left:
@@ -134,18 +124,18 @@ def _unreadable(path: Path, why: str, fix: str) -> "JobError":
     return JobError(Problem(code="A001", what=f"{path} {why}", where=str(path), fix=fix))
 
 
-def _write(
-    source: _Source, text: str, adapted: "Adapted", script: Path, out: Path | None
-) -> list[Path]:
+def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) -> list[Path]:
     """The files that were written. What stood there before is kept.
 
     Raises:
         JobError: `A003`, a file is there already or cannot be written.
     """
+    from paceline.adapt.start import job_file_name
+
     target = (out or script).resolve()
-    wanted = {target: source.encode(text)}
+    wanted = {target: source.encode(adapted.text)}
     if adapted.job_file is not None:
-        wanted[target.with_suffix(".yaml")] = adapted.job_file.encode()
+        wanted[target.with_name(job_file_name(target.name))] = adapted.job_file.encode()
     try:
         for path, data in wanted.items():
             if path.exists() and path != script.resolve() and path.read_bytes() != data:
@@ -184,9 +174,7 @@ def _free(path: Path) -> Path:
     return candidate
 
 
-def _print_json(
-    adapted: "Adapted", text: str, script: Path, target: str, written: list[Path]
-) -> None:
+def _print_json(adapted: "Adapted", script: Path, target: str, written: list[Path]) -> None:
     problems = [
         {
             "code": _REFUSED,
@@ -209,30 +197,32 @@ def _print_json(
                     {"line": each.line, "what": each.what, "why": each.why} for each in adapted.left
                 ],
                 "written": [str(path) for path in written],
-                "text": text,
+                "text": adapted.text,
                 "job_file": adapted.job_file,
+                "start": adapted.start,
             },
             indent=2,
         )
     )
 
 
-def _print(
-    adapted: "Adapted", before: str, after: str, script: Path, target: str, written: list[Path]
-) -> None:
+def _print(adapted: "Adapted", before: str, script: Path, target: str, written: list[Path]) -> None:
     if adapted.already:
         click.echo(f"{script} has the form of --to {target} already: nothing to change", err=True)
         return
     if not adapted.refused and not written:
         lines = difflib.unified_diff(
-            before.splitlines(keepends=True), after.splitlines(keepends=True),
+            before.splitlines(keepends=True), adapted.text.splitlines(keepends=True),
             str(script), f"{script} (--to {target})",
         )  # fmt: skip
         click.echo(
             "".join(line if line.endswith("\n") else line + "\n" for line in lines), nl=False
         )
         if adapted.job_file is not None:
-            click.echo(f"\n==> {script.with_suffix('.yaml')} <==\n{adapted.job_file}", nl=False)
+            from paceline.adapt.start import job_file_name
+
+            name = script.with_name(job_file_name(script.name))
+            click.echo(f"\n==> {name} <==\n{adapted.job_file}", nl=False)
     for path in written:
         click.echo(f"wrote {path}", err=True)
     for each in adapted.done:
@@ -245,3 +235,7 @@ def _print(
         click.echo("\nleft to you:", err=True)
     for item in adapted.left:
         click.echo(f"{script}:{item.line}: {item.what}\n  {item.why}", err=True)
+    if written:
+        folder = written[0].parent
+        there = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+        click.echo(f"\nstart it: {there}{adapted.start}", err=True)
