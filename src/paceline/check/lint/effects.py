@@ -1,5 +1,6 @@
 """What calls of known libraries give back, and what they change: one function for each kind."""
 
+import ast
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from paceline.check.lint.values import (
     FILES,
     RANK,
     RANK_ZERO_ONLY,
+    SIGNAL,
     TIME,
     UNKNOWN,
     Value,
@@ -489,6 +491,26 @@ def call_back(
             follow.enter(walk, one.function, [*bound, *first, *rest], {}, made)
 
 
+def signal_handler(walk: "Walk", made: Call) -> Value:
+    """`signal.signal(SIGTERM, stop)`: what `stop` sets changes on each rank by itself."""
+    handler = made.argument(1, "handler")
+    for one in handler.any() if handler is not None else ():
+        if one.function is None:
+            continue
+        nodes = list(ast.walk(one.function.node))
+        shared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+        for node in nodes:
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                held = Value(label=ast.unparse(target), node=target, taints=frozenset({SIGNAL}))
+                if isinstance(target, ast.Name) and target.id in shared:
+                    one.function.scope.module.names[target.id] = held
+                elif isinstance(target, ast.Attribute) and one.receiver is not None:
+                    one.receiver.fields[target.attr] = held
+    return Value(call=made)
+
+
 def record(walk: "Walk", made: Call) -> Value | None:
     return made.args[0] if made.args else None
 
@@ -605,6 +627,7 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
     "torch.multiprocessing.spawn": spawn,
     "torch.multiprocessing.Process": process,
     "multiprocessing.Process": process,
+    "signal.signal": signal_handler,
     "accelerate.notebook_launcher": launched,
     "accelerate.debug_launcher": launched,
     "builtins.int": cast,

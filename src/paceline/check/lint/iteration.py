@@ -3,7 +3,7 @@
 import ast
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import expressions
+from paceline.check.lint import expressions, follow
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import (
     DATALOADER,
@@ -60,6 +60,8 @@ def elements(walk: "Walk", iterated: Value, node: ast.AST) -> tuple[Value, Value
         inside = call.receiver
         value = Value(element_of=inside, sources=(inside,), taints=inside.taints)
         return inside, Value(items=[Value(), value])
+    if "*" not in iterated.fields and iterated.of_class is not None and iterated.kind is None:
+        follow_iteration(walk, iterated)
     if iterated.items is not None:
         options = list(iterated.items)
         return iterated, expressions.one_of(options, None) if options else Value()
@@ -70,6 +72,18 @@ def elements(walk: "Walk", iterated: Value, node: ast.AST) -> tuple[Value, Value
         if made is not None and made.kind == "model":
             return iterated, made
     return iterated, element_of(iterated, node)
+
+
+def follow_iteration(walk: "Walk", iterated: Value) -> None:
+    """Walk through `__iter__` of an own class, so that what it yields is known."""
+    method = iterated.of_class.method("__iter__")
+    if method is None or method.runs:
+        return
+    given = follow.enter(walk, method, [iterated], {}, None)
+    if "*" in given.fields:
+        element = given.fields["*"]
+        made = Value(sources=(element,), taints=element.taints | {DATA}, kind="batch")
+        iterated.fields["*"] = made
 
 
 def range_of(call: Call, node: ast.AST) -> tuple[Value, Value]:

@@ -44,10 +44,13 @@ RANK_ZERO_ONLY = "rank zero only"
 FAILURE = "failure"
 """Whether an exception was raised on this rank."""
 
+SIGNAL = "signal"
+"""What a signal's handler sets: it reaches each rank at a moment of its own."""
+
 ALIKE = "alike"
 """Read by every rank from the same samples: a validation loader without a sampler. Harmless."""
 
-DIVERGENT = frozenset({RANK, DATA, FILES, SHARD, TIME, RANK_ZERO_ONLY, FAILURE})
+DIVERGENT = frozenset({RANK, DATA, FILES, SHARD, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE})
 
 
 @dataclass(eq=False, slots=True, repr=False)

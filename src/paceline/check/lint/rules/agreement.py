@@ -90,12 +90,53 @@ def joint_kind(call: Call) -> str | None:
         sharded_by_framework(call.forward_of) or inside_of_sharded(call, call.forward_of)
     ):
         return "forward"
+    if call.receiver is not None:
+        kind = of_lightning_module(call, call.receiver)
+        if kind is not None or saves_parts(call, call.receiver):
+            return kind or "save"
     if call.is_method("compute") and call.receiver is not None:
         torchmetrics = any(
             (one.instance or "").startswith("torchmetrics.") for one in call.receiver.any()
         )
         return "collective" if torchmetrics else None
     return None
+
+
+LIGHTNING = ("lightning.pytorch.LightningModule", "lightning.pytorch.Callback")
+
+
+def of_lightning_module(call: Call, receiver: Value) -> str | None:
+    """`self.all_gather(x)`, `self.log(..., sync_dist=True)`, `trainer.strategy.barrier()`."""
+    owners = {one.of_class for one in receiver.any() if one.of_class is not None}
+    owners |= {frame.function.own_class for frame in call.frames[-1:] if frame.function.own_class}
+    if not any(base in LIGHTNING for own in owners for base in own.library_bases()):
+        return None
+    if call.method in {"barrier", "reduce", "broadcast"} and "strategy" in receiver.label:
+        return "collective"
+    if receiver.of_class is None:
+        return None
+    if call.method == "all_gather":
+        return "collective"
+    synced = call.argument(None, "sync_dist")
+    if call.method in {"log", "log_dict"} and synced is not None and synced.const is True:
+        return "collective"
+    return None
+
+
+def saves_parts(call: Call, trainer: Value) -> bool:
+    """Whether Transformers' Trainer saves a model whose weights every rank has a part of."""
+    if call.method != "save_model" or not trainer.has_kind("trainer"):
+        return False
+    for one in trainer.any():
+        start = one.call
+        arguments = start.argument(1, "args") if isinstance(start, Call) else None
+        made = arguments.call if arguments is not None else None
+        if not isinstance(made, Call):
+            continue
+        sharded = made.argument(None, "fsdp", "deepspeed")
+        if sharded is not None and sharded.const not in {None, "", False}:
+            return True
+    return False
 
 
 PLUGINS = ("fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin")

@@ -16,6 +16,7 @@ from paceline.check.lint.values import (
     RANK,
     RANK_ZERO_ONLY,
     SHARD,
+    SIGNAL,
     TIME,
     UNKNOWN,
     Value,
@@ -116,12 +117,13 @@ def whole_run(program: Program, guard: Guard) -> bool:
     return function is None or function.name in {"main", "train", "run", "fit"}
 
 
-DECISIONS = frozenset({DATA, TIME, RANK_ZERO_ONLY, FAILURE, SHARD})
+DECISIONS = frozenset({DATA, TIME, SIGNAL, RANK_ZERO_ONLY, FAILURE, SHARD})
 
 
 REASONS = {
     DATA: "this rank's own batch or loss",
     TIME: "this rank's clock",
+    SIGNAL: "a signal, which reaches each rank at a moment of its own",
     RANK_ZERO_ONLY: "a value that only one rank holds",
     FAILURE: "an exception that only this rank had",
     SHARD: "this rank's part of the data",
@@ -202,13 +204,18 @@ def needs_company(program: Program, call: Call) -> bool:
 WRAPPING_FRAMEWORKS = frozenset({"accelerate", "fabric", "deepspeed", "ray", "horovod"})
 
 
+def seriousness(reasons: frozenset[str]) -> Severity:
+    """A signal that all ranks get at once is seen in one step by nearly all runs."""
+    return Severity.INFO if reasons <= {SIGNAL, RANK} else Severity.ERROR
+
+
 def decision_finding(
     program: Program, guard: Guard, reasons: frozenset[str], missed: Call, does: str
 ) -> Finding:
     why = " and ".join(REASONS[one] for one in sorted(reasons))
     return program.finding(
         "rank-divergent-decision",
-        Severity.ERROR,
+        seriousness(reasons),
         guard,
         what=(
             f"the condition depends on {why}, and a rank for which it holds {does}, while the "
@@ -321,7 +328,7 @@ def branch_finding(program: Program, guard: Guard, reasons: frozenset[str], call
     why = " and ".join(REASONS[one] for one in sorted(reasons))
     return program.finding(
         "rank-divergent-decision",
-        Severity.ERROR,
+        seriousness(reasons),
         guard,
         what=(
             f"{call.name.rpartition('.')[2]} in line {call.line} needs every rank, and is reached "

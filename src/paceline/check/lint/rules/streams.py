@@ -209,7 +209,7 @@ def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
     for loop in dict.fromkeys([*training_loops(program), *joint]):
         if loop.over is None or drops_last(loop.over):
             continue
-        for one in loop.over.origins():
+        for one in sources_of(loop.over):
             reason = uneven(one)
             if reason is None or id(one.node) in reported or one.node is None:
                 continue
@@ -230,6 +230,14 @@ def check_uneven_parts(program: Program, context: Context) -> Iterator[Finding]:
                 ),
                 seen=(loop,),
             )
+
+
+def sources_of(over: Value) -> Iterator[Value]:
+    """What a loop runs over is made of; of an own class that ends, what it yields as well."""
+    yield from over.origins()
+    iterate = over.of_class.method("__iter__") if over.of_class is not None else None
+    if iterate is not None and "*" in over.fields and not endless(iterate.node):
+        yield from over.fields["*"].origins()
 
 
 def check_uneven_streams(program: Program, context: Context) -> Iterator[Finding]:
