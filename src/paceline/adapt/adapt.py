@@ -16,6 +16,7 @@ from paceline.adapt.printing import print_once
 from paceline.adapt.program import check_goes_on
 from paceline.adapt.refuse import check_is_single_device, read
 from paceline.adapt.result import Adapted, Done, Left, Refusal, Target
+from paceline.adapt.roles import Roles
 from paceline.adapt.saving import save_and_load
 from paceline.adapt.setup import MARK, meet_and_leave
 from paceline.adapt.start import job_file, start_command
@@ -56,10 +57,17 @@ def adapt(source: str, to: Target, *, name: str = "train.py") -> Adapted:
         return _refused(source, Left(1, f"was adapted to {mark} before", why))
     try:
         script = read(source)
-        check_is_single_device(script)
+        roles = Roles(script)
+        check_is_single_device(script, roles)
         form = Target.DDP if to is Target.PACELINE else to
         work = Work(
-            script=script, alike=Alike(script), edits=Edits(source), target=form, mark=to, name=name
+            script=script,
+            roles=roles,
+            alike=Alike(script, roles),
+            edits=Edits(source),
+            target=form,
+            mark=to,
+            name=name,
         )
         for concern in _CONCERNS:
             concern(work)

@@ -3,14 +3,16 @@
 import ast
 from functools import cached_property
 
+from paceline.adapt.roles import Roles
 from paceline.adapt.script import Function, Place, Script
 
 
 class Alike:
     """Answers for one script, which change as expressions are reduced over the ranks."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, roles: Roles) -> None:
         self.script = script
+        self.roles = roles
         self.reduced: set[ast.AST] = set()
         """Expressions that are reduced over the ranks, and so equal on all of them."""
 
@@ -22,7 +24,7 @@ class Alike:
     def varying(self) -> set[Place]:
         """Places whose value comes from this rank's samples, so that ranks hold different ones."""
         found: set[Place] = set()
-        for loop in self.script.batch_loops:
+        for loop in self.roles.batch_loops:
             targets = [loop.target]
             if (
                 isinstance(loop.iter, ast.Call)
@@ -46,7 +48,7 @@ class Alike:
                     for node in ast.walk(target)
                     if isinstance(node, ast.Name) and (place := self.script.place(node)) is not None
                 }
-        for call in self.script.next_calls:
+        for call in self.roles.next_calls:
             stmt = self.script.statement(call)
             if isinstance(stmt, ast.Assign):
                 found |= {

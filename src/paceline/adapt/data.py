@@ -7,7 +7,8 @@ script before, so the losses agree where the order does.
 
 import ast
 
-from paceline.adapt.script import Loop, Place
+from paceline.adapt.roles import Loop
+from paceline.adapt.script import Place
 from paceline.adapt.work import Work
 
 _BY_POSITION = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
@@ -16,15 +17,15 @@ _BY_POSITION = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 def share_data(work: Work) -> None:
     """Share out every loader that is trained on; the others are read whole by every rank."""
     script = work.script
-    shared = [call for call in script.train_loaders if _share_loader(work, call)]
+    shared = [call for call in work.roles.train_loaders if _share_loader(work, call)]
     for call in script.calls:
-        if script.makes_loader(call) and call not in script.train_loaders:
+        if work.roles.makes_loader(call) and call not in work.roles.train_loaders:
             work.say(call, "read whole by every rank, so that its numbers are those of one device")
     if not work.accelerate:
-        for loop in script.batch_loops:
+        for loop in work.roles.batch_loops:
             if script.origins(loop.iter) & set(shared):
                 _set_epoch(work, loop)
-        for place in {script.place(call.args[0]) for call in script.next_calls}:
+        for place in {script.place(call.args[0]) for call in work.roles.next_calls}:
             if place is not None:
                 _set_epoch_of_iterator(work, place)
     _download_once(work)
@@ -55,7 +56,7 @@ def _share_loader(work: Work, call: ast.Call) -> bool:
             return False
     others = [
         loop for loop in ast.walk(script.tree)
-        if isinstance(loop, ast.For) and loop not in script.batch_loops
+        if isinstance(loop, ast.For) and loop not in work.roles.batch_loops
         and call in script.origins(loop.iter)
     ]  # fmt: skip
     if others and not any(_is_peek(loop) for loop in others) and _read_also_for_other(work, others):
@@ -229,7 +230,7 @@ def _epoch_number(work: Work, outer: Loop, loop: ast.For) -> str | None:
         target = target.elts[0]
     if not isinstance(target, ast.Name) or target.id.startswith("_"):
         return None
-    if work.script.is_loader(outer.iter):
+    if work.roles.is_loader(outer.iter):
         return None
     inside = work.script.function(loop)
     if work.script.function(outer) is inside:
@@ -254,7 +255,7 @@ def _set_epoch_of_iterator(work: Work, place: Place) -> None:
             text = _loader_text(work, made)
             if (
                 text is not None
-                and script.is_loader(made.args[0])
+                and work.roles.is_loader(made.args[0])
                 and isinstance(bound.stmt, ast.stmt)
             ):
                 origins = script.origins(made.args[0])

@@ -72,12 +72,12 @@ def _masked(work: Work, backward: ast.Call) -> list[ast.AST]:
         elif isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-100":
             if not isinstance(script.parents[node], ast.keyword):
                 found.append(node)
-        elif node in script.training and isinstance(node, ast.BinOp):
+        elif node in work.roles.training and isinstance(node, ast.BinOp):
             counts = isinstance(node.op, ast.Div) and work.alike.varies(node.right)
             by_mask = counts and _COUNTS.search(_text(work, node.right))
             if by_mask and "sum(" in ast.unparse(node.left):
                 found.append(node)
-        elif node in script.training and isinstance(node, ast.Call):
+        elif node in work.roles.training and isinstance(node, ast.Call):
             value = node.func.value if isinstance(node.func, ast.Attribute) else None
             if value is not None and ast.unparse(node.func).endswith(".mean"):
                 chosen = isinstance(value, ast.Subscript) and work.alike.varies(value.slice)
@@ -182,7 +182,7 @@ def _accumulate(work: Work) -> None:
     script = work.script
     for call in script.backwards:
         loop = next((p for p in script.up(call) if isinstance(p, (ast.For, ast.While))), None)
-        if loop is None or call not in script.training:
+        if loop is None or call not in work.roles.training:
             continue
         condition = _step_condition(work, loop)
         if condition is None:
@@ -194,7 +194,6 @@ def _accumulate(work: Work) -> None:
 
 def _step_condition(work: Work, loop: ast.For | ast.While) -> ast.If | None:
     """`if (step + 1) % accumulation == 0:` around the optimizer's step in the loop's own body."""
-    script = work.script
     for stmt in loop.body:
         if not isinstance(stmt, ast.If):
             continue
@@ -203,8 +202,8 @@ def _step_condition(work: Work, loop: ast.For | ast.While) -> ast.If | None:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "step"
             and (
-                script.is_optimizer(node.func.value)
-                or (script.is_scaler(node.func.value) and bool(node.args))
+                work.roles.is_optimizer(node.func.value)
+                or (work.roles.is_scaler(node.func.value) and bool(node.args))
             )
             for each in stmt.body
             for node in ast.walk(each)
@@ -303,7 +302,7 @@ def _called_model(work: Work, statements: list[ast.stmt]) -> str | None:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, (ast.Name, ast.Attribute))
-                and work.script.is_model(node.func)
+                and work.roles.is_model(node.func)
             ):
                 return ast.unparse(node.func)
     return None
@@ -337,7 +336,7 @@ def _listed(work: Work) -> None:
                 call, "gradients taken this way are not averaged over ranks: all-reduce them"
             )
         elif full.endswith(("copy.deepcopy", "swa_utils.AveragedModel")) and call.args:
-            if script.is_model(call.args[0]):
+            if work.roles.is_model(call.args[0]):
                 work.leave(call, "a copy of the model: whether it is taken before or after "
                                  "wrapping "
                                  "matters; copy and update the model inside the "
@@ -359,7 +358,7 @@ def _listed(work: Work) -> None:
                                  "averaged once; add the losses and go backward once")  # fmt: skip
     if work.fsdp2:
         _parameters_by_hand(work)
-    for loop in script.batch_loops:
+    for loop in work.roles.batch_loops:
         _early_exits(work, loop)
 
 

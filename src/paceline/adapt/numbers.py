@@ -44,7 +44,7 @@ def _accumulated(work: Work) -> None:
     for stmt in ast.walk(script.tree):
         if not isinstance(stmt, ast.AugAssign) or not isinstance(stmt.op, ast.Add):
             continue
-        if stmt not in script.training or not work.alike.varies(stmt.value):
+        if stmt not in work.roles.training or not work.alike.varies(stmt.value):
             continue
         place = script.place(stmt.target)
         if place is None or place in _loss_places(work) or _read_as_tensor(work, stmt.target):
@@ -83,7 +83,7 @@ def _converted(work: Work) -> None:
         stmt = work.script.statement(call)
         whole = _largest(work, call)
         which = kind(work, whole)
-        if which is None and call in work.script.training:
+        if which is None and call in work.roles.training:
             work.leave(
                 call,
                 "this rank's own number, and whether a sum or a mean over ranks is meant cannot be "
@@ -91,7 +91,7 @@ def _converted(work: Work) -> None:
             )
         if which is None or (which == "sum" and isinstance(stmt, (ast.Assign, ast.AnnAssign))):
             continue
-        if isinstance(stmt, ast.AugAssign) and stmt in work.script.training:
+        if isinstance(stmt, ast.AugAssign) and stmt in work.roles.training:
             continue
         if isinstance(stmt, (ast.If, ast.While, ast.Return)) and which == "sum":
             continue
@@ -104,7 +104,7 @@ def _collected(work: Work) -> None:
     for call in script.calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("update", "append"):
             continue
-        if call not in script.training or not call.args:
+        if call not in work.roles.training or not call.args:
             continue
         value = call.args[0]
         if not isinstance(value, (ast.Name, ast.Call)) or not work.alike.varies(value):

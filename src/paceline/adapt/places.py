@@ -35,14 +35,14 @@ def _list_other_devices(work: Work) -> None:
             work.leave(call, "the device comes from an option, and the model goes to this rank's: "
                              f"put {work.device} here")  # fmt: skip
         elif found == {"cpu"} and not work.script.qualified(call.func) and (
-            call in work.script.training or _is_models(work, call)
+            call in work.roles.training or _is_models(work, call)
         ):  # fmt: skip
             work.leave(call, "is put on the CPU, and the model goes to this rank's device: put "
                              f"{work.device} here if the model takes it")  # fmt: skip
 
 
 def _is_models(work: Work, call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and work.script.is_model(call.func.value)
+    return isinstance(call.func, ast.Attribute) and work.roles.is_model(call.func.value)
 
 
 def uses_no_gpu(work: Work) -> bool:

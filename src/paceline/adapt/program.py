@@ -15,7 +15,7 @@ def check_goes_on(work: Work) -> None:
     """After a failure the program is started again: it has to find its own checkpoint."""
     script = work.script
     loads = [call for call in script.calls if script.qualified(call.func) == "torch.load"]
-    first = script.batch_loops[0] if script.batch_loops else script.backwards[0]
+    first = work.roles.batch_loops[0] if work.roles.batch_loops else script.backwards[0]
     if not loads:
         work.leave(
             first,

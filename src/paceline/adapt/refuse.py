@@ -4,6 +4,7 @@ import ast
 import json
 
 from paceline.adapt.result import Left, Refusal
+from paceline.adapt.roles import Roles
 from paceline.adapt.script import Script
 
 _OWN_DISTRIBUTION = {
@@ -97,7 +98,7 @@ def _is_notebook(source: str) -> bool:
     return isinstance(data, dict) and "cells" in data
 
 
-def check_is_single_device(script: Script) -> None:
+def check_is_single_device(script: Script, roles: Roles) -> None:
     """It has one training loop of plain PyTorch, with one model and one optimizer.
 
     Raises:
@@ -121,7 +122,7 @@ def check_is_single_device(script: Script) -> None:
                 "give the script that holds the loop; a library module needs no change",
             )
         )
-    if not script.optimizers:
+    if not roles.optimizers:
         raise Refusal(
             Left(
                 script.backwards[0].lineno,
@@ -129,9 +130,9 @@ def check_is_single_device(script: Script) -> None:
                 "give the script that makes the model and the optimizer",
             )
         )
-    _check_one_model(script)
-    if not script.train_loaders and any(script.makes_loader(call) for call in script.calls):
-        loader = next(call for call in script.calls if script.makes_loader(call))
+    _check_one_model(script, roles)
+    if not roles.train_loaders and any(roles.makes_loader(call) for call in script.calls):
+        loader = next(call for call in script.calls if roles.makes_loader(call))
         raise Refusal(
             Left(
                 loader.lineno,
@@ -140,8 +141,8 @@ def check_is_single_device(script: Script) -> None:
                 "give the training loader a name, and a loop of its own",
             )
         )
-    if not script.train_loaders:
-        where = script.other_loops[0].lineno if script.other_loops else script.backwards[0].lineno
+    if not roles.train_loaders:
+        where = roles.other_loops[0].lineno if roles.other_loops else script.backwards[0].lineno
         raise Refusal(
             Left(
                 where,
@@ -178,10 +179,10 @@ def _distributed(script: Script) -> list[Left]:
     return found
 
 
-def _check_one_model(script: Script) -> None:
+def _check_one_model(script: Script, roles: Roles) -> None:
     places: dict[tuple[str, str], int] = {}
-    for optimizer in script.optimizers:
-        names = script.model_names_in(optimizer)
+    for optimizer in roles.optimizers:
+        names = roles.model_names_in(optimizer)
         if not names:
             raise Refusal(
                 Left(

@@ -44,7 +44,7 @@ def _save(work: Work, call: ast.Call) -> None:
         work.leave(call, "every rank would write into this file: save to a path instead")
         return
     for node in ast.walk(value):
-        if isinstance(node, (ast.Name, ast.Attribute)) and script.is_model(node):
+        if isinstance(node, (ast.Name, ast.Attribute)) and work.roles.is_model(node):
             parent = script.parents[node]
             if isinstance(parent, ast.Attribute):
                 continue
@@ -87,8 +87,8 @@ def _load(work: Work, call: ast.Call) -> None:
 
 
 def _state(work: Work, call: ast.Call, func: ast.Attribute) -> None:
-    script, edits = work.script, work.edits
-    model, optimizer = script.is_model(func.value), script.is_optimizer(func.value)
+    edits = work.edits
+    model, optimizer = work.roles.is_model(func.value), work.roles.is_optimizer(func.value)
     if func.attr == "state_dict" and model:
         if work.fsdp2:
             _full(work, call)

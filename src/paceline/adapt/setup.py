@@ -60,7 +60,7 @@ def _guard(work: Work) -> ast.If | None:
 def _builds_above(work: Work, guard: ast.If) -> bool:
     """Whether a model or a loader is made at the top of the module, before the guard."""
     script = work.script
-    made = [*script.models, *script.optimizers, *script.train_loaders]
+    made = [*work.roles.models, *work.roles.optimizers, *work.roles.train_loaders]
     return any(script.function(each) is None and guard not in script.up(each) for each in made)
 
 
@@ -105,7 +105,7 @@ def _holders(work: Work, body: list[ast.stmt]) -> list[str]:
     for place in sorted(tops):
         for bound in script.bindings.get(place, []):
             origins = script.origins(bound.value, bound.index)
-            holds = bool(origins & script.models) or any(
+            holds = bool(origins & work.roles.models) or any(
                 isinstance(o, ast.Call)
                 and (script.dotted(o.func) or "") in script.classes
                 and script.reaches_backward(script.classes[script.dotted(o.func) or ""])
@@ -121,12 +121,12 @@ def _seed_of_ranks(work: Work) -> None:
     script = work.script
     if work.accelerate or "dropout" not in script.source.lower():
         return
-    loop = next(iter(script.batch_loops), None)
+    loop = next(iter(work.roles.batch_loops), None)
     if loop is None:
         return
     outer, _ = epoch_loop(work, loop)
     top: ast.stmt = outer if outer is not None else loop
-    if any(call in ast.walk(top) for call in script.optimizers):
+    if any(call in ast.walk(top) for call in work.roles.optimizers):
         return
     work.use("RANK")
     work.edits.before(

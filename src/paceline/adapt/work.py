@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from paceline.adapt.alike import Alike
 from paceline.adapt.edits import Edits
 from paceline.adapt.result import Done, Left, Target
+from paceline.adapt.roles import Roles
 from paceline.adapt.script import Function, Script
 
 
@@ -14,6 +15,7 @@ class Work:
     """Filled by one concern after another; nothing is changed before all have spoken."""
 
     script: Script
+    roles: Roles
     alike: Alike
     edits: Edits
     target: Target

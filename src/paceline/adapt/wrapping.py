@@ -89,8 +89,8 @@ def _block_of(script: Script, stmt: ast.stmt) -> list[ast.stmt]:
 
 def _put_on(work: Work) -> None:
     script, edits = work.script, work.edits
-    call = script.optimizers[0]
-    names = script.model_names_in(call)
+    call = work.roles.optimizers[0]
+    names = work.roles.model_names_in(call)
     if work.accelerate:
         _prepare(work, call, names[0])
         return
@@ -267,7 +267,7 @@ def _outside_uses(work: Work) -> Iterator[ast.Attribute]:
         if (
             isinstance(node, ast.Attribute)
             and node.attr not in MODULE_NAMES
-            and script.is_model(node.value)
+            and work.roles.is_model(node.value)
             and not any(each in work.removed for each in script.up(node))
         ):
             yield node
@@ -293,28 +293,28 @@ def _reach_inside(work: Work) -> None:
         if (
             isinstance(node, ast.Attribute)
             and node.attr == "module"
-            and script.is_model(node.value)
+            and work.roles.is_model(node.value)
         ):
             edits.replace(node, work.inner(node))
     if work.fsdp2:
         return
     for node in _outside_uses(work):
         called = _is_call(script, node)
-        if called and node in script.training and node.attr not in NO_FORWARD:
+        if called and node in work.roles.training and node.attr not in NO_FORWARD:
             work.leave(
                 node,
                 f"{node.attr}() would go past the wrapper's forward, and gradients would not be "
                 "averaged: let forward() do it, and call the model",
             )
             continue
-        if _is_before_optimizer(script, node):
+        if _is_before_optimizer(work, node):
             continue
         edits.replace(node.value, work.inner(node.value))
         work.say(node, f".{node.attr} is reached through the wrapper")
 
 
-def _is_before_optimizer(script: Script, node: ast.AST) -> bool:
+def _is_before_optimizer(work: Work, node: ast.AST) -> bool:
     """In the function where the optimizer is made, above it: nothing is wrapped yet."""
-    call = script.optimizers[0]
+    script, call = work.script, work.roles.optimizers[0]
     function: Function | None = script.function(call)
     return script.function(node) is function and script.statement(node).lineno <= call.lineno
