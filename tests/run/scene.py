@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.command import run_command
 
 from paceline.record import events as log
 from paceline.record.metrics import StepMetrics, read_all_metrics, read_metrics
@@ -54,14 +55,7 @@ class Scene:
 
     def paceline(self, *arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
         """Run the command to its end, whatever its exit code."""
-        return subprocess.run(
-            [sys.executable, "-m", "paceline", *arguments],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return run_command(*arguments, folder=self.folder, timeout=timeout)
 
     def run(self, out: str, *arguments: str, code: int = 0) -> "Record":
         """`paceline run job.yaml --out OUT`, and what it left; the page alone is not written."""

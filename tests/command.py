@@ -1,0 +1,144 @@
+"""The command in a process of its own, without the second of imports that each start takes.
+
+    done = run_command("run", "job.yaml", folder=tmp_path)
+
+One process for all of a session's tests imports what the command imports, and every command is its
+fork: with the folder, the environment and the streams it is given, and its own exit code. Those who
+test how the command starts, or send it signals, start a new interpreter instead.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_MAX_BYTES = 1 << 20
+"""Of a request: an environment and some words."""
+
+
+def run_command(
+    *words: str, folder: Path, timeout: float = 120, env: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """`paceline WORDS` in a folder, to its end, whatever its exit code.
+
+    Raises:
+        subprocess.TimeoutExpired: It did not end in time, and is killed.
+    """
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line,
+    ):
+        line.connect(_server())
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_BYTES)
+        request = {"words": words, "folder": str(folder), "env": dict(env or os.environ)}
+        socket.send_fds(line, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
+        pid = int(line.recv(64))
+        line.settimeout(timeout)
+        try:
+            code = int(line.recv(64) or -1)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(words, timeout, _text(out), _text(err)) from None
+        return subprocess.CompletedProcess(words, code, _text(out), _text(err))
+
+
+def _text(file) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+@functools.cache
+def _server() -> str:
+    """Where it listens; it ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="paceline-command-")
+    atexit.register(folder.cleanup)
+    place = f"{folder.name}/line"
+    process = subprocess.Popen(
+        [sys.executable, __file__, place], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    atexit.register(process.wait)
+    atexit.register(process.stdin.close)
+    while not Path(place).exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    return place
+
+
+def _serve(place: str) -> None:
+    """Returns in each command's process, which is then all but started."""
+    import select
+
+    import paceline.cli
+
+    for module in pkgutil.iter_modules(paceline.cli.__path__, "paceline.cli."):
+        importlib.import_module(module.name)
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(f"{place}.new")
+    listening.listen(16)
+    os.rename(f"{place}.new", place)
+    while True:
+        ready, _, _ = select.select([listening, sys.stdin], [], [], 1.0)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if sys.stdin in ready:
+            sys.exit()
+        if listening not in ready:
+            continue
+        line, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            content, streams, _, _ = socket.recv_fds(line, _MAX_BYTES, 2)
+            pid = os.fork()
+            if pid:
+                _watch(line, pid)
+            line.close()
+            _become(json.loads(content), streams)
+            return
+        line.close()
+
+
+def _watch(line: socket.socket, pid: int) -> None:
+    """Never returns."""
+    line.send(str(pid).encode())
+    _, status = os.waitpid(pid, 0)
+    line.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _become(request: dict, streams: list[int]) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, stream in enumerate([nothing, *streams]):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[0] = request["folder"]
+    sys.argv = ["paceline", *request["words"]]
+
+
+_PRELOADED = (
+    *("paceline.control.controller", "paceline.launch.places", "paceline.launch.preflight"),
+    *("paceline.launch.local", "paceline.plan", "paceline.render", "paceline.record.run"),
+)
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
+    from paceline.cli import main
+
+    main()
