@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -226,6 +226,12 @@ class _Asked:
     reports: bool
     json: bool
 
+    def show(self, place: str, job: "Job | Script", plan: "Plan | None", folder: Path) -> int:
+        """What would be submitted or started there."""
+        from paceline.cli.run_dry import show_submission
+
+        return show_submission(place, job, plan, folder, self.looking.options, as_json=self.json)
+
 
 def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     import shutil
@@ -252,7 +258,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     source = find_source(asked.source, job, place) if asked.source is not None else None
     if asked.dry_run:
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
-        return _show_submission(place, job, plan, folder, asked)
+        return asked.show(place, job, plan, folder)
     folder = asked.out or asked.runs
     looked = look_here(job, plan, folder, asked.looking) if place == "local" else None
     run = create_run(job, plan, folder=asked.out, runs=asked.runs, corpus=corpus)
@@ -301,25 +307,14 @@ def _start_script(program: "Script", asked: _Asked) -> int:
     if find_place(place).kind == "queued":
         if asked.dry_run:
             folder = asked.out or fresh_name(asked.runs, program.spec.name)
-            return _show_submission(place, program, None, folder, asked)
+            return asked.show(place, program, None, folder)
         run = create_script_run(program, folder=asked.out, runs=asked.runs)
         return _hand_over(place, program, None, run, asked, is_new=True)
     _check_script(program, place)
     if asked.dry_run:
-        return _show_program(program, asked)
+        return asked.show(place, program, None, program.folder)
     run = create_script_run(program, folder=asked.out, runs=asked.runs)
     return _run_script(program, run, asked.json, reports=asked.reports)
-
-
-def _show_program(program: "Script", asked: _Asked) -> int:
-    spec = program.spec
-    if asked.json:
-        found = {"place": "local", "folder": str(program.folder), "command": list(spec.command)}
-        click.echo(json.dumps(found | {"processes": spec.processes}, indent=2))
-        return 0
-    click.echo(f"==> {spec.processes} process(es) on this machine, each started by <==")
-    click.echo(f"cd {shlex.quote(str(program.folder))} && {shlex.join(spec.command)}")
-    return 0
 
 
 def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
@@ -350,17 +345,17 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         refuse_hosts(asked.hosts, place)
         if kind == "queued":
             if asked.dry_run:
-                return _show_submission(place, program, None, run.path, asked)
+                return asked.show(place, program, None, run.path)
             return _hand_over(place, program, None, run, asked, is_new=False)
         _check_script(program, place)
         if asked.dry_run:
-            return _show_program(program, asked)
+            return asked.show(place, program, None, run.path)
         return _run_script(program, run, asked.json, reports=asked.reports)
     if place != "srun":
         check_not_queued(run)
     job, plan = go_on(run, overrides, place=place, hosts=asked.hosts)
     if asked.dry_run:
-        return _show_submission(place, job, plan, run.path, asked)
+        return asked.show(place, job, plan, run.path)
     if kind == "queued":
         return _hand_over(place, job, plan, run, asked, is_new=False)
     if place == "local":
@@ -427,55 +422,6 @@ def _hand_over(
         click.echo(note)
     for verb in ("status", "logs", "stop"):
         click.echo(f"  paceline {verb} {shlex.quote(str(run.path))}")
-    return 0
-
-
-def _show_submission(
-    place: str, job: "Job | Script", plan: "Plan | None", folder: Path, asked: _Asked
-) -> int:
-    from paceline.launch.handover import FOLDER, format_submission
-    from paceline.launch.places import PLACES, queued
-    from paceline.record.run import RunFolder
-
-    run = RunFolder(folder.resolve())
-    if PLACES[place].kind != "queued":
-        assert plan is not None
-        return _show_starts(place, cast("Job", job), plan, run, asked)
-    submission = queued(place).prepare(job, plan, run, asked.looking.options)
-    if asked.json:
-        found = {
-            "place": place,
-            "folder": str(run.path / FOLDER),
-            "files": dict(submission.files),
-            "command": list(submission.command),
-            "notes": list(submission.notes),
-        }
-        click.echo(json.dumps(found, indent=2))
-    else:
-        click.echo(format_submission(submission, run))
-    return 0
-
-
-def _show_starts(place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: _Asked) -> int:
-    """What an attached place would start. Nothing is started, made or asked."""
-    from paceline.launch.places import PLACES, attached
-
-    starts = attached(place).starts(job, plan, run)
-    if asked.json:
-        found = {
-            "place": place,
-            "folder": str(run.path),
-            "starts": [{"host": each.host, "command": list(each.command)} for each in starts],
-        }
-        click.echo(json.dumps(found, indent=2))
-        return 0
-    click.echo(f"run folder  {run.path}")
-    click.echo(f"controller  this command, here; place: {PLACES[place].title}")
-    for node, each in enumerate(starts):
-        ranks = f"{plan.cluster.ranks_per_node} rank(s)"
-        click.echo(f"==> node {node}: {ranks} on {each.host}, started by <==")
-        click.echo(shlex.join(each.command))
-    click.echo("ADDRESS:PORT is the controller's, which has one when it runs.")
     return 0
 
 

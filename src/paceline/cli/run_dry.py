@@ -1,0 +1,92 @@
+"""`paceline run --dry-run`: exactly what would be submitted or started; nothing is asked."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.plan import Plan
+    from paceline.record.run import RunFolder
+    from paceline.spec import Job, Script
+
+
+def show_submission(
+    place: str,
+    job: "Job | Script",
+    plan: "Plan | None",
+    folder: Path,
+    options: Sequence[str],
+    *,
+    as_json: bool,
+) -> int:
+    """What a queue would be given, or what an attached place would start.
+
+    Args:
+        place: Which.
+        job: What would be run.
+        plan: Its plan; None of a foreign program.
+        folder: Of the run, which need not be there.
+        options: Of the `paceline run` that a queue starts.
+        as_json: Print the fields.
+    """
+    from paceline.launch.handover import FOLDER, format_submission
+    from paceline.launch.places import PLACES, queued
+    from paceline.record.run import RunFolder
+
+    run = RunFolder(folder.resolve())
+    if PLACES[place].kind != "queued":
+        if plan is None:
+            return _show_program(cast("Script", job), as_json=as_json)
+        return _show_starts(place, cast("Job", job), plan, run, as_json=as_json)
+    submission = queued(place).prepare(job, plan, run, options)
+    if as_json:
+        found = {
+            "place": place,
+            "folder": str(run.path / FOLDER),
+            "files": dict(submission.files),
+            "command": list(submission.command),
+            "notes": list(submission.notes),
+        }
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo(format_submission(submission, run))
+    return 0
+
+
+def _show_starts(place: str, job: "Job", plan: "Plan", run: "RunFolder", *, as_json: bool) -> int:
+    """What an attached place would start. Nothing is started, made or asked."""
+    from paceline.launch.places import PLACES, attached
+
+    starts = attached(place).starts(job, plan, run)
+    if as_json:
+        found = {
+            "place": place,
+            "folder": str(run.path),
+            "starts": [{"host": each.host, "command": list(each.command)} for each in starts],
+        }
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    click.echo(f"run folder  {run.path}")
+    click.echo(f"controller  this command, here; place: {PLACES[place].title}")
+    for node, each in enumerate(starts):
+        ranks = f"{plan.cluster.ranks_per_node} rank(s)"
+        click.echo(f"==> node {node}: {ranks} on {each.host}, started by <==")
+        click.echo(shlex.join(each.command))
+    click.echo("ADDRESS:PORT is the controller's, which has one when it runs.")
+    return 0
+
+
+def _show_program(program: "Script", *, as_json: bool) -> int:
+    """The processes that would be started here."""
+    spec = program.spec
+    if as_json:
+        found = {"place": "local", "folder": str(program.folder), "command": list(spec.command)}
+        click.echo(json.dumps(found | {"processes": spec.processes}, indent=2))
+        return 0
+    click.echo(f"==> {spec.processes} process(es) on this machine, each started by <==")
+    click.echo(f"cd {shlex.quote(str(program.folder))} && {shlex.join(spec.command)}")
+    return 0
