@@ -221,6 +221,8 @@ class Frame:
 
     function: Function
     call: "Call | None"
+    num_withs: int = 0
+    """How many `with`s surround the call."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

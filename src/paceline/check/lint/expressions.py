@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.check.lint import follow, imports, iteration
-from paceline.check.lint.events import Call, Function, Guard, Scope
+from paceline.check.lint.events import Call, Class, Function, Guard, Scope
 from paceline.check.lint.names import (
     FILE_METHODS,
     MAIN_NAMES,
@@ -142,11 +142,13 @@ def own_attribute(walk: "Walk", base: Value, attr: str, node: ast.AST | None) ->
         if method.has_decorator("staticmethod"):
             bound = None
         return Value(function=method, receiver=bound, attribute=attr, label=f"{base.label}.{attr}")
-    for one in own_class.ancestors():
-        if attr in one.attributes:
-            found: Value = one.attributes[attr]
-            return found
-    return None
+    return class_attribute(own_class, attr)
+
+
+def class_attribute(own_class: Class, name: str) -> Value | None:
+    """What the body of an own class, or of one that it builds on, gives a name."""
+    parts = (one.attributes for one in own_class.ancestors())
+    return next((one[name] for one in parts if name in one), None)
 
 
 def one_of(parts: list[Value], test: Value | None) -> Value:
@@ -253,7 +255,28 @@ def boolean(walk: "Walk", node: ast.BoolOp) -> Value:
         made.main = (
             main if all(one.main is not None or not one.divergent for one in parts) else None
         )
+    things = [one for one in parts[:-1] if may_be_chosen(one, sign)]
+    if is_thing(parts[-1]):
+        made.options = (*things, parts[-1]) if sign == "Or" else (parts[-1], *things)
+        made.test = parts[0] if len(parts) == 2 else None
     return made
+
+
+def may_be_chosen(value: Value, sign: str) -> bool:
+    """Whether `value or other` may be the value; a parameter left at None is not."""
+    if value.const is UNKNOWN:
+        return value.default is not None or sign == "And"
+    return bool(value.const) is (sign == "Or")
+
+
+def is_thing(value: Value) -> bool:
+    """Whether `x or value` chooses an object or a text, and is no condition."""
+    if value.of_class is not None or value.function is not None or value.own_class is not None:
+        return True
+    return value.kind in THINGS or isinstance(value.const, str)
+
+
+THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "scheduler", "device"})
 
 
 def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
@@ -267,6 +290,7 @@ def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
             made.main = True
         if isinstance(part.const, bool):
             made.const = not part.const
+            made.settled = is_settled(walk, node.operand, part)
     if sign == "USub" and isinstance(part.const, int | float):
         made.const = -part.const
     return made
@@ -304,6 +328,9 @@ def compare(walk: "Walk", node: ast.Compare) -> Value:
         return made
     left, right = parts
     sign = type(node.ops[0]).__name__
+    if sign in {"Eq", "NotEq"} and isinstance(left.const, str) and isinstance(right.const, str):
+        made.const = (left.const == right.const) is (sign == "Eq")
+        made.settled = is_parameter(walk, node.left) or is_parameter(walk, node.comparators[0])
     made.operation = (sign, left, right)
     made.alone = alone(sign, left, right)
     if sign in {"Is", "IsNot"} and right.const is None:
@@ -327,6 +354,28 @@ def compare(walk: "Walk", node: ast.Compare) -> Value:
     elif left.main is not None and isinstance(right.const, bool):
         made.main = left.main if (sign in {"Eq", "Is"}) is right.const else not left.main
     return made
+
+
+def is_settled(walk: "Walk", node: ast.expr, value: Value) -> bool:
+    """Whether a condition holds, or not, throughout the call that is being walked."""
+    return isinstance(value.const, bool) and (value.settled or is_parameter(walk, node))
+
+
+def is_parameter(walk: "Walk", node: ast.expr) -> bool:
+    """Whether it is a parameter of the function, as its call passes it."""
+    if not isinstance(node, ast.Name) or not walk.frames:
+        return False
+    function = walk.frames[-1].function.node
+    spec = function.args
+    names = {one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]}
+    return node.id in names and not is_bound_again(function, node.id)
+
+
+def is_bound_again(function: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
+        for one in ast.walk(function)
+    )
 
 
 def alone(sign: str, left: Value, right: Value) -> bool | None:
@@ -369,6 +418,8 @@ def rank_comparison(made: Value, sign: str, rank: Value, other: Value) -> None:
 
 def conditional(walk: "Walk", node: ast.IfExp) -> Value:
     test = evaluate(walk, node.test)
+    if is_settled(walk, node.test, test):
+        return evaluate(walk, node.body if test.const else node.orelse)
     mark = len(walk.guards)
     parts = []
     for holds, one in ((True, node.body), (False, node.orelse)):
@@ -428,6 +479,7 @@ def yielded(walk: "Walk", node: ast.Yield | ast.YieldFrom) -> Value:
     if walk.returned:
         made = Value(kind="yielded", sources=(value,), taints=value.taints, node=node)
         made.fields["*"] = value
+        made.fields["within"] = Value(items=walk.withs[walk.frames[-1].num_withs :])
         walk.returned[-1].append((made, None))
     return Value(node=node)
 

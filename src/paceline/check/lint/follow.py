@@ -4,13 +4,13 @@ import ast
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import effects, expressions
+from paceline.check.lint import counters, effects, expressions
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
 from paceline.check.lint.names import (
     kind_of,
 )
 from paceline.check.lint.source import path_of
-from paceline.check.lint.values import RANK, Value, either
+from paceline.check.lint.values import RANK, UNKNOWN, Value, either
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -26,11 +26,22 @@ def called(walk: "Walk", made: Call) -> Value:
             results.append(enter(walk, one.function, [*bound, *made.args], made.kwargs, made))
         elif one.own_class is not None:
             results.append(instantiate(walk, one.own_class, list(made.args), made.kwargs, made))
+        elif (method := called_method(one)) is not None:
+            made.own = method
+            results.append(enter(walk, method, [one, *made.args], made.kwargs, made))
         elif one.kind == "partial" and one.call is not None:
             results.append(call_partial(walk, one, made))
         else:
             results.append(effects.apply(walk, made, one))
     return expressions.one_of(results, made.callee.test)
+
+
+def called_method(value: Value) -> Function | None:
+    """The `__call__` of an instance of an own class; a model's is its forward pass."""
+    if value.of_class is None or value.kind == "model":
+        return None
+    found: Function | None = value.of_class.method("__call__")
+    return found
 
 
 def call_partial(walk: "Walk", partial: Value, made: Call) -> Value:
@@ -72,7 +83,7 @@ def enter(
     bind_parameters(walk, function, scope, args, kwargs)
     saved = (walk.scope, len(walk.guards), len(walk.withs))
     walk.scope = scope
-    walk.frames.append(Frame(function, call_made))
+    walk.frames.append(Frame(function, call_made, len(walk.withs)))
     walk.returned.append([])
     walk.global_names.append(set())
     decorate(walk, function)
@@ -96,6 +107,8 @@ def joined(returns: list[tuple[Value, Guard | None]]) -> Value:
         inner = expressions.one_of([one.fields["*"] for one in stream], None)
         made = Value(kind="stream", sources=(inner,), taints=inner.taints)
         made.fields["*"] = inner
+        within = [part for one in stream for part in one.fields["within"].items or ()]
+        made.fields["within"] = Value(items=within)
         return made
     if not returns:
         return Value(const=None)
@@ -185,7 +198,10 @@ def parameter_default(walk: "Walk", value: Value, given: Value) -> Value:
     """A parameter that nobody passes: its default, sure only when the call is seen."""
     if walk.frames or walk.root == 0:
         if not isinstance(given.const, bool | int | float | str) or given.const is None:
-            return given if given.const is not None else value
+            if given.const is not None:
+                return given
+            value.default = None
+            return value
         value.const = given.const
     value.default = given.const
     return value
@@ -213,21 +229,52 @@ def instantiate(
     if init is not None:
         enter(walk, init, [made, *args], kwargs, call_made)
     else:
-        dataclass_fields(own_class, made, args, kwargs)
+        dataclass_fields(walk, made, args, kwargs)
+    counters.count_in_methods(own_class, made)
     return made
 
 
 def dataclass_fields(
-    own_class: Class, made: Value, args: list[Value], kwargs: Mapping[str, Value]
+    walk: "Walk", made: Value, args: list[Value], kwargs: Mapping[str, Value]
 ) -> None:
     """Fields of a class without `__init__`, a dataclass: what is passed, else its defaults."""
+    own_class = made.of_class
     names = [
         one.target.id
-        for one in own_class.node.body
+        for part in [*own_class.ancestors()][::-1]
+        for one in part.node.body
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
     ]
+    names = list(dict.fromkeys(names))
     made.fields.update(zip(names, args, strict=False))
     made.fields.update({key: value for key, value in kwargs.items() if key in names})
+    open_ended = isinstance(made.call, Call) and made.call.open_ended
+    for name in names:
+        if name not in made.fields:
+            given = expressions.class_attribute(own_class, name)
+            if given is not None:
+                made.fields[name] = field_default(walk, given, sure=not open_ended)
+    after = own_class.method("__post_init__")
+    if after is not None:
+        enter(walk, after, [made], {}, None)
+
+
+def field_default(walk: "Walk", given: Value, *, sure: bool) -> Value:
+    """What a dataclass's field is when nothing is passed for it: `field(default_factory=Config)`.
+
+    Where something that was not seen may be passed, a literal is only the likely one.
+    """
+    made = given.call
+    if isinstance(made, Call) and made.name == "dataclasses.field":
+        default, factory = made.argument(None, "default"), made.argument(None, "default_factory")
+        if factory is not None and factory.own_class is not None:
+            return instantiate(walk, factory.own_class, [], {}, None)
+        if factory is not None and factory.function is not None:
+            return enter(walk, factory.function, [], {}, None)
+        given = default or Value()
+    if sure or given.const is UNKNOWN:
+        return given
+    return Value(default=given.const, label=given.label, taints=given.taints)
 
 
 def class_kind(own_class: Class) -> str | None:

@@ -83,6 +83,9 @@ class Value:
     alone: bool | None = None
     """For a condition: True where it holds only in a run of one process, False in one of many."""
 
+    settled: bool = False
+    """For a condition whose literal is known: it stays so throughout a call of its function."""
+
     node: ast.AST | None = None
     """The expression that made it."""
 

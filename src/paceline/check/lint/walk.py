@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.check.lint import expressions, follow, imports, iteration, matching
+from paceline.check.lint import (
+    counters,
+    expressions,
+    follow,
+    imports,
+    iteration,
+    managers,
+    matching,
+)
 from paceline.check.lint.events import (
     Assign,
     Call,
@@ -195,8 +203,8 @@ class Walk:
                 self.foreign += 1
             name = f"do_{type(statement).__name__.lower()}"
             handler = getattr(self, name, None)
-            if handler is not None:
-                handler(statement)
+            if handler is not None and handler(statement) is True:
+                return
 
     def do_expr(self, node: ast.Expr) -> None:
         self.value(node.value)
@@ -266,13 +274,18 @@ class Walk:
         self.scope = outer
         self.bind(node.name, Value(own_class=made, label=node.name))
 
-    def do_if(self, node: ast.If) -> None:
+    def do_if(self, node: ast.If) -> bool:
+        """Both sides, or the only one that this call takes; whether nothing after it is reached."""
         if self.path != self.main_path and is_main_test(node.test):
             self.block(node.orelse)
-            return
+            return False
         test = self.value(node.test)
         if self.always(test) is False and not node.orelse:
-            return
+            return False
+        if expressions.is_settled(self, node.test, test):
+            taken = node.body if test.const else node.orelse
+            self.block(taken)
+            return exit_of(taken) is not None
         before = self.scope.names
         left_by_body = self.branch(node, test, True, node.body)
         body, body_exit = self.scope.names, exit_of(node.body)
@@ -290,6 +303,7 @@ class Walk:
             self.push_exit(node, test, True, else_exit)
         else:
             self.join(before, body, orelse, test)
+        return False
 
     def always(self, test: Value) -> bool | None:
         """`if False:`, `if TYPE_CHECKING:` are not walked."""
@@ -339,7 +353,7 @@ class Walk:
                     part.loop = loop
         mark = len(self.guards)
         self.loops.append(loop)
-        self.counters(node.body, loop)
+        counters.count_up(self, node.body, loop)
         self.assign(node.target, element, node)
         self.block(node.body)
         self.loops.pop()
@@ -350,7 +364,7 @@ class Walk:
 
     def do_while(self, node: ast.While) -> None:
         loop = Loop(node, None, (), len(self.frames))
-        self.counters(node.body, loop)
+        counters.count_up(self, node.body, loop)
         test = self.value(node.test)
         mark = len(self.guards)
         self.loops.append(loop)
@@ -366,43 +380,18 @@ class Walk:
         kept = [one for one in self.guards[mark:] if one.exits in {"return", "raise", "exit"}]
         self.guards[mark:] = kept
 
-    def counters(self, body: Sequence[ast.stmt], loop: Loop) -> None:
-        """Names that the loop counts up (`step += 1`) are counters from its first line on."""
-        for statement in body:
-            for node in ast.walk(statement):
-                if not (isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)):
-                    continue
-                if not isinstance(node.target, ast.Name) or not isinstance(
-                    node.value, ast.Constant
-                ):
-                    continue
-                if not isinstance(node.value.value, int):
-                    continue
-                old = self.scope.find(node.target.id)
-                start = old.const if old is not None and isinstance(old.const, int) else 0
-                if old is not None and old.kind == "counter":
-                    continue
-                self.bind(
-                    node.target.id,
-                    Value(
-                        kind="counter",
-                        loop=loop,
-                        start=start,
-                        step=node.value.value,
-                        label=node.target.id,
-                        taints=old.taints if old is not None else frozenset(),
-                    ),
-                )
-
     def do_with(self, node: ast.With | ast.AsyncWith) -> None:
         mark = len(self.withs)
+        entered: list[Value] = []
         for item in node.items:
-            entered = self.value(item.context_expr)
-            self.withs.append(entered)
+            entered.append(self.value(item.context_expr))
+            held = managers.enter(self, entered[-1])
             if item.optional_vars is not None:
-                self.assign(item.optional_vars, entered, node)
+                self.assign(item.optional_vars, held, node)
         self.block(node.body)
         del self.withs[mark:]
+        for one in reversed(entered):
+            managers.leave(self, one)
 
     do_asyncwith = do_with
 

@@ -95,6 +95,8 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
                 continue
             if any(one.test is guard.test for one in backward.guards):
                 continue
+            if step_after(program, backward) is not step:
+                continue
             reported.add(id(backward.node))
             yield program.finding(
                 "no-sync-missing",
@@ -107,6 +109,17 @@ def check_no_sync_missing(program: Program, context: Context) -> Iterator[Findin
                 fix="enter model.no_sync() for all micro-batches but the last before a step",
                 seen=(guard,),
             )
+
+
+def step_after(program: Program, backward: Call) -> Call | None:
+    """The optimizer step that comes next in a loop: of two models, each has its own.
+
+    Where none follows, the loop's first: it uses what the iteration before has left.
+    """
+    loops = set(backward.loops)
+    steps = [one for one in program.steps if loops & set(one.loops)]
+    after = [one for one in steps if one.order > backward.order]
+    return min(after or steps, key=lambda one: one.order, default=None)
 
 
 def manages_sync(program: Program) -> bool:

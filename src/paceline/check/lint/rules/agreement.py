@@ -1,6 +1,5 @@
 """What every rank has to do together, and some do not: collectives and saves in branches."""
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -326,54 +325,6 @@ def rank_finding(program: Program, joint: Joint, guard: Guard) -> Finding:
     )
 
 
-SELECTS = frozenset({"nonzero", "masked_select", "unique"})
-"""Methods and functions of torch whose result has as many elements as the data has of some kind."""
-
-
-EQUAL_SIZES = frozenset(
-    {"all_gather", "all_gather_into_tensor", "all_reduce", "reduce_scatter", "gather", "reduce"}
-)
-
-
-def check_sizes(program: Program, context: Context) -> Iterator[Finding]:
-    """A tensor of as many elements as this rank's data has of some kind, in a collective."""
-    for call in program.collectives:
-        last = call.name.rpartition(".")[2]
-        if not call.name.startswith("torch.distributed.") or last not in EQUAL_SIZES:
-            continue
-        tensor = call.argument(1 if last.startswith("all_gather") else 0, "tensor", "input_tensor")
-        if tensor is None or not selected(tensor):
-            continue
-        groups = [one.argument(0, "backend") for one in program.calls(INIT_GROUP)]
-        gloo = bool(groups) and all(one is not None and one.const == "gloo" for one in groups)
-        yield program.finding(
-            "gloo-size-mismatch" if gloo else "nccl-size-mismatch",
-            Severity.ERROR,
-            call,
-            what=(
-                "this tensor has as many elements as this rank's data has of some kind: the ranks' "
-                f"sizes differ, and {last} needs equal ones"
-            ),
-            fix="pad to the largest size (all_reduce the sizes first), or use all_gather_object",
-        )
-
-
-def selected(tensor: Value, depth: int = 6) -> bool:
-    """`x[x > 0]`, `x.nonzero()`, with what keeps the number of elements taken off."""
-    if depth == 0:
-        return False
-    made = tensor.call
-    if isinstance(made, Call):
-        if made.name in {f"torch.{one}" for one in SELECTS} or made.method in SELECTS:
-            return True
-        keeps = made.method in {"contiguous", "clone", "detach", "to", "cuda", "float", "long"}
-        return keeps and made.receiver is not None and selected(made.receiver, depth - 1)
-    if isinstance(tensor.node, ast.Subscript) and len(tensor.sources) == 2:
-        operation = tensor.sources[1].operation
-        return operation is not None and operation[0] in {"Eq", "NotEq", "Lt", "LtE", "Gt", "GtE"}
-    return False
-
-
 def check_long_evaluation(program: Program, context: Context) -> Iterator[Finding]:
     """One rank evaluates while the others wait, with the default time-out."""
     inits = program.calls(INIT_GROUP)
@@ -404,7 +355,6 @@ def check_long_evaluation(program: Program, context: Context) -> Iterator[Findin
 
 
 RULES = (
-    check_sizes,
     check_long_evaluation,
     check_rank_branches,
 )

@@ -1,5 +1,6 @@
 """Which rank reads which samples of a data set with an index, and in which order."""
 
+import ast
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
@@ -20,7 +21,7 @@ def check_sampler_and_shuffle(program: Program, context: Context) -> Iterator[Fi
         sampler = call.argument(3, "sampler") or call.argument(4, "batch_sampler")
         if shuffle is None or shuffle.const is not True or sampler is None:
             continue
-        if any(one.const is None for one in sampler.any()):
+        if not surely_with_sampler(call, sampler):
             continue
         yield program.finding(
             "sampler-and-shuffle",
@@ -29,6 +30,25 @@ def check_sampler_and_shuffle(program: Program, context: Context) -> Iterator[Fi
             what="this DataLoader is given both shuffle=True and a sampler: it raises ValueError",
             fix="leave out shuffle=True here; the sampler shuffles",
         )
+
+
+def surely_with_sampler(call: Call, sampler: Value) -> bool:
+    """Whether some run gets here with a sampler that is not None.
+
+    `sampler = None`, then `if dist.is_initialized(): sampler = ...`, has one in every run of
+    several ranks; what stands under a condition on the sampler may have none.
+    """
+    options = list(sampler.any())
+    if all(one.const is not None for one in options):
+        return True
+    if not any(one.kind == "sampler" and one.call is not None for one in options):
+        return False
+    asked = [one for guard in call.guards for one in guard.test.origins()]
+    shown = {ast.dump(one.node) for one in asked if one.node is not None}
+    chosen = sampler.test
+    if chosen is not None and (chosen.node is None or ast.dump(chosen.node) in shown):
+        return False
+    return not any(one in asked for one in [sampler, *options])
 
 
 def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:

@@ -17,8 +17,8 @@ def check_clip(program: Program, context: Context) -> Iterator[Finding]:
     """torch's clip_grad_norm_ sees only this rank's shards of FSDP1's parameters."""
     for call in program.calls("torch.nn.utils.clip_grad_norm_"):
         given = call.argument(0, "parameters")
-        model = given.receiver if given is not None else None
-        if model is None or not model.wrapped_by("fsdp1"):
+        model = sharded_owner(given) if given is not None else None
+        if model is None:
             continue
         yield program.finding(
             "fsdp-clip-grad-norm",
@@ -30,6 +30,24 @@ def check_clip(program: Program, context: Context) -> Iterator[Finding]:
             ),
             fix=f"{model.label or 'model'}.clip_grad_norm_(max_norm)",
         )
+
+
+def sharded_owner(parameters: Value) -> Value | None:
+    """The FSDP1 model whose parameters these are: a list of them, an optimizer's, a helper's."""
+    for one in parameters.origins():
+        model = one.receiver
+        if one.kind != "parameters" or model is None or not model.wrapped_by("fsdp1"):
+            continue
+        if not any(keeps_whole(each) for each in model.any()):
+            return model
+    return None
+
+
+def keeps_whole(model: Value) -> bool:
+    """Whether every rank holds all of each parameter: `ShardingStrategy.NO_SHARD`."""
+    wrap = model.call
+    strategy = wrap.argument(2, "sharding_strategy") if isinstance(wrap, Call) else None
+    return strategy is not None and (strategy.name or strategy.label).endswith("NO_SHARD")
 
 
 def check_optimizer_first(program: Program, context: Context) -> Iterator[Finding]:

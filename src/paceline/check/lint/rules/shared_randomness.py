@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
-from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.ddp import wrapped_models
 from paceline.check.lint.values import RANK, Value
@@ -153,43 +152,8 @@ def is_rank_itself(seed: Value) -> bool:
     return not {"Mod", "FloorDiv"} & set(signs)
 
 
-def check_reentrant(program: Program, context: Context) -> Iterator[Finding]:
-    """Re-entrant activation checkpointing under DDP marks parameters ready twice."""
-    wraps = [one for one in program.calls(DDP) if not is_static(one)]
-    if not wraps:
-        return
-    reported: set[int] = set()
-    for call in program.calls(
-        "torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"
-    ):
-        reentrant = call.argument(None, "use_reentrant")
-        if (call.open_ended and reentrant is None) or id(call.node) in reported:
-            continue
-        if reentrant is not None and reentrant.const is not True:
-            continue
-        reported.add(id(call.node))
-        explicit = reentrant is not None
-        yield program.finding(
-            "ddp-ready-twice-reentrant",
-            Severity.ERROR if explicit else Severity.WARNING,
-            call.keyword_nodes.get("use_reentrant", call.node),
-            what=(
-                "re-entrant checkpointing runs its own backward pass inside DDP's: parameters are "
-                "marked ready twice and DDP raises"
-            ),
-            fix="pass use_reentrant=False",
-            seen=(wraps[0],),
-        )
-
-
-def is_static(call: Call) -> bool:
-    static = call.argument(None, "static_graph")
-    return call.open_ended or (static is not None and static.const is not False)
-
-
 RULES = (
     check_batchnorm,
     check_same_dropout,
     check_tensor_parallel_dropout,
-    check_reentrant,
 )

@@ -5,55 +5,71 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call, Class
+from paceline.check.lint.events import Call, Class, Function
 from paceline.check.lint.names import DATALOADER
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.streams import loaders_over, worker_count
+from paceline.check.lint.rules.groups import is_cuda, puts_model_on_gpu
+from paceline.check.lint.rules.streams import worker_count
 from paceline.check.lint.values import Value
 
 
 def check_cuda_in_workers(program: Program, context: Context) -> Iterator[Finding]:
-    """CUDA in a data set's `__getitem__`, which forked workers run."""
-    for own in program.classes:
-        get = own.method("__getitem__") or own.method("__iter__")
-        if get is None or not any("Dataset" in base for base in own.library_bases()):
+    """CUDA in what forked workers run: a data set's `__getitem__`, a `collate_fn`."""
+    if program.has_call(method="set_start_method"):
+        return
+    reported: set[int] = set()
+    for loader in program.calls(DATALOADER):
+        if worker_count(loader) < 1 or loader.has_argument(None, "multiprocessing_context"):
             continue
-        loaders = [
-            one
-            for one in loaders_over(program, own)
-            if worker_count(one) > 0 and one.argument(None, "multiprocessing_context") is None
-        ]
-        if not loaders or program.has_call(method="set_start_method"):
-            continue
-        for node in ast.walk(get.node):
-            if uses_cuda(node):
-                yield program.finding(
-                    "cuda-init-before-fork",
-                    Severity.ERROR,
-                    node,
-                    what=(
-                        f"{own.name} uses CUDA, and the loader in line {loaders[0].line} runs it "
-                        "in forked workers: CUDA cannot be initialised there again"
-                    ),
-                    fix="return CPU tensors, and move the batch to the GPU in the training loop",
-                    seen=(loaders[0],),
-                )
-                break
+        for call in program.all_calls:
+            run = run_by_workers(program, loader, call)
+            if run is None or id(run.node) in reported or not uses_cuda(program, call):
+                continue
+            reported.add(id(run.node))
+            yield program.finding(
+                "cuda-init-before-fork",
+                Severity.ERROR,
+                call,
+                what=(
+                    f"{name_of(run)} uses CUDA, and the loader in line {loader.line} runs it "
+                    "in forked workers: CUDA cannot be initialised there again"
+                ),
+                fix="return CPU tensors, and move the batch to the GPU in the training loop",
+                seen=(loader,),
+            )
 
 
-def uses_cuda(node: ast.AST) -> bool:
-    """`x.cuda()`, `x.to("cuda")`, `device="cuda"`."""
-    if not isinstance(node, ast.Call):
+def run_by_workers(program: Program, loader: Call, call: Call) -> Function | None:
+    """The own function on the way to a call that the loader's workers run."""
+    data = loader.argument(0, "dataset") or Value()
+    classes = [one.of_class for one in data.origins() if one.of_class is not None]
+    given = [loader.argument(6, "collate_fn"), loader.argument(None, "worker_init_fn")]
+    collates = [one.function for each in given if each is not None for one in each.any()]
+    for frame in call.frames:
+        function = frame.function
+        if function in collates:
+            return function
+        if function.name in {"__getitem__", "__iter__"} and function.own_class in classes:
+            return function
+    return None
+
+
+def name_of(function: Function) -> str:
+    return function.own_class.name if function.own_class is not None else function.name
+
+
+def uses_cuda(program: Program, call: Call) -> bool:
+    """`x.cuda()`, `x.to(device)`, `device="cuda"`, or a model that was put on a GPU."""
+    if call.method == "cuda":
+        return call.receiver is not None and call.receiver.name is None
+    model = call.forward_of
+    if model is not None:
+        moves = [one for one in program.all_calls if puts_model_on_gpu(one)]
+        return any(one.receiver is model for one in moves)
+    if call.name == "torch.device":
         return False
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-        return True
-    words = [*node.args, *(one.value for one in node.keywords if one.arg == "device")]
-    return any(
-        isinstance(one, ast.Constant)
-        and isinstance(one.value, str)
-        and one.value.startswith("cuda")
-        for one in words
-    )
+    given = call.argument(0, "device") if call.method == "to" else call.argument(None, "device")
+    return given is not None and any(is_cuda(one) for one in given.any())
 
 
 def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Finding]:

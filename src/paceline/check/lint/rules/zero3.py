@@ -9,6 +9,7 @@ from paceline.check.lint.events import Call
 from paceline.check.lint.names import DEEPSPEED_INIT
 from paceline.check.lint.program import Program
 from paceline.check.lint.rules.agreement import zero_stage
+from paceline.check.lint.rules.partitioned import WATCHED
 from paceline.check.lint.values import Value
 
 EXPERTS = re.compile(
@@ -70,21 +71,32 @@ def _is_zero3_elsewhere(program: Program) -> bool:
 
 
 def _generation(program: Program) -> Iterator[Finding]:
-    for call in program.all_calls:
-        if call.method != "generate" or call.argument(None, "synced_gpus") is not None:
+    for call in program.calls(method="generate"):
+        synced = call.argument(None, "synced_gpus")
+        refused = synced is not None and synced.const is False
+        if (synced is not None and not refused) or any(guard.main for guard in call.guards):
             continue
-        if call.open_ended or any(guard.main for guard in call.guards):
+        if (call.open_ended and not refused) or _ends_alike(call):
             continue
         if any(one.call is not None and "Gathered" in one.call.name for one in call.withs):
             continue
+        watched = program.has_call(*WATCHED)
         yield program.finding(
             "zero3-generate-hang",
-            Severity.WARNING,
+            Severity.INFO if watched and not refused else Severity.WARNING,
             call,
             what="each rank's generate() ends after as many steps as its own sequences need, and "
             "with ZeRO stage 3 every step gathers weights from all ranks",
             fix="generate(..., synced_gpus=True)",
         )
+
+
+def _ends_alike(call: Call) -> bool:
+    """Whether every sequence has one number of new tokens."""
+    least, most = (call.argument(None, f"{one}_new_tokens") for one in ("min", "max"))
+    if least is None or most is None:
+        return False
+    return least is most or (least.known() is not None and least.known() == most.known())
 
 
 HALVES = ("GatheredParameters", "summon_full_params")
