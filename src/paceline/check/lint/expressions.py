@@ -395,7 +395,8 @@ def is_rank(value: Value) -> bool:
     if RANK not in value.taints or value.main is not None:
         return False
     return not value.taints & {DATA, SHARD, FILES} and all(
-        one.operation is None and one.kind not in {"batch", "output"} for one in value.any()
+        one.const is not UNKNOWN or (one.operation is None and one.kind not in {"batch", "output"})
+        for one in value.any()
     )
 
 

@@ -52,12 +52,20 @@ class Source:
     @cached_property
     def is_started(self) -> bool:
         """Whether it does something by itself: a call at its top, a loop, a main section."""
-        return any(
+        return not self.path.endswith("__init__.py") and any(
             isinstance(one, ast.For | ast.While | ast.With)
-            or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call))
             or (isinstance(one, ast.If) and is_main_test(one.test))
+            or (isinstance(one, ast.Expr) and starts_something(one.value))
             for one in self.tree.body
         )
+
+
+SETTINGS = ("logging.", "warnings.", "os.environ.", "sys.path.", "torch.set_", "torch.backends.")
+
+
+def starts_something(node: ast.expr) -> bool:
+    """A call that is more than a setting of a library."""
+    return isinstance(node, ast.Call) and not ast.unparse(node.func).startswith(SETTINGS)
 
 
 def is_main_test(node: ast.expr) -> bool:

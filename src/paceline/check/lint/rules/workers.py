@@ -83,6 +83,8 @@ def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Findin
                 continue
             if any(frame.call is fork for frame in call.frames) or not starts_cuda(call):
                 continue
+            if not uses_cuda_after(program, fork):
+                continue
             yield program.finding(
                 "cuda-init-before-fork",
                 Severity.ERROR,
@@ -95,6 +97,12 @@ def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Findin
                 seen=(fork,),
             )
             return
+
+
+def uses_cuda_after(program: Program, fork: Call) -> bool:
+    """Whether the forked process uses CUDA, as far as its function can be followed."""
+    inside = [one for one in program.all_calls if any(frame.call is fork for frame in one.frames)]
+    return any(starts_cuda(one) or one.method in {"cuda", "to"} for one in inside)
 
 
 def starts_cuda(call: Call) -> bool:
