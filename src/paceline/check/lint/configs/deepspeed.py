@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.launch_rules import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.configs.words import words

@@ -2,15 +2,21 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from paceline.check.finding import Finding
-from paceline.check.lint.configs.launch_line import Launch, shown, whole
+from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.launch_downloads import check_cache, check_hub
+from paceline.check.lint.configs.launch_line import Launch, whole
+from paceline.check.lint.configs.launch_meeting import (
+    check_meeting,
+    check_nodes,
+    check_number_of_node,
+)
 from paceline.check.lint.configs.megatron_arguments import check_megatron
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.configs.scene import Scene, started
-from paceline.check.lint.configs.shell import ESCAPED, Word
-from paceline.check.lint.configs.variables import FIRST_NODE, LOOPBACK, check_port, wrong_host
+from paceline.check.lint.configs.shell import Word
+from paceline.check.lint.configs.variables import LOOPBACK
 
 TRAINS = re.compile(
     r"(?i)(train|finetune|fine_tune|pretrain|sft|dpo|grpo|ddp|fsdp|run_clm|run_mlm)"
@@ -21,301 +27,21 @@ TRAINS = re.compile(
 def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:
     """Everything that one launch line shows by itself and with what is known of its job."""
     if launch.program in {"torchrun", "accelerate", "deepspeed", "horovod"}:
-        yield from _check_meeting(launch, scene)
-        yield from _check_nodes(launch, scene)
+        yield from check_meeting(launch, scene)
+        yield from check_nodes(launch, scene)
         yield from _check_devices(launch, scene)
         yield from _check_terminal(launch)
         yield from _check_elastic(launch, scene)
-    yield from _check_number_of_node(launch)
+    yield from check_number_of_node(launch)
     yield from _check_precision(launch, scene)
-    yield from _check_cache(launch, scene)
-    yield from _check_hub(launch, scene)
+    yield from check_cache(launch, scene)
+    yield from check_hub(launch, scene)
     yield from _check_workers(launch, scene)
     yield from _check_plain_python(launch, scene)
     yield from _check_container(launch)
     yield from _check_mlx(launch, scene)
     yield from _check_horovod(launch)
     yield from check_megatron(launch, scene)
-
-
-def check_neighbours(
-    launches: Sequence[Launch], waits: Sequence[int], text: str
-) -> Iterator[Finding]:
-    """Two launches of one script that run at the same time and want the same port.
-
-    Args:
-        launches: In the order of the script.
-        waits: Lines on which the script waits for what it started before.
-        text: Of the script: a port that it counts up is another at each launch.
-    """
-    running: dict[str, Launch] = {}
-    for launch in launches:
-        running = {
-            port: one
-            for port, one in running.items()
-            if not any(one.line < line <= launch.line for line in waits)
-        }
-        if launch.program not in {"torchrun", "accelerate", "deepspeed"}:
-            continue
-        port, word = port_of(launch)
-        if port is None:
-            continue
-        if word is not None and _counts(word.source, text):
-            continue
-        if launch.background and launch.loop and port.isdigit() and not is_elsewhere(launch):
-            yield found(
-                "port-in-use",
-                ERROR,
-                launch.path,
-                word.line if word else launch.line,
-                f"every turn of `{launch.loop[:60]}` starts another launch on port {port}",
-                fix="give each its own port: --master-port $((29500 + i)), or --standalone",
-            )
-        elif port in running and not is_elsewhere(launch):
-            first = running[port]
-            yield found(
-                "port-in-use",
-                ERROR,
-                launch.path,
-                word.line if word else launch.line,
-                f"port {port} is taken by the launch of line {first.line}, which is still running",
-                fix="give each its own port, or --standalone, which takes a free one",
-                evidence=[(launch.path, first.line, _typed(first))],
-            )
-        if launch.background:
-            running[port] = launch
-
-
-def _counts(word: str, text: str) -> bool:
-    """Whether a word has a variable that the script counts: `port=$((port + 1))`, `((port++))`."""
-    return any(
-        re.search(rf"\b{name}=\$\(\(|\(\(\s*{name}\s*(\+\+|\+=)|\blet\s+\W?{name}\W", text)
-        for name in re.findall(r"\$\{?(\w+)", word)
-    )
-
-
-def is_elsewhere(launch: Launch) -> bool:
-    return bool({"ssh", "pdsh", "srun", "docker", "podman"} & set(launch.wrappers))
-
-
-def _typed(launch: Launch) -> str:
-    return " ".join(shown(word.text) for word in launch.words)[:120]
-
-
-def port_of(launch: Launch) -> tuple[str | None, Word | None]:
-    """The port the launch listens on, and its word; None where it takes a free one."""
-    if "standalone" in launch.options:
-        return None, None
-    endpoint = launch.option("rdzv_endpoint")
-    if endpoint is not None:
-        _, sign, port = endpoint.text.rpartition(":")
-        return (port if sign and port != "0" else None if sign else "29400"), endpoint
-    word = launch.option("master_port", "main_process_port")
-    if word is not None:
-        return (None if word.text == "0" else word.text), word
-    if launch.program == "accelerate" and "config_file" in launch.options:
-        return None, None
-    said = launch.variable("MASTER_PORT") if launch.program != "torchrun" else None
-    return said or "29500", None
-
-
-def _is_many(launch: Launch, scene: Scene) -> int | None:
-    """Nodes of the launch when they are surely more than one."""
-    nodes = started(launch, scene).nodes
-    text = launch.options["nnodes"].text if "nnodes" in launch.options else ""
-    upper = re.fullmatch(r"\d+:(\d+)", text)
-    if upper is not None:
-        nodes = int(upper[1]) if scene.nodes is None else scene.nodes
-    return nodes if nodes is not None and nodes > 1 else None
-
-
-def _check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """Where the nodes are told to meet, and under which name."""
-    nodes = _is_many(launch, scene)
-    address = launch.option("rdzv_endpoint", "master_addr", "main_process_ip")
-    if address is not None:
-        is_endpoint = "rdzv_endpoint" in launch.options
-        host = address.text.rpartition(":")[0] or address.text if is_endpoint else address.text
-        if not is_endpoint and address.text.startswith("["):
-            yield found(
-                "ipv6-bracket-master-addr",
-                ERROR,
-                launch.path,
-                address.line,
-                f"{address.text}: brackets are not part of an address",
-                fix=f"write {address.text.strip('[]')}",
-            )
-        if nodes and (wrong := wrong_host(host)) is not None and "SLURM_" in address.source:
-            yield found(
-                wrong[0],
-                ERROR,
-                launch.path,
-                address.line,
-                f"{shown(address.text)}: {wrong[1]}",
-                fix=FIRST_NODE,
-            )
-        if nodes and LOOPBACK.match(host):
-            yield found(
-                "rendezvous-c10d-timeout",
-                ERROR,
-                launch.path,
-                address.line,
-                f"{host} is another machine on each of {nodes} nodes: none finds the others",
-                fix="give an address of the first node that all others reach",
-            )
-        if (
-            nodes
-            and re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME", host)
-            and (launch.on_node or ESCAPED in host)
-        ):
-            yield found(
-                "rendezvous-c10d-timeout",
-                ERROR,
-                launch.path,
-                address.line,
-                f"{shown(host)} is evaluated on every node: each waits at its own address",
-                fix='take the first of `scontrol show hostnames "$SLURM_JOB_NODELIST"` above srun',
-            )
-    for name in ("master_port", "main_process_port"):
-        word = launch.option(name)
-        port = whole(word.text) if word is not None else None
-        if word is not None and port is not None:
-            yield from check_port(launch.path, word.line, "the port", port)
-    yield from _check_rendezvous_name(launch, scene, nodes)
-
-
-def _check_rendezvous_name(launch: Launch, scene: Scene, nodes: int | None) -> Iterator[Finding]:
-    name = launch.option("rdzv_id")
-    if name is None:
-        return
-    differs = re.search(
-        r"\$\{?RANDOM|\$\(hostname|`hostname|\$\{?HOSTNAME|\$\(date|\$\(uuidgen|\$\$", name.text
-    )
-    everywhere = (
-        launch.on_node
-        or ESCAPED in name.text
-        or (
-            "srun" not in launch.wrappers
-            and scene.scheduler != "slurm"
-            and "ssh" not in launch.wrappers
-        )
-    )
-    if differs and nodes and everywhere:
-        yield found(
-            "rendezvous-timeout-few-nodes",
-            ERROR,
-            launch.path,
-            name.line,
-            f"--rdzv-id {shown(name.text)} is another name on each of {nodes} nodes: "
-            "they never meet",
-            fix="give all nodes one name: $SLURM_JOB_ID, or a fixed one for each run",
-        )
-    backend = launch.option("rdzv_backend")
-    restarts = launch.number("max_restarts")
-    if (
-        backend is not None
-        and backend.text.startswith("etcd")
-        and "$" not in name.text
-        and restarts != 0
-        and "max_restarts" in launch.options
-    ):
-        yield found(
-            "rendezvous-closed",
-            WARNING,
-            launch.path,
-            name.line,
-            f"--rdzv-id {name.text} is the same in every attempt, and {backend.text} remembers "
-            "that it was closed",
-            fix="put the attempt into the name: $SLURM_JOB_ID-$SLURM_RESTART_COUNT",
-        )
-
-
-def _check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """The launcher's count of nodes against the job's, and how its ranks are told apart."""
-    word = launch.option("nnodes", "num_machines", "num_nodes")
-    nodes = started(launch, scene).nodes
-    given = scene.nodes
-    if word is not None and nodes is not None and given is not None and nodes != given:
-        is_part = "srun" in launch.wrappers and launch.wrapper("srun", "nodes", "N") is not None
-        if not is_part and scene.scheduler is not None:
-            yield found(
-                "rendezvous-timeout-few-nodes",
-                ERROR,
-                launch.path,
-                word.line,
-                f"{nodes} nodes are waited for, and the job has {given}",
-                fix=f"say {given}"
-                + (", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""),
-            )
-    told = {"PET_NNODES", "TORCHELASTIC_MIN_NODES"} & set(launch.environment)
-    if (
-        launch.program == "torchrun"
-        and word is None
-        and scene.scheduler == "slurm"
-        and scene.nodes is not None
-        and scene.nodes > 1
-        and "srun" in launch.wrappers
-        and not told
-        and launch.wrapper("srun", "nodes", "N") is None
-    ):
-        yield found(
-            "slurm-world-size-copies",
-            WARNING,
-            launch.path,
-            launch.line,
-            f"without --nnodes each of {scene.nodes} nodes trains by itself",
-            fix=f"--nnodes={scene.nodes} with --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
-        )
-    text = word.text if word is not None else ""
-    backend = launch.option("rdzv_backend")
-    if (
-        launch.program == "torchrun"
-        and (match := re.fullmatch(r"(\d+):(\d+)", text)) is not None
-        and match[1] != match[2]
-        and (backend is None or backend.text == "static")
-        and "standalone" not in launch.options
-        and word is not None
-    ):
-        yield found(
-            "rendezvous-c10d-timeout",
-            ERROR,
-            launch.path,
-            word.line,
-            f"--nnodes={text} is a range, and the static rendezvous waits for all {match[2]}",
-            fix="add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
-        )
-
-
-_NUMBER = re.compile(rf"(?<!{ESCAPED})\$\{{?SLURM_(PROCID|NODEID|LOCALID)\b")
-
-
-def _check_number_of_node(launch: Launch) -> Iterator[Finding]:
-    """`--machine_rank $SLURM_PROCID`, which the batch shell has made 0 before srun starts."""
-    if "srun" not in launch.wrappers or launch.on_node:
-        return
-    for before, word in pairwise(launch.words):
-        names = f"{before.text} {word.text}".lower()
-        if _NUMBER.search(word.text) and not word.single and "rank" in names:
-            yield found(
-                "accelerate-machine-rank-expanded",
-                ERROR,
-                launch.path,
-                _line_of(launch, before, word),
-                f"{shown(word.text)} is 0 for every node: the batch shell expands it before srun",
-                fix="srun bash -c '... $SLURM_NODEID ...' in single quotes, or "
-                "--rdzv_backend c10d, which needs no number",
-            )
-            return
-
-
-def _line_of(launch: Launch, before: Word, word: Word) -> int:
-    """The line of an option that a variable may hold, which is expanded elsewhere."""
-    option = before.text if before.text.startswith("-") else word.text.split("=")[0]
-    for each in launch.environment.values():
-        at = each.value.find(option)
-        if at >= 0 and each.line <= word.line and _NUMBER.search(each.value):
-            return each.line + each.value[:at].count("\n")
-    return word.line
 
 
 def _check_devices(launch: Launch, scene: Scene) -> Iterator[Finding]:
@@ -383,27 +109,6 @@ def _check_elastic(launch: Launch, scene: Scene) -> Iterator[Finding]:
         )
 
 
-_OLD = re.compile(r"(?i)\b([VP]100|P40|P4|K80|T4|GTX|TITAN|RTX[ -]?20\d\d|RTX ?[68]000)\b")
-"""Before Ampere (compute capability below 8.0), which has bf16 in hardware first."""
-
-
-def lacks_bf16(gpu: str | None) -> bool:
-    """Whether this accelerator, as its owner writes it, surely has no bf16."""
-    return gpu is not None and _OLD.search(gpu.replace("_", " ").replace("-", " ")) is not None
-
-
-def bf16_finding(path: str, line: int, said: str, gpu: str) -> Finding:
-    """bf16 asked for on a GPU before Ampere."""
-    return found(
-        "bf16-unsupported-gpu",
-        ERROR,
-        path,
-        line,
-        f"{said} asks for bf16, which {gpu} has not",
-        fix="fp16 with loss scaling, or a GPU from Ampere on",
-    )
-
-
 def _check_precision(launch: Launch, scene: Scene) -> Iterator[Finding]:
     gpu = scene.context.gpu
     precision = launch.option("mixed_precision")
@@ -454,127 +159,6 @@ _BF16_TRAINED = re.compile(
     r"(?i)(llama|mistral|mixtral|qwen|gemma|t5|deepseek|phi-?[34]|olmo|falcon)"
 )
 """Families whose published weights were trained in bf16 (their model cards)."""
-
-SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "efs", "weka", "fsx", "vast"}
-_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
-
-
-def _check_cache(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """Compilers of several nodes that write into one home."""
-    nodes = _is_many(launch, scene) or (scene.nodes or 0)
-    if nodes < 2 or (scene.context.home_fs or "").lower() not in SHARED:
-        return
-    if any(name in launch.environment for name in _CACHES) or launch.variable("XDG_CACHE_HOME"):
-        return
-    compiles = launch.program == "deepspeed" or any(
-        re.match(
-            r"-*(torch_?compile|compile|use_compile|deepspeed|flash|triton|liger)",
-            word.text.replace("-", "_").lstrip("_"),
-        )
-        for word in launch.arguments
-    )
-    yield found(
-        "nfs-jit-cache-race",
-        WARNING if compiles else INFO,
-        launch.path,
-        launch.line,
-        f"{nodes} nodes compile into one cache in the home folder, which is on "
-        f"{scene.context.home_fs}",
-        fix="export TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR and TORCH_EXTENSIONS_DIR to a "
-        "folder in /tmp with the job's id",
-    )
-
-
-_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
-_LOCAL = {
-    "data",
-    "datasets",
-    "dataset",
-    "checkpoints",
-    "checkpoint",
-    "ckpt",
-    "ckpts",
-    "models",
-    "model",
-    "weights",
-    "output",
-    "outputs",
-    "out",
-    "runs",
-    "configs",
-    "config",
-    "conf",
-    "local",
-    "cache",
-    "mnt",
-    "tmp",
-    "scratch",
-    "home",
-    "workspace",
-    "exp",
-    "experiments",
-    "logs",
-    "scripts",
-    "src",
-    "recipes",
-    "examples",
-}
-_MODEL_OR_DATA = (
-    "dataset",
-    "dataset_name",
-    "dataset_path",
-    "dataset_id",
-    "model",
-    "model_name",
-    "model_name_or_path",
-    "model_id",
-    "base_model",
-    "pretrained",
-    "pretrained_model_name_or_path",
-    "tokenizer",
-    "tokenizer_name",
-    "tokenizer_name_or_path",
-    "hf_dataset",
-    "train_dataset",
-)
-
-
-def _check_hub(launch: Launch, scene: Scene) -> Iterator[Finding]:
-    """Every rank of a large job downloads from the hub at once."""
-    if any(
-        name in launch.environment
-        for name in (
-            "HF_HUB_OFFLINE",
-            "HF_DATASETS_OFFLINE",
-            "TRANSFORMERS_OFFLINE",
-            "HF_TOKEN",
-            "HUGGING_FACE_HUB_TOKEN",
-            "HF_ENDPOINT",
-        )
-    ):
-        return
-    how = started(launch, scene)
-    ranks = how.world or scene.context.num_processes
-    if ranks is None and (nodes := how.nodes or scene.nodes) and scene.gpus_per_node:
-        ranks = nodes * scene.gpus_per_node
-    if ranks is None or ranks <= 8:
-        return
-    for name in _MODEL_OR_DATA:
-        word = launch.argument(name)
-        if word is None or not _HUB.fullmatch(word.text):
-            continue
-        owner, _, rest = word.text.partition("/")
-        if owner.lower() in _LOCAL or re.search(r"\.(py|json|jsonl|ya?ml|txt|pt|bin|csv)$", rest):
-            continue
-        yield found(
-            "hub-rate-limit",
-            WARNING,
-            launch.path,
-            word.line,
-            f"{ranks} ranks ask the hub for {word.text} at once",
-            fix="download it once to a shared folder, and export HF_HUB_OFFLINE=1",
-        )
-        return
 
 
 def _check_workers(launch: Launch, scene: Scene) -> Iterator[Finding]:

@@ -7,13 +7,8 @@ from itertools import pairwise
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, launches_in
-from paceline.check.lint.configs.launch_rules import (
-    check_docker,
-    check_launch,
-    check_neighbours,
-    is_elsewhere,
-    port_of,
-)
+from paceline.check.lint.configs.launch_meeting import check_neighbours, is_elsewhere, port_of
+from paceline.check.lint.configs.launch_rules import check_docker, check_launch
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.shell import Script

@@ -1,0 +1,292 @@
+"""How the processes of a launch line find each other: ports, hosts, nodes and their numbers."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from paceline.check.finding import Finding
+from paceline.check.lint.configs.launch_line import Launch, shown, whole
+from paceline.check.lint.configs.say import ERROR, WARNING, found
+from paceline.check.lint.configs.scene import Scene, started
+from paceline.check.lint.configs.shell import ESCAPED, Word
+from paceline.check.lint.configs.variables import FIRST_NODE, LOOPBACK, check_port, wrong_host
+
+
+def check_neighbours(
+    launches: Sequence[Launch], waits: Sequence[int], text: str
+) -> Iterator[Finding]:
+    """Two launches of one script that run at the same time and want the same port.
+
+    Args:
+        launches: In the order of the script.
+        waits: Lines on which the script waits for what it started before.
+        text: Of the script: a port that it counts up is another at each launch.
+    """
+    running: dict[str, Launch] = {}
+    for launch in launches:
+        running = {
+            port: one
+            for port, one in running.items()
+            if not any(one.line < line <= launch.line for line in waits)
+        }
+        if launch.program not in {"torchrun", "accelerate", "deepspeed"}:
+            continue
+        port, word = port_of(launch)
+        if port is None:
+            continue
+        if word is not None and _counts(word.source, text):
+            continue
+        if launch.background and launch.loop and port.isdigit() and not is_elsewhere(launch):
+            yield found(
+                "port-in-use",
+                ERROR,
+                launch.path,
+                word.line if word else launch.line,
+                f"every turn of `{launch.loop[:60]}` starts another launch on port {port}",
+                fix="give each its own port: --master-port $((29500 + i)), or --standalone",
+            )
+        elif port in running and not is_elsewhere(launch):
+            first = running[port]
+            yield found(
+                "port-in-use",
+                ERROR,
+                launch.path,
+                word.line if word else launch.line,
+                f"port {port} is taken by the launch of line {first.line}, which is still running",
+                fix="give each its own port, or --standalone, which takes a free one",
+                evidence=[(launch.path, first.line, _typed(first))],
+            )
+        if launch.background:
+            running[port] = launch
+
+
+def _counts(word: str, text: str) -> bool:
+    """Whether a word has a variable that the script counts: `port=$((port + 1))`, `((port++))`."""
+    return any(
+        re.search(rf"\b{name}=\$\(\(|\(\(\s*{name}\s*(\+\+|\+=)|\blet\s+\W?{name}\W", text)
+        for name in re.findall(r"\$\{?(\w+)", word)
+    )
+
+
+def is_elsewhere(launch: Launch) -> bool:
+    return bool({"ssh", "pdsh", "srun", "docker", "podman"} & set(launch.wrappers))
+
+
+def _typed(launch: Launch) -> str:
+    return " ".join(shown(word.text) for word in launch.words)[:120]
+
+
+def port_of(launch: Launch) -> tuple[str | None, Word | None]:
+    """The port the launch listens on, and its word; None where it takes a free one."""
+    if "standalone" in launch.options:
+        return None, None
+    endpoint = launch.option("rdzv_endpoint")
+    if endpoint is not None:
+        _, sign, port = endpoint.text.rpartition(":")
+        return (port if sign and port != "0" else None if sign else "29400"), endpoint
+    word = launch.option("master_port", "main_process_port")
+    if word is not None:
+        return (None if word.text == "0" else word.text), word
+    if launch.program == "accelerate" and "config_file" in launch.options:
+        return None, None
+    said = launch.variable("MASTER_PORT") if launch.program != "torchrun" else None
+    return said or "29500", None
+
+
+def is_many(launch: Launch, scene: Scene) -> int | None:
+    """Nodes of the launch when they are surely more than one."""
+    nodes = started(launch, scene).nodes
+    text = launch.options["nnodes"].text if "nnodes" in launch.options else ""
+    upper = re.fullmatch(r"\d+:(\d+)", text)
+    if upper is not None:
+        nodes = int(upper[1]) if scene.nodes is None else scene.nodes
+    return nodes if nodes is not None and nodes > 1 else None
+
+
+def check_meeting(launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """Where the nodes are told to meet, and under which name."""
+    nodes = is_many(launch, scene)
+    address = launch.option("rdzv_endpoint", "master_addr", "main_process_ip")
+    if address is not None:
+        is_endpoint = "rdzv_endpoint" in launch.options
+        host = address.text.rpartition(":")[0] or address.text if is_endpoint else address.text
+        if not is_endpoint and address.text.startswith("["):
+            yield found(
+                "ipv6-bracket-master-addr",
+                ERROR,
+                launch.path,
+                address.line,
+                f"{address.text}: brackets are not part of an address",
+                fix=f"write {address.text.strip('[]')}",
+            )
+        if nodes and (wrong := wrong_host(host)) is not None and "SLURM_" in address.source:
+            yield found(
+                wrong[0],
+                ERROR,
+                launch.path,
+                address.line,
+                f"{shown(address.text)}: {wrong[1]}",
+                fix=FIRST_NODE,
+            )
+        if nodes and LOOPBACK.match(host):
+            yield found(
+                "rendezvous-c10d-timeout",
+                ERROR,
+                launch.path,
+                address.line,
+                f"{host} is another machine on each of {nodes} nodes: none finds the others",
+                fix="give an address of the first node that all others reach",
+            )
+        if (
+            nodes
+            and re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME", host)
+            and (launch.on_node or ESCAPED in host)
+        ):
+            yield found(
+                "rendezvous-c10d-timeout",
+                ERROR,
+                launch.path,
+                address.line,
+                f"{shown(host)} is evaluated on every node: each waits at its own address",
+                fix='take the first of `scontrol show hostnames "$SLURM_JOB_NODELIST"` above srun',
+            )
+    for name in ("master_port", "main_process_port"):
+        word = launch.option(name)
+        port = whole(word.text) if word is not None else None
+        if word is not None and port is not None:
+            yield from check_port(launch.path, word.line, "the port", port)
+    yield from _check_rendezvous_name(launch, scene, nodes)
+
+
+def _check_rendezvous_name(launch: Launch, scene: Scene, nodes: int | None) -> Iterator[Finding]:
+    name = launch.option("rdzv_id")
+    if name is None:
+        return
+    differs = re.search(
+        r"\$\{?RANDOM|\$\(hostname|`hostname|\$\{?HOSTNAME|\$\(date|\$\(uuidgen|\$\$", name.text
+    )
+    everywhere = (
+        launch.on_node
+        or ESCAPED in name.text
+        or (
+            "srun" not in launch.wrappers
+            and scene.scheduler != "slurm"
+            and "ssh" not in launch.wrappers
+        )
+    )
+    if differs and nodes and everywhere:
+        yield found(
+            "rendezvous-timeout-few-nodes",
+            ERROR,
+            launch.path,
+            name.line,
+            f"--rdzv-id {shown(name.text)} is another name on each of {nodes} nodes: "
+            "they never meet",
+            fix="give all nodes one name: $SLURM_JOB_ID, or a fixed one for each run",
+        )
+    backend = launch.option("rdzv_backend")
+    restarts = launch.number("max_restarts")
+    if (
+        backend is not None
+        and backend.text.startswith("etcd")
+        and "$" not in name.text
+        and restarts != 0
+        and "max_restarts" in launch.options
+    ):
+        yield found(
+            "rendezvous-closed",
+            WARNING,
+            launch.path,
+            name.line,
+            f"--rdzv-id {name.text} is the same in every attempt, and {backend.text} remembers "
+            "that it was closed",
+            fix="put the attempt into the name: $SLURM_JOB_ID-$SLURM_RESTART_COUNT",
+        )
+
+
+def check_nodes(launch: Launch, scene: Scene) -> Iterator[Finding]:
+    """The launcher's count of nodes against the job's, and how its ranks are told apart."""
+    word = launch.option("nnodes", "num_machines", "num_nodes")
+    nodes = started(launch, scene).nodes
+    given = scene.nodes
+    if word is not None and nodes is not None and given is not None and nodes != given:
+        is_part = "srun" in launch.wrappers and launch.wrapper("srun", "nodes", "N") is not None
+        if not is_part and scene.scheduler is not None:
+            yield found(
+                "rendezvous-timeout-few-nodes",
+                ERROR,
+                launch.path,
+                word.line,
+                f"{nodes} nodes are waited for, and the job has {given}",
+                fix=f"say {given}"
+                + (", or take it from $SLURM_NNODES" if scene.scheduler == "slurm" else ""),
+            )
+    told = {"PET_NNODES", "TORCHELASTIC_MIN_NODES"} & set(launch.environment)
+    if (
+        launch.program == "torchrun"
+        and word is None
+        and scene.scheduler == "slurm"
+        and scene.nodes is not None
+        and scene.nodes > 1
+        and "srun" in launch.wrappers
+        and not told
+        and launch.wrapper("srun", "nodes", "N") is None
+    ):
+        yield found(
+            "slurm-world-size-copies",
+            WARNING,
+            launch.path,
+            launch.line,
+            f"without --nnodes each of {scene.nodes} nodes trains by itself",
+            fix=f"--nnodes={scene.nodes} with --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
+        )
+    text = word.text if word is not None else ""
+    backend = launch.option("rdzv_backend")
+    if (
+        launch.program == "torchrun"
+        and (match := re.fullmatch(r"(\d+):(\d+)", text)) is not None
+        and match[1] != match[2]
+        and (backend is None or backend.text == "static")
+        and "standalone" not in launch.options
+        and word is not None
+    ):
+        yield found(
+            "rendezvous-c10d-timeout",
+            ERROR,
+            launch.path,
+            word.line,
+            f"--nnodes={text} is a range, and the static rendezvous waits for all {match[2]}",
+            fix="add --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT",
+        )
+
+
+_NUMBER = re.compile(rf"(?<!{ESCAPED})\$\{{?SLURM_(PROCID|NODEID|LOCALID)\b")
+
+
+def check_number_of_node(launch: Launch) -> Iterator[Finding]:
+    """`--machine_rank $SLURM_PROCID`, which the batch shell has made 0 before srun starts."""
+    if "srun" not in launch.wrappers or launch.on_node:
+        return
+    for before, word in pairwise(launch.words):
+        names = f"{before.text} {word.text}".lower()
+        if _NUMBER.search(word.text) and not word.single and "rank" in names:
+            yield found(
+                "accelerate-machine-rank-expanded",
+                ERROR,
+                launch.path,
+                _line_of(launch, before, word),
+                f"{shown(word.text)} is 0 for every node: the batch shell expands it before srun",
+                fix="srun bash -c '... $SLURM_NODEID ...' in single quotes, or "
+                "--rdzv_backend c10d, which needs no number",
+            )
+            return
+
+
+def _line_of(launch: Launch, before: Word, word: Word) -> int:
+    """The line of an option that a variable may hold, which is expanded elsewhere."""
+    option = before.text if before.text.startswith("-") else word.text.split("=")[0]
+    for each in launch.environment.values():
+        at = each.value.find(option)
+        if at >= 0 and each.line <= word.line and _NUMBER.search(each.value):
+            return each.line + each.value[:at].count("\n")
+    return word.line
