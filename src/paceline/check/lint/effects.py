@@ -1,10 +1,9 @@
 """What calls of known libraries give back, and what they change: one function for each kind."""
 
-import ast
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import expressions, follow, iteration
+from paceline.check.lint import expressions, follow, plain_calls, wrapping
 from paceline.check.lint.events import RANK_SOURCES, Call, Function
 from paceline.check.lint.names import (
     ACCELERATOR,
@@ -31,17 +30,13 @@ from paceline.check.lint.values import (
     FILES,
     RANK,
     RANK_ZERO_ONLY,
-    SIGNAL,
     TIME,
-    UNKNOWN,
     Value,
     cleared,
 )
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
-
-Effect = Callable[["Walk", Call], Value]
 
 
 def apply(walk: "Walk", made: Call, callee: Value) -> Value:
@@ -205,107 +200,6 @@ def equal(walk: "Walk", made: Call) -> Value:
     return Value(call=made, sources=inputs_of(made), instance=made.name)
 
 
-# wrapping
-
-
-def wrap(kind: str, *names: str) -> Effect:
-    def wrapped(walk: "Walk", made: Call) -> Value:
-        model = made.argument(0, *names) or Value()
-        return around(
-            model,
-            Value(
-                kind="model",
-                wrapper=kind,
-                inner=model,
-                instance=made.name,
-                call=made,
-                sources=(model,),
-            ),
-        )
-
-    return wrapped
-
-
-def around(model: Value, wrapped: Value) -> Value:
-    """The wrapped model; the plain one in it knows it, wherever a program gets hold of that."""
-    for one in model.any():
-        one.fields["wrapped by"] = wrapped
-    return wrapped
-
-
-def fully_shard(walk: "Walk", made: Call) -> Value:
-    """FSDP2 shards in place and gives the same module back."""
-    model = made.argument(0, "module") or Value()
-    for one in model.any():
-        one.wrapper = "fsdp2"
-        one.kind = "model"
-        one.fields.setdefault("wrapped at", Value(call=made))
-    return model
-
-
-def first_argument(walk: "Walk", made: Call) -> Value | None:
-    """`torch.compile(model)`, `convert_sync_batchnorm(model)`: the model, for our purposes."""
-    model = made.argument(0, "model", "module", "fn")
-    return model
-
-
-def prepare(walk: "Walk", made: Call) -> Value:
-    """`accelerator.prepare(model, loader)`: the same things, owned by the accelerator."""
-    results = []
-    for one in made.args:
-        if one.has_kind("model"):
-            model = Value(
-                kind="model",
-                wrapper="accelerate",
-                inner=one,
-                call=made,
-                sources=(one,),
-                instance="accelerate.prepared",
-            )
-            results.append(around(one, model))
-            continue
-        kind = next((part.kind for part in one.any() if part.kind is not None), None)
-        prepared = Value(kind=kind, call=made, sources=(one,), instance="accelerate.prepared")
-        prepared.inner = one
-        results.append(prepared)
-    if len(results) == 1 and not made.open_ended:
-        return results[0]
-    return Value(items=results, call=made) if not made.open_ended else Value(call=made)
-
-
-def fabric_setup(walk: "Walk", made: Call) -> Value:
-    made_values = prepare(walk, made)
-    for one in made_values.items or [made_values]:
-        one.instance = "lightning.fabric.prepared"
-        if one.wrapper is not None:
-            one.wrapper = "fabric"
-    return made_values
-
-
-def deepspeed_engine(walk: "Walk", made: Call) -> Value:
-    model = made.argument(1, "model") or Value()
-    engine = Value(
-        kind="model",
-        wrapper="deepspeed",
-        inner=model,
-        instance="deepspeed.DeepSpeedEngine",
-        call=made,
-        sources=(model,),
-    )
-    around(model, engine)
-    loader = Value(kind="loader", instance="deepspeed.prepared", call=made)
-    optimizer = Value(kind="optimizer", instance="deepspeed.prepared", call=made)
-    return Value(items=[engine, optimizer, loader, Value(kind="scheduler")], call=made)
-
-
-def unwrap(walk: "Walk", made: Call) -> Value:
-    model = made.argument(0, "model", "module") or Value()
-    for one in model.any():
-        if one.inner is not None:
-            return one.inner
-    return model
-
-
 # data
 
 
@@ -322,197 +216,6 @@ def loader(walk: "Walk", made: Call) -> Value:
         if given is not None and given.const is not None:
             value.fields[field] = given
     return value
-
-
-# parsers and environment
-
-
-def environment_get(walk: "Walk", made: Call) -> Value:
-    variable = made.argument(0, "key")
-    if variable is None or not isinstance(variable.const, str):
-        return Value(call=made)
-    value = expressions.environment(variable.const, made.node, made.argument(1, "default"))
-    value.call = made
-    return value
-
-
-def add_argument(walk: "Walk", made: Call) -> Value | None:
-    """argparse: what `args.name` is unless somebody says otherwise."""
-    if made.receiver is None or not made.args:
-        return None
-    flags = [one.const for one in made.args if isinstance(one.const, str)]
-    if not flags:
-        return None
-    longest = max(flags, key=lambda flag: (flag.startswith("--"), len(flag)))
-    destination = made.kwargs.get("dest")
-    field = destination.const if destination is not None else None
-    field = field if isinstance(field, str) else longest.lstrip("-").replace("-", "_")
-    from paceline.check.lint.walk import parameter
-
-    value = parameter(field, None)
-    value.label, value.node = f"args.{field}", made.node
-    value.kind = None
-    default = made.kwargs.get("default")
-    if default is not None and default.const is not UNKNOWN:
-        value.default = default.const
-        value.taints |= default.taints
-    action = made.kwargs.get("action")
-    if default is None and action is not None and action.const in {"store_true", "store_false"}:
-        value.default = action.const == "store_false"
-    parser = made.receiver
-    root = parser.receiver if parser.kind != "parser" and parser.receiver is not None else parser
-    for one in {id(parser): parser, id(root): root}.values():
-        one.fields[f"--{field}"] = value
-        if one.call is not None and one.call.receiver is not None:
-            one.call.receiver.fields[f"--{field}"] = value
-    return Value(call=made)
-
-
-def parse_args(walk: "Walk", made: Call) -> Value:
-    parser = made.receiver or Value()
-    fields = {key[2:]: one for key, one in parser.fields.items() if key.startswith("--")}
-    namespace = Value(kind="namespace", fields=fields, call=made, label="args")
-    if made.method == "parse_known_args":
-        return Value(items=[namespace, Value()], call=made)
-    return namespace
-
-
-# plain Python
-
-
-def cast(walk: "Walk", made: Call) -> Value:
-    """`int(x)`, `str(x)`, `bool(x)`, `float(x)`: x."""
-    if not made.args:
-        return Value(call=made)
-    given = made.args[0]
-    value = Value(
-        const=UNKNOWN,
-        default=given.default,
-        taints=given.taints,
-        main=given.main,
-        sources=(given,),
-        call=made,
-        attribute=given.attribute,
-        label=given.label,
-        instance=given.instance if given.instance == "os.environ" else None,
-        kind="counter" if given.kind == "counter" else None,
-        loop=given.loop,
-        start=given.start,
-        step=given.step,
-        operation=given.operation,
-    )
-    if given.const is not UNKNOWN and made.name in {"builtins.int", "builtins.float"}:
-        value.const = given.const if isinstance(given.const, int | float) else UNKNOWN
-    return value
-
-
-def length(walk: "Walk", made: Call) -> Value:
-    """`len(x)`: of a batch a count, which the last batch may lower on all ranks alike."""
-    given = made.args[0] if made.args else Value()
-    taints = given.taints
-    if given.kind in {"loader", "dataset"} or given.has_kind("batch") or DATA in taints:
-        taints = (taints - {DATA}) | ({"count"} if DATA in taints else set())
-    value = Value(call=made, sources=(given,), taints=frozenset(taints), instance="builtins.len")
-    if given.items is not None:
-        value.const = len(given.items)
-    return value
-
-
-def next_(walk: "Walk", made: Call) -> Value:
-    if not made.args:
-        return Value(call=made)
-    return iteration.elements(walk, made.args[0], made.node)[1]
-
-
-def getattr_(walk: "Walk", made: Call) -> Value | None:
-    if len(made.args) < 2 or not isinstance(made.args[1].const, str):
-        return None
-    found = expressions.attribute_of(walk, made.args[0], made.args[1].const, made.node)
-    return found
-
-
-def plain(walk: "Walk", made: Call) -> Value:
-    """Answers that are the same on every rank: `isinstance`, `hasattr`, `type`."""
-    return Value(call=made, sources=made.args, instance=made.name)
-
-
-def dict_(walk: "Walk", made: Call) -> Value | None:
-    """`dict(other, shuffle=True)`: the entries of a literal."""
-    entries: dict[str, Value] = {}
-    for one in made.args:
-        if one.entries is None:
-            return None
-        entries.update(one.entries)
-    entries.update(made.kwargs)
-    return Value(
-        call=made,
-        entries=entries,
-        taints=expressions.all_taints([*entries.values()]),
-        attribute="open" if made.open_ended else None,
-    )
-
-
-def partial(walk: "Walk", made: Call) -> Value:
-    return Value(kind="partial", call=made, sources=made.args)
-
-
-def spawn(walk: "Walk", made: Call) -> Value:
-    """`mp.spawn(f, args=...)` calls f(rank, *args)."""
-    target = made.argument(0, "fn", "function", "target")
-    given = made.argument(1, "args")
-    if target is not None:
-        call_back(walk, made, target, [Value(taints=frozenset({RANK}), label="rank")], given)
-    return Value(call=made)
-
-
-def process(walk: "Walk", made: Call) -> Value | None:
-    """`Process(target=f, args=(rank, ...))` calls f."""
-    target = made.argument(None, "target")
-    if target is not None:
-        call_back(walk, made, target, [], made.argument(None, "args"))
-    return None
-
-
-def launched(walk: "Walk", made: Call) -> Value | None:
-    """`notebook_launcher(f, args)`, `main = record(main)` and the like call f."""
-    target = made.argument(0, "function", "fn")
-    if target is not None:
-        call_back(walk, made, target, [], made.argument(1, "args"))
-    return Value(call=made)
-
-
-def call_back(
-    walk: "Walk", made: Call, target: Value, first: list[Value], given: Value | None
-) -> None:
-    rest = list(given.items) if given is not None and given.items is not None else []
-    for one in target.any():
-        if one.function is not None:
-            bound = [one.receiver] if one.receiver is not None else []
-            follow.enter(walk, one.function, [*bound, *first, *rest], {}, made)
-
-
-def signal_handler(walk: "Walk", made: Call) -> Value:
-    """`signal.signal(SIGTERM, stop)`: what `stop` sets changes on each rank by itself."""
-    handler = made.argument(1, "handler")
-    for one in handler.any() if handler is not None else ():
-        if one.function is None:
-            continue
-        nodes = list(ast.walk(one.function.node))
-        shared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
-        for node in nodes:
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
-                held = Value(label=ast.unparse(target), node=target, taints=frozenset({SIGNAL}))
-                if isinstance(target, ast.Name) and target.id in shared:
-                    one.function.scope.module.names[target.id] = held
-                elif isinstance(target, ast.Attribute) and one.receiver is not None:
-                    one.receiver.fields[target.attr] = held
-    return Value(call=made)
-
-
-def record(walk: "Walk", made: Call) -> Value | None:
-    return made.args[0] if made.args else None
 
 
 # methods
@@ -596,51 +299,51 @@ def parameters(walk: "Walk", made: Call) -> Value | None:
 
 
 EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
-    DDP: wrap("ddp", "module"),
-    FSDP: wrap("fsdp1", "module"),
-    DATA_PARALLEL: wrap("dp", "module"),
-    "apex.parallel.DistributedDataParallel": wrap("ddp", "module"),
-    "ray.train.torch.prepare_model": wrap("ddp", "model"),
-    FULLY_SHARD: fully_shard,
-    "torch.distributed._composable.replicate": wrap("ddp", "module"),
-    "torch.compile": first_argument,
-    "torch.jit.script": first_argument,
-    "torch.nn.SyncBatchNorm.convert_sync_batchnorm": first_argument,
-    "peft.get_peft_model": first_argument,
-    "copy.deepcopy": first_argument,
-    "torch.distributed.elastic.multiprocessing.errors.record": record,
-    f"{ACCELERATOR}.prepare": prepare,
-    f"{ACCELERATOR}.prepare_model": prepare,
-    f"{ACCELERATOR}.prepare_data_loader": prepare,
-    f"{ACCELERATOR}.unwrap_model": unwrap,
-    "accelerate.utils.extract_model_from_parallel": unwrap,
-    "lightning.fabric.Fabric.setup": fabric_setup,
-    "lightning.fabric.Fabric.setup_dataloaders": fabric_setup,
-    "lightning.fabric.Fabric.setup_module": fabric_setup,
-    DEEPSPEED_INIT: deepspeed_engine,
+    DDP: wrapping.wrap("ddp", "module"),
+    FSDP: wrapping.wrap("fsdp1", "module"),
+    DATA_PARALLEL: wrapping.wrap("dp", "module"),
+    "apex.parallel.DistributedDataParallel": wrapping.wrap("ddp", "module"),
+    "ray.train.torch.prepare_model": wrapping.wrap("ddp", "model"),
+    FULLY_SHARD: wrapping.fully_shard,
+    "torch.distributed._composable.replicate": wrapping.wrap("ddp", "module"),
+    "torch.compile": wrapping.first_argument,
+    "torch.jit.script": wrapping.first_argument,
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm": wrapping.first_argument,
+    "peft.get_peft_model": wrapping.first_argument,
+    "copy.deepcopy": wrapping.first_argument,
+    "torch.distributed.elastic.multiprocessing.errors.record": plain_calls.record,
+    f"{ACCELERATOR}.prepare": wrapping.prepare,
+    f"{ACCELERATOR}.prepare_model": wrapping.prepare,
+    f"{ACCELERATOR}.prepare_data_loader": wrapping.prepare,
+    f"{ACCELERATOR}.unwrap_model": wrapping.unwrap,
+    "accelerate.utils.extract_model_from_parallel": wrapping.unwrap,
+    "lightning.fabric.Fabric.setup": wrapping.fabric_setup,
+    "lightning.fabric.Fabric.setup_dataloaders": wrapping.fabric_setup,
+    "lightning.fabric.Fabric.setup_module": wrapping.fabric_setup,
+    DEEPSPEED_INIT: wrapping.deepspeed_engine,
     DATALOADER: loader,
     "torchdata.stateful_dataloader.StatefulDataLoader": loader,
-    "ray.train.torch.prepare_data_loader": prepare,
-    "os.environ.get": environment_get,
-    "os.getenv": environment_get,
-    "functools.partial": partial,
-    "torch.multiprocessing.spawn": spawn,
-    "torch.multiprocessing.Process": process,
-    "multiprocessing.Process": process,
-    "signal.signal": signal_handler,
-    "accelerate.notebook_launcher": launched,
-    "accelerate.debug_launcher": launched,
-    "builtins.int": cast,
-    "builtins.str": cast,
-    "builtins.bool": cast,
-    "builtins.float": cast,
-    "builtins.len": length,
-    "builtins.next": next_,
-    "builtins.getattr": getattr_,
-    "builtins.dict": dict_,
-    "builtins.isinstance": plain,
-    "builtins.hasattr": plain,
-    "builtins.type": plain,
+    "ray.train.torch.prepare_data_loader": wrapping.prepare,
+    "os.environ.get": plain_calls.environment_get,
+    "os.getenv": plain_calls.environment_get,
+    "functools.partial": plain_calls.partial,
+    "torch.multiprocessing.spawn": plain_calls.spawn,
+    "torch.multiprocessing.Process": plain_calls.process,
+    "multiprocessing.Process": plain_calls.process,
+    "signal.signal": plain_calls.signal_handler,
+    "accelerate.notebook_launcher": plain_calls.launched,
+    "accelerate.debug_launcher": plain_calls.launched,
+    "builtins.int": plain_calls.cast,
+    "builtins.str": plain_calls.cast,
+    "builtins.bool": plain_calls.cast,
+    "builtins.float": plain_calls.cast,
+    "builtins.len": plain_calls.length,
+    "builtins.next": plain_calls.next_,
+    "builtins.getattr": plain_calls.getattr_,
+    "builtins.dict": plain_calls.dict_,
+    "builtins.isinstance": plain_calls.plain,
+    "builtins.hasattr": plain_calls.plain,
+    "builtins.type": plain_calls.plain,
     **dict.fromkeys(RANK_CALLS, rank_call),
     **dict.fromkeys(FILE_CALLS, file_call),
     **dict.fromkeys(CLOCKS, clock),
@@ -648,9 +351,9 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
 }
 
 METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
-    "add_argument": add_argument,
-    "parse_args": parse_args,
-    "parse_known_args": parse_args,
+    "add_argument": plain_calls.add_argument,
+    "parse_args": plain_calls.parse_args,
+    "parse_known_args": plain_calls.parse_args,
     "size": size,
     "numel": count,
     "append": append,

@@ -1,0 +1,113 @@
+"""What wrapping, sharding and preparing a model or loader gives back."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from paceline.check.lint.events import Call
+from paceline.check.lint.values import (
+    Value,
+)
+
+if TYPE_CHECKING:
+    from paceline.check.lint.walk import Walk
+
+
+Effect = Callable[["Walk", Call], Value]
+
+
+def wrap(kind: str, *names: str) -> Effect:
+    def wrapped(walk: "Walk", made: Call) -> Value:
+        model = made.argument(0, *names) or Value()
+        return around(
+            model,
+            Value(
+                kind="model",
+                wrapper=kind,
+                inner=model,
+                instance=made.name,
+                call=made,
+                sources=(model,),
+            ),
+        )
+
+    return wrapped
+
+
+def around(model: Value, wrapped: Value) -> Value:
+    """The wrapped model; the plain one in it knows it, wherever a program gets hold of that."""
+    for one in model.any():
+        one.fields["wrapped by"] = wrapped
+    return wrapped
+
+
+def fully_shard(walk: "Walk", made: Call) -> Value:
+    """FSDP2 shards in place and gives the same module back."""
+    model = made.argument(0, "module") or Value()
+    for one in model.any():
+        one.wrapper = "fsdp2"
+        one.kind = "model"
+        one.fields.setdefault("wrapped at", Value(call=made))
+    return model
+
+
+def first_argument(walk: "Walk", made: Call) -> Value | None:
+    """`torch.compile(model)`, `convert_sync_batchnorm(model)`: the model, for our purposes."""
+    model = made.argument(0, "model", "module", "fn")
+    return model
+
+
+def prepare(walk: "Walk", made: Call) -> Value:
+    """`accelerator.prepare(model, loader)`: the same things, owned by the accelerator."""
+    results = []
+    for one in made.args:
+        if one.has_kind("model"):
+            model = Value(
+                kind="model",
+                wrapper="accelerate",
+                inner=one,
+                call=made,
+                sources=(one,),
+                instance="accelerate.prepared",
+            )
+            results.append(around(one, model))
+            continue
+        kind = next((part.kind for part in one.any() if part.kind is not None), None)
+        prepared = Value(kind=kind, call=made, sources=(one,), instance="accelerate.prepared")
+        prepared.inner = one
+        results.append(prepared)
+    if len(results) == 1 and not made.open_ended:
+        return results[0]
+    return Value(items=results, call=made) if not made.open_ended else Value(call=made)
+
+
+def fabric_setup(walk: "Walk", made: Call) -> Value:
+    made_values = prepare(walk, made)
+    for one in made_values.items or [made_values]:
+        one.instance = "lightning.fabric.prepared"
+        if one.wrapper is not None:
+            one.wrapper = "fabric"
+    return made_values
+
+
+def deepspeed_engine(walk: "Walk", made: Call) -> Value:
+    model = made.argument(1, "model") or Value()
+    engine = Value(
+        kind="model",
+        wrapper="deepspeed",
+        inner=model,
+        instance="deepspeed.DeepSpeedEngine",
+        call=made,
+        sources=(model,),
+    )
+    around(model, engine)
+    loader = Value(kind="loader", instance="deepspeed.prepared", call=made)
+    optimizer = Value(kind="optimizer", instance="deepspeed.prepared", call=made)
+    return Value(items=[engine, optimizer, loader, Value(kind="scheduler")], call=made)
+
+
+def unwrap(walk: "Walk", made: Call) -> Value:
+    model = made.argument(0, "model", "module") or Value()
+    for one in model.any():
+        if one.inner is not None:
+            return one.inner
+    return model
