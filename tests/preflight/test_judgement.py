@@ -451,7 +451,8 @@ def test_the_fix_for_few_open_files_is_one_that_changes_something(
     limits, status, said, not_said, is_quick
 ):
     node = replace(LINUX, limits=LINUX.limits | {"nofile": limits})
-    verdict = judge(replace(answers(node), is_quick=is_quick), ON_CPU, note=NOTE)
+    need = replace(ON_CPU, has_agents=False)
+    verdict = judge(replace(answers(node), is_quick=is_quick), need, note=NOTE)
     found = not_right(verdict)[(verdict.nodes[0], "open-files")]
     assert (found.id, found.status) == ("too-many-open-files", status)
     assert said in found.fix
@@ -459,6 +460,15 @@ def test_the_fix_for_few_open_files_is_one_that_changes_something(
     if limits[1] is not None:
         for way in ("/etc/security/limits.conf", "LimitNOFILE=65536", "--ulimit nofile=65536"):
             assert way in found.fix
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_fit"), [((64, 64), False), ((64, 4096), True), ((64, None), True)]
+)
+def test_a_run_counts_the_open_files_that_its_agents_raise_the_limit_to(limits, is_fit):
+    node = replace(LINUX, limits=LINUX.limits | {"nofile": limits})
+    assert judge(replace(answers(node), is_quick=True), ON_CPU, note=NOTE).is_fit is is_fit
+    assert not judged(node, need=ON_CPU).is_fit  # as other programs would find it
 
 
 def test_the_odd_node_of_four_is_named_where_versions_differ():
@@ -622,6 +632,17 @@ def test_two_names_of_one_machine_are_no_two_nodes_of_gpus():
     twin = replace(gathered.nodes[1], facts=gathered.nodes[0].facts)
     found = only(judge(replace(gathered, nodes=(gathered.nodes[0], twin)), ON_8_H100, note=NOTE))
     assert (found.node, found.name) == ("node02", "machines")
+
+
+def test_nodes_of_one_machine_may_talk_over_its_loopback():
+    offline = replace(
+        with_environment(LINUX, GLOO_SOCKET_IFNAME="lo"), interfaces=(LOOPBACK,), boot_id="1"
+    )
+    need = replace(ON_CPU, num_nodes=2, ranks_per_node=1, is_apart=True)
+    gathered = answers(offline, offline)
+    one = tuple(replace(each, facts=offline, calls=None) for each in gathered.nodes)
+    assert judge(replace(gathered, nodes=one), need, note=NOTE).is_fit
+    assert not judge(gathered, need, note=NOTE).is_fit  # two machines
 
 
 def measured(gathered: Gathered, *rates: float, busbw: float = 350e9) -> Gathered:

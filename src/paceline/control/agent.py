@@ -34,6 +34,7 @@ from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
+from paceline.control.limits import raise_open_files
 from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
 from paceline.control.network import address_toward, interface_of, machine
@@ -506,6 +507,7 @@ def main() -> int:
     host, _, port = options.controller.rpartition(":")
     # Ctrl-C in a terminal reaches the controller, which decides; the agent only obeys.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise_open_files()
     token = os.environ.pop(TOKEN_VARIABLE, "")
     if options.token_stdin:
         token = sys.stdin.readline().strip()

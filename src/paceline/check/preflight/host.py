@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.result import Result, failed, passed, unknown, warned
+from paceline.control.limits import ENOUGH_FILES, open_files_of_workers
 from paceline.topology.machine import read_meminfo
 from paceline.topology.node.facts import NodeAnswer, NodeFacts
 from paceline.units import format_bytes, format_seconds
@@ -87,8 +88,10 @@ def _open_files(node: str, facts: NodeFacts, need: Need) -> Result:
     world = need.num_nodes * need.ranks_per_node
     least = _FILES_LEAST + _FILES_A_RANK * world
     said = f"ulimit -n is {_count(soft)} (hard limit {_count(hard)})"
-    wanted = max(65536, least)
+    wanted = max(ENOUGH_FILES, least)
     fix = _more_files(soft, hard, least=least, wanted=wanted)
+    if need.has_agents and not need.is_strict:
+        soft = open_files_of_workers(soft, hard)
     if soft is not None and soft < least:
         said = f"{said}; {world} rank(s) need {least}"
         return failed(name, node, said, id="too-many-open-files", fix=fix)

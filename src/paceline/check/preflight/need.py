@@ -51,8 +51,9 @@ class Need:
     harmful: Mapping[str, str] = field(default_factory=dict)
     """Environment variable that must not be left set -> what it does."""
 
-    sets_interface: bool = True
-    """Whether whoever starts the ranks tells gloo its interface, as Paceline's agents do."""
+    has_agents: bool = True
+    """Whether Paceline's agents start the ranks: they tell gloo its interface, and raise the soft
+    limit of open files."""
 
     is_strict: bool = True
     """Whether shared memory counts that any training program's data workers would need, and not
@@ -83,7 +84,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         link_bytes_per_s=cluster.link_bytes_per_s,
         network_bytes_per_s=cluster.network_bytes_per_s,
         compiles=job.spec.train.compile,
-        sets_interface=plan.engine == "paceline",
+        has_agents=plan.engine == "paceline",
         sharding=plan.layout.sharding,
         tensor=plan.layout.tensor,
         harmful={each.name: each.reason for each in removals(plan)},

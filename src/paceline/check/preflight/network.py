@@ -52,7 +52,7 @@ def _own_name(node: str, facts: NodeFacts, own: Sequence[str], need: Need) -> Re
         f"give {facts.host} its own address in /etc/hosts, or export GLOO_SOCKET_IFNAME="
         f"{_first_name(facts.interfaces)}"
     )
-    if need.sets_interface and not named:
+    if need.has_agents and not named:
         return passed(name, node, f"{said}; agents tell gloo which interface to take")
     if not own and not named:
         return warned(name, node, said, id="dns-unresolvable-master", fix=fix)

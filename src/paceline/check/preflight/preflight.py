@@ -72,15 +72,18 @@ def judge(
     silent: set[str] = set()
     if gathered.is_quick:  # as before a run: what this job's own ranks do, and no other program
         need = replace(need, is_strict=False)
+    nodes = {each.name: each.facts for each in gathered.nodes if each.facts is not None}
+    results += _apart(nodes, need)
+    if _share_a_network(nodes):
+        need = replace(need, is_apart=False)
     for answer in gathered.nodes:
         if answer.facts is None:
             silent.add(answer.name)
             results.append(_silent(answer))
         else:
             results += _one(answer, answer.facts, need, note=note, is_quick=gathered.is_quick)
-    nodes = {each.name: each.facts for each in gathered.nodes if each.facts is not None}
     results += [*check_rdma_alike(nodes, need), *check_alike(nodes, need)]
-    results += [*check_software_alike(nodes, need), *_apart(nodes, need)]
+    results += check_software_alike(nodes, need)
     results += check_devices(gathered.nodes, need)
     if gathered.sweep is not None:
         results += check_sweep(gathered.sweep, need)
@@ -167,6 +170,12 @@ def _apart(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator[Result]:
         else:
             first[key] = node
             yield passed("machines", node, f"{facts.host}")
+
+
+def _share_a_network(nodes: Mapping[str, NodeFacts]) -> bool:
+    """Whether all nodes are one machine with one set of addresses: its loopback leads to each."""
+    stacks = {(each.boot_id, each.host, each.interfaces) for each in nodes.values()}
+    return len(nodes) > 1 and len(stacks) == 1 and all(each.boot_id for each in nodes.values())
 
 
 def _without_blame(result: Result, silent: set[str]) -> Result:
