@@ -23,17 +23,17 @@ def test_the_soft_limit_is_raised_as_far_as_is_allowed_and_never_lowered(soft, h
     assert open_files_of_workers(soft, hard) == found
 
 
+PROGRAM = """
+import subprocess
+from paceline.control.limits import raise_open_files
+raise_open_files()
+subprocess.run("ulimit -n", shell=True)
+"""
+
+
 def test_children_of_an_agent_have_what_it_raised():
     told = subprocess.run(
-        [
-            *(sys.executable, "-c"),
-            (
-                "from paceline.control.limits import raise_open_files as up\n"
-                "import resource, subprocess\n"
-                "up()\n"
-                "print(subprocess.run('ulimit -n', shell=True, capture_output=True).stdout.decode())"
-            ),
-        ],
+        [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
         check=True,
