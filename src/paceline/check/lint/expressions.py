@@ -273,7 +273,7 @@ def is_thing(value: Value) -> bool:
     """Whether `x or value` chooses an object or a text, and is no condition."""
     if value.of_class is not None or value.function is not None or value.own_class is not None:
         return True
-    return value.kind in THINGS or isinstance(value.const, str)
+    return value.kind in THINGS or isinstance(value.likely(), str)
 
 
 THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "scheduler", "device"})

@@ -150,8 +150,9 @@ def check_sampler_missing(program: Program, context: Context) -> Iterator[Findin
     if program.framework in PREPARES or not program.wraps:
         return
     reported: set[Value] = set()
-    for loop in training_loops(program):
-        for loader in loop.over.any() if loop.over is not None else ():
+    inner = [one.loops[-1] for one in program.backwards if one.loops]
+    for loop in dict.fromkeys([*training_loops(program), *inner]):
+        for loader in loaders_read(program, loop):
             call = loader.call
             if loader in reported or not isinstance(call, Call) or call.name != DATALOADER:
                 continue
@@ -175,6 +176,15 @@ def training_loops(program: Program) -> list[Loop]:
     inner = [one.loops[-1] for one in program.backwards if one.loops]
     found = [loop for one in program.backwards for loop in one.loops if loop in inner]
     return [one for one in dict.fromkeys(found) if one.over is not None]
+
+
+def loaders_read(program: Program, loop: Loop) -> Iterator[Value]:
+    """Loaders whose batches a loop takes: those it runs over, and those it calls `next` on."""
+    yield from loop.over.any() if loop.over is not None else ()
+    for call in program.calls("builtins.next"):
+        source = call.result.element_of
+        if loop in call.loops and source is not None:
+            yield from source.any()
 
 
 def whole_data_set(call: Call) -> bool:

@@ -278,7 +278,9 @@ def endless(node: ast.AST) -> bool:
 
 
 def deals_in_turn(node: ast.AST) -> bool:
-    """`range(rank, n, world)`, `islice(it, rank, None, world)`, `i % world == rank`."""
+    """`range(rank, n, world)`, `islice(it, rank, None, world)`, `xs[rank::world]`, `i % world`."""
+    if isinstance(node, ast.Slice):
+        return node.step is not None and not isinstance(node.step, ast.Constant)
     if isinstance(node, ast.Call):
         called = ast.unparse(node.func)
         step = 2 if called == "range" else 3

@@ -72,50 +72,6 @@ def uses_cuda(program: Program, call: Call) -> bool:
     return given is not None and any(is_cuda(one) for one in given.any())
 
 
-def check_fork_after_cuda(program: Program, context: Context) -> Iterator[Finding]:
-    """CUDA in use before processes are forked that use it too."""
-    if program.has_call(method=("set_start_method", "get_context")):
-        return
-    forks = program.calls("torch.multiprocessing.Process", "multiprocessing.Process")
-    for fork in forks:
-        for call in program.all_calls:
-            if call.order > fork.order or call.root != fork.root:
-                continue
-            if any(frame.call is fork for frame in call.frames) or not starts_cuda(call):
-                continue
-            if not uses_cuda_after(program, fork):
-                continue
-            yield program.finding(
-                "cuda-init-before-fork",
-                Severity.ERROR,
-                call,
-                what=(
-                    f"CUDA is initialised here, and line {fork.line} forks processes: it cannot be "
-                    "initialised in them again"
-                ),
-                fix='mp.set_start_method("spawn"), or use CUDA only inside the processes',
-                seen=(fork,),
-            )
-            return
-
-
-def uses_cuda_after(program: Program, fork: Call) -> bool:
-    """Whether the forked process uses CUDA, as far as its function can be followed."""
-    inside = [one for one in program.all_calls if any(frame.call is fork for frame in one.frames)]
-    return any(starts_cuda(one) or one.method in {"cuda", "to"} for one in inside)
-
-
-def starts_cuda(call: Call) -> bool:
-    if call.name in {"torch.cuda.set_device", "torch.cuda.current_device", "torch.cuda.init"}:
-        return True
-    if call.method == "cuda":
-        return call.receiver is not None and call.receiver.name is None
-    given = call.argument(0) if call.method == "to" else call.argument(None, "device")
-    if given is None or call.name == "torch.device":
-        return False
-    return all(isinstance(one.const, str) and one.const.startswith("cuda") for one in given.any())
-
-
 def check_tokenizer_threads(program: Program, context: Context) -> Iterator[Finding]:
     """`TOKENIZERS_PARALLELISM=true` with loader workers: they may dead-lock after the fork."""
     if not any(worker_count(one) > 0 for one in program.calls(DATALOADER)):
@@ -273,7 +229,6 @@ def check_open_files(program: Program, context: Context) -> Iterator[Finding]:
 
 RULES = (
     check_cuda_in_workers,
-    check_fork_after_cuda,
     check_tokenizer_threads,
     check_tokenized_before_fork,
     check_time_limit,

@@ -8,7 +8,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call
 from paceline.check.lint.names import DEEPSPEED_INIT
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.agreement import zero_stage
+from paceline.check.lint.rules.agreement import SHARDED, zero_stage
 from paceline.check.lint.rules.partitioned import WATCHED
 from paceline.check.lint.values import Value
 
@@ -42,7 +42,10 @@ def check_zero3(program: Program, context: Context) -> Iterator[Finding]:
                 "deepspeed.initialize, or stage 2",
             )
     if engines or _is_zero3_elsewhere(program):
-        yield from _generation(program)
+        yield from _generation(program, program.calls(method="generate"), "ZeRO stage 3")
+    else:
+        sharded = [one for one in program.calls(method="generate") if _is_sharded(one)]
+        yield from _generation(program, sharded, "FSDP")
 
 
 def is_stage_3(call: Call) -> bool:
@@ -70,15 +73,24 @@ def _is_zero3_elsewhere(program: Program) -> bool:
     )
 
 
-def _generation(program: Program) -> Iterator[Finding]:
-    for call in program.calls(method="generate"):
+def _is_sharded(call: Call) -> bool:
+    """Whether it is of a model under FSDP, or of the plain one in it."""
+    for one in call.receiver.any() if call.receiver is not None else ():
+        outer = one.fields.get("wrapped by")
+        if one.wrapped_by(*SHARDED) or (outer is not None and outer.wrapped_by(*SHARDED)):
+            return True
+    return False
+
+
+def _generation(program: Program, calls: list[Call], by: str) -> Iterator[Finding]:
+    for call in calls:
         synced = call.argument(None, "synced_gpus")
         refused = synced is not None and synced.const is False
         if (synced is not None and not refused) or any(guard.main for guard in call.guards):
             continue
         if (call.open_ended and not refused) or _ends_alike(call):
             continue
-        if any(one.call is not None and "Gathered" in one.call.name for one in call.withs):
+        if any(one.call is not None and one.call.name.endswith(HALVES) for one in call.withs):
             continue
         watched = program.has_call(*WATCHED)
         yield program.finding(
@@ -86,7 +98,7 @@ def _generation(program: Program) -> Iterator[Finding]:
             Severity.INFO if watched and not refused else Severity.WARNING,
             call,
             what="each rank's generate() ends after as many steps as its own sequences need, and "
-            "with ZeRO stage 3 every step gathers weights from all ranks",
+            f"with {by} every step gathers weights from all ranks",
             fix="generate(..., synced_gpus=True)",
         )
 
