@@ -5,7 +5,7 @@ import builtins
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.check.lint import follow, imports, iteration
+from paceline.check.lint import calls, comparisons, follow, imports, iteration
 from paceline.check.lint.events import Call, Class, Function, Guard, Scope
 from paceline.check.lint.names import (
     FILE_METHODS,
@@ -33,7 +33,8 @@ def evaluate(walk: "Walk", node: ast.AST | None) -> Value:
     """What an expression holds."""
     if node is None:
         return Value(const=None)
-    handler = HANDLERS.get(type(node))
+    kind = type(node)
+    handler = HANDLERS.get(kind) or comparisons.HANDLERS.get(kind) or calls.HANDLERS.get(kind)
     value = handler(walk, node) if handler is not None else children(walk, node)
     if value.node is None:
         value.node = node
@@ -239,63 +240,6 @@ def dictionary(walk: "Walk", node: ast.Dict) -> Value:
     return made
 
 
-def boolean(walk: "Walk", node: ast.BoolOp) -> Value:
-    sign = type(node.op).__name__
-    parts: list[Value] = []
-    mark = len(walk.guards)
-    for one in node.values:
-        part = evaluate(walk, one)
-        parts.append(part)
-        walk.guards.append(Guard(part, node, sign == "And", "if", len(walk.frames)))
-    del walk.guards[mark:]
-    main = next((one.main for one in parts if one.main is not None), None)
-    made = Value(node=node, sources=tuple(parts), taints=all_taints(parts), main=main)
-    made.operation = (sign, *parts)
-    if sign == "Or":
-        made.main = (
-            main if all(one.main is not None or not one.divergent for one in parts) else None
-        )
-    things = [one for one in parts[:-1] if may_be_chosen(one, sign)]
-    if is_thing(parts[-1]):
-        made.options = (*things, parts[-1]) if sign == "Or" else (parts[-1], *things)
-        made.test = parts[0] if len(parts) == 2 else None
-    return made
-
-
-def may_be_chosen(value: Value, sign: str) -> bool:
-    """Whether `value or other` may be the value; a parameter left at None is not."""
-    if value.const is UNKNOWN:
-        return value.default is not None or sign == "And"
-    return bool(value.const) is (sign == "Or")
-
-
-def is_thing(value: Value) -> bool:
-    """Whether `x or value` chooses an object or a text, and is no condition."""
-    if value.of_class is not None or value.function is not None or value.own_class is not None:
-        return True
-    return value.kind in THINGS or isinstance(value.likely(), str)
-
-
-THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "scheduler", "device"})
-
-
-def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
-    part = evaluate(walk, node.operand)
-    sign = type(node.op).__name__
-    made = Value(node=node, sources=(part,), taints=part.taints, operation=(sign, part))
-    if sign == "Not":
-        if part.main is not None:
-            made.main = not part.main
-        elif RANK in part.taints and part.operation is None and not part.options:
-            made.main = True
-        if isinstance(part.const, bool):
-            made.const = not part.const
-            made.settled = is_settled(walk, node.operand, part)
-    if sign == "USub" and isinstance(part.const, int | float):
-        made.const = -part.const
-    return made
-
-
 def binary_operation(walk: "Walk", node: ast.BinOp) -> Value:
     return binary(node, node.op, evaluate(walk, node.left), evaluate(walk, node.right))
 
@@ -321,105 +265,9 @@ def binary(node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
     return made
 
 
-def compare(walk: "Walk", node: ast.Compare) -> Value:
-    parts = [evaluate(walk, node.left), *(evaluate(walk, one) for one in node.comparators)]
-    made = Value(node=node, sources=tuple(parts), taints=all_taints(parts))
-    if len(parts) != 2:
-        return made
-    left, right = parts
-    sign = type(node.ops[0]).__name__
-    if sign in {"Eq", "NotEq"} and isinstance(left.const, str) and isinstance(right.const, str):
-        made.const = (left.const == right.const) is (sign == "Eq")
-        made.settled = is_parameter(walk, node.left) or is_parameter(walk, node.comparators[0])
-    made.operation = (sign, left, right)
-    made.alone = alone(sign, left, right)
-    if sign in {"Is", "IsNot"} and right.const is None:
-        if left.options:
-            made.main = left.main if sign == "IsNot" or left.main is None else not left.main
-        else:
-            made.taints -= {RANK}
-        if left.kind != "batch":
-            made.taints -= {DATA, SHARD}
-        return made
-    if sign in {"In", "NotIn"} and isinstance(left.const, str):
-        made.taints -= {DATA, SHARD}
-    if "count" in made.taints and any(
-        type(one.const) is int and one.const in {0, 1} for one in parts
-    ):
-        made.taints |= {DATA}
-    if is_rank(left):
-        rank_comparison(made, sign, left, right)
-    elif is_rank(right) and sign in {"Eq", "NotEq"}:
-        rank_comparison(made, sign, right, left)
-    elif left.main is not None and isinstance(right.const, bool):
-        made.main = left.main if (sign in {"Eq", "Is"}) is right.const else not left.main
-    return made
-
-
-def is_settled(walk: "Walk", node: ast.expr, value: Value) -> bool:
-    """Whether a condition holds, or not, throughout the call that is being walked."""
-    return isinstance(value.const, bool) and (value.settled or is_parameter(walk, node))
-
-
-def is_parameter(walk: "Walk", node: ast.expr) -> bool:
-    """Whether it is a parameter of the function, as its call passes it."""
-    if not isinstance(node, ast.Name) or not walk.frames:
-        return False
-    function = walk.frames[-1].function.node
-    spec = function.args
-    names = {one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]}
-    return node.id in names and not is_bound_again(function, node.id)
-
-
-def is_bound_again(function: ast.AST, name: str) -> bool:
-    return any(
-        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
-        for one in ast.walk(function)
-    )
-
-
-def alone(sign: str, left: Value, right: Value) -> bool | None:
-    """Whether `world_size == 1` and the like say that there is one process only."""
-    world = left.instance == "torch.distributed.get_world_size" or (
-        left.attribute in {"WORLD_SIZE", "world_size"} or left.label.endswith("world_size")
-    )
-    if not world or not isinstance(right.const, int):
-        return None
-    if (sign, right.const) in {("Eq", 1), ("LtE", 1), ("Lt", 2)}:
-        return True
-    return False if (sign, right.const) in {("NotEq", 1), ("Gt", 1), ("GtE", 2)} else None
-
-
-def is_rank(value: Value) -> bool:
-    """Whether it is a rank itself, and not something computed by it or from data."""
-    if RANK not in value.taints or value.main is not None:
-        return False
-    return not value.taints & {DATA, SHARD, FILES} and all(
-        one.const is not UNKNOWN or (one.operation is None and one.kind not in {"batch", "output"})
-        for one in value.any()
-    )
-
-
-def rank_comparison(made: Value, sign: str, rank: Value, other: Value) -> None:
-    """`rank == 0` is the main process; `local_rank != -1` asks whether the run is distributed."""
-    if other.const is None or other.const == -1 or (sign, other.const) in {("GtE", 0), ("Lt", 0)}:
-        made.taints -= {RANK}
-        made.alone = {"Eq": True, "Lt": True, "NotEq": False, "GtE": False, "Gt": False}.get(sign)
-        return
-    numbers = {one.const for one in other.items} if other.items is not None else None
-    if numbers is not None and numbers <= {-1, 0} and sign in {"In", "NotIn"}:
-        made.main = sign == "In"
-    elif (sign, other.const) in {("Eq", 0), ("LtE", 0), ("Lt", 1)} or (
-        sign == "Eq" and other.const == "0"
-    ):
-        made.main = True
-    elif (sign, other.const) in {("NotEq", 0), ("Gt", 0), ("GtE", 1)}:
-        made.main = False
-
-
 def conditional(walk: "Walk", node: ast.IfExp) -> Value:
     test = evaluate(walk, node.test)
-    if is_settled(walk, node.test, test):
+    if comparisons.is_settled(walk, node.test, test):
         return evaluate(walk, node.body if test.const else node.orelse)
     mark = len(walk.guards)
     parts = []
@@ -489,94 +337,6 @@ def starred(walk: "Walk", node: ast.Starred) -> Value:
     return evaluate(walk, node.value)
 
 
-def call(walk: "Walk", node: ast.Call) -> Value:
-    """A call: noted, then followed into own functions, or given its known effect."""
-    callee = evaluate(walk, node.func)
-    args: list[Value] = []
-    kwargs: dict[str, Value] = {}
-    open_ended = False
-    for one in node.args:
-        value = evaluate(walk, one)
-        if isinstance(one, ast.Starred):
-            if value.items is not None:
-                args += value.items
-                continue
-            open_ended = True
-        args.append(value)
-    nodes: dict[str, ast.AST] = {}
-    for keyword in node.keywords:
-        value = evaluate(walk, keyword.value)
-        if keyword.arg is not None:
-            kwargs[keyword.arg], nodes[keyword.arg] = value, keyword
-        elif value.entries is not None:
-            kwargs.update(value.entries)
-            open_ended = open_ended or value.attribute == "open"
-        else:
-            open_ended = True
-            args_value = value
-            kwargs.setdefault("**", args_value)
-    receiver = callee.receiver
-    method = node.func.attr if isinstance(node.func, ast.Attribute) else None
-    if isinstance(node.func, ast.Attribute) and receiver is None:
-        receiver = evaluate_quietly(walk, node.func.value)
-    made = Call(
-        name=call_name(callee, receiver, method),
-        callee=callee,
-        receiver=receiver,
-        method=method,
-        args=tuple(args),
-        kwargs=kwargs,
-        keyword_nodes=nodes,
-        open_ended=open_ended,
-        **walk.context(node),
-    )
-    walk.note_call(made)
-    made.result = follow.called(walk, made)
-    if made.result.call is None and not made.result.options:
-        made.result.call = made
-    return made.result
-
-
-def evaluate_quietly(walk: "Walk", node: ast.AST) -> Value | None:
-    """The receiver of a method whose callee did not keep it: a plain look-up, noting nothing."""
-    if isinstance(node, ast.Name):
-        return walk.scope.find(node.id)
-    if isinstance(node, ast.Attribute):
-        base = evaluate_quietly(walk, node.value)
-        return None if base is None else attribute_of(walk, base, node.attr, node)
-    return None
-
-
-def call_name(callee: Value, receiver: Value | None, method: str | None) -> str:
-    """Qualified name of what is called."""
-    for one in callee.any():
-        if one.name is not None:
-            return one.name
-        if one.function is not None:
-            function = one.function
-            inside = f"{function.own_class.name}." if function.own_class is not None else ""
-            return f"own.{inside}{function.name}"
-        if one.own_class is not None:
-            return f"own.{one.own_class.name}"
-    if method is not None and receiver is not None:
-        for one in receiver.any():
-            if one.instance is not None:
-                return canonical(f"{one.instance}.{method}")
-        for one in receiver.any():
-            if one.kind in CLASS_OF_KIND:
-                return f"{CLASS_OF_KIND[one.kind]}.{method}"
-    return f"?.{method}" if method is not None else "?"
-
-
-CLASS_OF_KIND = {
-    "accelerator": "accelerate.Accelerator",
-    "fabric": "lightning.fabric.Fabric",
-    "sampler": "torch.utils.data.Sampler",
-    "engine": "deepspeed.DeepSpeedEngine",
-}
-"""The class behind names like `accelerator`, where a parameter's type is not seen."""
-
-
 def file_answer(made: Call) -> bool:
     """Whether a method asks the file system about a path: `Path(...).exists()`."""
     receiver = made.receiver
@@ -599,10 +359,7 @@ HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {
     ast.List: sequence,
     ast.Set: sequence,
     ast.Dict: dictionary,
-    ast.BoolOp: boolean,
-    ast.UnaryOp: unary,
     ast.BinOp: binary_operation,
-    ast.Compare: compare,
     ast.IfExp: conditional,
     ast.ListComp: comprehension,
     ast.SetComp: comprehension,
@@ -613,5 +370,4 @@ HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {
     ast.Yield: yielded,
     ast.YieldFrom: yielded,
     ast.Starred: starred,
-    ast.Call: call,
 }

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.check.lint import counters, effects, expressions
+from paceline.check.lint import calls, counters, effects, expressions
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
 from paceline.check.lint.names import (
     kind_of,
@@ -50,7 +50,7 @@ def call_partial(walk: "Walk", partial: Value, made: Call) -> Value:
     target, *args = stored.args
     kwargs = {**stored.kwargs, **made.kwargs}
     whole = Call(
-        name=expressions.call_name(target, None, None),
+        name=calls.call_name(target, None, None),
         callee=target,
         args=(*args, *made.args),
         kwargs=kwargs,

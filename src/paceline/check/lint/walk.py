@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.check.lint import (
+    comparisons,
     counters,
     expressions,
     follow,
@@ -282,7 +283,7 @@ class Walk:
         test = self.value(node.test)
         if self.always(test) is False and not node.orelse:
             return False
-        if expressions.is_settled(self, node.test, test):
+        if comparisons.is_settled(self, node.test, test):
             taken = node.body if test.const else node.orelse
             self.block(taken)
             return exit_of(taken) is not None

@@ -1,0 +1,175 @@
+"""What `and`, `or`, `not` and comparisons hold: conditions on ranks above all."""
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.check.lint import expressions
+from paceline.check.lint.events import Guard
+from paceline.check.lint.values import DATA, FILES, RANK, SHARD, UNKNOWN, Value
+
+if TYPE_CHECKING:
+    from paceline.check.lint.walk import Walk
+
+
+def boolean(walk: "Walk", node: ast.BoolOp) -> Value:
+    sign = type(node.op).__name__
+    parts: list[Value] = []
+    mark = len(walk.guards)
+    for one in node.values:
+        part = expressions.evaluate(walk, one)
+        parts.append(part)
+        walk.guards.append(Guard(part, node, sign == "And", "if", len(walk.frames)))
+    del walk.guards[mark:]
+    main = next((one.main for one in parts if one.main is not None), None)
+    made = Value(node=node, sources=tuple(parts), taints=expressions.all_taints(parts), main=main)
+    made.operation = (sign, *parts)
+    if sign == "Or":
+        made.main = (
+            main if all(one.main is not None or not one.divergent for one in parts) else None
+        )
+    things = [one for one in parts[:-1] if may_be_chosen(one, sign)]
+    if is_thing(parts[-1]):
+        made.options = (*things, parts[-1]) if sign == "Or" else (parts[-1], *things)
+        made.test = parts[0] if len(parts) == 2 else None
+    return made
+
+
+def may_be_chosen(value: Value, sign: str) -> bool:
+    """Whether `value or other` may be the value; a parameter left at None is not."""
+    if value.const is UNKNOWN:
+        return value.default is not None or sign == "And"
+    return bool(value.const) is (sign == "Or")
+
+
+def is_thing(value: Value) -> bool:
+    """Whether `x or value` chooses an object or a text, and is no condition."""
+    if value.of_class is not None or value.function is not None or value.own_class is not None:
+        return True
+    return value.kind in THINGS or isinstance(value.likely(), str)
+
+
+THINGS = frozenset({"model", "loader", "sampler", "dataset", "optimizer", "scheduler", "device"})
+
+
+def unary(walk: "Walk", node: ast.UnaryOp) -> Value:
+    part = expressions.evaluate(walk, node.operand)
+    sign = type(node.op).__name__
+    made = Value(node=node, sources=(part,), taints=part.taints, operation=(sign, part))
+    if sign == "Not":
+        if part.main is not None:
+            made.main = not part.main
+        elif RANK in part.taints and part.operation is None and not part.options:
+            made.main = True
+        if isinstance(part.const, bool):
+            made.const = not part.const
+            made.settled = is_settled(walk, node.operand, part)
+    if sign == "USub" and isinstance(part.const, int | float):
+        made.const = -part.const
+    return made
+
+
+def compare(walk: "Walk", node: ast.Compare) -> Value:
+    parts = [
+        expressions.evaluate(walk, node.left),
+        *(expressions.evaluate(walk, one) for one in node.comparators),
+    ]
+    made = Value(node=node, sources=tuple(parts), taints=expressions.all_taints(parts))
+    if len(parts) != 2:
+        return made
+    left, right = parts
+    sign = type(node.ops[0]).__name__
+    if sign in {"Eq", "NotEq"} and isinstance(left.const, str) and isinstance(right.const, str):
+        made.const = (left.const == right.const) is (sign == "Eq")
+        made.settled = is_parameter(walk, node.left) or is_parameter(walk, node.comparators[0])
+    made.operation = (sign, left, right)
+    made.alone = alone(sign, left, right)
+    if sign in {"Is", "IsNot"} and right.const is None:
+        if left.options:
+            made.main = left.main if sign == "IsNot" or left.main is None else not left.main
+        else:
+            made.taints -= {RANK}
+        if left.kind != "batch":
+            made.taints -= {DATA, SHARD}
+        return made
+    if sign in {"In", "NotIn"} and isinstance(left.const, str):
+        made.taints -= {DATA, SHARD}
+    if "count" in made.taints and any(
+        type(one.const) is int and one.const in {0, 1} for one in parts
+    ):
+        made.taints |= {DATA}
+    if is_rank(left):
+        rank_comparison(made, sign, left, right)
+    elif is_rank(right) and sign in {"Eq", "NotEq"}:
+        rank_comparison(made, sign, right, left)
+    elif left.main is not None and isinstance(right.const, bool):
+        made.main = left.main if (sign in {"Eq", "Is"}) is right.const else not left.main
+    return made
+
+
+def is_settled(walk: "Walk", node: ast.expr, value: Value) -> bool:
+    """Whether a condition holds, or not, throughout the call that is being walked."""
+    return isinstance(value.const, bool) and (value.settled or is_parameter(walk, node))
+
+
+def is_parameter(walk: "Walk", node: ast.expr) -> bool:
+    """Whether it is a parameter of the function, as its call passes it."""
+    if not isinstance(node, ast.Name) or not walk.frames:
+        return False
+    function = walk.frames[-1].function.node
+    spec = function.args
+    names = {one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]}
+    return node.id in names and not is_bound_again(function, node.id)
+
+
+def is_bound_again(function: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Store)
+        for one in ast.walk(function)
+    )
+
+
+def alone(sign: str, left: Value, right: Value) -> bool | None:
+    """Whether `world_size == 1` and the like say that there is one process only."""
+    world = left.instance == "torch.distributed.get_world_size" or (
+        left.attribute in {"WORLD_SIZE", "world_size"} or left.label.endswith("world_size")
+    )
+    if not world or not isinstance(right.const, int):
+        return None
+    if (sign, right.const) in {("Eq", 1), ("LtE", 1), ("Lt", 2)}:
+        return True
+    return False if (sign, right.const) in {("NotEq", 1), ("Gt", 1), ("GtE", 2)} else None
+
+
+def is_rank(value: Value) -> bool:
+    """Whether it is a rank itself, and not something computed by it or from data."""
+    if RANK not in value.taints or value.main is not None:
+        return False
+    return not value.taints & {DATA, SHARD, FILES} and all(
+        one.const is not UNKNOWN or (one.operation is None and one.kind not in {"batch", "output"})
+        for one in value.any()
+    )
+
+
+def rank_comparison(made: Value, sign: str, rank: Value, other: Value) -> None:
+    """`rank == 0` is the main process; `local_rank != -1` asks whether the run is distributed."""
+    if other.const is None or other.const == -1 or (sign, other.const) in {("GtE", 0), ("Lt", 0)}:
+        made.taints -= {RANK}
+        made.alone = {"Eq": True, "Lt": True, "NotEq": False, "GtE": False, "Gt": False}.get(sign)
+        return
+    numbers = {one.const for one in other.items} if other.items is not None else None
+    if numbers is not None and numbers <= {-1, 0} and sign in {"In", "NotIn"}:
+        made.main = sign == "In"
+    elif (sign, other.const) in {("Eq", 0), ("LtE", 0), ("Lt", 1)} or (
+        sign == "Eq" and other.const == "0"
+    ):
+        made.main = True
+    elif (sign, other.const) in {("NotEq", 0), ("Gt", 0), ("GtE", 1)}:
+        made.main = False
+
+
+HANDLERS: Mapping[type[ast.AST], Callable[["Walk", Any], Value]] = {
+    ast.BoolOp: boolean,
+    ast.UnaryOp: unary,
+    ast.Compare: compare,
+}
