@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING
 from paceline.check.lint import expressions, follow, plain_calls, wrapping
 from paceline.check.lint.events import RANK_SOURCES, Call, Function
 from paceline.check.lint.names import (
-    ACCELERATOR,
     CLOCKS,
     COLLECTIVES,
-    DATA_PARALLEL,
     DATALOADER,
-    DDP,
-    DEEPSPEED_INIT,
     FILE_CALLS,
     FILE_METHODS,
-    FSDP,
-    FULLY_SHARD,
     MAIN_NAMES,
     RANK_CALLS,
     RETURNS_EQUAL,
@@ -41,9 +35,11 @@ if TYPE_CHECKING:
 
 def apply(walk: "Walk", made: Call, callee: Value) -> Value:
     """What a call gives back that is not of an own function."""
-    for table, key in ((EFFECTS, made.name), (METHODS, made.method or "")):
-        if key in table:
-            found = table[key](walk, made)
+    by_name = (EFFECTS, wrapping.EFFECTS, plain_calls.EFFECTS)
+    by_method = (METHODS, plain_calls.METHODS)
+    for key, tables in ((made.name, by_name), (made.method or "", by_method)):
+        for table in tables:
+            found = table[key](walk, made) if key in table else None
             if found is not None:
                 return found
     if made.name in COLLECTIVES or made.name.startswith("torch.distributed."):
@@ -299,51 +295,8 @@ def parameters(walk: "Walk", made: Call) -> Value | None:
 
 
 EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
-    DDP: wrapping.wrap("ddp", "module"),
-    FSDP: wrapping.wrap("fsdp1", "module"),
-    DATA_PARALLEL: wrapping.wrap("dp", "module"),
-    "apex.parallel.DistributedDataParallel": wrapping.wrap("ddp", "module"),
-    "ray.train.torch.prepare_model": wrapping.wrap("ddp", "model"),
-    FULLY_SHARD: wrapping.fully_shard,
-    "torch.distributed._composable.replicate": wrapping.wrap("ddp", "module"),
-    "torch.compile": wrapping.first_argument,
-    "torch.jit.script": wrapping.first_argument,
-    "torch.nn.SyncBatchNorm.convert_sync_batchnorm": wrapping.first_argument,
-    "peft.get_peft_model": wrapping.first_argument,
-    "copy.deepcopy": wrapping.first_argument,
-    "torch.distributed.elastic.multiprocessing.errors.record": plain_calls.record,
-    f"{ACCELERATOR}.prepare": wrapping.prepare,
-    f"{ACCELERATOR}.prepare_model": wrapping.prepare,
-    f"{ACCELERATOR}.prepare_data_loader": wrapping.prepare,
-    f"{ACCELERATOR}.unwrap_model": wrapping.unwrap,
-    "accelerate.utils.extract_model_from_parallel": wrapping.unwrap,
-    "lightning.fabric.Fabric.setup": wrapping.fabric_setup,
-    "lightning.fabric.Fabric.setup_dataloaders": wrapping.fabric_setup,
-    "lightning.fabric.Fabric.setup_module": wrapping.fabric_setup,
-    DEEPSPEED_INIT: wrapping.deepspeed_engine,
     DATALOADER: loader,
     "torchdata.stateful_dataloader.StatefulDataLoader": loader,
-    "ray.train.torch.prepare_data_loader": wrapping.prepare,
-    "os.environ.get": plain_calls.environment_get,
-    "os.getenv": plain_calls.environment_get,
-    "functools.partial": plain_calls.partial,
-    "torch.multiprocessing.spawn": plain_calls.spawn,
-    "torch.multiprocessing.Process": plain_calls.process,
-    "multiprocessing.Process": plain_calls.process,
-    "signal.signal": plain_calls.signal_handler,
-    "accelerate.notebook_launcher": plain_calls.launched,
-    "accelerate.debug_launcher": plain_calls.launched,
-    "builtins.int": plain_calls.cast,
-    "builtins.str": plain_calls.cast,
-    "builtins.bool": plain_calls.cast,
-    "builtins.float": plain_calls.cast,
-    "builtins.len": plain_calls.length,
-    "builtins.next": plain_calls.next_,
-    "builtins.getattr": plain_calls.getattr_,
-    "builtins.dict": plain_calls.dict_,
-    "builtins.isinstance": plain_calls.plain,
-    "builtins.hasattr": plain_calls.plain,
-    "builtins.type": plain_calls.plain,
     **dict.fromkeys(RANK_CALLS, rank_call),
     **dict.fromkeys(FILE_CALLS, file_call),
     **dict.fromkeys(CLOCKS, clock),
@@ -351,9 +304,6 @@ EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
 }
 
 METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
-    "add_argument": plain_calls.add_argument,
-    "parse_args": plain_calls.parse_args,
-    "parse_known_args": plain_calls.parse_args,
     "size": size,
     "numel": count,
     "append": append,

@@ -1,6 +1,7 @@
 """What calls of plain Python give back: casts, parsers, the environment, functions called later."""
 
 import ast
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.check.lint import expressions, follow, iteration
@@ -200,3 +201,34 @@ def signal_handler(walk: "Walk", made: Call) -> Value:
 
 def record(walk: "Walk", made: Call) -> Value | None:
     return made.args[0] if made.args else None
+
+
+EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+    "torch.distributed.elastic.multiprocessing.errors.record": record,
+    "os.environ.get": environment_get,
+    "os.getenv": environment_get,
+    "functools.partial": partial,
+    "torch.multiprocessing.spawn": spawn,
+    "torch.multiprocessing.Process": process,
+    "multiprocessing.Process": process,
+    "signal.signal": signal_handler,
+    "accelerate.notebook_launcher": launched,
+    "accelerate.debug_launcher": launched,
+    "builtins.int": cast,
+    "builtins.str": cast,
+    "builtins.bool": cast,
+    "builtins.float": cast,
+    "builtins.len": length,
+    "builtins.next": next_,
+    "builtins.getattr": getattr_,
+    "builtins.dict": dict_,
+    "builtins.isinstance": plain,
+    "builtins.hasattr": plain,
+    "builtins.type": plain,
+}
+
+METHODS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+    "add_argument": add_argument,
+    "parse_args": parse_args,
+    "parse_known_args": parse_args,
+}

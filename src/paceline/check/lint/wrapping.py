@@ -1,12 +1,18 @@
 """What wrapping, sharding and preparing a model or loader gives back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from paceline.check.lint.events import Call
-from paceline.check.lint.values import (
-    Value,
+from paceline.check.lint.names import (
+    ACCELERATOR,
+    DATA_PARALLEL,
+    DDP,
+    DEEPSPEED_INIT,
+    FSDP,
+    FULLY_SHARD,
 )
+from paceline.check.lint.values import Value
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -111,3 +117,29 @@ def unwrap(walk: "Walk", made: Call) -> Value:
         if one.inner is not None:
             return one.inner
     return model
+
+
+EFFECTS: Mapping[str, Callable[["Walk", Call], Value | None]] = {
+    DDP: wrap("ddp", "module"),
+    FSDP: wrap("fsdp1", "module"),
+    DATA_PARALLEL: wrap("dp", "module"),
+    "apex.parallel.DistributedDataParallel": wrap("ddp", "module"),
+    "ray.train.torch.prepare_model": wrap("ddp", "model"),
+    FULLY_SHARD: fully_shard,
+    "torch.distributed._composable.replicate": wrap("ddp", "module"),
+    "torch.compile": first_argument,
+    "torch.jit.script": first_argument,
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm": first_argument,
+    "peft.get_peft_model": first_argument,
+    "copy.deepcopy": first_argument,
+    f"{ACCELERATOR}.prepare": prepare,
+    f"{ACCELERATOR}.prepare_model": prepare,
+    f"{ACCELERATOR}.prepare_data_loader": prepare,
+    f"{ACCELERATOR}.unwrap_model": unwrap,
+    "accelerate.utils.extract_model_from_parallel": unwrap,
+    "lightning.fabric.Fabric.setup": fabric_setup,
+    "lightning.fabric.Fabric.setup_dataloaders": fabric_setup,
+    "lightning.fabric.Fabric.setup_module": fabric_setup,
+    DEEPSPEED_INIT: deepspeed_engine,
+    "ray.train.torch.prepare_data_loader": prepare,
+}
