@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from tests.preflight.test_here import JOB
@@ -13,8 +14,9 @@ from paceline.cli.run_job import begin_with, find_source
 from paceline.errors import CheckpointError, JobError
 from paceline.plan import plan_job
 from paceline.record.checkpoints import newest_valid
-from paceline.record.run import RunFolder, create_run
-from paceline.spec import load_job
+from paceline.record.placement import Placement, write_placement
+from paceline.record.run import RunFolder, create_run, create_script_run
+from paceline.spec import load_job, make_script
 
 
 @pytest.fixture
@@ -62,6 +64,23 @@ def test_a_run_without_a_checkpoint_cannot_go_on(job_file):
     code, said = check("--resume", new_run(job_file).path)
     assert (code, said["fit"]) == (5, "not")
     assert "begin anew" in said["why"][-1]
+
+
+def test_a_run_is_judged_where_it_was(job_file):
+    run = new_run(job_file)
+    write(run.checkpoints, 1)
+    write_placement(run.path, Placement(place="slurm", job_id="7"))
+    cluster = ("--set", "cluster.accelerator=H100-SXM", "--set", "cluster.nodes=2")
+    assert check("--resume", run.path, *cluster)[0] == 0
+    here = check("--resume", run.path, *cluster, "--on", "local")[1]
+    assert here["why"][0].startswith("R011")
+
+
+def test_a_run_of_another_program_is_left_to_that_program(job_file):
+    script = make_script({"name": "x", "command": ["python", "x.py"]}, job_file.parent)
+    run = create_script_run(script, folder=job_file.parent / "run", runs=job_file.parent)
+    with pytest.raises(click.UsageError, match="only it knows its checkpoints"):
+        check("--resume", run.path)
 
 
 def test_another_programs_checkpoint_is_judged_by_the_jobs_engine(job_file):

@@ -23,7 +23,7 @@ def check_resume(
     job_file: Path | None,
     overrides: tuple[str, ...],
     *,
-    place: str,
+    place: str | None,
     hosts: str | None,
     as_json: bool,
 ) -> int:
@@ -33,7 +33,7 @@ def check_resume(
         path: A run's folder, a checkpoint of ours, or one of another program.
         job_file: Of the job; None is the run's own.
         overrides: Of the job.
-        place: Where it would run.
+        place: Where it would run; None is here, or where the run was.
         hosts: Of the command line.
         as_json: Print the verdict's fields.
 
@@ -50,7 +50,11 @@ def check_resume(
 
 
 def _verdict(
-    path: Path, job_file: Path | None, overrides: tuple[str, ...], place: str, hosts: str | None
+    path: Path,
+    job_file: Path | None,
+    overrides: tuple[str, ...],
+    place: str | None,
+    hosts: str | None,
 ) -> "Verdict":
     from paceline.record.find_checkpoints import is_checkpoint
     from paceline.record.foreign_checkpoints import find_foreign
@@ -70,17 +74,28 @@ def _verdict(
 
 
 def _of_run(
-    path: Path, job_file: Path | None, overrides: tuple[str, ...], place: str, hosts: str | None
+    path: Path,
+    job_file: Path | None,
+    overrides: tuple[str, ...],
+    place: str | None,
+    hosts: str | None,
 ) -> "Verdict":
     """As the run itself would begin: the newest checkpoint whose every byte is as written."""
     from paceline.check.resume import Fit, Verdict, judge_ours
     from paceline.cli.run_job import go_on
     from paceline.errors import PacelineError, Problem
     from paceline.record.checkpoints import newest_valid, read_manifest
+    from paceline.record.placement import read_placement
     from paceline.record.run import open_run
     from paceline.spec import load_job
 
     run = open_run(path)
+    if run.script() is not None:
+        raise click.UsageError(
+            f"{path} is of a program that is not Paceline's: only it knows its checkpoints."
+        )
+    before = read_placement(run.path)
+    place = place or (before.place if before is not None else "local")
     newest, refused = newest_valid(run.checkpoints)
     where = str(newest.path if newest is not None else run.checkpoints)
     notes = [f"{problem.what}: an earlier one is taken" for _, problem in refused]

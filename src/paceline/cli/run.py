@@ -180,9 +180,7 @@ def command(
             raise click.UsageError("--check goes with --resume.")
         from paceline.cli.resume_check import check_resume
 
-        return check_resume(
-            resume, job_file, overrides, place=place or "local", hosts=hosts, as_json=as_json
-        )
+        return check_resume(resume, job_file, overrides, place=place, hosts=hosts, as_json=as_json)
     if (job_file is None) == (resume is None):
         raise click.UsageError("Give a job file, or --resume with a run's folder.")
     if resume is not None and out is not None:
