@@ -6,6 +6,12 @@ from collections.abc import Iterator, Sequence
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.images import check_image
 from paceline.check.lint.configs.kubernetes import ClusterJob, Pods, read_jobs
+from paceline.check.lint.configs.kubernetes_network import (
+    check_master,
+    check_network,
+    check_policy,
+    check_rdma,
+)
 from paceline.check.lint.configs.launch_line import Launch, whole
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
@@ -33,9 +39,9 @@ def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> 
             yield from check_variables(variables, scene.surroundings)
             yield from check_tf_variables(variables)
             if job.knows_volumes:
-                yield from _check_rdma(job, pods)
-            yield from _check_network(job, pods)
-            yield from _check_master(job, pods, services)
+                yield from check_rdma(job, pods)
+            yield from check_network(job, pods)
+            yield from check_master(job, pods, services)
         yield from _check_shared_memory(job)
         yield from _check_images(job)
         yield from _check_start(job)
@@ -51,7 +57,7 @@ def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> 
                 yield from check_image(path, image.line, image.text() or "", context.gpu or job.gpu)
     for document in documents:
         if document.text("kind") == "NetworkPolicy":
-            yield from _check_policy(path, document)
+            yield from check_policy(path, document)
 
 
 def _workers(launch: Launch) -> int:
@@ -194,72 +200,6 @@ def _check_start(job: ClusterJob) -> Iterator[Finding]:
             return
 
 
-def _check_network(job: ClusterJob, pods: Pods) -> Iterator[Finding]:
-    """The host's network, with the host's names and ports."""
-    host = pods.spec.at("hostNetwork")
-    if host is None or not host.true():
-        return
-    if pods.spec.text("dnsPolicy") != "ClusterFirstWithHostNet" and job.num_pods > 1:
-        yield found(
-            "k8s-init-container-stuck",
-            ERROR,
-            job.path,
-            host.line,
-            "with hostNetwork the pods ask the node's resolver, which knows no service of the "
-            "cluster",
-            fix="dnsPolicy: ClusterFirstWithHostNet",
-        )
-    names = pods.variables(job.path)
-    if job.num_pods > 1 and "GLOO_SOCKET_IFNAME" not in names:
-        yield found(
-            "gloo-loopback-fullmesh",
-            INFO,
-            job.path,
-            host.line,
-            "with hostNetwork Gloo takes the interface of the node's own name, often the loopback",
-            fix="set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME",
-        )
-
-
-def _check_master(
-    job: ClusterJob, pods: Pods, services: dict[str | None, Marked]
-) -> Iterator[Finding]:
-    """The name of the first pod."""
-    given = pods.variables(job.path).get("MASTER_ADDR")
-    if given is None or not given.value or job.num_pods < 2 or "$" in given.value:
-        return
-    host = given.value
-    named = {f"{job.name}-master-0", f"{job.name}-worker-0"} if job.kind != "Job" else set()
-    if "." in host:
-        domain = host.split(".")[1]
-        subdomain = pods.spec.text("subdomain")
-        if job.kind == "Job" and host.startswith(f"{job.name}-0.") and subdomain is None:
-            yield found(
-                "dns-unresolvable-master",
-                ERROR,
-                job.path,
-                given.line,
-                f"{host} has no record: the pods have no subdomain",
-                fix=f"subdomain: {domain}, and a headless Service {domain}",
-                column=given.column,
-            )
-        return
-    if re.fullmatch(r"[\d:a-fA-F]*", host) or host == "localhost" or host in services:
-        return
-    if host in named or host.startswith("["):
-        return
-    certain = job.kind == "Job" and host.startswith(job.name)
-    yield found(
-        "dns-unresolvable-master",
-        ERROR if certain else WARNING,
-        job.path,
-        given.line,
-        f"the short name {host} is no service of this file, and pods have none of their own",
-        fix=f"a headless Service, and {host}.SERVICE as the address",
-        column=given.column,
-    )
-
-
 def _check_processes(job: ClusterJob) -> Iterator[Finding]:
     """Processes on each pod against its GPUs."""
     wanted = job.per_node.number() if job.per_node is not None else None
@@ -276,47 +216,6 @@ def _check_processes(job: ClusterJob) -> Iterator[Finding]:
                 fix=f"say {pods.gpus}, or ask for {wanted} GPUs",
             )
             return
-
-
-def _check_rdma(job: ClusterJob, pods: Pods) -> Iterator[Finding]:
-    """RDMA devices and the right to lock memory for them."""
-    container = pods.container
-    if container is None:
-        return
-    locks = container.plain("securityContext", "capabilities", "add") or []
-    free = container.true("securityContext", "privileged") or "IPC_LOCK" in [
-        str(each).upper() for each in locks
-    ]
-    rdma = pods.rdma
-    if rdma is not None and not free:
-        yield found(
-            "memlock-limit",
-            WARNING,
-            job.path,
-            rdma.line,
-            "the pods have RDMA devices, and may not lock the memory that they register",
-            fix="securityContext: {capabilities: {add: [IPC_LOCK]}}",
-        )
-    variables = pods.variables(job.path)
-    adapters = variables.get("NCCL_IB_HCA")
-    if (
-        adapters is not None
-        and rdma is None
-        and pods.resources is None
-        and not container.true("securityContext", "privileged")
-        and not pods.spec.true("hostNetwork")
-        and "infiniband" not in str(pods.spec.plain("volumes"))
-        and job.num_pods > 1
-    ):
-        yield found(
-            "ethernet-fallback",
-            WARNING,
-            job.path,
-            adapters.line,
-            f"NCCL_IB_HCA={adapters.value}, and the pods ask for no RDMA device: NCCL falls back "
-            "to TCP",
-            fix="ask for the device plugin's resource, such as rdma/hca: 1",
-        )
 
 
 def _check_gang(job: ClusterJob, documents: Sequence[Marked]) -> Iterator[Finding]:
@@ -431,27 +330,6 @@ def _check_world(job: ClusterJob) -> Iterator[Finding]:
                 column=given.column,
             )
             return
-
-
-def _check_policy(path: str, document: Marked) -> Iterator[Finding]:
-    """A policy that lets only the rendezvous' port in, where NCCL and Gloo take any."""
-    rules = document.at("spec", "ingress")
-    listed = list(rules.items()) if rules is not None else []
-    if not listed or any(rule.at("ports") is None for rule in listed):
-        return
-    ports = [port for rule in listed for port in (rule.at("ports") or Marked([], 0)).items()]
-    numbers = {port.number("port") for port in ports}
-    ranges = any(port.at("endPort") is not None for port in ports)
-    if not ranges and numbers & {29500, 29400, 23456, 12355, 2222}:
-        yield found(
-            "nccl-connect-refused",
-            WARNING,
-            path,
-            ports[0].line,
-            f"only port {', '.join(str(one) for one in sorted(n for n in numbers if n))} is let "
-            "in, and NCCL and Gloo connect on ports that the system chooses",
-            fix="let the job's pods reach each other on all ports",
-        )
 
 
 def _check_ray(job: ClusterJob) -> Iterator[Finding]:
