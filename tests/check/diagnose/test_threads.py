@@ -16,6 +16,7 @@ NOT_FIRST = {
     "2U1/Qwen-VL-Series-Finetune#17": "one time-out line; nothing of the mixed data",
     "Lightning-AI/torchmetrics#2300": "cancelled is what the log says; one of 96 members came",
     "X-Square-Robot/wall-x#114": "a shape mismatch: of the vocabulary and not of the world size",
+    "deepspeedai/DeepSpeed#5623": "the last line of a compiler's errors, and none of them",
     "pytorch/pytorch#17349": "one line of NCCL that says nothing more",
 }
 """Threads whose cause does not come first, and why."""

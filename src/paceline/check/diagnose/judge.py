@@ -18,7 +18,7 @@ from paceline.check.diagnose.conclusion import (
 )
 from paceline.check.diagnose.ends import ended
 from paceline.check.diagnose.line import Line
-from paceline.check.diagnose.possible import possible_causes
+from paceline.check.diagnose.possible import FITS, possible_causes
 from paceline.check.diagnose.printed import concluded, printed, specialise, weakly_printed
 from paceline.check.diagnose.raised import exceptions
 from paceline.check.diagnose.resemble import look_alikes
@@ -52,6 +52,7 @@ def judge(seen: Seen) -> Diagnosis:
     failed = _has_failed(seen, candidates)
     if failed and causes and causes[0].level >= 4:
         causes, possible = [], [*possible, *causes]  # a hint about speed explains no failure
+    causes, possible = _what_ends_a_run(causes, possible)
     if failed:
         possible = _joined([*possible, *possible_causes(seen, candidates)], causes)
         possible.sort(key=lambda each: (each.level, -each.weight))
@@ -84,6 +85,19 @@ def judge(seen: Seen) -> Diagnosis:
         saturated=tuple(dict.fromkeys(seen.saturated)),
         troubles=[f"{s.trouble}: {s.name}" for s in seen.sources if s.trouble],
     )
+
+
+def _what_ends_a_run(
+    causes: list[Candidate], possible: list[Candidate]
+) -> tuple[list[Candidate], list[Candidate]]:
+    """What only makes a run slow, behind what may have ended it."""
+    effects = {each.id: load_failures()[each.id].effect for each in (*causes, *possible)}
+    ends = any(effects[each.id] is Effect.FATAL for each in possible)
+    if not ends or any(effects[each.id] is not Effect.DEGRADED for each in causes):
+        return causes, possible
+    for each in causes:
+        each.level, each.confidence = FITS, Confidence.POSSIBLE
+    return [], [*possible, *causes]
 
 
 def _behind_first(possible: Sequence[Candidate], general: list[Candidate]) -> list[Candidate]:
