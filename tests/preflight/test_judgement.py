@@ -651,6 +651,7 @@ def measured(gathered: Gathered, *rates: float, busbw: float = 350e9) -> Gathere
             node,
             torch=TorchFacts(
                 torch="2.6.0",
+                nccl="2.20.5",
                 is_available=True,
                 devices=(Device(name="H100", matmul_flops_per_s=rate),) * 8,
             ),
@@ -666,6 +667,16 @@ def test_a_node_whose_gpus_are_slower_than_the_others_is_named():
     verdict = judge(measured(answers(H100, H100, H100), 7e14, 7e14, 5e14), ON_8_H100, note=NOTE)
     found = only(verdict)
     assert (found.node, found.name, found.id) == ("node03", "matmul", "straggler-throttle")
+
+
+def test_another_nccl_that_is_loaded_is_a_fail_wherever_it_came_from():
+    gathered = measured(answers(H100, H100, H100), 7e14, 7e14, 7e14)
+    third = gathered.nodes[2]
+    assert third.torch is not None
+    odd = replace(third, torch=replace(third.torch, nccl="2.21.5"))
+    found = only(judge(replace(gathered, nodes=(*gathered.nodes[:2], odd)), ON_8_H100, note=NOTE))
+    assert (found.node, found.id, found.status) == ("node03", "nccl-version-mismatch", "fail")
+    assert found.evidence == "PyTorch loads NCCL 2.21.5, on most nodes 2.20.5"
 
 
 def test_all_reduce_far_below_the_links_of_the_plan_is_a_warning():

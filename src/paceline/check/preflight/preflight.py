@@ -15,6 +15,7 @@ from paceline.check.preflight.software import (
     check_data,
     check_software_alike,
     check_torch,
+    check_torch_alike,
     check_versions,
 )
 from paceline.check.preflight.storage import check_storage
@@ -84,7 +85,7 @@ def judge(
             results += _one(answer, answer.facts, need, note=note, is_quick=gathered.is_quick)
     results += [*check_rdma_alike(nodes, need), *check_alike(nodes, need)]
     results += check_software_alike(nodes, need)
-    results += check_devices(gathered.nodes, need)
+    results += [*check_torch_alike(gathered.nodes), *check_devices(gathered.nodes, need)]
     if gathered.sweep is not None:
         results += check_sweep(gathered.sweep, need)
     results = [_without_blame(each, silent) for each in results]

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline.check.preflight.accelerators import gpu_states
 from paceline.check.preflight.need import Need
@@ -110,6 +110,26 @@ def check_software_alike(nodes: Mapping[str, NodeFacts], need: Need) -> Iterator
         fix="rsync -a --checksum the data to that node, or read them from a shared folder",
     )
     yield from _settings(nodes, need)
+
+
+def check_torch_alike(answers: Sequence[NodeAnswer]) -> Iterator[Result]:
+    """The NCCL and CUDA that PyTorch itself reports, wherever they were installed from."""
+    loaded = {
+        each.name: {"NCCL": each.torch.nccl or "none", "CUDA": each.torch.cuda or "none"}
+        for each in answers
+        if each.torch is not None
+    }
+    if len(loaded) < 2:
+        return
+    usual = _usual(loaded)
+    for node, mine in loaded.items():
+        differing = [key for key in mine if mine[key] != usual[key]]
+        if differing:
+            said = "; ".join(
+                f"PyTorch loads {key} {mine[key]}, on most nodes {usual[key]}" for key in differing
+            )
+            fix = "one image or one lock file for all nodes; unset LD_PRELOAD and LD_LIBRARY_PATH"
+            yield failed("torch", node, said, id="nccl-version-mismatch", fix=fix)
 
 
 def check_data(node: str, facts: NodeFacts) -> Iterator[Result]:
