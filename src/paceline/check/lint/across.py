@@ -18,6 +18,7 @@ from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
+from paceline.check.lint.configs.sharding import is_sharded
 from paceline.check.lint.configs.slurm import check_slurm
 from paceline.check.lint.configs.variables import Variable, check_variables, surroundings
 from paceline.check.lint.context import Context, merged
@@ -75,6 +76,11 @@ def context_for(
     if not said or any(one != said[0] for one in said[1:]):
         return context
     return merged(context, said[0])
+
+
+def is_sharded_by_start(path: str, starts: Sequence[Start], configs: Sequence[Config]) -> bool:
+    """Whether what starts a program shards the models that Accelerate prepares in it."""
+    return is_sharded([one.launch for one in starts if _names(one.launch, path)], configs)
 
 
 def _said(start: Start) -> Context:

@@ -5,7 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from paceline.check.finding import Finding, in_reading_order
-from paceline.check.lint.across import check_across, context_for, starts_in
+from paceline.check.lint.across import (
+    check_across,
+    context_for,
+    is_sharded_by_start,
+    starts_in,
+)
 from paceline.check.lint.configs import Config, check_config, read_config
 from paceline.check.lint.configs import Unreadable as UnreadableConfig
 from paceline.check.lint.context import Context, context_from_launch, merged
@@ -151,6 +156,8 @@ def _findings(
             own = context_for(program.path, context, starts, configs)
             if program.launch is not None:
                 own = merged(own, context_from_launch(program.launch))
+            if is_sharded_by_start(program.path, starts, configs):
+                program.shard_prepared()
             yield from check(program, own)
         for config in configs:
             own = context_for(config.path, context, starts, configs)

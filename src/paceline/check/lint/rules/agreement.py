@@ -36,6 +36,11 @@ SAVES = frozenset(
 """Calls in which every rank takes part to write one checkpoint."""
 
 
+GATHERED_SAVES = frozenset(
+    {"accelerate.Accelerator.get_state_dict", "accelerate.Accelerator.save_model"}
+)
+"""Calls that gather a sharded model's weights from every rank, and no others'."""
+
 SHARDED = ("fsdp1", "fsdp2")
 
 
@@ -77,6 +82,9 @@ def joint_kind(call: Call) -> str | None:
         return None if of_a_part(call) or whole_model(call) else "save"
     if call.is_method("state_dict") and call.receiver is not None:
         return "save" if call.receiver.wrapped_by(*SHARDED) else None
+    if call.name in GATHERED_SAVES:
+        model = call.argument(0, "model")
+        return "save" if model is not None and sharded_by_framework(model) else None
     if call.is_method("full_tensor"):
         return "save"
     if call.is_method("consolidate_state_dict"):
@@ -146,6 +154,8 @@ def sharded_by_framework(model: Value) -> bool:
     """Whether Accelerate or Fabric, as the program sets them up, gives each rank a part of it."""
     for one in model.any():
         made = one.call
+        if one.is_sharded:
+            return True
         if one.wrapper not in {"accelerate", "fabric"} or not isinstance(made, Call):
             continue
         for owner in made.receiver.any() if made.receiver is not None else ():
