@@ -146,6 +146,14 @@ def test_torchs_own_is_found_by_its_table(tmp_path):
     assert (found.kind, found.step, found.degrees) == ("dcp", 30, {"ranks": 4})
 
 
+@pytest.mark.parametrize("name", ["checkpoint-{}", "step-{}", "checkpoint_{}"])
+def test_of_several_in_a_folder_the_newest_is_taken(tmp_path, name):
+    for step in (900, 1000):
+        touch(tmp_path / name.format(step) / "trainer_state.json")
+    touch(tmp_path / name.format(2000) / "unfinished")
+    assert found_at(tmp_path).step == 1000
+
+
 def test_a_folder_of_other_things_is_none(tmp_path):
     touch(tmp_path / "notes.txt", tmp_path / "mp_rank_00.txt")
     assert find_foreign(tmp_path) is None

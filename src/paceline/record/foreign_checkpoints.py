@@ -27,7 +27,7 @@ Kind = Literal["deepspeed", "megatron", "trainer", "accelerate", "weights", "dcp
 _ZERO_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt$")
 _MODEL_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt$")
 _MEGATRON_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
-_STEP = re.compile(r"(?:global_step|iter_|checkpoint-|step-)0*(\d+)(?:_universal)?$")
+_STEP = re.compile(r"(?:global_step|iter_|checkpoint[-_]|step-)0*(\d+)(?:_universal)?$")
 _MOST_PICKLE_BYTES = 64 * 2**20
 """Of a pickle's program, which has no tensors in it. A guess."""
 
@@ -64,13 +64,20 @@ class ForeignCheckpoint:
 
 
 def find_foreign(path: Path) -> ForeignCheckpoint | None:
-    """The checkpoint that a folder is, or the one that it names as its newest; None for others.
+    """The checkpoint that a folder is, or the newest one in it; None for others.
 
     Raises:
         OSError: The folder cannot be read.
     """
     if not path.is_dir():
         return None
+    steps = [(step, each) for each in path.iterdir() if (step := _step(each.name)) is not None]
+    newest = [each for _, each in sorted(steps, reverse=True)]
+    looked = (_one(each) for each in (path, *newest) if each.is_dir())
+    return next((found for found in looked if found is not None), None)
+
+
+def _one(path: Path) -> ForeignCheckpoint | None:
     names = sorted(each.name for each in path.iterdir())
     for look in (_trainer, _accelerate, _deepspeed, _megatron, _weights, _dcp):
         found = look(path, names)
