@@ -237,6 +237,23 @@ def _check_container(launch: Launch) -> Iterator[Finding]:
             yield from check_docker(launch.path, launch.line, words, trains=True)
 
 
+FEW_FILES = 1024
+"""Open files that most systems give a process unless it asks for more: loaders pass a file for each
+tensor, and each connection is one."""
+
+
+def few_files(path: str, line: int, said: str, fix: str) -> Finding:
+    return found(
+        "too-many-open-files",
+        WARNING,
+        path,
+        line,
+        f"each process may have {said} open files: loaders with workers, and a job of many ranks, "
+        "need more",
+        fix=fix,
+    )
+
+
 def check_docker(path: str, line: int, words: Sequence[Word], *, trains: bool) -> Iterator[Finding]:
     """The options of `docker run` for a container that trains on GPUs."""
     text = " ".join(word.text for word in words)
@@ -258,6 +275,10 @@ def check_docker(path: str, line: int, words: Sequence[Word], *, trains: bool) -
                 f"the container has {said} of shared memory for NCCL and DataLoader workers",
                 fix="--shm-size=16g, or --ipc=host",
             )
+    for word in words:
+        files = re.search(r"nofile=(\d+)", word.text)
+        if gpus and files and int(files[1]) <= FEW_FILES:
+            yield few_files(path, word.line, files[1], "--ulimit nofile=65536")
     rdma = next(
         (word for word in words if re.search(r"/dev/infiniband|rdma_cm|uverbs", word.text)), None
     )

@@ -8,7 +8,12 @@ from itertools import pairwise
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.launch_line import Launch, launches_in
 from paceline.check.lint.configs.launch_meeting import check_neighbours, is_elsewhere, port_of
-from paceline.check.lint.configs.launch_rules import check_docker, check_launch
+from paceline.check.lint.configs.launch_rules import (
+    FEW_FILES,
+    check_docker,
+    check_launch,
+    few_files,
+)
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.shell import Script
@@ -37,6 +42,18 @@ def check_script(script: Script, context: Context) -> Iterator[Finding]:
     if script.is_batch:
         yield from check_slurm(script, launches, scene)
     yield from _check_docker_lines(script, launches)
+    if launches:
+        yield from _check_limits(script)
+
+
+def _check_limits(script: Script) -> Iterator[Finding]:
+    """`ulimit -n 1024` before a launch, whose processes inherit it."""
+    for command in script.commands:
+        words = [word.text for word in command.words]
+        if words[:1] != ["ulimit"] or not words[-1].isdigit() or "-n" not in " ".join(words[1:]):
+            continue
+        if int(words[-1]) <= FEW_FILES:
+            yield few_files(script.path, command.line, words[-1], "ulimit -n 65536")
 
 
 def _check_called_again(script: Script, launches: list[Launch]) -> Iterator[Finding]:
