@@ -401,6 +401,8 @@ def uses_everything(model: Value) -> bool:
         for node in ast.walk(forward.node):
             if isinstance(node, ast.If | ast.IfExp | ast.Try | ast.Match | ast.While):
                 return False
+            if isinstance(node, ast.Subscript) and self_attribute(node.value) is not None:
+                return False  # one head of several: `self.heads[task](x)`
     return True
 
 
