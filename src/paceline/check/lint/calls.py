@@ -45,6 +45,8 @@ def call(walk: "Walk", node: ast.Call) -> Value:
     method = node.func.attr if isinstance(node.func, ast.Attribute) else None
     if isinstance(node.func, ast.Attribute) and receiver is None:
         receiver = evaluate_quietly(walk, node.func.value)
+    if method is None and is_bound_method(callee):
+        method = callee.attribute
     made = Call(
         name=call_name(callee, receiver, method),
         callee=callee,
@@ -61,6 +63,14 @@ def call(walk: "Walk", node: ast.Call) -> Value:
     if made.result.call is None and not made.result.options:
         made.result.call = made
     return made.result
+
+
+def is_bound_method(callee: Value) -> bool:
+    """`save = accelerator.save_state`, called by that name: a method of a library's object."""
+    owner = callee.receiver
+    if owner is None or callee.options or callee.kind is not None or callee.name is not None:
+        return False
+    return owner.instance is not None or owner.kind is not None
 
 
 def evaluate_quietly(walk: "Walk", node: ast.AST) -> Value | None:

@@ -131,8 +131,12 @@ def same_on_all_ranks(loader: Value) -> bool:
     return own is None or own.method("__getitem__") is not None
 
 
-def unpacked(value: Value, count: int) -> list[Value]:
-    """The parts of a value that is unpacked into `count` names."""
+def unpacked(value: Value, count: int, starred: int | None = None) -> list[Value]:
+    """The parts of a value that is unpacked into `count` names; one of them takes the rest."""
+    if starred is not None and value.items is not None and len(value.items) >= count - 1:
+        end = len(value.items) - (count - 1 - starred)
+        rest = value.items[starred:end]
+        return [*value.items[:starred], Value(items=rest), *value.items[end:]]
     if value.items is not None and len(value.items) == count:
         return value.items
     if value.options:

@@ -140,9 +140,11 @@ class Walk:
     def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
         """Bind a target of an assignment, a loop or a `with`."""
         if isinstance(target, ast.Starred):
-            self.assign(target.value, Value(sources=(value,), taints=value.taints), node)
+            rest = Value(sources=(value,), items=value.items, taints=value.taints)
+            self.assign(target.value, rest, node)
         elif isinstance(target, ast.Tuple | ast.List):
-            parts = iteration.unpacked(value, len(target.elts))
+            starred = [i for i, one in enumerate(target.elts) if isinstance(one, ast.Starred)]
+            parts = iteration.unpacked(value, len(target.elts), *starred[:1])
             for one, part in zip(target.elts, parts, strict=True):
                 self.assign(one, part, node)
         elif isinstance(target, ast.Name):

@@ -89,8 +89,9 @@ def joint_kind(call: Call) -> str | None:
         return "save"
     if call.is_method("consolidate_state_dict"):
         return "save"
-    if call.is_method("save_checkpoint") and call.receiver is not None:
-        return "save" if call.receiver.wrapped_by("deepspeed") else None
+    receiver = call.receiver or Value()
+    if call.is_method("save_checkpoint") and receiver.wrapped_by("deepspeed"):
+        return "save"
     if call.forward_of is not None and call.forward_of.wrapped_by("ddp", *SHARDED, "deepspeed"):
         return "forward"
     if call.forward_of is not None and (
@@ -98,7 +99,7 @@ def joint_kind(call: Call) -> str | None:
     ):
         return "forward"
     if call.receiver is not None:
-        kind = of_lightning_module(call, call.receiver)
+        kind = of_lightning_module(call, call.receiver) or of_trainer(call, call.receiver)
         if kind is not None or saves_parts(call, call.receiver):
             return kind or "save"
     if call.is_method("compute") and call.receiver is not None:
@@ -107,6 +108,18 @@ def joint_kind(call: Call) -> str | None:
         )
         return "collective" if torchmetrics else None
     return None
+
+
+def of_trainer(call: Call, trainer: Value) -> str | None:
+    """`trainer.evaluate()`, `trainer.save_checkpoint(path)` of a library's Trainer."""
+    if call.own is not None or not trainer.has_kind("trainer"):
+        return None
+    if any(one.of_class is not None for one in trainer.any()):
+        return None
+    if call.method == "save_checkpoint":
+        return "save"
+    known = any(one.instance is not None for one in trainer.any())
+    return "forward" if known and call.method in {"evaluate", "predict", "validate"} else None
 
 
 LIGHTNING = ("lightning.pytorch.LightningModule", "lightning.pytorch.Callback")

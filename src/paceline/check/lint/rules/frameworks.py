@@ -112,7 +112,8 @@ def check_device_map(program: Program, context: Context) -> Iterator[Finding]:
     """A model spread over all accelerators by every one of several processes."""
     launchers = {"torchrun", "accelerate", "deepspeed"}
     many = (context.num_processes or 0) > 1 or context.launcher in launchers
-    if not (many or program.wraps or program.framework in {"accelerate", "deepspeed", "horovod"}):
+    owned = program.framework in {"accelerate", "deepspeed", "horovod"}
+    if not (many or program.wraps or owned or _is_sharded_by_arguments(program)):
         return
     for call in program.calls(method="from_pretrained"):
         spread = call.argument(None, "device_map")
@@ -134,6 +135,16 @@ def check_device_map(program: Program, context: Context) -> Iterator[Finding]:
             if quantised
             else "leave device_map out: the launcher's processes each move their own copy",
         )
+
+
+def _is_sharded_by_arguments(program: Program) -> bool:
+    """Whether the Trainer's arguments ask for FSDP or DeepSpeed: there are several processes."""
+    for call in program.calls("transformers.TrainingArguments", "trl.SFTConfig"):
+        for name in ("fsdp", "deepspeed"):
+            given = call.argument(None, name)
+            if given is not None and (given.const or given.entries):
+                return True
+    return False
 
 
 def _is_prepared(program: Program, loaded: Call) -> bool:

@@ -36,11 +36,27 @@ def sharded_owner(parameters: Value) -> Value | None:
     """The FSDP1 model whose parameters these are: a list of them, an optimizer's, a helper's."""
     for one in parameters.origins():
         model = one.receiver
-        if one.kind != "parameters" or model is None or not model.wrapped_by("fsdp1"):
+        if one.kind != "parameters" or model is None:
             continue
-        if not any(keeps_whole(each) for each in model.any()):
+        if by_plugin(model):
+            return model
+        if model.wrapped_by("fsdp1") and not any(keeps_whole(each) for each in model.any()):
             return model
     return None
+
+
+def by_plugin(model: Value) -> bool:
+    """Whether Accelerate's FSDP plugin, in its first version, wraps the model."""
+    for one in model.any():
+        owner = one.call.receiver if isinstance(one.call, Call) else None
+        start = owner.call if owner is not None and one.wrapper == "accelerate" else None
+        plugin = start.argument(None, "fsdp_plugin") if isinstance(start, Call) else None
+        if plugin is None or not isinstance(plugin.call, Call) or plugin.call.open_ended:
+            continue
+        version = plugin.call.argument(None, "fsdp_version")
+        if version is None or version.const == 1:
+            return True
+    return False
 
 
 def keeps_whole(model: Value) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
+from paceline.check.lint.events import Call, Guard
 from paceline.check.lint.names import INIT_GROUP
 from paceline.check.lint.program import Program
 
@@ -23,6 +23,7 @@ def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
             if any(work.order < one.order < barrier.order for one in inits):
                 continue  # the others wait in that one: check_late_start
             guard = next((one for one in work.guards if one.main is True), None)
+            guard = guard or others_wait(program, work, barrier)
             if guard is None or guard.test in [one.test for one in barrier.guards if one.holds]:
                 continue
             if any(c.order > work.order and c.order < barrier.order for c in program.backwards):
@@ -39,6 +40,18 @@ def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
                 seen=(work, barrier),
             )
             return
+
+
+def others_wait(program: Program, work: Call, release: Call) -> Guard | None:
+    """`if rank != 0: barrier()` before the work, which `if rank == 0: barrier()` ends."""
+    if not any(one.main is True for one in release.guards):
+        return None
+    for barrier in program.calls("torch.distributed.barrier"):
+        if barrier.order < work.order and barrier.frames == work.frames[: len(barrier.frames)]:
+            for guard in barrier.guards:
+                if guard.main is False and guard.how == "if":
+                    return guard
+    return None
 
 
 def is_long(work: Call) -> bool:
