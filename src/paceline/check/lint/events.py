@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.check.lint.choices import implies_alone
 from paceline.check.lint.names import RANK_NAMES
-from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, Value, implies_alone
+from paceline.check.lint.values import DATA, DIVERGENT, FILES, RANK, SHARD, Value
 
 
 @dataclass(eq=False, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.check.lint import calls, comparisons, follow, imports, iteration
+from paceline.check.lint.choices import either, left_of
 from paceline.check.lint.events import Call, Class, Function, Guard, Scope
 from paceline.check.lint.names import (
     FILE_METHODS,
@@ -15,7 +16,7 @@ from paceline.check.lint.names import (
     canonical,
     kind_by_name,
 )
-from paceline.check.lint.values import DATA, FILES, RANK, SHARD, UNKNOWN, Value, either
+from paceline.check.lint.values import DATA, FILES, RANK, SHARD, UNKNOWN, Value
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -38,6 +39,14 @@ def evaluate(walk: "Walk", node: ast.AST | None) -> Value:
     value = handler(walk, node) if handler is not None else children(walk, node)
     if value.node is None:
         value.node = node
+    return under_guards(walk, value) if value.wrapper is not None and value.options else value
+
+
+def under_guards(walk: "Walk", value: Value) -> Value:
+    """What a model may still be under the conditions that lead here."""
+    for guard in walk.guards:
+        if guard.how != "except":
+            value = left_of(value, guard.test, guard.holds)
     return value
 
 

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from paceline.check.lint import calls, counters, effects, expressions
+from paceline.check.lint.choices import either
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
 from paceline.check.lint.names import (
     kind_of,
 )
 from paceline.check.lint.source import path_of
-from paceline.check.lint.values import RANK, UNKNOWN, Value, either
+from paceline.check.lint.values import RANK, UNKNOWN, Value
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk

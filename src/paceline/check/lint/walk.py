@@ -19,6 +19,7 @@ from paceline.check.lint import (
     managers,
     matching,
 )
+from paceline.check.lint.choices import either
 from paceline.check.lint.events import (
     Assign,
     Call,
@@ -33,7 +34,7 @@ from paceline.check.lint.events import (
 )
 from paceline.check.lint.names import MAIN_NAMES, RANK_NAMES, kind_by_name
 from paceline.check.lint.source import Source, is_main_test, path_of
-from paceline.check.lint.values import FAILURE, RANK, Value, either
+from paceline.check.lint.values import FAILURE, RANK, Value
 
 MAX_DEPTH = 14
 """Own functions in own functions. A guess: scripts seen have at most 7."""

@@ -35,10 +35,11 @@ def check_preprocessing_first(program: Program, context: Context) -> Iterator[Fi
             first = entered.call
             if not isinstance(first, Call) or first.method not in FIRST:
                 continue
-            small = call.receiver is not None and _is_small(call.receiver)
+            data = call.receiver or Value()
+            loud = is_known(data) and not is_small(data)
             yield program.finding(
                 "rank0-preprocess-timeout",
-                Severity.INFO if small else Severity.WARNING,
+                Severity.WARNING if loud else Severity.INFO,
                 first,
                 what=f"the other processes wait in a barrier while the first runs .{call.method}() "
                 f"in line {call.line}; the process group's time limit is the default 10 minutes",
@@ -49,14 +50,27 @@ def check_preprocessing_first(program: Program, context: Context) -> Iterator[Fi
             break
 
 
-def _is_small(data: Value) -> bool:
-    names = [
-        str(arg.likely())
+def is_small(data: Value) -> bool:
+    return any(SMALL.search(name) for name in data_set_names(data))
+
+
+def is_known(data: Value) -> bool:
+    """Whether the program says which data set of the hub it is, or what unless told otherwise."""
+    return any(name not in FILE_FORMATS for name in data_set_names(data))
+
+
+FILE_FORMATS = frozenset({"json", "csv", "text", "parquet", "arrow", "imagefolder", "None"})
+"""First arguments of `load_dataset` that read somebody's own files, of any size."""
+
+
+def data_set_names(data: Value) -> list[str]:
+    return [
+        str(given.likely())
         for one in data.origins()
         if isinstance(one.call, Call) and one.call.name.startswith("datasets.")
-        for arg in one.call.args
+        for given in [one.call.argument(0, "path")]
+        if given is not None
     ]
-    return any(SMALL.search(name) for name in names)
 
 
 def _has_long_timeout(program: Program) -> bool:

@@ -61,7 +61,7 @@ def check_set_epoch(program: Program, context: Context) -> Iterator[Finding]:
             if sampler in reported or not shuffles(sampler):
                 continue
             epochs = epoch_loop(program, loop)
-            if epochs is None:
+            if epochs is None or only_evaluates(program, loop):
                 continue
             reported.add(sampler)
             yield from epoch_findings(program, sampler, loop, epochs)
@@ -93,6 +93,19 @@ def epoch_loop(program: Program, loop: Loop) -> Loop | None:
     outer = inside.loops[: inside.loops.index(loop)]
     outer = tuple(one for one in outer if not one.is_comprehension and not one.over_batches)
     return outer[-1] if outer else None
+
+
+def only_evaluates(program: Program, loop: Loop) -> bool:
+    """Whether a loop over batches runs the model and trains nothing: their order is all one."""
+    if any(loop in one.loops for one in (*program.backwards, *program.steps)):
+        return False
+    forwards = [one for one in program.forwards if loop in one.loops]
+    return bool(forwards) and all(without_gradients(one) for one in forwards)
+
+
+def without_gradients(call: Call) -> bool:
+    entered = [one.instance or one.name or "" for one in call.withs]
+    return any(one.endswith(("no_grad", "inference_mode")) for one in entered)
 
 
 def epoch_findings(program: Program, sampler: Value, loop: Loop, epochs: Loop) -> Iterator[Finding]:

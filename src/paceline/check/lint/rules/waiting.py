@@ -7,8 +7,11 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Guard
 from paceline.check.lint.names import INIT_GROUP
 from paceline.check.lint.program import Program
+from paceline.check.lint.rules.frameworks import is_small
 
-LONG_WORK = frozenset({"map", "filter", "tokenize", "prepare_data", "preprocess", "download"})
+LONG_WORK = frozenset({"map", "filter", "tokenize", "preprocess"})
+DOWNLOADS = frozenset({"datasets.load_dataset", "huggingface_hub.snapshot_download"})
+"""To download first on one rank is what every guide says; it is long only for large data."""
 
 
 def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
@@ -17,7 +20,7 @@ def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
     if not inits or any(one.has_argument(None, "timeout") for one in inits):
         return
     for barrier in program.calls("torch.distributed.barrier"):
-        for work in program.all_calls:
+        for work in sorted(program.all_calls, key=is_download):
             if work.order > barrier.order or not is_long(work):
                 continue
             if any(work.order < one.order < barrier.order for one in inits):
@@ -30,7 +33,7 @@ def check_long_wait(program: Program, context: Context) -> Iterator[Finding]:
                 continue
             yield program.finding(
                 "rank0-preprocess-timeout",
-                Severity.WARNING,
+                how_loud(work),
                 guard,
                 what=(
                     f"rank 0 prepares data (line {work.line}) while the others wait in the barrier "
@@ -55,13 +58,29 @@ def others_wait(program: Program, work: Call, release: Call) -> Guard | None:
 
 
 def is_long(work: Call) -> bool:
-    if work.name in {"datasets.load_dataset", "huggingface_hub.snapshot_download"}:
-        return True
+    return is_download(work) or is_preprocessing(work)
+
+
+def is_download(work: Call) -> bool:
     if work.own is not None:
-        return any(word in work.own.name.lower() for word in ("preprocess", "tokenize", "download"))
+        return "download" in work.own.name.lower()
+    if work.method in {"prepare_data", "download"} and work.receiver is not None:
+        return work.receiver.has_kind("dataset")
+    return work.name in DOWNLOADS
+
+
+def is_preprocessing(work: Call) -> bool:
+    if work.own is not None:
+        return any(word in work.own.name.lower() for word in ("preprocess", "tokenize"))
     if work.method not in LONG_WORK or work.receiver is None:
         return False
     return work.receiver.has_kind("dataset")
+
+
+def how_loud(work: Call) -> Severity:
+    """Only preprocessing of data that is not known to be small takes minutes as a rule."""
+    small = work.receiver is not None and is_small(work.receiver)
+    return Severity.INFO if small or not is_preprocessing(work) else Severity.WARNING
 
 
 def check_late_start(program: Program, context: Context) -> Iterator[Finding]:
@@ -69,7 +88,7 @@ def check_late_start(program: Program, context: Context) -> Iterator[Finding]:
     for init in program.calls(INIT_GROUP):
         if init.open_ended or init.argument(None, "timeout") is not None:
             continue
-        for work in program.all_calls:
+        for work in sorted(program.all_calls, key=is_download):
             if work.order > init.order or work.root != init.root or not is_long(work):
                 continue
             guard = next((one for one in work.guards if one.main is True), None)
@@ -77,7 +96,7 @@ def check_late_start(program: Program, context: Context) -> Iterator[Finding]:
                 continue
             yield program.finding(
                 "store-wait-timeout",
-                Severity.WARNING,
+                how_loud(work),
                 guard,
                 what=(
                     f"rank 0 prepares data (line {work.line}) before it comes to line {init.line}, "
