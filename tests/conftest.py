@@ -13,15 +13,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 LONGEST_FIRST = (
-    *("run/test_recovery.py", "run/test_own_code.py", "drill/test_fault_matrix.py"),
-    *("runtime/test_state.py", "run/test_partition.py", "run/test_leaving.py"),
-    *("runtime/test_layouts_hf.py", "run/test_shadow.py", "runtime/test_layouts.py"),
-    *("run/test_shrink.py", "run/test_foreign_programs.py", "prove/test_against_real_runs.py"),
-    *("prove/test_prove.py", "runtime/test_replicas.py", "runtime/test_tensor.py"),
-    *("contracts/test_pytorch_trainer.py", "runtime/test_pipeline.py"),
-    *("verify/test_planted_faults.py", "run/test_with_engine.py", "drill/test_soak.py"),
-    *("runtime/test_checkpoint.py", "runtime/test_shard.py", "runtime/test_context.py"),
-    *("run/test_run.py", "run/test_stuck.py", "run/test_recovery_layouts.py"),
+    *("run/test_own_code.py", "drill/test_fault_matrix.py", "run/test_resume.py"),
+    *("prove/test_against_real_runs.py", "run/test_foreign_programs.py"),
+    *("drill/test_fault_matrix_wide.py", "run/test_shadow.py", "run/test_recovery.py"),
+    *("prove/test_prove.py", "run/test_shrink.py", "run/test_corruption.py"),
+    *("verify/test_layouts.py", "run/test_partition.py", "preflight/test_here.py"),
+    *("runtime/test_huggingface.py", "runtime/test_pipeline.py", "runtime/test_state.py"),
+    *("preflight/test_hosts.py", "verify/test_command.py", "bench/test_bench.py"),
+    *("adapt/test_adapted_runs.py", "run/test_leaving.py", "run/test_controller.py"),
+    *("runtime/test_shard.py", "cli/test_calibrate.py", "runtime/test_tensor.py"),
+    *("drill/test_soak.py", "contracts/test_pytorch_trainer.py", "runtime/test_checkpoint.py"),
+    *("verify/test_planted_faults.py", "run/test_stuck.py", "run/test_recovery_layouts.py"),
 )
 """Files that several processes share (`./test`): were one of these the last, the others would wait
 for it. By the time they took on 2 cores; a wrong place costs seconds and nothing else."""

@@ -56,6 +56,7 @@ def test_prove_says_what_is_wrong_with_the_job_before_anything_is_proved(job):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow  # much like the others
 def test_a_layout_that_the_estimate_refuses_is_proved_when_it_is_fixed(job):
     large = ("--set", "model.decoder.hidden=8192", "--set", "model.decoder.heads=64")
     large += ("--set", "model.decoder.layers=12")

@@ -26,6 +26,7 @@ def planned(*overrides: str) -> tuple[Job, Plan]:
     return job, plan_job(job)
 
 
+@pytest.mark.slow  # the quick one searches, below
 def test_a_step_is_run_and_its_memory_measured():
     job, plan = planned()
     peak = try_batch(job, plan, 2, limit_bytes=4096 * MIB)

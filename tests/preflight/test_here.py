@@ -106,7 +106,14 @@ def test_a_variable_that_names_no_interface_is_found_in_time(job, variable, id, 
     assert (found["slurm"]["pass"] == "") == (status == "fail")
 
 
-@pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", None])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        pytest.param("NCCL_SOCKET_IFNAME", marks=pytest.mark.slow),  # a whole run
+        "GLOO_SOCKET_IFNAME",
+        None,
+    ],
+)
 def test_a_run_and_a_quick_look_judge_alike(job, tmp_path, variable):
     broken: dict[str, object] = {"cwd": tmp_path}
     if variable is None:
@@ -223,6 +230,7 @@ def test_a_run_keeps_what_was_allowed_and_says_nothing_of_what_is_well(job, tmp_
     assert "preflight" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow  # the quick one is over hosts, in `tests/preflight/test_hosts.py`
 @pytest.mark.ranks
 def test_all_reduce_over_the_ranks_of_the_job_is_measured(job, tmp_path):
     done = paceline("preflight", str(job), "--json", cwd=tmp_path)

@@ -59,6 +59,7 @@ def test_a_controller_killed_twice_is_replaced_while_training_goes_on(scene, cle
     assert not (run.folder / "journal").exists()
 
 
+@pytest.mark.slow  # the quick one is row 9 in `tests/drill/test_fault_matrix.py`
 def test_a_controller_and_a_worker_killed_at_once_cost_no_step(scene, clean):
     process = scene.start("both", *STEPS)
     run = scene.record("both")

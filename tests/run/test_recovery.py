@@ -57,6 +57,7 @@ def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
     assert_same_end(scene.run("clean-again"), clean)
 
 
+@pytest.mark.slow  # the quick one has rows 1, 2, 10 and 25 in `tests/drill/test_fault_matrix.py`
 def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
     seed = random.SystemRandom().randrange(10**6)
     kills = random_kills(seed, count=2)
@@ -102,7 +103,7 @@ def test_a_kill_from_outside_at_any_moment_is_recovered_from(scene, clean):
         assert (lost[0].rank, lost[0].how) == (victim.rank, "killed by SIGKILL")
 
 
-@pytest.mark.slow  # the quick one is row 7 in `tests/drill/test_fault_matrix.py`
+@pytest.mark.slow  # the quick one is in `tests/run/test_shadow.py`
 def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, clean):
     two_nodes = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
     process = scene.start("node", *two_nodes)
@@ -127,6 +128,7 @@ def clean_long(scene: Scene) -> Record:
     return scene.run("clean-long", *LONG)
 
 
+@pytest.mark.slow  # the quick ones are in `tests/run/test_controller.py`
 def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scene, clean_long):
     process = scene.start("controller", *LONG, "--set", "recovery.lease=1")
     record = scene.record("controller")

@@ -100,6 +100,17 @@ def test_a_rank_killed_together_with_its_shadows_holder_comes_from_the_checkpoin
     assert said[0].startswith("no living rank has the state of rank(s) 0 at step 57, nor a shadow")
 
 
+def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean_on_four):
+    # Step 6 is long, so that what step 4 saves is whole before the kill.
+    faults = "drill.faults=['long rank=0 step=6 for=2','kill rank=2 step=7 phase=apply']"
+    asked = (*options("full", 4), "--set", "recovery.state=checkpoint", "--set", faults)
+    run = scene.run("killed-fsdp2", *asked)
+    assert_same_end(run, clean_on_four)
+    (recovered,) = run.of(log.Recovered)
+    assert (recovered.source, recovered.resumed_from_step) == ("checkpoint", 4)
+    assert recovered.steps_lost in (2, 3)  # a kill in `apply` may come after the others applied
+
+
 def test_a_whole_node_is_lost_and_its_shards_come_from_the_other_nodes_shadows(
     scene, clean_on_four
 ):

@@ -73,13 +73,13 @@ def train_and_tell(rank: int, world: int, fields: dict[str, Any], model: str) ->
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        ("DDP", "built-in"),
-        ("TP x DDP", "built-in"),
         ("PP 1F1B x DDP", "gpt2"),
-        ("CP ring", "built-in"),
         ("HSDP", "gpt2"),
         ("EP x TP", "mixtral"),
-        ("FSDP2", "built-in"),
+        *(
+            pytest.param(name, "built-in", marks=pytest.mark.slow)
+            for name in ("DDP", "TP x DDP", "CP ring", "FSDP2")
+        ),
     ],
 )
 def test_replicas_hold_the_same_bytes_after_three_steps_of_adam(name: str, model: str):
