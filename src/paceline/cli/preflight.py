@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "--quick",
     is_flag=True,
     help="Only what takes no time: no tool is asked and nothing is measured, as before every "
-    "`paceline run` on this machine.",
+    "`paceline run`.",
 )
 @click.option(
     "--measure/--no-measure",

@@ -5,6 +5,8 @@ Leaves out the way there (`visits.py`), what is measured (`measure.py`) and the 
 """
 
 import contextlib
+import glob
+import os
 import secrets
 import socket
 import time
@@ -57,11 +59,18 @@ def question_of(job: Job, runs: Path, *, is_quick: bool = False) -> Question:
     port = spec.cluster.rendezvous_port
     return Question(
         folders=tuple(folders),
-        data=tuple(str(job.folder / pattern) for pattern in patterns),
+        data=tuple(_pattern(job.folder / os.path.expanduser(each)) for each in patterns),
         code=tuple(dict.fromkeys(code)),
         ports=() if port == "auto" else (port,),
         is_quick=is_quick,
     )
+
+
+def _pattern(path: Path) -> str:
+    """As a glob, what `data.path` means here by a folder, a file, or a glob."""
+    if path.is_dir():
+        return str(Path(glob.escape(str(path))) / "**")
+    return glob.escape(str(path)) if path.is_file() else str(path)
 
 
 def look_here(question: Question) -> Gathered:

@@ -4,6 +4,7 @@ import glob
 import hashlib
 import os
 import secrets
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -90,15 +91,17 @@ def hash_code(folders: Iterable[str], *, own: bool = True) -> dict[str, str]:
 
 
 def hash_data(patterns: Iterable[str]) -> dict[str, str]:
-    """Each pattern -> a hash over the names and sizes of its files; empty where there are none."""
+    """Each glob -> a hash over the names and sizes of its files; empty where there are none."""
     found = {}
     for pattern in patterns:
         rows = []
         for name in sorted(glob.glob(pattern, recursive=True)):
             try:
-                rows.append(f"{name} {os.stat(name).st_size}")
+                found_there = os.stat(name)
             except OSError:
                 continue
+            if stat.S_ISREG(found_there.st_mode):  # a folder's own size says nothing
+                rows.append(f"{name} {found_there.st_size}")
         found[pattern] = hashlib.sha256("\n".join(rows).encode()).hexdigest() if rows else ""
     return found
 
