@@ -60,6 +60,7 @@ def test_a_bench_times_each_number_of_ranks_and_writes_a_page(folder, monkeypatc
     assert "3 timed steps" in done.stderr
 
 
+@pytest.mark.slow  # much like the one above
 def test_a_program_of_ones_own_is_timed_as_it_is(folder, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (folder / "own.py").write_text(

@@ -225,6 +225,7 @@ def test_the_helper_process_measures_a_factory(tmp_path: Path):
     assert profile.forward_flops_per_sample == 2 * 40 * 8 * 50
 
 
+@pytest.mark.slow  # a factory that raises is told of too, in `tests/bench/test_bench.py`
 def test_a_factory_that_ends_the_program_is_told_of(tmp_path: Path):
     (tmp_path / "quits.py").write_text("import sys\ndef make():\n    sys.exit(0)\n")
     with pytest.raises(JobError, match="ended the program before it returned a module"):

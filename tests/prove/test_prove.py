@@ -23,7 +23,7 @@ EXTENDED = {
     "FSDP2 x tensor": layout(data=8, tensor=2),
     "HSDP": layout(data=16, sharding="hybrid", shard=4),
 }
-EXTENDED_QUICKLY = ("FSDP2 x tensor", "HSDP")
+EXTENDED_QUICKLY = ("FSDP2 x tensor",)
 """The others, much like them, are marked slow."""
 
 RATES = Rates(

@@ -96,6 +96,7 @@ def test_a_rank_that_fails_ends_all_and_all_go_on_from_their_own_checkpoint(tmp_
     assert len(ports) == 2
 
 
+@pytest.mark.slow  # the quick one counts instead, above
 def test_a_real_ddp_script_that_is_killed_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
     killed = run(script(tmp_path / "killed", DDP))
     whole = DDP.replace('os.environ["PACELINE_RESTART"] == "0"', "False")

@@ -188,6 +188,7 @@ def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean_
     assert generations == sorted(generations)
 
 
+@pytest.mark.slow  # the quick one has a controller that hangs, in `tests/run/test_controller.py`
 def test_an_agent_that_does_not_answer_is_ended_by_force(scene):
     process = scene.start("stopped-agent")
     record = scene.record("stopped-agent")
