@@ -13,6 +13,7 @@ from paceline.check.lint.rules import (
     ddp,
     decisions,
     devices,
+    find_unused,
     forks,
     frameworks,
     groups,
@@ -28,9 +29,11 @@ from paceline.check.lint.rules import (
     shared_randomness,
     sizes,
     streams,
+    unprepared,
     unused,
     waiting,
     workers,
+    written_files,
     zero3,
 )
 
@@ -44,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     *ddp.RULES,
     *decisions.RULES,
     *devices.RULES,
+    *find_unused.RULES,
     *forks.RULES,
     *frameworks.RULES,
     *groups.RULES,
@@ -59,9 +63,11 @@ RULES: tuple[Rule, ...] = (
     *shared_randomness.RULES,
     *sizes.RULES,
     *streams.RULES,
+    *unprepared.RULES,
     *unused.RULES,
     *waiting.RULES,
     *workers.RULES,
+    *written_files.RULES,
     *zero3.RULES,
 )
 """In no particular order: findings are sorted by their place."""
