@@ -203,6 +203,19 @@ def test_a_loss_that_is_a_sum_is_scaled_because_ranks_average():
     assert "(loss * WORLD_SIZE).backward()" in adapt(source, Target.DDP).text
 
 
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        ("(loss / 4).backward()", "accelerator.backward(loss / 4)"),
+        ("(loss / 4).backward(retain_graph=True)", "((loss / 4), retain_graph=True)"),
+        ("(loss.mean()).backward()", "accelerator.backward(loss.mean())"),
+    ],
+)
+def test_a_backward_pass_of_an_expression_is_accelerates(written, wanted):
+    source = changed(("loss.backward()", written))
+    assert wanted in adapt(source, Target.ACCELERATE).text
+
+
 def test_shards_are_made_before_any_list_of_parameters():
     source = below("optimizer = ", "groups = [p for p in model.parameters()]", "print(len(groups))")
     source = source.replace("SGD(model.parameters()", "SGD(groups")

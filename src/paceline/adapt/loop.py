@@ -47,11 +47,14 @@ def _backward(work: Work) -> None:
                 "targets, the mean differs a little from the whole batch's",
             )
         if work.accelerate:
-            start, middle = edits.start(call), edits.end(call.func.value)
-            edits.replace_span(start, start, "accelerator.backward(")
             rest = [edits.text(each) for each in call.args]
             rest += [f"{k.arg}={edits.text(k.value)}" for k in call.keywords]
-            edits.replace_span(middle, edits.end(call), "".join(f", {each}" for each in rest) + ")")
+            start, value_end = edits.start(call), edits.end(call.func.value)
+            dot = value_end + edits.source[value_end : edits.end(call.func)].rindex(".")
+            own = edits.start(call.func.value) > start and not rest  # `(loss / 4).backward()`
+            edits.replace_span(start, start, "accelerator.backward" + ("" if own else "("))
+            close = "" if own else "".join(f", {each}" for each in rest) + ")"
+            edits.replace_span(dot, edits.end(call), close)
             work.use("accelerator")
             work.say(call, "accelerator.backward")
 

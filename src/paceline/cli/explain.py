@@ -92,7 +92,7 @@ def _near(name: str) -> list[str]:
         if words and all(word in f"{code} {title}".lower() for word in words)
     ]
     close = difflib.get_close_matches(name, titles, n=_MOST_NEAR)
-    return list(dict.fromkeys([*close, *named]))[:_MOST_NEAR]
+    return list(dict.fromkeys([*named, *close]))[:_MOST_NEAR]
 
 
 def _titles() -> Mapping[str, str]:
