@@ -182,6 +182,9 @@ def test_what_was_recorded_is_judged_without_a_look(job, tmp_path):
     found.write_text(json.dumps(told))
     done = paceline("preflight", str(job), "--from", str(found), "--json")
     assert failing(done) == {"open-files": "too-many-open-files"}
+    again = paceline("preflight", str(job), "--from", str(found), "--from", str(found))
+    assert again.returncode == 2
+    assert "it was given before: its nodes count once" in again.stderr
 
 
 def test_a_file_that_is_no_recording_is_refused_with_its_name(job, tmp_path):

@@ -59,13 +59,16 @@ def read_gathered(paths: Sequence[Path]) -> Gathered:
     """What was recorded (`paceline preflight --record`), of one file or of several put together.
 
     Raises:
-        JobError: `T021`, a file cannot be read or is no recording.
+        JobError: `T021`, a file cannot be read, is no recording or was given before.
     """
     found: list[Gathered] = []
     problems = []
     for path in paths:
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Gathered))
+            read = msgspec.json.decode(path.read_bytes(), type=Gathered)
+            if read in found:
+                problems.append(_unreadable(path, "it was given before: its nodes count once"))
+            found.append(read)
         except OSError as error:
             problems.append(_unreadable(path, error.strerror or str(error)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
