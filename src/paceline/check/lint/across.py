@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
+from paceline.check.lint.configs.deepspeed_file import check_deepspeed_file
 from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, launches_in
 from paceline.check.lint.configs.launch_rules import check_launch
@@ -125,6 +126,8 @@ def check_across(
     accelerates = {_base(one.path): one for one in configs if one.kind == "accelerate"}
     for start in starts:
         yield from _check_recomputed_twice(start.launch, accelerates, by_name)
+    for config in accelerates.values():
+        yield from check_deepspeed_file(config, [one.launch for one in starts], configs)
     for program in programs:
         yield from check_variables(variables_in(program), surroundings(context))
         yield from _check_ray_workers(program, configs)

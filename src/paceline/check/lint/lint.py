@@ -147,9 +147,12 @@ def is_python(path: str, source: bytes) -> bool:
 def _findings(
     programs: list[Program], configs: list[Config], context: Context
 ) -> Iterator[Finding]:
-    """Of each file in its own context, and of all together; one for a failure and line."""
+    """Of each file in its own context, and of all together; one for a failure and line.
+
+    JSON may stand in one line: there, each that says something else is kept.
+    """
     starts = starts_in(configs, context)
-    seen: set[tuple[str, str, int | None]] = set()
+    seen: set[tuple[str, str, int | None, str]] = set()
 
     def all_findings() -> Iterator[Finding]:
         for program in programs:
@@ -165,7 +168,8 @@ def _findings(
         yield from check_across(configs, programs, context)
 
     for one in all_findings():
-        key = (one.where.path, one.id, one.where.line)
+        what = one.what if one.where.path.endswith(".json") else ""
+        key = (one.where.path, one.id, one.where.line, what)
         if key not in seen:
             seen.add(key)
             yield one

@@ -44,10 +44,12 @@ _IN_THE_JSON = (
     "zero_stage",
     "offload_optimizer_device",
     "offload_param_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_nvme_path",
     "zero3_save_16bit_model",
 )
-"""Keys that Accelerate takes from the DeepSpeed file where one is named
-(huggingface.co/docs/accelerate/usage_guides/deepspeed, "Things to note")."""
+"""Keys of `DeepSpeedPlugin._deepspeed_config_checks` of accelerate 1.15, which raises where one
+stands beside a DeepSpeed file; mixed_precision, the other one, is in `deepspeed_file.py`."""
 
 FSDP = words(
     """
@@ -389,20 +391,11 @@ def _check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Fi
                     ERROR,
                     path,
                     clash.line,
-                    f"{name} is given beside deepspeed_config_file: {named.text()}, which says it",
+                    f"{name} is given beside deepspeed_config_file: {named.text()}, whose to say it "
+                    "is: Accelerate ends with a ValueError",
                     fix=f"take it out here, and set it in {named.text()}",
                     evidence=[(path, named.line, f"deepspeed_config_file: {named.text()}")],
                 )
-        outside = config.at("mixed_precision")
-        if outside is not None and outside.text() not in {None, "no", "false"}:
-            yield found(
-                "ds-config-silent-keys",
-                INFO,
-                path,
-                outside.line,
-                f"with a deepspeed_config_file mixed_precision is {named.text()}'s to say",
-                fix=f"take it out here, and set it in {named.text()}",
-            )
     launcher = inside.at("deepspeed_multinode_launcher")
     nodes = config.number("num_machines") or 1
     if nodes > 1 and (launcher is None or launcher.text() == "pdsh"):

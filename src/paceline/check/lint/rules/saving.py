@@ -100,9 +100,10 @@ def check_map_location(program: Program, context: Context) -> Iterator[Finding]:
     if not saved or any(one.has_argument(1, "map_location") for one in loads):
         return
     for call in loads:
-        if any(one.by_rank for one in call.guards) or on_context_device(call):
-            continue
-        if not is_state(program, call.result):
+        path = call.argument(0, "f")
+        if path is not None and kept_to_some(call, path):
+            continue  # each rank reads what it saved, from its own GPU
+        if on_context_device(call) or not is_state(program, call.result):
             continue
         yield program.finding(
             "missing-set-device",
@@ -116,6 +117,51 @@ def check_map_location(program: Program, context: Context) -> Iterator[Finding]:
             seen=saved[:1],
         )
         return
+
+
+def check_file_of_rank(program: Program, context: Context) -> Iterator[Finding]:
+    """A sharded model's state in a file for each rank, loaded again by the same rank."""
+    if program.framework in OWNED:
+        return
+    saved = [
+        one
+        for one in program.calls("torch.save")
+        if named_by_rank(one.argument(1, "f")) and holds_sharded_state(one)
+    ]
+    if not saved:
+        return
+    for call in program.calls("torch.load"):
+        if not named_by_rank(call.argument(0, "f")) or not is_state(program, call.result):
+            continue
+        yield program.finding(
+            "ckpt-world-size-mismatch",
+            Severity.WARNING,
+            call,
+            what=(
+                f"line {saved[0].line} saves a file for each rank of a sharded model: this loads "
+                "only on as many ranks as saved it"
+            ),
+            fix="torch.distributed.checkpoint.save and load with get_state_dict and set_state_dict",
+            seen=saved[:1],
+        )
+        return
+
+
+def named_by_rank(path: Value | None) -> bool:
+    return path is not None and any(RANK in one.taints for one in path.origins())
+
+
+def holds_sharded_state(call: Call) -> bool:
+    """Whether what is saved is, or holds, `state_dict()` of a model that FSDP sharded."""
+    given = call.argument(0, "obj")
+    parts = [given, *(given.entries or {}).values()] if given is not None else []
+    for one in (origin for part in parts for origin in part.origins()):
+        made = one.call
+        if not isinstance(made, Call) or made.receiver is None:
+            continue
+        if made.method == "state_dict" and made.receiver.wrapped_by("fsdp1", "fsdp2"):
+            return True
+    return False
 
 
 def is_state(program: Program, loaded: Value) -> bool:
@@ -308,6 +354,7 @@ RULES = (
     check_same_file,
     check_overwritten,
     check_map_location,
+    check_file_of_rank,
     check_resume,
     check_weights_only,
     check_trackers,

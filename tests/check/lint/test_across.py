@@ -1,0 +1,21 @@
+"""What several configurations say together: each contradiction is told, wherever it stands."""
+
+from paceline.check.lint.context import Context
+from paceline.check.lint.lint import lint
+
+ACCELERATE = b"""distributed_type: DEEPSPEED
+deepspeed_config: {deepspeed_config_file: ds.json}
+num_processes: 8
+"""
+DEEPSPEED = b"""{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 8,
+"gradient_accumulation_steps": 4, "zero_optimization": {"stage": 2}}""".replace(b"\n", b" ")
+SCRIPT = b"import accelerate\nmine = accelerate.Accelerator(gradient_accumulation_steps=2)\n"
+
+
+def test_two_contradictions_in_the_one_line_of_a_json_are_both_told():
+    found = lint({"a.yaml": ACCELERATE, "ds.json": DEEPSPEED, "t.py": SCRIPT}, Context())
+    told = [one.what for one in found if one.id == "ds-batch-size-mismatch"]
+    assert [each.split(" ")[0] for each in told] == [
+        "train_batch_size",
+        "gradient_accumulation_steps",
+    ]
