@@ -146,6 +146,7 @@ def _unique(programs: Sequence[Program]) -> dict[str, Program]:
 def variables_in(program: Program) -> list[Variable]:
     """`os.environ["NAME"] = "text"` and setdefault, where the text is written out."""
     given = []
+    forks = program.mentions("dataloader", "num_workers")
     for node in ast.walk(program.tree):
         key: ast.AST | None = None
         value: ast.AST | None = None
@@ -165,6 +166,7 @@ def variables_in(program: Program) -> list[Variable]:
             and isinstance(value, ast.Constant)
             and isinstance(value.value, str)
             and isinstance(node, ast.stmt | ast.expr)
+            and (key.value != "TOKENIZERS_PARALLELISM" or forks)
         ):
             given.append(
                 Variable(

@@ -167,9 +167,22 @@ def is_rank_number(value: Value, depth: int = 8) -> bool:
     if value.operation is not None:
         return any(is_rank_number(one, depth - 1) for one in value.operation[1:])
     made = value.call
-    if made is None or value.instance == "os.environ":
+    if value.instance == "os.environ":
         return True
+    if made is None:
+        return is_named_rank(value, depth - 1)
     return made.name.rpartition(".")[2].lower() in RANK_SOURCES
+
+
+def is_named_rank(value: Value, depth: int) -> bool:
+    """Whether what no call made is a rank: by its name, or as a part or copy of one."""
+    if value.items is not None or value.entries is not None:
+        return False
+    if value.receiver is not None and isinstance(value.attribute, str):
+        last = value.attribute.lower()
+        return last in RANK_SOURCES or last.endswith("rank")
+    origins = (value.receiver,) if value.receiver is not None else value.sources
+    return not origins or any(is_rank_number(one, depth) for one in origins)
 
 
 NOT_RANKS = frozenset({DATA, SHARD, FILES})

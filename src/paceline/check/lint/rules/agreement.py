@@ -81,7 +81,7 @@ def joint_kind(call: Call) -> str | None:
     if call.name in SAVES:
         return None if of_a_part(call) or whole_model(call) else "save"
     if call.is_method("state_dict") and call.receiver is not None:
-        return "save" if call.receiver.wrapped_by(*SHARDED) else None
+        return "save" if sharded_by_then(call, call.receiver) else None
     if call.name in GATHERED_SAVES:
         model = call.argument(0, "model")
         return "save" if model is not None and sharded_by_framework(model) else None
@@ -92,7 +92,9 @@ def joint_kind(call: Call) -> str | None:
     receiver = call.receiver or Value()
     if call.is_method("save_checkpoint") and receiver.wrapped_by("deepspeed"):
         return "save"
-    if call.forward_of is not None and call.forward_of.wrapped_by("ddp", *SHARDED, "deepspeed"):
+    if call.forward_of is not None and (
+        call.forward_of.wrapped_by("ddp", "deepspeed") or sharded_by_then(call, call.forward_of)
+    ):
         return "forward"
     if call.forward_of is not None and (
         sharded_by_framework(call.forward_of) or inside_of_sharded(call, call.forward_of)
@@ -108,6 +110,16 @@ def joint_kind(call: Call) -> str | None:
         )
         return "collective" if torchmetrics else None
     return None
+
+
+def sharded_by_then(call: Call, model: Value) -> bool:
+    """Whether FSDP holds the model when the call is made; `fully_shard` changes it in place."""
+    for one in model.any():
+        at = one.fields.get("wrapped at")
+        later = at is not None and at.call.root == call.root and at.call.order > call.order
+        if one.wrapper in SHARDED and not later:
+            return True
+    return False
 
 
 def of_trainer(call: Call, trainer: Value) -> str | None:
@@ -252,7 +264,7 @@ def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]
         guard = rank_guard(joint.call)
         if guard is None or answered(joint, guard, joints):
             continue
-        if same_function_elsewhere(program, joint, guard):
+        if same_function_elsewhere(program, joint, guard) or goes_on_in_with(joint, guard, joints):
             continue
         at = joint.call.at_depth(guard.depth)
         key = guard.node if opposite_calls(guard, joints) else at
@@ -264,7 +276,36 @@ def check_rank_branches(program: Program, context: Context) -> Iterator[Finding]
 
 def rank_guard(call: Call) -> Guard | None:
     """The outermost condition that lets some ranks pass and not others."""
-    return next((one for one in call.guards if one.by_rank and one.how != "while"), None)
+    for one in call.guards:
+        if one.by_rank and one.how != "while" and not open_to_all(one, call):
+            return one
+    return None
+
+
+def open_to_all(guard: Guard, call: Call) -> bool:
+    """`if everywhere or rank == 0:`, where the call stands in an `if everywhere:` further in."""
+    sign, *parts = guard.test.operation or ("",)
+    if sign != ("Or" if guard.holds else "And"):
+        return False
+    equal = [one for one in parts if not one.divergent]
+    return any(
+        follows(other.test, other.holds, one, guard.holds)
+        for one in equal
+        for other in call.guards
+        if other is not guard
+    )
+
+
+def follows(test: Value, holds: bool, one: Value, wanted: bool) -> bool:
+    """Whether a condition that holds, or not, settles another one as wanted."""
+    if test is one:
+        return holds is wanted
+    sign, *parts = test.operation or ("",)
+    if sign == "Not":
+        return follows(parts[0], not holds, one, wanted)
+    return sign == ("And" if holds else "Or") and any(
+        follows(part, holds, one, wanted) for part in parts
+    )
 
 
 def answered(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
@@ -301,6 +342,17 @@ def same_function_elsewhere(program: Program, joint: Joint, guard: Guard) -> boo
         ):
             return True
     return False
+
+
+def goes_on_in_with(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
+    """Whether a context manager yields to the other ranks, for whom the same call stands ready."""
+    if not 0 < guard.depth <= len(joint.call.frames):
+        return False
+    function = joint.call.frames[guard.depth - 1].function
+    if not function.has_decorator("contextmanager"):
+        return False
+    same = [one for one in joints if one.call.name == joint.call.name]
+    return any(not under(one, guard, guard.holds) for one in same)
 
 
 def under(joint: Joint, guard: Guard, holds: bool) -> bool:

@@ -191,7 +191,7 @@ def check_scheduler_length(program: Program, context: Context) -> Iterator[Findi
         origins = " ".join(filter(None, (one.label for one in steps.origins())))
         if "num_processes" in text + origins or "world" in (text + origins).lower():
             continue
-        if steps.likely() is UNKNOWN and not _counts_prepared(program, steps):
+        if steps.likely(UNKNOWN) is UNKNOWN and not _counts_prepared(program, steps):
             continue
         if _mentions_processes(steps):
             continue
@@ -228,7 +228,10 @@ def check_gathered_metrics(program: Program, context: Context) -> Iterator[Findi
     if program.framework != "accelerate" or program.mentions("gather_for_metrics"):
         return
     for call in program.calls(f"{ACCELERATOR}.gather"):
-        if not any(loop.over_batches for loop in call.loops):
+        around = [loop for loop in call.loops if loop.over_batches]
+        if not around or any(around[-1] in one.loops for one in program.backwards):
+            continue
+        if _cuts_to_length(call):
             continue
         text = ast.unparse(call.node).lower()
         if "loss" in text or not re.search(r"pred|label|logit|target|argmax|correct", text):
@@ -241,6 +244,15 @@ def check_gathered_metrics(program: Program, context: Context) -> Iterator[Findi
             fix="accelerator.gather_for_metrics(...)",
         )
         return
+
+
+def _cuts_to_length(gather: Call) -> bool:
+    """Whether its function cuts by the data set's length: `x[: len(loader.dataset) - seen]`."""
+    body = gather.function.node if gather.function is not None else None
+    return body is not None and any(
+        isinstance(node, ast.Slice) and node.upper is not None and "len(" in ast.unparse(node.upper)
+        for node in ast.walk(body)
+    )
 
 
 def check_skipped_batches(program: Program, context: Context) -> Iterator[Finding]:
@@ -322,11 +334,18 @@ def _checks_size(program: Program) -> bool:
     return bool(re.search(r"(assert|if|raise)[^\n]*\.size\(\)\s*(==|!=|<|>)", program.text))
 
 
+def _starts_alike(program: Program) -> bool:
+    """Whether every worker seeds the generator alike before it makes its weights."""
+    seeds = [one for one in program.calls("torch.manual_seed") if one.args]
+    return bool(seeds) and not any(one.args[0].divergent for one in seeds)
+
+
 def check_horovod(program: Program, context: Context) -> Iterator[Finding]:
     """Horovod's workers start from weights of their own unless they are told."""
     if not program.has_call("horovod.torch.init") or not program.backwards:
         return
-    if not program.mentions("broadcast_parameters", "broadcast_object", "broadcast_optimizer"):
+    sent = program.mentions("broadcast_parameters", "broadcast_object", "broadcast_optimizer")
+    if not sent and not _starts_alike(program):
         wrapped = program.calls("horovod.torch.DistributedOptimizer")
         if wrapped:
             yield program.finding(

@@ -182,6 +182,8 @@ def check_gloo_for_gpu(program: Program, context: Context) -> Iterator[Finding]:
         return
     if program.has_call("torch.distributed.new_group") or program.framework in OWN_DEVICES:
         return
+    if not program.wraps and not program.backwards:
+        return  # there are no gradients to move
     for init in inits:
         users = [one for one in program.all_calls if puts_model_on_gpu(one)]
         if users:

@@ -209,7 +209,7 @@ def check_resume(program: Program, context: Context) -> Iterator[Finding]:
         return
     for loop in training_loops(program):
         epochs = epoch_loop(program, loop)
-        if epochs is None or epochs.over is None:
+        if epochs is None or epochs.over is None or not epochs.counter:
             continue
         begins = epochs.over.sources
         if any(one.call in loads for value in begins for one in value.origins()):
