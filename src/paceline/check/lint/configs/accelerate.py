@@ -391,8 +391,8 @@ def _check_deepspeed(path: str, config: Marked, context: Context) -> Iterator[Fi
                     ERROR,
                     path,
                     clash.line,
-                    f"{name} is given beside deepspeed_config_file: {named.text()}, whose to say it "
-                    "is: Accelerate ends with a ValueError",
+                    f"{name} is given beside deepspeed_config_file: {named.text()}, which has to "
+                    "say it: Accelerate ends with a ValueError",
                     fix=f"take it out here, and set it in {named.text()}",
                     evidence=[(path, named.line, f"deepspeed_config_file: {named.text()}")],
                 )

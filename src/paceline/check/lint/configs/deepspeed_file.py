@@ -37,15 +37,15 @@ def check_deepspeed_file(
     other = {"fp16": "bf16", "bf16": "fp16"}.get(said or "", "")
     enabled = inner.document.at(other) if inner is not None and other else None
     if inner is not None and enabled is not None and enabled.true("enabled"):
-        against = f", and {_base(file)} enables {other}"
+        against = f" and enables {other}"
         evidence.append((inner.path, enabled.line, f"{other} is enabled"))
     yield found(
         "ds-config-silent-keys",
         ERROR,
         config.path,
         precision.line,
-        f"mixed_precision: {said} is given beside deepspeed_config_file: {file}, whose to say it "
-        f"is{against}: Accelerate ends with a ValueError",
+        f"mixed_precision: {said} is given beside deepspeed_config_file: {file}, which has to "
+        f"say it{against}: Accelerate ends with a ValueError",
         fix=f"take it out here, and set it in {file}",
         evidence=evidence,
     )
