@@ -256,13 +256,27 @@ def check_cpu_tensor_in_nccl(program: Program, context: Context) -> Iterator[Fin
             )
 
 
-def on_cpu(tensor: Value) -> bool:
+def on_cpu(tensor: Value, depth: int = 8) -> bool:
+    """Whether a tensor is surely on the CPU: made there, and only changed since."""
+    if depth == 0 or tensor.options:
+        return False
+    if isinstance(tensor.node, ast.AugAssign) and tensor.operation is not None:
+        return on_cpu(tensor.operation[1], depth - 1)
     call = tensor.call
     if not isinstance(call, Call):
         return False
     if call.method == "cpu":
         return True
-    return call.name in MAKERS and call.argument(None, "device") is None and not call.open_ended
+    if call.method in SAME_DEVICE and call.receiver is not None and call.receiver.name is None:
+        return on_cpu(call.receiver, depth - 1)
+    if call.name in {"torch.stack", "torch.cat"} and call.args and call.args[0].items:
+        return all(on_cpu(one, depth - 1) for one in call.args[0].items)
+    if call.name not in MAKERS or call.argument(None, "device") is not None or call.open_ended:
+        return False
+    return not (call.args and call.args[0].kind == "output")  # torch.tensor(x) stays where x is
+
+
+SAME_DEVICE = frozenset({"clone", "detach", "float", "double", "long", "int", "view", "reshape"})
 
 
 def check_contiguous(program: Program, context: Context) -> Iterator[Finding]:
