@@ -1,13 +1,16 @@
 """`paceline diagnose` on the command line: what it reads, what it prints, how it ends."""
 
+import errno
 import gzip
 import json
 import os
 import pickle
+import threading
 
 import pytest
 from click.testing import CliRunner
 
+from paceline.cli import log_files
 from paceline.cli.diagnose import command
 from paceline.errors import JobError
 from paceline.report.diagnose_text import MAX_LINES
@@ -122,3 +125,47 @@ def test_dumps_that_tell_nothing_are_no_clean_run(tmp_path, content):
     assert isinstance(error, JobError)
     assert "V011" in str(error)
     assert error.exit_code == 2
+
+
+@pytest.fixture
+def closed_folder(tmp_path, monkeypatch):
+    """A folder that this user may not open; root may open all, so the system call refuses."""
+    folder = tmp_path / "node1"
+    folder.mkdir()
+    (folder / "rank-1.log").write_text(EXCEPTION)
+    as_it_was = os.scandir
+
+    def refuse(path="."):
+        if str(path) == str(folder):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return as_it_was(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    return folder
+
+
+def test_a_folder_that_cannot_be_opened_is_refused(closed_folder):
+    error = run(closed_folder).exception
+    assert isinstance(error, JobError)
+    assert f"{closed_folder} cannot be read: Permission denied" in str(error)
+
+
+def test_a_folder_inside_that_cannot_be_opened_is_said_and_the_rest_is_read(closed_folder):
+    (closed_folder.parent / "rank-0.log").write_text("step 1\n")
+    for flags in ([], ["--unique"]):
+        told = " ".join(run(*flags, closed_folder.parent).output.split())
+        assert "step 1" in told or "nothing" in told
+        assert f"Permission denied: {closed_folder}" in told
+        assert "KeyError" not in told
+
+
+def test_a_pipe_that_nobody_writes_to_is_said_and_then_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_files, "_PATIENCE_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    later = threading.Timer(0.2, lambda: pipe.write_text(EXCEPTION))
+    later.start()
+    result = run(pipe)
+    later.join()
+    assert "is a pipe; waiting until something writes to it" in result.stderr
+    assert "KeyError: 'labels'" in result.output

@@ -89,7 +89,13 @@ def _print_unique(found: "list[Log]", as_json: bool) -> None:
     ]
     click.echo(
         json.dumps(
-            {"events": kinds, "num_lines": events.num_lines, "left_out": events.left_out}, indent=2
+            {
+                "events": kinds,
+                "num_lines": events.num_lines,
+                "left_out": events.left_out,
+                "troubles": events.troubles,
+            },
+            indent=2,
         )
     )
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 import re
+import select
 import stat
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,10 @@ from paceline.errors import JobError, Problem
 
 MAX_FILES = 100_000
 """Files of one folder that are read: more ranks than any job has had."""
+
+_PATIENCE_S = 1.0
+"""How long a pipe may be silent before it is said that it is waited for. A guess: a person wonders
+after a second or two."""
 
 _ENDINGS = {".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".json", ".gz", ""}
 _NO_LOGS = {"job.yaml", "plan.json", "run.json", "control.json", "requirements.txt", "config.json"}
@@ -39,14 +44,17 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
             found.append(Log(name="-", blocks=_blocks_of_input()))
             continue
         path = Path(name)
-        if not path.exists() and (runs / name).is_dir():
+        if not os.path.lexists(path) and os.path.isdir(runs / name):
             path = runs / name
+        _check_can_be_read(path, name)
         if path.is_dir():
             is_run = (path / "run.json").exists()
-            files = list(_files(path / "logs" if is_run else path))
+            closed: list[OSError] = []
+            files = list(_files(path / "logs" if is_run else path, closed))
             if is_run and (path / "events.jsonl").exists():
                 files.append(path / "events.jsonl")
-            if not files:
+            found += [Log(name=str(each.filename), blocks=_failing(each)) for each in closed]
+            if not files and not closed:
                 raise JobError(
                     Problem(
                         code="V010",
@@ -57,7 +65,6 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
                 )
             found += [_log(file, path) for file in files]
         else:
-            _check_file(path, name)
             found.append(_log(path, path.parent))
     return found
 
@@ -75,11 +82,15 @@ def _log(path: Path, root: Path) -> Log:
     )
 
 
-def _check_file(path: Path, name: str) -> None:
+def _check_can_be_read(path: Path, name: str) -> None:
+    """Refuse what cannot be read. A pipe is not opened: whoever writes to it would see it close."""
     try:
-        kind = path.stat()
-        with path.open("rb"):
-            pass
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            os.scandir(path).close()
+            (path / "run.json").exists()
+        elif stat.S_ISREG(mode):
+            path.open("rb").close()
     except OSError as error:
         raise JobError(
             Problem(
@@ -89,7 +100,7 @@ def _check_file(path: Path, name: str) -> None:
                 fix="give a log file, a folder of logs, a run's id, or - for input",
             )
         ) from None
-    if not (stat.S_ISREG(kind.st_mode) or stat.S_ISFIFO(kind.st_mode)):
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
         raise JobError(
             Problem(
                 code="V010",
@@ -100,17 +111,26 @@ def _check_file(path: Path, name: str) -> None:
         )
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Files that may be logs, by name; links to folders are not followed, so no loop is."""
+def _failing(error: OSError) -> Iterator[bytes]:
+    """What a folder gives that cannot be opened: the reader of logs says why."""
+    yield from ()
+    raise error
+
+
+def _files(folder: Path, closed: list[OSError]) -> Iterator[Path]:
+    """Files that may be logs, by name; links to folders are not followed, so no loop is.
+
+    Folders that cannot be opened are added to `closed`.
+    """
     count = 0
-    for base, folders, names in os.walk(folder, followlinks=False):
+    for base, folders, names in os.walk(folder, onerror=closed.append, followlinks=False):
         folders[:] = sorted(each for each in folders if not each.startswith((".", "checkpoint")))
         for name in sorted(names, key=_natural):
             path = Path(base) / name
             is_log = Path(name).suffix in _ENDINGS or re.search(
                 r"\.(o|e)?\d+$|rank|log|nccl_trace", name
             )
-            if name.startswith(".") or name in _NO_LOGS or not is_log or not path.is_file():
+            if name.startswith(".") or name in _NO_LOGS or not is_log or not _is_file(path):
                 continue
             if path.suffix == ".json" and not re.search(r"trace|flight|dump", name):
                 continue
@@ -120,23 +140,43 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:  # a folder whose names alone can be read: the reader says so
+        return True
+
+
 def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
+    if stat.S_ISFIFO(path.stat().st_mode):
+        yield from _blocks_of_pipe(path)
+        return
     with path.open("rb") as file:
         start = file.read(2)
-        file.seek(0) if file.seekable() else None
-        if start == b"\x1f\x8b" and file.seekable():
+        file.seek(0)
+        if start == b"\x1f\x8b":
             with gzip.open(file) as unpacked:
                 while piece := unpacked.read1(BLOCK_BYTES):
                     yield piece
-        elif not file.seekable():
-            yield start
-            yield from _pieces(file)
         else:
             yield from _pieces(file)
+
+
+def _blocks_of_pipe(path: Path) -> Iterator[bytes]:
+    """What is written to a named pipe; to open it as usual would wait without a word."""
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(pipe, "rb") as file:
+        arrived = select.poll()
+        arrived.register(pipe, select.POLLIN)
+        if not arrived.poll(_PATIENCE_S * 1000):
+            print(f"{path} is a pipe; waiting until something writes to it", file=sys.stderr)
+            arrived.poll()
+        os.set_blocking(pipe, True)
+        yield from _pieces(file)
 
 
 def _blocks_of_input() -> Iterator[bytes]:

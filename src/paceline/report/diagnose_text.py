@@ -33,6 +33,8 @@ def event_lines(events: Events) -> Iterator[str]:
         ranks = spans(sorted(event.ranks)) if event.ranks else "-"
         text = " ".join(event.first.message.split())
         yield f"{event.count:>9,}  {ranks:<16}  {text[:160]}"
+    for trouble in events.troubles:
+        yield f"not read: {trouble.removeprefix('not read: ')}"
     yield f"{events.num_lines:,} lines, {len(events.kinds):,} kinds" + (
         f"; {events.left_out:,} lines of further kinds are left out" if events.left_out else ""
     )
@@ -70,7 +72,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             2,
         )
     for trouble in diagnosis.troubles[:2]:
-        yield from _row("not read", trouble, 1)
+        yield from _row("not read", trouble.removeprefix("not read: "), 1)
     yield from _row("read", _read(diagnosis), 2)
 
 

@@ -108,7 +108,8 @@ def readable(blocks: Iterable[bytes], source: Source) -> Iterator[bytes]:
         try:
             piece = next(pieces, b"")
         except (OSError, EOFError, zlib.error) as error:
-            source.trouble = f"not read to its end: {error}"
+            why = getattr(error, "strerror", None) or str(error)
+            source.trouble = f"not read{'' if is_first else ' to its end'}: {why}"
             return
         if not piece:
             return

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.check.diagnose.line import Line, read_line, with_rank, without_colours
-from paceline.check.diagnose.scan import whole_lines
+from paceline.check.diagnose.scan import readable, whole_lines
+from paceline.check.diagnose.seen import Source
 
 KEEP_KINDS = 50_000
 
@@ -36,6 +37,9 @@ class Events:
     left_out: int
     """Lines of kinds beyond KEEP_KINDS."""
 
+    troubles: list[str] = field(default_factory=list)
+    """Logs that could not be read, and why."""
+
 
 def unique_events(
     logs: Iterable[tuple[str, Iterable[bytes], int | None, str | None]],
@@ -43,9 +47,11 @@ def unique_events(
     """The kinds of lines of (name, blocks, rank, host) of each log."""
     kinds: dict[str, Event] = {}
     num_lines = left_out = 0
+    troubles = []
     for name, blocks, rank, host in logs:
         number = 0
-        for block in whole_lines(blocks):
+        source = Source(name)
+        for block in whole_lines(readable(blocks, source)):
             for raw in without_colours(block).splitlines():
                 number += 1
                 if not raw.strip():
@@ -66,4 +72,8 @@ def unique_events(
                 event.count += 1
                 if line.rank is not None:
                     event.ranks.add(line.rank)
-    return Events(kinds=list(kinds.values()), num_lines=num_lines, left_out=left_out)
+        if source.trouble:
+            troubles.append(f"{source.trouble}: {name}")
+    return Events(
+        kinds=list(kinds.values()), num_lines=num_lines, left_out=left_out, troubles=troubles
+    )
