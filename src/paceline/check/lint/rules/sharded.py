@@ -72,6 +72,8 @@ def check_optimizer_first(program: Program, context: Context) -> Iterator[Findin
     for made in program.all_calls:
         if made.result.kind != "optimizer" or not made.args or made.own is not None:
             continue  # an own function's call: what it makes comes by itself
+        if made.name.startswith("builtins."):
+            continue  # `getattr(scheduler, "optimizer")` makes none
         models = [
             one
             for source in (*made.args, *made.kwargs.values())
