@@ -8,6 +8,7 @@ from paceline.check.lint import calls, counters, effects, expressions
 from paceline.check.lint.choices import either
 from paceline.check.lint.events import Call, Class, Frame, Function, Guard, Scope
 from paceline.check.lint.names import (
+    RANK_NAMES,
     kind_of,
 )
 from paceline.check.lint.source import path_of
@@ -172,12 +173,12 @@ def bind_parameters(
             defaults[one.arg] = default
     for index, one in enumerate(positional):
         if index < len(args):
-            scope.names[one.arg] = args[index]
+            scope.names[one.arg] = passed(one.arg, args[index])
     for one in [*positional, *spec.kwonlyargs]:
         if one.arg in scope.names:
             continue
         if one.arg in kwargs:
-            scope.names[one.arg] = kwargs[one.arg]
+            scope.names[one.arg] = passed(one.arg, kwargs[one.arg])
             continue
         value = parameter(one.arg, expressions.text(one.annotation) if one.annotation else None)
         if one.arg in defaults:
@@ -193,6 +194,13 @@ def bind_parameters(
         scope.names[spec.kwarg.arg] = Value(
             entries=extra, taints=expressions.all_taints([*extra.values()])
         )
+
+
+def passed(name: str, value: Value) -> Value:
+    """What a parameter holds; a number for `rank` is this rank's: `train(rank=0, world_size=1)`."""
+    if name in RANK_NAMES and type(value.const) is int:
+        return Value(const=value.const, taints=value.taints | {RANK}, node=value.node, label=name)
+    return value
 
 
 def parameter_default(walk: "Walk", value: Value, given: Value) -> Value:

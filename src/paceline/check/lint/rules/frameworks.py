@@ -287,12 +287,12 @@ def check_tf_config(program: Program, context: Context) -> Iterator[Finding]:
         for call in program.all_calls
         if call.name.endswith(("MultiWorkerMirroredStrategy", "ParameterServerStrategy"))
     ]
-    if not strategies:
-        return
-    first = min(strategies, key=lambda call: call.order)
     for assign in program.assigns:
-        is_config = "environ" in assign.target and "TF_CONFIG" in assign.target
-        if is_config and assign.order > first.order:
+        if "environ" not in assign.target or "TF_CONFIG" not in assign.target:
+            continue
+        before = [one for one in strategies if one.order < assign.order]
+        first = next((one for one in before if one.root == assign.root), None)
+        if first is not None:
             yield program.finding(
                 "tf-config-after-strategy",
                 Severity.ERROR,

@@ -49,7 +49,7 @@ def written_path(call: Call) -> Value | None:
 
 def kept_to_some(call: Call, path: Value) -> bool:
     """Whether a condition on the rank leads there, or the path holds the rank."""
-    if any(one.by_rank for one in call.guards):
+    if any(one.by_rank or one.alone for one in call.guards):
         return True
     if any(one.divergent for one in path.origins()):
         return True
@@ -299,7 +299,9 @@ def check_trackers(program: Program, context: Context) -> Iterator[Finding]:
         return
     for call in program.calls(*TRACKERS):
         inputs = (*call.args, *call.kwargs.values())
-        if any(one.by_rank for one in call.guards) or any(RANK in one.taints for one in inputs):
+        if any(one.by_rank or one.alone for one in call.guards):
+            continue
+        if any(RANK in one.taints for one in inputs):
             continue
         if "group" in call.kwargs or (call.root and not starts_training(program, call)):
             continue
