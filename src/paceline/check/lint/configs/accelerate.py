@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.known_values import ACCELERATE, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.configs.variables import LOOPBACK, check_port
@@ -84,6 +85,7 @@ def is_accelerate(document: Marked) -> bool:
 def check_accelerate(path: str, config: Marked, context: Context) -> Iterator[Finding]:
     """Everything the file shows, alone and on the machines of the context."""
     yield from _check_keys(path, config)
+    yield from check_values(path, config, ACCELERATE)
     yield from _check_numbers(path, config)
     yield from _check_counts(path, config, context)
     yield from _check_meeting(path, config)

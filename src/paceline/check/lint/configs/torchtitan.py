@@ -6,6 +6,7 @@ from math import gcd, prod
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.bf16 import bf16_finding, lacks_bf16
+from paceline.check.lint.configs.known_values import TORCHTITAN, check_values
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.megatron_arguments import bubble
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
@@ -54,6 +55,7 @@ def is_torchtitan(config: Marked) -> bool:
 def check_torchtitan(path: str, config: Marked, context: Context) -> Iterator[Finding]:
     """Everything the file shows, alone and on the machines of the context."""
     yield from _check_keys(path, config)
+    yield from check_values(path, config, TORCHTITAN)
     yield from _check_degrees(path, config, context)
     yield from _check_batches(path, config, context)
     precision = config.at("training", "mixed_precision_param") or config.at("training", "dtype")
