@@ -57,6 +57,8 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             for each in diagnosis.consequences
         )
         yield from _row("then", f"consequences: {told}", 2)
+    if diagnosis.causes and not diagnosis.has_failed:
+        yield from _row("note", "no sign of a failure in these logs", 2)
     for note in diagnosis.notes:
         yield from _row("note", note, 2)
     for name, fact in diagnosis.facts.items():

@@ -270,3 +270,21 @@ def test_one_nodes_log_does_not_say_how_many_nodes_there_are():
     assert "not said" not in several
     local = f"{line}comm 0x5 rank 0 nRanks 16 localRanks 16 localRank 0\n"
     assert "one node, so GPUs do not use it" in diagnose_text(text + local).facts["network"]
+
+
+def test_rdma_forbidden_between_nodes_is_possible_with_its_line_and_no_device_is_invented():
+    line = "n1:10:20 [0] NCCL INFO "
+    text = f"""\
+{line}NCCL_IB_DISABLE set by environment to 1.
+{line}NET/Socket : Using [0]eth0:10.0.0.1<0> [1]docker0:172.17.0.1<0>
+{line}Using network Socket
+{line}Channel 00/0 : 15[7] -> 0[0] [receive] via NET/Socket/0
+{line}comm 0x1 rank 0 nranks 16 cudaDev 0 busId 1b000 commId 0x2 - Init COMPLETE
+"""
+    diagnosis = diagnose_text(text)
+    assert not diagnosis.has_failed
+    (cause,) = diagnosis.causes
+    assert (cause.id, cause.confidence) == ("ethernet-fallback", "possible")
+    assert "NCCL_IB_DISABLE=1 forbids RDMA" in cause.what
+    assert "whether there are RDMA devices is not said" in cause.what
+    assert "NCCL_IB_DISABLE" in cause.evidence[0].text

@@ -123,9 +123,7 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     network = read_network(seen.nccl)
     if network is not None:
         seen.facts |= network_facts(network)
-        for name, what in network_causes(network):
-            line = network.first or seen.nccl[0]
-            seen.found.append(Found(id=name, what=what, line=line))
+        seen.found += network_causes(network)
     if (interface := interface_fact(around(seen))) is not None:
         seen.facts["interface"] = interface
 

@@ -142,14 +142,22 @@ def _when(lines: Sequence[Line], order: dict[str, int], seen: Seen) -> tuple[flo
     return (time_s, order.get(first.source, 0), first.number)
 
 
+def _only_informs(candidate: Candidate) -> bool:
+    """Whether it is possible and no more, and its lines are said by the way: nothing has failed."""
+    is_possible = candidate.confidence is Confidence.POSSIBLE
+    return is_possible and all(
+        line.level in {"I", "D"} or "NCCL INFO" in line.raw for line in candidate.lines
+    )
+
+
 def _has_failed(seen: Seen, candidates: Sequence[Candidate]) -> bool:
     effects = {Effect.FATAL, Effect.HANG, Effect.SECONDARY, Effect.FALLBACK}
     failures = load_failures()
     return bool(
-        any(failures[each.id].effect in effects for each in candidates)
+        any(failures[each.id].effect in effects and not _only_informs(each) for each in candidates)
         or seen.raised
         or seen.begun
-        or seen.found
+        or any(each.check is None for each in seen.found)
         or any(each.code not in (0, -2) for each in seen.exits)
         or seen.watched
         or any(is_grave(each.line) for each in seen.error_lines.values())

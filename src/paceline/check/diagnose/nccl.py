@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.seen import Found
 
 _VIRTUAL = re.compile(r"^(lo|docker|br-|virbr|veth|cni|flannel|cali|tun|tap|kube|podman|wg)")
 """Interfaces that lead to no other machine: loopback, bridges and tunnels of containers."""
@@ -44,6 +45,9 @@ class Network:
     first: Line | None = None
     """The line that names the network."""
 
+    forbids: Line | None = None
+    """The line that says that RDMA may not be used."""
+
     @property
     def is_several_nodes(self) -> bool | None:
         """Whether the job has more than one node; None where nothing says it.
@@ -59,15 +63,15 @@ class Network:
         return False if self.num_ranks == 1 else None
 
     @property
+    def is_between_nodes(self) -> bool:
+        """Whether there is more than one node, as said, or as connections over a network show."""
+        said = self.is_several_nodes
+        return bool(self.transports.get("NET")) if said is None else said
+
+    @property
     def uses_sockets(self) -> bool:
         """Whether the network between nodes is TCP."""
         return bool(self.networks) and set(self.networks) == {"Socket"}
-
-    @property
-    def has_rdma(self) -> bool:
-        """Whether RDMA devices are there, in use or not."""
-        off = self.settings.get("NCCL_IB_DISABLE") not in {None, "0"}
-        return bool(self.devices) or off
 
 
 def read_network(lines: Sequence[Line]) -> Network | None:
@@ -116,6 +120,8 @@ def _read(seen: Network, line: Line, text: str) -> None:
         seen.local_ranks = max(int(match[1]), seen.local_ranks or 0)
     if match := re.search(r"(NCCL_\w+) set (?:by environment )?to (\S+)", text):
         seen.settings[match[1]] = match[2].rstrip(".")
+        if match[1] == "NCCL_IB_DISABLE" and seen.settings[match[1]] != "0":
+            seen.forbids = line
     if match := re.search(r"NET/(?:Plugin: )?(?:Loaded|OFI|Using) ?(?:net plugin )?(\S+)", text):
         seen.plugin = seen.plugin or match[1]
     seen.p2p_off = seen.p2p_off or "P2P is disabled" in text
@@ -144,7 +150,7 @@ def _verdict(seen: Network) -> str:
     over = ", ".join(sorted(seen.interfaces)[:4])
     if seen.uses_sockets:
         text = f"TCP sockets{f' over {over}' if over else ''}"
-        if seen.settings.get("NCCL_IB_DISABLE") not in {None, "0"}:
+        if seen.forbids is not None:
             return f"{text}: NCCL_IB_DISABLE={seen.settings['NCCL_IB_DISABLE']} forbids RDMA"
         if seen.devices:
             return f"{text} though {len(seen.devices)} RDMA ports are there: {_names(seen.devices)}"
@@ -172,14 +178,23 @@ def _names(devices: set[str]) -> str:
     return ", ".join(sorted(devices)[:8])
 
 
-def network_causes(seen: Network) -> Iterator[tuple[str, str]]:
-    """(failure, what) that the network's choice amounts to."""
-    if seen.uses_sockets and seen.has_rdma and (seen.is_several_nodes or seen.devices):
-        yield "ethernet-fallback", _verdict(seen)
+def network_causes(seen: Network) -> Iterator[Found]:
+    """What the network's choice amounts to."""
+    if seen.first is None:
+        return
+    if seen.uses_sockets and seen.devices:
+        yield Found(id="ethernet-fallback", what=_verdict(seen), line=seen.forbids or seen.first)
+    elif seen.uses_sockets and seen.forbids is not None and seen.is_between_nodes:
+        yield Found(
+            id="ethernet-fallback",
+            what=f"{_verdict(seen)}; whether there are RDMA devices is not said",
+            line=seen.forbids,
+            check="ls /sys/class/infiniband on each node: with devices there, unset it",
+        )
     between = seen.transports.get("NET", 0)
     ib = any(name.startswith("IB") for name in seen.networks)
     if ib and between and not seen.gdr_channels:
-        yield "gdr-peermem-missing", _verdict(seen)
+        yield Found(id="gdr-peermem-missing", what=_verdict(seen), line=seen.first)
 
 
 @dataclass(slots=True)

@@ -101,6 +101,16 @@ def concluded(seen: Seen) -> Iterator[Candidate]:
     """What dumps and NCCL's report say."""
     for each in seen.found:
         level = level_of(load_failures()[each.id])
+        if each.check is not None:
+            yield Candidate(
+                id=each.id,
+                level=6.3,
+                confidence=Confidence.POSSIBLE,
+                lines=[each.line],
+                what=each.what,
+                check=each.check,
+            )
+            continue
         yield Candidate(
             id=each.id,
             level=level if each.is_certain or level == 3 else 1.8,

@@ -168,6 +168,9 @@ class Found:
     title: str | None = None
     """In place of the failure's own."""
 
+    check: str | None = None
+    """What decides it, where it is possible and no more."""
+
 
 @dataclass(slots=True)
 class Source:

@@ -74,10 +74,9 @@ def _often(times: int, fact: str) -> Callable[[Seen, list[Sighting], str], str |
 def _sockets(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
     if "Using network Socket" not in _text(sightings) and "NET/Socket" not in run:
         return None
-    if re.search(
-        r"mlx[45]_\d|bnxt_re|\bEFA\b|efa_|InfiniBand|NCCL_IB_DISABLE|/dev/infiniband", run
-    ):
-        return "the machine has RDMA devices"
+    named = re.search(r"mlx[45]_\d|bnxt_re|\bEFA\b|efa_|InfiniBand|/dev/infiniband", run)
+    if named:
+        return f"the log speaks of {named[0]}"
     return None  # a cluster with Ethernet alone is as it should be
 
 
