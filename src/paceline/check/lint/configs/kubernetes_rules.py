@@ -6,6 +6,11 @@ from collections.abc import Iterator, Sequence
 from paceline.check.finding import Finding
 from paceline.check.lint.configs.images import check_image
 from paceline.check.lint.configs.kubernetes import ClusterJob, Pods, read_jobs
+from paceline.check.lint.configs.kubernetes_agreement import (
+    check_gpu_requests,
+    check_processes_twice,
+    check_ray_versions,
+)
 from paceline.check.lint.configs.kubernetes_network import (
     check_master,
     check_network,
@@ -46,11 +51,14 @@ def check_manifest(path: str, documents: Sequence[Marked], context: Context) -> 
         yield from _check_images(job)
         yield from _check_start(job)
         yield from _check_processes(job)
+        yield from check_processes_twice(job)
+        yield from check_gpu_requests(job)
         yield from _check_gang(job, documents)
         yield from _check_replicas_agree(job)
         yield from _check_world(job)
         if job.kind in _RAY:
             yield from _check_ray(job)
+            yield from check_ray_versions(job)
         for pods in job.pods:
             image = pods.container.at("image") if pods.container is not None else None
             if image is not None and pods.gpus:
