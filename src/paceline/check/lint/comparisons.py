@@ -94,8 +94,11 @@ def compare(walk: "Walk", node: ast.Compare) -> Value:
         return made
     if sign in {"In", "NotIn"} and isinstance(left.const, str):
         made.taints -= {DATA, SHARD}
-    if "count" in made.taints and any(
-        type(one.const) is int and one.const in {0, 1} for one in parts
+    every_few = any(one.operation is not None and one.operation[0] == "Mod" for one in parts)
+    if (
+        "count" in made.taints
+        and not every_few
+        and any(type(one.const) is int and one.const in {0, 1} for one in parts)
     ):
         made.taints |= {DATA}
     if is_rank(left):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.check.lint import calls
 from paceline.check.lint.events import Class, Loop
-from paceline.check.lint.values import Value
+from paceline.check.lint.values import DATA, FILES, Value
 
 if TYPE_CHECKING:
     from paceline.check.lint.walk import Walk
@@ -52,7 +52,7 @@ def counter(old: Value | None, step: int, label: str, loop: Loop | None) -> Valu
         start=old.const if old is not None and isinstance(old.const, int) else 0,
         step=step,
         label=label,
-        taints=old.taints if old is not None else frozenset(),
+        taints=old.taints - {DATA, FILES} if old is not None else frozenset(),
     )
 
 

@@ -118,7 +118,8 @@ def ordinary(walk: "Walk", made: Call) -> Value:
         receiver = ()
     parts = (*receiver, *inputs)
     moved = inputs if made.method in {"to", "cuda"} else ()
-    unlike = {id(one) for one in (*moved, made.kwargs.get("device"))}
+    states = [one for one in receiver if one.has_kind("model", "optimizer", "scheduler")]
+    unlike = {id(one) for one in (*moved, *states, made.kwargs.get("device"))}
     felt = [one for one in parts if id(one) not in unlike]
     value = Value(call=made, sources=parts, taints=expressions.all_taints(felt))
     if made.method is None and made.name.split(".")[0] not in TRANSPARENT:

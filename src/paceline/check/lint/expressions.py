@@ -104,6 +104,8 @@ def attribute_of(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> 
         made = one_of([attribute_of(walk, one, attr, node) for one in base.any()], base.test)
         if made.options:
             made.receiver, made.attribute = base, attr
+            if attr in STEP_COUNTERS:
+                made.taints = all_taints(made.options)
         return made
     own = own_attribute(walk, base, attr, node)
     if own is not None:
@@ -123,10 +125,16 @@ def attribute_of(walk: "Walk", base: Value, attr: str, node: ast.AST | None) -> 
     return made
 
 
+STEP_COUNTERS = frozenset({"global_step", "global_steps", "global_samples", "micro_steps"})
+"""Attributes in which engines and trainers count the steps that all ranks take together."""
+
+ALIKE_KINDS = frozenset({"parser", "model", "optimizer", "loader", "accelerator", "fabric"})
+
+
 def attribute_taints(base: Value, attr: str) -> frozenset[str]:
     if attr in SHAPES:
         return frozenset({"shape"}) if attr == "shape" and DATA in base.taints else frozenset()
-    if base.kind in {"parser", "model", "optimizer", "loader", "accelerator", "fabric"}:
+    if attr in STEP_COUNTERS or base.kind in ALIKE_KINDS:
         return frozenset()
     if base.kind == "namespace":
         return frozenset()
