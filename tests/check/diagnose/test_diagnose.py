@@ -142,3 +142,41 @@ def test_a_peer_that_left_without_an_error_is_the_cause_of_a_closed_connection()
     assert (cause.id, cause.confidence) == ("uneven-inputs-hang", Confidence.LIKELY)
     killed = text.replace("exitcode: 1)", "exitcode: -9)")
     assert diagnose_text(killed).causes[0].id == "host-oom-sigkill"
+
+
+TEED = """\
+[default5]:Traceback (most recent call last):
+[default0]:waiting
+[default5]:  File "/app/data.py", line 31, in __getitem__
+[default5]:KeyError: 'img_00017'
+"""
+WATCHDOG = (
+    "[default{local}]:[rank{rank}]:[E1122 10:11:12.123 ProcessGroupNCCL.cpp:632] [Rank {rank}] "
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=20, OpType=ALLREDUCE, NumelIn=1,"
+    " NumelOut=1, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.\n"
+)
+TABLE = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_10:11:30
+  host      : node1
+  rank      : {rank} (local_rank: 2)
+  exitcode  : -6 (pid: 123)
+"""
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_a_local_rank_is_told_as_the_rank_it_is_on_its_node(first):
+    watched = "".join(
+        WATCHDOG.format(local=local, rank=first + local) for local in range(8) if local != 5
+    )
+    diagnosis = diagnose_text(TEED + watched + TABLE.format(rank=first + 2))
+    (cause,) = diagnosis.causes  # what the time-outs might have been is no alternative to it
+    assert (cause.id, cause.rank) == ("user-exception", first + 5)
+    assert not diagnosis.resembling
+    assert any(f"torchrun names rank {first + 2}" in note for note in diagnosis.notes)
+
+
+def test_a_local_rank_is_told_as_that_where_nothing_says_more():
+    cause = diagnose_text(TEED).causes[0]
+    assert (cause.rank, cause.what.split(":")[0]) == (None, "Local rank 5")

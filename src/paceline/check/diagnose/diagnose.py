@@ -15,6 +15,7 @@ from paceline.check.diagnose.flight import (
 from paceline.check.diagnose.hang import around
 from paceline.check.diagnose.judge import judge
 from paceline.check.diagnose.line import Line
+from paceline.check.diagnose.local_ranks import name_ranks
 from paceline.check.diagnose.nccl import (
     interface_fact,
     network_causes,
@@ -68,6 +69,7 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
             stacks += read_stacks(text.decode("utf-8", "replace"), source=log.name, rank=log.rank)
             blocks = iter([text])
         scan.read(log.name, blocks, rank=log.rank, host=log.host)
+    name_ranks(scan.seen)
     _conclude(scan.seen, dumps, stacks)
     return judge(scan.seen)
 

@@ -124,7 +124,8 @@ def _resembling(seen: Seen, causes: Sequence[Candidate]) -> list[Resemblance]:
         return []
     ends = {(each.line.source, each.line.number) for each in seen.exits}
     lines = [each.line for each in seen.raised]
-    lines += [each.line for each in seen.error_lines.values() if is_grave(each.line)]
+    if not causes:
+        lines += [each.line for each in seen.error_lines.values() if is_grave(each.line)]
     lines = [line for line in lines if (line.source, line.number) not in ends]
     names = {each.id for each in causes}
     return [

@@ -21,6 +21,7 @@ FITS = 6.6
 """Level of one that fits and that nothing speaks for."""
 
 _MAX_LINES = 200
+_CERTAIN = Confidence.CERTAIN
 _SAY_NOT_WHY = SYMPTOMS | GENERAL | {"user-exception"}
 
 
@@ -36,6 +37,8 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
     first = known[0] if known and known[0].level < 5 else None
     is_certain = first is not None and first.confidence is Confidence.CERTAIN
     is_certain = is_certain and first is not None and first.id not in _SAY_NOT_WHY
+    if first is not None and first.id == "user-exception" and first.confidence is _CERTAIN:
+        known, lines = _without_consequences(known, lines)
     text = None
     for symptom in load_symptoms().values():
         shown = _shown(symptom, lines, first if is_certain else None, known)
@@ -56,6 +59,16 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
                 weight=-place,
                 check=cause.check,
             )
+
+
+def _without_consequences(
+    known: Sequence[Candidate], lines: Sequence[Line]
+) -> tuple[Sequence[Candidate], Sequence[Line]]:
+    """What is left to explain, where the program's own error explains why others waited for it."""
+    follows = [each for each in known if each.level >= 5]
+    told = {(line.source, line.number) for each in follows for line in each.lines}
+    left = [line for line in lines if (line.source, line.number) not in told]
+    return [each for each in known if each.level < 5], left
 
 
 def _shown(

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.check.diagnose.gpus import gpu_of_rank
 from paceline.check.diagnose.line import MAX_LINE, Line, read_line, with_rank, without_colours
+from paceline.check.diagnose.local_ranks import note_first_rank
 from paceline.check.diagnose.patterns import Kind, Matcher, all_patterns, benign, make_matcher
 from paceline.check.diagnose.seen import (
     KEEP_DISTINCT,
@@ -268,6 +269,7 @@ class _Reading:
             line = with_rank(line, self.seen.rank_of.get((line.host, line.pid)))
         if line.rank is not None:
             self.seen.ranks.add(line.rank)
+            note_first_rank(self.seen, line)
         is_benign = benign().search(line.raw) is not None
         readers, is_known = set(), False
         for number in sorted(numbers):
@@ -518,13 +520,15 @@ class _ExitTable:
         code = re.match(r"(-?\d+)(?: +\(pid: (\d+)\))?", fields.get("exitcode", ""))
         if code is None or line is None:
             return
-        rank = re.match(r"\d+", fields.get("rank", ""))
+        rank = re.match(r"(\d+)(?: \(local_rank: (\d+)\))?", fields.get("rank", ""))
+        if rank and rank[2]:
+            note_first_rank(self._seen, replace(line, rank=int(rank[1]), local_rank=int(rank[2])))
         when = read_line(fields.get("time", "") + " x", source=line.source, number=line.number)
         self._seen.exits.append(
             Exit(
                 line=replace(line, time_s=when.time_s),
                 code=int(code[1]),
-                rank=int(rank[0]) if rank else None,
+                rank=int(rank[1]) if rank else None,
                 host=fields.get("host", "").strip() or None,
                 pid=int(code[2]) if code[2] else None,
                 first_observed=self._is_root,

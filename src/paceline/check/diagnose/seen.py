@@ -211,6 +211,9 @@ class Seen:
     rank_of_gpu: dict[Gpu, int] = field(default_factory=dict)
     """(host, PCI bus) -> rank, as NCCL says."""
 
+    first_ranks: dict[str, set[int]] = field(default_factory=dict)
+    """Source -> rank less local rank, of the lines that say both."""
+
     ranks: set[int] = field(default_factory=set)
     found: list[Found] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)

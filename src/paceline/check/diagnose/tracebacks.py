@@ -47,7 +47,7 @@ class Tracebacks:
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, _Ended] = {}
         self._count: dict[str, int] = {}
-        self._kinds: dict[tuple[int | None, str, str], Raised] = {}
+        self._kinds: dict[tuple[int | None, int | None, str, str], Raised] = {}
         self._last: tuple[str, int] | None = None
 
     @property
@@ -139,7 +139,8 @@ class Tracebacks:
             during=before.raised if before and before.link == "during" else None,
         )
         self._ended[line.writer] = _Ended(raised)
-        kind = (raised.rank, raised.type, re.sub(r"\d+", "#", raised.message))
+        words = re.sub(r"\d+", "#", raised.message)
+        kind = (raised.rank, line.local_rank, raised.type, words)
         if kind in self._kinds:
             self._kinds[kind].count += 1
         elif len(self._seen.raised) < KEEP_RAISED:

@@ -20,11 +20,13 @@ def say(name: str, line: Line, groups: Said, ranks: Sequence[int]) -> str:
 
 
 def who(ranks: Sequence[int], line: Line | None = None) -> str:
-    """`Rank 3: `, `Ranks 0-7: `, or nothing."""
+    """`Rank 3: `, `Ranks 0-7: `, the host or the local rank alone, or nothing."""
     if ranks:
         return f"Rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}: "
     if line is not None and line.host:
         return f"Host {line.host}: "
+    if line is not None and line.local_rank is not None:
+        return f"Local rank {line.local_rank}: "
     return ""
 
 
