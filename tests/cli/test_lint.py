@@ -113,6 +113,25 @@ def test_a_file_that_may_not_be_read_is_said(folder):
     assert "permission denied" in lint("train.py", expect=2).stderr
 
 
+def test_one_of_several_that_may_not_be_read_is_said_and_the_others_are_linted(folder, monkeypatch):
+    (folder / "closed.py").write_text(GOOD)
+    (folder / "train.py").write_text(BAD)
+    read = Path.read_bytes
+
+    def refused(path):
+        if path.name == "closed.py":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path).name != "closed.py")
+    data = json.loads(lint("closed.py", "train.py", "--json", expect=2).stdout)
+    assert [(one["path"], one["what"]) for one in data["unread"]] == [
+        ("closed.py", "permission denied")
+    ]
+    assert "sampler-and-shuffle" in {one["id"] for one in data["findings"]}
+
+
 def test_a_pipe_is_not_waited_for(folder):
     os.mkfifo(folder / "pipe.py")
     assert "not a file" in lint("pipe.py", expect=2).stderr
@@ -153,7 +172,19 @@ def test_a_comment_that_does_nothing_is_said(folder, comment, says):
     data = json.loads(lint("train.py", "--json", expect=1).stdout)
     (said,) = [one for one in data["findings"] if one["id"] == "lint-suppression"]
     assert says in said["what"]
+    assert said["severity"] == "warning"  # a hook shows warnings
     assert "sampler-and-shuffle" in {one["id"] for one in data["findings"]}
+
+
+def test_a_comment_is_read_in_any_case_and_a_sentence_is_none(folder):
+    line = "    loader = DataLoader(dataset, sampler=sampler, shuffle=True)"
+    (folder / "train.py").write_text(
+        BAD.replace(line, f"{line}  # Paceline: Ignore[Sampler-and-Shuffle] a test of the message")
+        + "# paceline: ignored until it is ours\n"
+    )
+    data = json.loads(lint("train.py", "--json").stdout)
+    assert [one["id"] for one in data["answered"]] == ["sampler-and-shuffle"]
+    assert "lint-suppression" not in {one["id"] for one in data["findings"]}
 
 
 def test_a_comment_that_answers_nothing_is_said(folder):
@@ -226,6 +257,25 @@ def test_sarif_has_every_rule_with_help_and_every_place(folder):
         assert rule.get("helpUri", "https://").startswith("https://")
     (note,) = run["invocations"][0]["toolExecutionNotifications"]
     assert note["locations"][0]["physicalLocation"]["region"]["startLine"] == 1
+
+
+def test_a_finding_shows_the_name_it_was_published_by(folder):
+    (folder / "train.py").write_text(BAD)
+    assert "[set-epoch-missing, published as" in lint("train.py").stdout
+    rules = json.loads(lint("train.py", "--sarif").stdout)["runs"][0]["tool"]["driver"]["rules"]
+    (rule,) = [one for one in rules if one["id"] == "set-epoch-missing"]
+    assert "missing-set-epoch" in rule["properties"]["published"]
+
+
+def test_changes_are_offered_only_where_there_are_some(folder):
+    (folder / "train.py").write_text(BAD)
+    assert "`--fix` shows 2 " in lint("train.py").stdout
+    twice = BAD.replace("for epoch in range(3)", "for _ in (1, 2)")
+    (folder / "train.py").write_text(twice.replace(", shuffle=True", ""))
+    said = lint("train.py").stdout
+    assert "set-epoch-missing" in said
+    assert "--fix" not in said
+    assert "nothing to write" in lint("train.py", "--fix", "--write").stderr
 
 
 def test_fixes_are_a_diff_and_written_only_when_asked(folder):

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument(
-    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "paths",
+    metavar="PATH...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, readable=False),  # one that may not be read is said, as others
 )
 @click.option("--gpu", metavar="NAME", help="Accelerator they run on: V100, A100, H100-SXM.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Machines of the job.")
@@ -109,7 +113,7 @@ def command(
         if shows_fix:
             _print_fixes(shown, texts, sources, writes)
         else:
-            _print(linted, shown, texts, unread, as_json, as_sarif)
+            _print(linted, shown, texts, unread, as_json, as_sarif, _whole(texts, sources))
     except StreamError as error:
         if not error.reader_left:
             raise
@@ -213,8 +217,10 @@ def _print(
     unread: list[Any],
     as_json: bool,
     as_sarif: bool,
+    whole: Mapping[str, str],
 ) -> None:
     from paceline.check.finding import finding_data
+    from paceline.check.lint.fix import fix_files
     from paceline.check.lint.sarif import sarif
     from paceline.report.lint_text import finding_lines, summary_line
 
@@ -233,7 +239,13 @@ def _print(
     for one in shown:
         click.echo("\n".join(finding_lines(one, texts)))
         click.echo()
-    click.echo(summary_line(linted, shown))
+    num_fixed = sum(len(each.findings) for each in fix_files(shown, whole))
+    click.echo(summary_line(linted, shown, num_fixed=num_fixed))
+
+
+def _whole(texts: Mapping[str, str], sources: "Sources") -> dict[str, str]:
+    """Files that are UTF-8: another would not be written back as it was."""
+    return {path: text for path, text in texts.items() if text.encode() == sources.files[path]}
 
 
 def _print_fixes(
@@ -241,16 +253,13 @@ def _print_fixes(
 ) -> None:
     from paceline.check.lint.fix import fix_files
 
-    whole = {  # a file that is no UTF-8 would not be written back as it was
-        path: text for path, text in texts.items() if text.encode() == sources.files[path]
-    }
-    fixed = fix_files(shown, whole)
+    fixed = fix_files(shown, _whole(texts, sources))
     for each in fixed:
         click.echo(each.diff, nl=False)
         if writes:
             _write(each, sources)
     number = sum(len(each.findings) for each in fixed)
-    done = "written" if writes else "not written: --write"
+    done = "nothing to write" if not number else "written" if writes else "not written: --write"
     click.echo(f"{number} of {len(shown)} findings have such a change ({done})", err=True)
 
 

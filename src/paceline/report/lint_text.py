@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from paceline.catalog.failure import load_failures
 from paceline.check.finding import Finding, Severity
-from paceline.check.lint.fix import FIXABLE
 from paceline.check.lint.lint import Linted
 
 _WIDTH = 110
@@ -13,7 +13,7 @@ _WIDTH = 110
 
 def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
     """One finding: where, what, the source line with a caret, the fix."""
-    yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{finding.id}]"
+    yield f"{finding.where}: {finding.severity.value}: {finding.what}  [{_names(finding)}]"
     source = _line(texts, finding.where.path, finding.where.line)
     if source is not None and finding.where.line is not None and source.strip():
         yield from _shown(source, finding.where.line, finding.where.column)
@@ -22,6 +22,12 @@ def finding_lines(finding: Finding, texts: Mapping[str, str]) -> Iterator[str]:
             continue  # shown above
         yield f"  see {one.where}: {one.text.strip()[:_WIDTH]}"
     yield f"  fix: {finding.fix}"
+
+
+def _names(finding: Finding) -> str:
+    """Its id, and the published names it goes by where they are others."""
+    others = [one for one in load_failures()[finding.id].published if one != finding.id]
+    return f"{finding.id}, published as {', '.join(others)}" if others else finding.id
 
 
 def _shown(source: str, line: int, column: int | None) -> Iterator[str]:
@@ -40,7 +46,7 @@ def _line(texts: Mapping[str, str], path: str, line: int | None) -> str | None:
     return lines[line - 1] if line <= len(lines) else None
 
 
-def summary_line(linted: Linted, shown: Sequence[Finding]) -> str:
+def summary_line(linted: Linted, shown: Sequence[Finding], *, num_fixed: int) -> str:
     """How many of each, in how many files, and what can be done with one option."""
     counts = Counter(one.severity for one in linted.findings)
     number = len(linted.kinds)
@@ -60,6 +66,6 @@ def summary_line(linted: Linted, shown: Sequence[Finding]) -> str:
         text += f" ({hidden} not shown: --severity info)"
     if linted.answered:
         text += f"; {len(linted.answered)} answered by comments"
-    if any(one.id in FIXABLE for one in shown):
-        text += "; `--fix` shows the changes that need no judgement"
+    if num_fixed:
+        text += f"; `--fix` shows {num_fixed} that can be mended without judgement"
     return text

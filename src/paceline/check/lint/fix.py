@@ -379,5 +379,3 @@ _FIXES: Mapping[str, _Fix] = {
     "cuda-oom-fragmentation": _replacing(r"expandable_segment:", "expandable_segments:"),
 }
 """Failure -> its edit."""
-
-FIXABLE = frozenset(_FIXES)

@@ -68,7 +68,10 @@ def _rule(name: str) -> dict[str, Any]:
         "shortDescription": {"text": failure.title},
         "fullDescription": {"text": failure.why},
         "help": {"text": f"{failure.why}\n\nFix: {failure.fix}"},
-        "properties": {"tags": [failure.category, *failure.published]},
+        "properties": {
+            "tags": [failure.category, *failure.published],
+            "published": list(failure.published),
+        },
     }
     links = [link for link in map(_link, failure.sources) if link is not None]
     return rule | ({"helpUri": links[0]} if links else {})

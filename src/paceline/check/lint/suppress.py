@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from paceline.catalog.failure import failures_named, load_failures
 from paceline.check.finding import Finding, Place, Severity
 
-_COMMENT = re.compile(r"(?:#|//)\s*paceline:\s*ignore(?:\[([^\]]*)\])?[ \t]*(.*?)\s*$")
+_COMMENT = re.compile(r"(?i)(?:#|//)\s*paceline:\s*ignore\b(?:\[([^\]]*)\])?[ \t]*(.*?)\s*$")
 _ALONE = re.compile(r"^\s*(#|//)")
 
 
@@ -49,7 +49,7 @@ def suppressions_in(
         text: What it holds.
         statements: First and last lines of statements, of which a comment covers the whole.
     """
-    if "paceline:" not in text:
+    if "paceline:" not in text.lower():
         return []
     lines, spans = text.splitlines(), [one for one in statements if one[1] > one[0]]
     found = []
@@ -120,6 +120,7 @@ def apply_suppressions(
 
 
 def _complaint(one: Suppression) -> list[Finding]:
+    severity = Severity.WARNING  # somebody counts on it, and it does nothing
     if not one.names:
         what, fix = "it names no finding", "# paceline: ignore[id] reason"
     elif one.unknown:
@@ -131,12 +132,13 @@ def _complaint(one: Suppression) -> list[Finding]:
     elif not one.used:
         what = f"nothing is found here that {', '.join(one.names)} would answer"
         fix = "take the comment out"
+        severity = Severity.INFO
     else:
         return []
     return [
         Finding(
             id="lint-suppression",
-            severity=Severity.INFO,
+            severity=severity,
             where=Place(path=one.path, line=one.line),
             what=f"suppression: {what}",
             fix=fix,
