@@ -188,6 +188,8 @@ def subscript(walk: "Walk", node: ast.Subscript) -> Value:
     if base.name is not None and index.name is not None:
         return base
     taints = base.taints | index.taints
+    if holds_groups(base):
+        return Value(node=node, sources=(base,), taints=base.taints, receiver=base)
     if "shape" in base.taints:
         taints = frozenset() if index.const in {0, UNKNOWN} else frozenset({DATA})
     if RANK in index.taints and base.kind not in {"path"} and index.const is UNKNOWN:
@@ -202,6 +204,12 @@ def subscript(walk: "Walk", node: ast.Subscript) -> Value:
         base.fields.setdefault(f"[{index.const}]", made)
         return base.fields[f"[{index.const}]"]
     return made
+
+
+def holds_groups(base: Value) -> bool:
+    """Whether it is a list of process groups: a rank takes its own, and all make the same calls."""
+    parts = [*(base.items or ()), *(one for one in (base.fields.get("*"),) if one is not None)]
+    return any(one.instance == "torch.distributed.new_group" for one in parts)
 
 
 def environment(variable: str, node: ast.AST, default: Value | None = None) -> Value:
