@@ -180,3 +180,20 @@ def test_a_local_rank_is_told_as_the_rank_it_is_on_its_node(first):
 def test_a_local_rank_is_told_as_that_where_nothing_says_more():
     cause = diagnose_text(TEED).causes[0]
     assert (cause.rank, cause.what.split(":")[0]) == (None, "Local rank 5")
+
+
+def test_a_message_at_the_end_of_a_very_long_line_is_read():
+    text = "x" * 3_000_000 + " RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB\nstep\n"
+    cause = diagnose_text(text).causes[0]
+    assert cause.id == "cuda-oom"
+    assert "Tried to allocate 2.00 GiB" in cause.evidence[0].text
+
+
+def test_a_gloo_time_out_is_told_as_one_and_a_renamed_variable_is_no_reason_for_it():
+    renamed = "Warning: Environment variable NCCL_ASYNC_ERROR_HANDLING is deprecated; use another\n"
+    waited = (
+        "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for "
+    )
+    diagnosis = diagnose_text(renamed + waited + "recv operation to complete\n")
+    assert "waited 4 s for another rank, which did not send" in diagnosis.causes[0].what
+    assert "nccl-env-deprecated" not in {each.id for each in diagnosis.causes}

@@ -51,7 +51,8 @@ def judge(seen: Seen) -> Diagnosis:
     possible = [each for each in candidates if each.level >= 6]
     failed = _has_failed(seen, candidates)
     if failed and causes and causes[0].level >= 4:
-        causes, possible = [], [*possible, *causes]  # a hint about speed explains no failure
+        stops = [each for each in causes if load_failures()[each.id].effect is Effect.HANG]
+        causes, possible = [], [*possible, *stops]  # a hint about speed explains no failure
     causes, possible = _what_ends_a_run(causes, possible)
     if failed:
         possible = _joined([*possible, *possible_causes(seen, candidates)], causes)

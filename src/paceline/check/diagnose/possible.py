@@ -63,7 +63,7 @@ def possible_causes(seen: Seen, known: Sequence[Candidate]) -> Iterator[Candidat
 
 def _without_consequences(
     known: Sequence[Candidate], lines: Sequence[Line]
-) -> tuple[Sequence[Candidate], Sequence[Line]]:
+) -> tuple[Sequence[Candidate], list[Line]]:
     """What is left to explain, where the program's own error explains why others waited for it."""
     follows = [each for each in known if each.level >= 5]
     told = {(line.source, line.number) for each in follows for line in each.lines}

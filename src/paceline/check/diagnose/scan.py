@@ -40,6 +40,13 @@ every rank, are known long before."""
 SPARSE = 2_000
 """Lines of one pattern after which only every sixteenth is taken apart."""
 
+_ENDS_OF_LINE = 4 * MAX_LINE
+"""Bytes at the beginning and at the end of a very long line in which its message is looked for."""
+
+_BEFORE_MESSAGE = 128
+"""Characters of it that are kept before the message: who writes it. More would hide it where it is
+shown."""
+
 _LINE_FEED = 10
 _DROPPED = {"user-exception"}
 """Failures whose lines are found better by a reader: exceptions, by `tracebacks`."""
@@ -255,10 +262,12 @@ class _Reading:
 
     def _line(self, raw: bytes, numbers: set[int], where: tuple[bytes, int]) -> None:
         patterns = all_patterns()
-        text = _text(raw[: MAX_LINE * 4])
+        if len(raw) > 2 * _ENDS_OF_LINE:
+            raw = raw[:_ENDS_OF_LINE] + b" ... " + raw[-_ENDS_OF_LINE:]
+        text = _text(raw)
         if len(raw) > MAX_LINE:  # a progress bar without line ends, and then the message
             found = [m.start() for n in numbers if (m := patterns[n].text.search(text))]
-            at = max(0, min(found, default=0) - 512)
+            at = max(0, min(found, default=0) - _BEFORE_MESSAGE)
             text = text[at : at + MAX_LINE]
         line = with_rank(
             read_line(text, source=self.source.name, number=self._number),

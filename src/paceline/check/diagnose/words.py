@@ -170,6 +170,14 @@ def _differs(line: Line, groups: Said) -> str:
     )
 
 
+def _gloo(line: Line, groups: Said) -> str:
+    match = re.search(r"Timed out waiting (\d+) ?ms for (send|recv)", line.raw)
+    if not match:
+        return ""
+    way = "take" if match[2] == "send" else "send"
+    return f"waited {int(match[1]) / 1000:g} s for another rank, which did not {way} in time"
+
+
 def _killed(line: Line, groups: Said) -> str:
     return "a process was killed (SIGKILL), as the kernel does when host memory is used up"
 
@@ -239,6 +247,7 @@ _WORDS: Mapping[str, Callable[[Line, Said], str]] = {
     "monitored-barrier-names-rank": _barrier,
     "ddp-unused-parameters": _unused,
     "ddp-model-differs": _differs,
+    "gloo-peer-closed": _gloo,
     "host-oom-sigkill": _killed,
     "launcher-plain-python": _variable,
     "slurm-job-pending": _queue,
