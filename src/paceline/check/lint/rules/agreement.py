@@ -1,5 +1,6 @@
 """What every rank has to do together, and some do not: collectives and saves in branches."""
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -349,7 +350,8 @@ def goes_on_in_with(joint: Joint, guard: Guard, joints: list[Joint]) -> bool:
     if not 0 < guard.depth <= len(joint.call.frames):
         return False
     function = joint.call.frames[guard.depth - 1].function
-    if not function.has_decorator("contextmanager"):
+    yields = any(isinstance(one, ast.Yield) for one in ast.walk(guard.node))
+    if not yields or not function.has_decorator("contextmanager"):
         return False
     same = [one for one in joints if one.call.name == joint.call.name]
     return any(not under(one, guard, guard.holds) for one in same)
