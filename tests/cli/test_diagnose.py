@@ -169,3 +169,8 @@ def test_a_pipe_that_nobody_writes_to_is_said_and_then_read(tmp_path, monkeypatc
     later.join()
     assert "is a pipe; waiting until something writes to it" in result.stderr
     assert "KeyError: 'labels'" in result.output
+
+
+def test_evidence_can_be_searched_for_in_the_log():
+    line = "[   99.9]  worker:   RuntimeError: CUDA error: out of memory"
+    assert line in run("-", text=f"{line}\n").output

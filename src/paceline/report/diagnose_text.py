@@ -31,8 +31,7 @@ def event_lines(events: Events) -> Iterator[str]:
     yield f"{'times':>9}  {'ranks':<16}  first line"
     for event in events.kinds:
         ranks = spans(sorted(event.ranks)) if event.ranks else "-"
-        text = " ".join(event.first.message.split())
-        yield f"{event.count:>9,}  {ranks:<16}  {text[:160]}"
+        yield f"{event.count:>9,}  {ranks:<16}  {event.first.message.strip()[:160]}"
     for trouble in events.troubles:
         yield f"not read: {trouble.removeprefix('not read: ')}"
     yield f"{events.num_lines:,} lines, {len(events.kinds):,} kinds" + (
@@ -44,11 +43,14 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.causes:
         yield from _cause(diagnosis.causes[0])
     elif diagnosis.has_failed:
-        yield from _row(
-            "cause", "unknown: the run failed, and nothing in the catalog explains how", 2
+        why = (
+            "the run failed, and nothing in the catalog explains how"
+            if diagnosis.num_lines
+            else "what is here does not show why the run stopped"
         )
+        yield from _row("cause", f"unknown: {why}", 2)
         for each in diagnosis.unknown:
-            yield from _row("see", _quote(each), 2)
+            yield from _row("see", _quote(each), 2, is_quote=True)
     else:
         yield from _row("nothing", "no sign of a failure in these logs", 2)
     if diagnosis.consequences:
@@ -97,7 +99,7 @@ def _cause(cause: Cause) -> Iterator[str]:
         place = f"{', ' if told else ''}{cause.place}" if cause.place else ""
         yield from _row("where", f"{told}{place}", 2)
     for each in cause.evidence[:3]:
-        yield from _row("evidence", _quote(each), 2)
+        yield from _row("evidence", _quote(each), 2, is_quote=True)
     yield from _row("why", failure.why, 3)
     yield from _row("fix", failure.fix, 3)
     if failure.not_to_confuse:
@@ -105,7 +107,7 @@ def _cause(cause: Cause) -> Iterator[str]:
 
 
 def _quote(each: Evidence) -> str:
-    return f"{_place(each)}: {' '.join(each.text.split())}"
+    return f"{_place(each)}: {each.text}"
 
 
 def _place(each: Evidence) -> str:
@@ -113,19 +115,23 @@ def _place(each: Evidence) -> str:
     return f"{where.path}:{where.line}" if where.line else where.path
 
 
-def _row(name: str, text: str, most: int) -> Iterator[str]:
+def _row(name: str, text: str, most: int, *, is_quote: bool = False) -> Iterator[str]:
+    """A name and a text behind it. A quote keeps its spaces, to be searched for in the log."""
     lines = wrap(
         text,
         _WIDTH,
         initial_indent=name.ljust(_INDENT),
         subsequent_indent=" " * _INDENT,
         break_on_hyphens=False,
-        break_long_words=False,
+        break_long_words=is_quote,
+        drop_whitespace=not is_quote,
+        replace_whitespace=not is_quote,
+        expand_tabs=not is_quote,
     )
     if len(lines) > most:
         lines = lines[:most]
         lines[-1] = lines[-1][: _WIDTH - 4] + " ..."
-    yield from lines
+    yield from (line.rstrip() for line in lines)
 
 
 def _lines_of(each: Consequence, diagnosis: Diagnosis) -> str:

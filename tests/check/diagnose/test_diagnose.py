@@ -197,3 +197,11 @@ def test_a_gloo_time_out_is_told_as_one_and_a_renamed_variable_is_no_reason_for_
     diagnosis = diagnose_text(renamed + waited + "recv operation to complete\n")
     assert "waited 4 s for another rank, which did not send" in diagnosis.causes[0].what
     assert "nccl-env-deprecated" not in {each.id for each in diagnosis.causes}
+
+
+def test_the_host_that_ran_out_of_memory_is_named_as_ray_says_it():
+    killed = "1 Workers (tasks / actors) killed due to memory pressure (OOM)"
+    by_prefix = f"(RayTrainWorker pid=1, ip=10.0.0.2) step\n(raylet, ip=10.0.0.3) {killed}\n"
+    by_text = f"(raylet) node_manager.cc:3064: {killed} at node (ID: 7a9c, IP: 10.0.0.3)\n"
+    for text in (by_prefix, by_text):
+        assert diagnose_text(text).causes[0].host == "10.0.0.3", text

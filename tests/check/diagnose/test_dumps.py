@@ -5,6 +5,7 @@ import os
 import pickle
 
 from paceline.check.diagnose.diagnose import Log, diagnose, diagnose_text
+from paceline.report.diagnose_text import diagnosis_lines
 
 IN_TORCH = "/opt/lib/python3.10/site-packages/torch/distributed/distributed_c10d.py"
 
@@ -288,3 +289,15 @@ def test_rdma_forbidden_between_nodes_is_possible_with_its_line_and_no_device_is
     assert "NCCL_IB_DISABLE=1 forbids RDMA" in cause.what
     assert "whether there are RDMA devices is not said" in cause.what
     assert "NCCL_IB_DISABLE" in cause.evidence[0].text
+
+
+def test_one_ranks_dump_alone_says_where_it_stands_and_concludes_nothing():
+    group = "group 0 default_pg"
+    diagnosis = diagnose(dumps([DONE, WAITS]))
+    assert not diagnosis.is_concluded
+    assert f"{group}: waits in collective 2 (all_reduce at" in diagnosis.unknown[0].text
+    assert "the other ranks' are needed" in diagnosis.facts["dump"]
+    ended = diagnose(dumps([DONE]))
+    assert not ended.is_concluded
+    assert f"{group}: all ended, the last was collective 1" in ended.unknown[0].text
+    assert "unknown" in next(diagnosis_lines(ended))

@@ -10,6 +10,7 @@ from paceline.check.diagnose.flight import (
     Dump,
     first_difference,
     is_dump,
+    last_calls,
     read_dump,
 )
 from paceline.check.diagnose.hang import around
@@ -84,7 +85,10 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     seen.ranks |= {dump.rank for dump in dumps if dump.rank is not None}
     seen.ranks |= {stack.rank for stack in stacks if stack.rank is not None}
     if len(dumps) == 1:
+        told = last_calls(dumps[0])
         seen.facts["dump"] = "one rank's flight recorder alone; the other ranks' are needed too"
+        line = replace(_line(dumps[0].source, told), level="E", rank=dumps[0].rank)
+        seen.error_lines[f"dump {dumps[0].source}"] = ErrorLine(line=line)
     difference, odd = first_difference(dumps), compare(stacks)
     if difference is not None and odd is not None and set(difference.ranks) == set(odd.odd):
         difference = replace(

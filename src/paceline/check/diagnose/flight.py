@@ -97,6 +97,34 @@ def first_difference(dumps: Sequence[Dump]) -> Difference | None:
     return next(iter([*mismatch, *found]), None)
 
 
+def last_calls(dump: Dump) -> str:
+    """What one rank's dump shows alone: where it waits in each group, or what it called last."""
+    told = []
+    for group in sorted({_group(each) for each in dump.entries}):
+        own = [
+            each
+            for each in dump.entries
+            if _group(each) == group and isinstance(each.get("collective_seq_id"), int)
+        ]
+        own.sort(key=lambda each: int(each["collective_seq_id"]))
+        if not own:
+            continue
+        pending = next((each for each in own if not _has_ended(each)), None)
+        shown = own[-1] if pending is None else pending
+        at = _place(shown)
+        call = (
+            f"{shown['collective_seq_id']} ({_short(shown.get('profiling_name'))}"
+            f"{f' at {at}' if at else ''})"
+        )
+        told.append(
+            f"group {group}: all ended, the last was collective {call}"
+            if pending is None
+            else f"group {group}: waits in collective {call}"
+        )
+    whose = "it" if dump.rank is None else f"rank {dump.rank}"
+    return f"{whose}: {'; '.join(told) or 'no collective, only sends between two ranks'}"
+
+
 def _differs_in(group: str, dumps: Mapping[int, Dump]) -> Difference | None:
     calls: dict[int, dict[int, Mapping[str, Any]]] = {}
     for rank, dump in dumps.items():

@@ -72,6 +72,7 @@ _FORMS = tuple(
         r"\[PID[:=](?P<pid>\d+)\] ?",
         # Ray
         r"\((?P<actor>[\w.:<>-]+) pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\) ?",
+        r"\(\w+, ip=(?P<host>[\w.:-]+)\) ?",
         r"\[repeated \d+x across cluster\] ?",
         # glog and c10d, with or without brackets: E0321 02:07:08.40 1234 file.cc:123]
         rf"\[?(?P<glog>[DIWEF]){_MONTH_DAY} {_CLOCK}(?: +(?P<pid>\d+))?(?: +[\w./-]+:\d+)?\] ?",
@@ -106,6 +107,7 @@ _FORMS = tuple(
         r"(?P<host>(?:\d{1,3}\.){3}\d{1,3}|localhost|[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?=\S| )",
     )
 )
+_RAY_NODE = re.compile(r"\bnode \((?:ID: \w+, )?IP: (?P<host>[\w.:]+?)[,)]")
 _PODS = re.compile(r"-(?:master|launcher|head)-\d+")
 _ANYWHERE = re.compile(
     r"\[Rank (?P<a>\d+)\]|\bRank (?P<b>\d+)\]|^\[rank(?P<c>\d+)\]|\[RANK[:= ](?P<d>\d+)\]"
@@ -137,6 +139,8 @@ def read_line(raw: str, *, source: str, number: int) -> Line:
             break
     if seen.rank is None and (named := _ANYWHERE.search(raw)):
         seen.rank = int(next(group for group in named.groups() if group))
+    if seen.host is None and "IP: " in raw and (node := _RAY_NODE.search(raw)):
+        seen.host = node["host"]
     return Line(
         source=source,
         number=number,

@@ -43,7 +43,7 @@ SPARSE = 2_000
 _ENDS_OF_LINE = 4 * MAX_LINE
 """Bytes at the beginning and at the end of a very long line in which its message is looked for."""
 
-_BEFORE_MESSAGE = 128
+_BEFORE_MESSAGE = 64
 """Characters of it that are kept before the message: who writes it. More would hide it where it is
 shown."""
 
