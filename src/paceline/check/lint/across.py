@@ -17,6 +17,7 @@ from paceline.check.lint.configs.kubernetes import read_jobs
 from paceline.check.lint.configs.launch_line import Launch, launches_in
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
+from paceline.check.lint.configs.old_launcher import check_local_rank_argument
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.check.lint.configs.scene import Scene, scene_of, started
 from paceline.check.lint.configs.sharding import is_sharded
@@ -122,6 +123,7 @@ def check_across(
         program = by_name.get(_base(target.text)) if target is not None else None
         if program is not None:
             yield from _check_start(start, program, configs, context)
+            yield from check_local_rank_argument(start.launch, program.path, program.text)
         yield from _check_arguments(start.launch, deepspeed)
     accelerates = {_base(one.path): one for one in configs if one.kind == "accelerate"}
     for start in starts:

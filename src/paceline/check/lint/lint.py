@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from paceline.check.finding import Finding, in_reading_order
+from paceline.check.finding import Finding, Severity, in_reading_order
 from paceline.check.lint.across import (
     check_across,
     context_for,
@@ -147,12 +147,13 @@ def is_python(path: str, source: bytes) -> bool:
 def _findings(
     programs: list[Program], configs: list[Config], context: Context
 ) -> Iterator[Finding]:
-    """Of each file in its own context, and of all together; one for a failure and line.
+    """Of each file in its own context, and of all together; the worst for a failure and line.
 
     JSON may stand in one line: there, each that says something else is kept.
     """
     starts = starts_in(configs, context)
-    seen: set[tuple[str, str, int | None, str]] = set()
+    kept: dict[tuple[str, str, int | None, str], Finding] = {}
+    levels = list(Severity)
 
     def all_findings() -> Iterator[Finding]:
         for program in programs:
@@ -170,6 +171,6 @@ def _findings(
     for one in all_findings():
         what = one.what if one.where.path.endswith(".json") else ""
         key = (one.where.path, one.id, one.where.line, what)
-        if key not in seen:
-            seen.add(key)
-            yield one
+        if key not in kept or levels.index(one.severity) < levels.index(kept[key].severity):
+            kept[key] = one
+    yield from kept.values()

@@ -13,6 +13,7 @@ from paceline.check.lint.configs.launch_meeting import (
     check_number_of_node,
 )
 from paceline.check.lint.configs.megatron_arguments import check_megatron
+from paceline.check.lint.configs.old_launcher import check_old_launcher
 from paceline.check.lint.configs.say import ERROR, INFO, WARNING, found
 from paceline.check.lint.configs.scene import Scene, started
 from paceline.check.lint.configs.shell import Word
@@ -32,6 +33,7 @@ def check_launch(launch: Launch, scene: Scene) -> Iterator[Finding]:
         yield from _check_devices(launch, scene)
         yield from _check_terminal(launch)
         yield from _check_elastic(launch, scene)
+        yield from check_old_launcher(launch)
     yield from check_number_of_node(launch)
     yield from _check_precision(launch, scene)
     yield from check_cache(launch, scene)

@@ -272,17 +272,20 @@ def _check_batches(path: str, config: Marked, context: Context) -> Iterator[Find
     whole_at, world = training.at("global_batch_size"), context.num_processes
     whole = whole_at.number() if whole_at is not None else None
     others = degree("tensor") * stages * degree("context")
-    if whole_at is not None and whole and whole > 0 and local and world and world % others == 0:
-        data = world // others
-        if whole % (local * data):
-            yield found(
-                "divisibility",
-                ERROR,
-                path,
-                whole_at.line,
-                f"global batch {whole} is no multiple of {local} x {data} data ranks",
-                fix=f"a multiple of {local * data}",
-            )
+    shard = (split.number("data_parallel_shard_degree") if split is not None else None) or -1
+    copies = (split.number("data_parallel_replicate_degree") if split is not None else None) or 1
+    data = shard * copies if shard > 0 else world // others if world else 0
+    if shard < 0 and world and world % others:
+        data = 0  # said above; which data ranks there would be is open
+    if whole_at is not None and whole and whole > 0 and local and data and whole % (local * data):
+        yield found(
+            "divisibility",
+            ERROR,
+            path,
+            whole_at.line,
+            f"global batch {whole} is no multiple of {local} x {data} data ranks",
+            fix=f"a multiple of {local * data}",
+        )
     recompute = config.text("activation_checkpoint", "mode")
     flavor = config.text("model", "flavor") or ""
     if recompute == "none" and any(big in flavor for big in ("13B", "32B", "70B", "405B")):
