@@ -39,6 +39,26 @@ def test_a_reader_that_has_seen_enough_is_no_failure(environment):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    ("command", "text", "code"),
+    [
+        (["adapt", "--to", "ddp"], "import tensorflow\ntensorflow.foo()\n", 2),
+        (["diagnose"], "frobnicator: fatal: cannot open gate\n", 1),
+        (["lint"], "def (\n", 2),
+    ],
+)
+def test_what_a_verb_answers_is_its_exit_code_also_where_the_reader_leaves(
+    command, text, code, tmp_path
+):
+    path = tmp_path / "it.py"
+    path.write_text(text)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "paceline", *command, path], stdout=writing)
+    os.close(writing)
+    assert done.returncode == code
+
+
 def test_a_refusal_keeps_its_exit_code_where_nobody_can_be_told(environment):
     with FULL.open("w") as full:
         done = subprocess.run(WRONG, stdout=subprocess.PIPE, stderr=full, env=environment)

@@ -58,6 +58,7 @@ def command(script: Path, target: str, write: bool, out: Path | None, as_json: b
       paceline adapt train.py --to paceline --json
     """
     from paceline.adapt import Target, adapt
+    from paceline.cli.standard_streams import reader_may_leave
     from paceline.errors import JobError
 
     if write and out is not None:
@@ -67,10 +68,11 @@ def command(script: Path, target: str, write: bool, out: Path | None, as_json: b
     written: list[Path] = []
     if not adapted.refused and not adapted.already and (write or out is not None):
         written = _write(source, adapted, script, out)
-    if as_json:
-        _print_json(adapted, script, target, written)
-    else:
-        _print(adapted, source.text, script, target, written)
+    with reader_may_leave():
+        if as_json:
+            _print_json(adapted, script, target, written)
+        else:
+            _print(adapted, source.text, script, target, written)
     if adapted.refused:
         raise SystemExit(JobError.exit_code)
     if adapted.left:

@@ -52,6 +52,7 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
     """
     from paceline.check.diagnose.diagnose import diagnose
     from paceline.cli.log_files import find_logs
+    from paceline.cli.standard_streams import reader_may_leave
     from paceline.report.diagnose_text import diagnosis_lines
 
     found = find_logs(logs, runs)
@@ -60,11 +61,12 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
         return 0
     diagnosis = diagnose(found)
     _check_something_was_read(diagnosis, logs)
-    if as_json:
-        click.echo(json.dumps(_data(diagnosis), indent=2))
-    else:
-        for line in diagnosis_lines(diagnosis):
-            click.echo(line)
+    with reader_may_leave():
+        if as_json:
+            click.echo(json.dumps(_data(diagnosis), indent=2))
+        else:
+            for line in diagnosis_lines(diagnosis):
+                click.echo(line)
     return 0 if diagnosis.is_concluded else 1
 
 

@@ -96,7 +96,7 @@ def command(
     from paceline.check.finding import Severity
     from paceline.check.lint.lint import Unread, lint_files
     from paceline.cli.source_files import read_sources
-    from paceline.cli.standard_streams import StreamError
+    from paceline.cli.standard_streams import reader_may_leave
 
     _check_options(as_json, as_sarif, shows_fix, writes)
     left_out = _left_out(ignored)
@@ -108,16 +108,12 @@ def command(
     findings = [one for one in linted.findings if one.id not in left_out]
     shown = [one for one in findings if rank.index(one.severity) <= rank.index(Severity(severity))]
     texts = {path: _text(data) for path, data in sources.files.items()}
-    try:
+    with reader_may_leave():
         _say_unread(unread, linted, sources)
         if shows_fix:
             _print_fixes(shown, texts, sources, writes)
         else:
             _print(linted, shown, texts, unread, as_json, as_sarif, _whole(texts, sources))
-    except StreamError as error:
-        if not error.reader_left:
-            raise
-        # `paceline lint | head`: the exit code still says what was found
     if unread:
         return 2
     ends = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO, cast
 
 from paceline.errors import JobError, Problem
@@ -33,6 +35,17 @@ def watch_streams() -> None:
         sys.stdout = cast(TextIO, _Watched(sys.stdout, "standard output"))
     if sys.stderr is not None:
         sys.stderr = cast(TextIO, _Watched(sys.stderr, "standard error"))
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Print an answer that is finished: where its reader leaves (`| head`), the exit code is still
+    the answer's."""
+    try:
+        yield
+    except StreamError as error:
+        if not error.reader_left:
+            raise
 
 
 def has_answered() -> bool:
