@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from paceline.catalog.code import load_codes
 from paceline.catalog.failure import load_failures
+from paceline.catalog.symptom import load_symptoms
 from paceline.cli import cli
 
 
@@ -35,6 +36,24 @@ def test_published_names_refusals_and_harmless_lines_are_explained_too(name, is_
     done = run(name)
     assert done.exit_code == 0
     assert done.output.startswith(is_about)
+
+
+def test_a_symptom_is_explained_by_its_ranked_causes_and_what_decides_between_them():
+    symptom = load_symptoms()["collective-timeout"]
+    done = run("collective-timeout")
+    assert done.exit_code == 0
+    ranked = [line for line in done.output.splitlines() if line[:1].isdigit()]
+    assert [line.split()[1].rstrip(":") for line in ranked] == [each.id for each in symptom.causes]
+    assert done.output.count("decided by: ") == len(symptom.causes)
+    (data,) = json.loads(run("collective-timeout", "--json").output)
+    assert data["code"] == "collective-timeout"
+    assert data["causes"][0] == {"id": symptom.causes[0].id, "check": symptom.causes[0].check}
+
+
+def test_a_name_that_is_a_failure_and_a_symptom_has_both():
+    output = run("nccl-system-error").output
+    assert output.count("nccl-system-error: ") >= 2
+    assert "1. shm-too-small: " in output
 
 
 def test_every_code_can_be_explained():

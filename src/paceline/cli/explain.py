@@ -17,6 +17,7 @@ from paceline.errors import JobError, Problem
 if TYPE_CHECKING:
     from paceline.catalog.code import Code
     from paceline.catalog.failure import BenignLine, Failure
+    from paceline.catalog.symptom import Symptom
 
 _WIDTH = 96
 _MOST_NEAR = 3
@@ -31,7 +32,8 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
     """Say why something is wrong, how it shows, the fix, and where that is known from.
 
     CODE is the id of a finding of `lint`, `diagnose` or `preflight` (set-epoch-missing), a
-    published name (missing-set-epoch), a harmless line (BEN-05), or a refusal's code (J003).
+    published name (missing-set-epoch), a symptom with its likely causes (collective-timeout), a
+    harmless line (BEN-05), or a refusal's code (J003).
 
     \b
     Examples:
@@ -52,9 +54,10 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
     click.echo("\n\n".join("\n".join(_lines(entry)) for entry in found))
 
 
-def _find(name: str) -> "tuple[Code | Failure | BenignLine, ...]":
+def _find(name: str) -> "tuple[Code | Failure | BenignLine | Symptom, ...]":
     from paceline.catalog.code import load_codes
     from paceline.catalog.failure import failures_named, load_benign_lines
+    from paceline.catalog.symptom import load_symptoms
     from paceline.check.preflight.preflight import check_names
 
     code = load_codes().get(name.upper())
@@ -62,8 +65,9 @@ def _find(name: str) -> "tuple[Code | Failure | BenignLine, ...]":
         return (code,)
     harmless = tuple(line for line in load_benign_lines() if line.id == name.upper())
     found = harmless or failures_named(name)
-    if found:
-        return found
+    shown = load_symptoms().get(name.lower())
+    if found or shown:
+        return (*found, *([shown] if shown else []))
     near = _near(name)
     what = f"no code is called {name!r}"
     if name in check_names():
@@ -98,11 +102,14 @@ def _near(name: str) -> list[str]:
 def _titles() -> Mapping[str, str]:
     from paceline.catalog.code import load_codes
     from paceline.catalog.failure import load_benign_lines, load_failures
+    from paceline.catalog.symptom import load_symptoms
 
     titles = {failure.id: failure.title for failure in load_failures().values()}
     for failure in load_failures().values():
         for name in failure.published:
             titles.setdefault(name, f"{failure.title} ({failure.id})")
+    for symptom in load_symptoms().values():
+        titles.setdefault(symptom.id, f"symptom: {symptom.title}")
     titles |= {line.id: f"harmless: {line.why}" for line in load_benign_lines()}
     return titles | {code.code: _first_sentence(code.text) for code in load_codes().values()}
 
@@ -116,17 +123,28 @@ def _list(as_json: bool) -> None:
     click.echo(format_table([("code", "title"), *titles.items()]))
 
 
-def _data(entry: "Code | Failure | BenignLine") -> dict[str, Any]:
+def _data(entry: "Code | Failure | BenignLine | Symptom") -> dict[str, Any]:
     """What is known of it, under the name `code` whichever it is."""
     from paceline.catalog.code import Code
+    from paceline.catalog.symptom import Symptom
 
+    if isinstance(entry, Symptom):
+        causes = [{"id": each.id, "check": each.check} for each in entry.causes]
+        return {
+            "code": entry.id,
+            "title": entry.title,
+            "of": sorted(entry.of),
+            "causes": causes,
+            "sources": entry.sources,
+        }
     found = asdict(entry)
     return found if isinstance(entry, Code) else {"code": found.pop("id")} | found
 
 
-def _lines(entry: "Code | Failure | BenignLine") -> Iterator[str]:
+def _lines(entry: "Code | Failure | BenignLine | Symptom") -> Iterator[str]:
     from paceline.catalog.code import Code
     from paceline.catalog.failure import BenignLine
+    from paceline.catalog.symptom import Symptom
 
     if isinstance(entry, Code):
         yield f"{entry.code}: {entry.about}"
@@ -136,8 +154,25 @@ def _lines(entry: "Code | Failure | BenignLine") -> Iterator[str]:
         yield from _part("how it shows", entry.shows)
         yield from _part("why", entry.why)
         yield from _part("when it matters after all", entry.matters_when)
+    elif isinstance(entry, Symptom):
+        yield from _symptom_lines(entry)
     else:
         yield from _failure_lines(entry)
+
+
+def _symptom_lines(symptom: "Symptom") -> Iterator[str]:
+    """Its causes as ranked, each with what decides; `diagnose` puts what a log speaks for first."""
+    from paceline.catalog.failure import load_failures
+
+    yield f"{symptom.id}: {symptom.title}"
+    yield "  a symptom; it may have several causes"
+    yield from _part("what says no more than this", ", ".join(sorted(symptom.of)))
+    for place, cause in enumerate(symptom.causes, start=1):
+        told = " (where the log speaks for it)" if cause.only else ""
+        yield ""
+        yield f"{place}. {cause.id}: {load_failures()[cause.id].title}{told}"
+        yield from _fill(f"decided by: {cause.check}", indent="  ")
+    yield from _part("sources", ", ".join(symptom.sources))
 
 
 def _failure_lines(failure: "Failure") -> Iterator[str]:

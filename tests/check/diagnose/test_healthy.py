@@ -17,6 +17,30 @@ def test_a_healthy_run_has_not_failed(path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "INFO Waiting for creating a placement group of specs for 30 seconds.\n"
+            "step 1: loss 2.3\n"
+        ),
+        "".join(
+            f"I CreateSession still waiting for response from worker: /job:ps/task:{n}\n"
+            for n in range(4)
+        ),
+        "W dso_loader.cc:64] dlerror: libcudart.so.11.0: cannot open shared object file\n",
+        (
+            "Multi-processing is handled by Slurm.\n"
+            "initializing ddp: GLOBAL_RANK: 0, MEMBER: 1/8\nEpoch 0: loss 2.3\n"
+        ),
+    ],
+)
+def test_a_start_that_waits_for_a_while_has_not_failed(text):
+    diagnosis = diagnose_text(text)
+    assert not diagnosis.has_failed
+    assert not diagnosis.causes
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("step 1\n(python3:1234): frobnicator failure: quux exploded\n", "quux exploded"),

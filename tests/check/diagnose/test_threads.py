@@ -17,6 +17,8 @@ NOT_FIRST = {
     "Lightning-AI/torchmetrics#2300": "cancelled is what the log says; one of 96 members came",
     "X-Square-Robot/wall-x#114": "a shape mismatch: of the vocabulary and not of the world size",
     "deepspeedai/DeepSpeed#5623": "the last line of a compiler's errors, and none of them",
+    "pytorch/pytorch#175024": "one message of autograd; nothing says that DDP wrote in place",
+    "FateScript/CenterNet-better#45": "the program's own exception; the folder is its output's",
     "pytorch/pytorch#17349": "one line of NCCL that says nothing more",
 }
 """Threads whose cause does not come first, and why."""

@@ -1,6 +1,7 @@
 """Second facts: when a line that healthy runs print too is a failure after all."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from paceline.check.diagnose.hang import around
@@ -69,6 +70,22 @@ def _often(times: int, fact: str) -> Callable[[Seen, list[Sighting], str], str |
         return fact if _count(sightings) >= times else None
 
     return look
+
+
+def _last_line(fact: str) -> Callable[[Seen, list[Sighting], str], str | None]:
+    """The log ends with it: what was waited for never came."""
+
+    def look(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+        return fact if _ends(seen, sightings) else None
+
+    return look
+
+
+def _ends(seen: Seen, sightings: list[Sighting]) -> bool:
+    """Whether a log's last line is one of them."""
+    last = {source.name: source.num_lines for source in seen.sources}
+    lines = [line for each in sightings for line, _ in each.lines()]
+    return any(line.number == last.get(line.source) for line in lines)
 
 
 def _sockets(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
@@ -147,7 +164,22 @@ def _members(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
     of = max((int(groups["of"]) for groups in said), default=0)
     if len(set(places)) < min(len(places), of):
         return f"places {', '.join(sorted(set(places)))} of {of} are taken more than once"
+    if "handled by Slurm" in run and len(set(places)) < of and _ends(seen, sightings):
+        return f"{len(set(places))} of {of} places are taken, and nothing came after it"
     return None
+
+
+def _same_task_waits(seen: Seen, sightings: list[Sighting], run: str) -> str | None:
+    """One task that is waited for three times, half a minute, and no session after it."""
+    tasks = Counter(said["task"] for each in sightings for _, said in each.first if "task" in said)
+    if not tasks or "Start master session" in run:
+        return None
+    task, times = tasks.most_common(1)[0]
+    return f"{task} did not answer {times} times" if times >= _PATIENCE else None
+
+
+_PATIENCE = 3
+"""Times that a start may wait for one task: TensorFlow says so each ten seconds."""
 
 
 _FACTS: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
@@ -171,6 +203,13 @@ _FACTS: Mapping[str, Callable[[Seen, list[Sighting], str], str | None]] = {
     "dns-unresolvable-master": _name,
     "sigterm-preempted": _cancelled,
     "gloo-size-mismatch": _in_line(r"op\.preamble|nbytes", "sizes differ"),
+    "all-ranks-save-same-file": _when(
+        r"makedirs|mkdir", "a folder that is there already was to be made"
+    ),
+    "ds-op-cuda-mismatch": _in_line(r"\.so", "the op was not built"),
+    "environment-differs-between-nodes": _in_line(r"\.so", "a library of CUDA is not there"),
+    "tf-config-mismatch": _same_task_waits,
+    "ray-unsatisfiable-resources": _last_line("nothing came after it"),
     "k8s-init-container-stuck": _in_line(
         r"PodInitializing|Init:0/", "pods wait in their init container"
     ),
