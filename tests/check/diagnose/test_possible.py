@@ -107,3 +107,17 @@ def test_a_healthy_log_offers_nothing():
 def test_words_are_taken_apart_as_programs_write_them():
     assert words_of("DataLoaderTimeout at 0x7f12 in /opt/a/b/c.py") >= {"data", "loader", "timeout"}
     assert not re.search(r"\d", " ".join(words_of("error 12 at 0xdeadbeef")))
+
+
+def test_horovods_shut_down_follows_from_the_rank_that_failed_and_is_no_exception_of_its_own():
+    shut_down = (
+        "[1,1]<stderr>:RuntimeError: Horovod has been shut down. This was caused by an exception "
+        "on one of the ranks\nmpirun detected that one or more processes exited with non-zero "
+        "status, thus causing\n"
+    )
+    own = "[1,0]<stderr>:RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
+    diagnosis = diagnose_text(own + shut_down)
+    assert diagnosis.causes[0].id == "cuda-oom"
+    assert "user-exception" not in {each.id for each in diagnosis.causes}
+    assert [each.id for each in diagnosis.consequences] == ["child-failed-no-traceback"]
+    assert not [each for each in diagnose_text(shut_down).causes if each.confidence == "certain"]
