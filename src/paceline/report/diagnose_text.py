@@ -76,7 +76,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
             2,
         )
     for trouble in diagnosis.troubles[:2]:
-        yield from _row("not read", trouble.removeprefix("not read: "), 1)
+        yield from _row("not read", trouble.removeprefix("not read: "), 4)
     yield from _row("read", _read(diagnosis), 2)
 
 
