@@ -15,6 +15,8 @@ from paceline.check.diagnose.words import spans
 from paceline.check.finding import Evidence
 
 _WIDTH = 100
+_LEAST_QUOTED = 30
+"""Characters of a quoted line that stand beside its place; with less room it goes below."""
 _INDENT = 12
 MAX_LINES = 25
 """Lines that a diagnosis takes: one screen of 80 x 25."""
@@ -50,7 +52,7 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         )
         yield from _row("cause", f"unknown: {why}", 2)
         for each in diagnosis.unknown:
-            yield from _row("see", _quote(each), 2, is_quote=True)
+            yield from _quote("see", each)
     else:
         yield from _row("nothing", "no sign of a failure in these logs", 2)
     if diagnosis.consequences:
@@ -99,15 +101,20 @@ def _cause(cause: Cause) -> Iterator[str]:
         place = f"{', ' if told else ''}{cause.place}" if cause.place else ""
         yield from _row("where", f"{told}{place}", 2)
     for each in cause.evidence[:3]:
-        yield from _row("evidence", _quote(each), 2, is_quote=True)
+        yield from _quote("evidence", each)
     yield from _row("why", failure.why, 3)
     yield from _row("fix", failure.fix, 3)
     if failure.not_to_confuse:
         yield from _row("is not", failure.not_to_confuse, 2)
 
 
-def _quote(each: Evidence) -> str:
-    return f"{_place(each)}: {each.text}"
+def _quote(name: str, each: Evidence) -> Iterator[str]:
+    """A line of a log behind its place, which stays whole however long its path is."""
+    head = f"{name.ljust(_INDENT)}{_place(each)}: "
+    if len(head) > _WIDTH - _LEAST_QUOTED:
+        yield head.rstrip()
+        head = ""
+    yield from _row(head, each.text, 2, is_quote=True)
 
 
 def _place(each: Evidence) -> str:
