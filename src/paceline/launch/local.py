@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec import Job
+from paceline.topology import Cluster
+from paceline.topology.machine import find_local_machine
 
 _PATIENCE_S = 5.0
 """How long agents may take to die of SIGKILL. A guess."""
@@ -31,7 +34,7 @@ def check(job: Job, plan: Plan) -> Iterator[Problem]:
         yield Problem(
             code="R011",
             what=f"the job asks for {plan.cluster.num_nodes} node(s) of "
-            f"{plan.cluster.ranks_per_node} {plan.cluster.accelerator}, which this machine is not",
+            f"{plan.cluster.ranks_per_node} {plan.cluster.accelerator}; {_gpus_here()}",
             where=job.where("cluster"),
             fix="leave cluster out to run on this machine, or set cluster.accelerator to cpu; "
             "`paceline plan` works for any cluster",
@@ -97,6 +100,8 @@ class _Agents:
 
     def start(self, address: AgentAddress) -> None:
         command = _agent_command(self._run, address.node, address.controller)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = own_gpus(self._run.cluster(), address.node, visible)
         with (self._run.logs / f"agent-{address.node}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -107,7 +112,7 @@ class _Agents:
                 start_new_session=True,
                 # The run stays held as long as an agent has workers, whatever becomes of us.
                 pass_fds=[self._lock.fileno()],
-                env=os.environ | {TOKEN_VARIABLE: address.token},
+                env=os.environ | {TOKEN_VARIABLE: address.token} | gpus,
             )
         self._processes.append(process)
         self._newest[address.node] = process
@@ -154,6 +159,22 @@ class _Agents:
         return [pid for pid in self._adopted if _is_agent(pid, self._run)]
 
 
+def own_gpus(cluster: Cluster, node: int, visible: str | None) -> dict[str, str]:
+    """The variable that gives a simulated node's agent its share of this machine's GPUs.
+
+    Args:
+        cluster: This machine.
+        node: The simulated node, from 0.
+        visible: CUDA_VISIBLE_DEVICES as it is here.
+    """
+    if cluster.accelerator == "cpu" or cluster.num_nodes == 1:
+        return {}
+    every = range(cluster.num_ranks) if visible is None else visible.split(",")
+    first = node * cluster.ranks_per_node
+    own = list(every)[first : first + cluster.ranks_per_node]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in own)}
+
+
 def _agent_command(run: RunFolder, node: int, controller: str) -> list[str]:
     return [
         *(sys.executable, "-m", "paceline.control.agent", "--run", str(run.path)),
@@ -168,6 +189,15 @@ def _is_agent(pid: int, run: RunFolder) -> bool:
     except OSError:
         return False
     return b"paceline.control.agent" in arguments and str(run.path).encode() in arguments
+
+
+def _gpus_here() -> str:
+    """What this machine shows instead, for a job that asks for more."""
+    kinds = Counter(gpu.name for gpu in find_local_machine().gpus)
+    shown = " and ".join(f"{count} {name}" for name, count in kinds.items()) or "no GPU"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    through = f" through CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else ""
+    return f"this machine shows {shown}{through}"
 
 
 def _is_free(port: int) -> bool:

@@ -159,7 +159,7 @@ def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
 def visible_gpus(gpus: tuple[_G, ...], visible: str | None) -> tuple[_G, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves; all of them when it is unset or names UUIDs.
 
-    CUDA stops at the first number that is no GPU.
+    CUDA stops at the first number that is no GPU, and PyTorch sees none where one is named twice.
 
     >>> visible_gpus((Gpu(name="a", memory_bytes=1), Gpu(name="b", memory_bytes=1)), "1,-1,0")
     (Gpu(name='b', memory_bytes=1),)
@@ -169,12 +169,46 @@ def visible_gpus(gpus: tuple[_G, ...], visible: str | None) -> tuple[_G, ...]:
     names = [part.strip() for part in visible.split(",") if part.strip()]
     if not all(name.lstrip("-").isdigit() for name in names):
         return gpus
+    if named_twice(visible) is not None:
+        return ()
     chosen: list[_G] = []
     for name in names:
         if not 0 <= int(name) < len(gpus):
             break
         chosen.append(gpus[int(name)])
     return tuple(chosen)
+
+
+def num_visible(num_gpus: int, visible: str | None) -> int:
+    """How many of a machine's GPUs PyTorch sees through CUDA_VISIBLE_DEVICES, UUIDs included.
+
+    >>> [num_visible(8, visible) for visible in ("0,1", "", "GPU-6a,GPU-6b", "0,0", None)]
+    [2, 0, 2, 0, 8]
+    """
+    if visible is None:
+        return num_gpus
+    if named_twice(visible) is not None:
+        return 0
+    names = [part for part in visible.split(",") if part.strip()]
+    if not all(name.strip().lstrip("-").isdigit() for name in names):
+        return min(num_gpus, len(names))
+    return len(visible_gpus((None,) * num_gpus, visible))
+
+
+def named_twice(visible: str) -> str | None:
+    """The first GPU that CUDA_VISIBLE_DEVICES names twice; None where each is named once.
+
+    Source: torch.cuda._parse_visible_devices, "Repeated ordinal results in empty set".
+
+    >>> named_twice("0,1,0")
+    '0'
+    """
+    seen: set[str] = set()
+    for name in (part.strip() for part in visible.split(",")):
+        if name and name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _num_cores(cpu: CpuInfo) -> float:

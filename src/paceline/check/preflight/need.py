@@ -28,6 +28,10 @@ class Need:
     has_host_names: bool = True
     """Whether the nodes are called as the network calls them; Ray has numbers of its own."""
 
+    reads_visible: bool = True
+    """Whether CUDA_VISIBLE_DEVICES is what the ranks will have. Ray gives the agent's task other
+    GPUs than the task that looks."""
+
     wants_rdma: bool = False
     rank_bytes: int = 0
     """Of a rank's accelerator, or of the host's memory where ranks run on CPUs."""
@@ -76,6 +80,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         accelerator=cluster.accelerator,
         is_apart=place != "local" and cluster.num_nodes > 1,
         has_host_names=place != "ray",
+        reads_visible=place != "ray",
         wants_rdma=cluster.num_nodes > 1 and uses_rdma(plan),
         rank_bytes=rank_bytes,
         host_bytes=plan.host_bytes + (rank_bytes * cluster.ranks_per_node if on_cpu else 0),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from paceline.check.preflight.accelerators import check_accelerators
 from paceline.check.preflight.bandwidth import check_devices, check_sweep
 from paceline.check.preflight.environment import check_environment, check_interfaces_named
+from paceline.check.preflight.gpu_start import check_gpus_at_once, check_torch_build
 from paceline.check.preflight.host import check_host
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.network import check_alike, check_network
@@ -106,7 +107,7 @@ _NAMES = (
     *("host-memory", "host-ecc", "cpus", "clock", "accelerators", "driver", "accelerator-memory"),
     *("accelerator-ecc", "accelerator-clocks", "fabric", "kernel-log", "pcie", "links"),
     *("acs", "iommu"),
-    *("numa", "versions", "torch", "checkpoint-folder", "checkpoint-room", "shared-folder"),
+    *("numa", "versions", "nccl", "torch", "checkpoint-folder", "checkpoint-room", "shared-folder"),
     *("folder", "caches", "data", "interface", "environment", "ports", "own-name", "names"),
     *(
         "reach",
@@ -137,10 +138,13 @@ def _one(
         *check_data(node, facts),
         *check_network(answer, facts, need),
     ]
-    if not is_quick:
+    if is_quick:
+        results += check_gpus_at_once(node, facts, need)
+    else:
         results += [
             *check_accelerators(node, facts, need),
             *check_versions(node, facts, need),
+            *check_torch_build(node, facts, need),
             *check_torch(answer, need),
             *check_rdma(node, facts, need),
         ]

@@ -18,6 +18,7 @@ from paceline.parallel.layout import Layout
 from paceline.record.run import RunFolder
 from paceline.runtime.channel import Channel
 from paceline.runtime.faults import Faults
+from paceline.runtime.own_gpu import check_own_gpu
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.groups import Groups
 
@@ -102,6 +103,8 @@ class Member:
         self._progress.enter(Phase.JOINING)
         self._take_log(order.rank)
         self._layout, self._skipped = order.layout, order.skipped
+        if self._backend == "nccl":
+            check_own_gpu(order.local_rank, is_first=order.generation == 1)
         device = _device(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
         faults.pass_by("meet", 0)

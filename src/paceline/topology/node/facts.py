@@ -68,6 +68,22 @@ class GpuTexts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TorchBuild:
+    """The installed PyTorch, from its files: it was not imported."""
+
+    version: str
+    cuda: str | None = None
+    """CUDA that it was built for; None without."""
+
+    hip: str | None = None
+    nccl_wanted: str | None = None
+    """NCCL's package that it requires, `nvidia-nccl-cu13==2.29.7`; None where it brings its own."""
+
+    nccl: str | None = None
+    """Installed version of that package; None when it is not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """Room of one file system."""
 
@@ -154,6 +170,7 @@ class NodeFacts:
     """Name -> version of everything that is installed for its Python; `python` and `paceline`
     too. Of a quick look, those few that must be the same everywhere."""
 
+    torch_build: TorchBuild | None = None
     gpu: GpuTexts = field(default_factory=GpuTexts)
     kernel_log: str | None = None
     """Lines about hardware; None where this user may not read it."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import paceline
 from paceline.topology.machine import read_cgroup_bytes
 from paceline.topology.node import read_state
-from paceline.topology.node.facts import GpuTexts, NodeFacts, Question
-from paceline.topology.node.probe_gpu import probe_gpus, read_kernel_log, visible_devices
+from paceline.topology.node.facts import NodeFacts, Question
+from paceline.topology.node.probe_gpu import list_gpus, probe_gpus, read_kernel_log
 from paceline.topology.node.probe_network import (
     find_interfaces,
     own_addresses,
@@ -28,6 +28,7 @@ from paceline.topology.node.probe_storage import (
     look_at_folder,
     stale_locks,
 )
+from paceline.topology.node.probe_torch import probe_torch_build
 from paceline.topology.probe import Look, run_tool
 
 _LIBRARIES = (
@@ -62,7 +63,8 @@ def probe_node(question: Question) -> NodeFacts:
         kernel=platform.release(),
         boot_id=_text("/proc/sys/kernel/random/boot_id"),
         packages=_main_packages() if quick else _packages(),
-        gpu=GpuTexts(visible=visible_devices()) if quick else probe_gpus(looks),
+        torch_build=probe_torch_build(),
+        gpu=list_gpus() if quick else probe_gpus(looks),
         kernel_log=None if quick else read_kernel_log(looks),
         meminfo=_text("/proc/meminfo"),
         memory_limit_bytes=_memory_limit(),

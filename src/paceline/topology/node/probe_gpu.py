@@ -46,8 +46,18 @@ def probe_gpus(looks: list[Look]) -> GpuTexts:
         for name, answer in asked.items():
             texts[name], found = answer.result()
             looks += found
+    listed = list_gpus()
     return GpuTexts(
         **texts,
+        kernel_driver=listed.kernel_driver,
+        device_files=listed.device_files,
+        visible=listed.visible,
+    )
+
+
+def list_gpus() -> GpuTexts:
+    """What the kernel and the environment say of accelerators; no tool is asked."""
+    return GpuTexts(
         kernel_driver=next((text for path in _DRIVERS if (text := _text(path))), ""),
         device_files=_device_files(),
         visible=visible_devices(),

@@ -1,0 +1,34 @@
+"""A rank whose GPU is not there says so before it builds anything."""
+
+import pytest
+import torch
+
+from paceline.control.policy import cause_of
+from paceline.errors import JobError
+from paceline.runtime.own_gpu import check_own_gpu
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("RANK", "3")
+
+
+def test_a_gpu_that_is_there_passes():
+    check_own_gpu(1, is_first=True)
+
+
+def test_a_rank_without_a_gpu_ends_the_run_with_the_numbers():
+    with pytest.raises(JobError) as refused:
+        check_own_gpu(3, is_first=True)
+    (problem,) = refused.value.problems
+    assert problem.code == "R062"
+    assert problem.what == "rank 3 needs GPU 3; CUDA_VISIBLE_DEVICES='0,1' shows 2"
+    assert "cluster.per_node to 2" in problem.fix
+
+
+def test_a_gpu_that_disappears_in_a_run_counts_as_broken_hardware():
+    with pytest.raises(RuntimeError, match="disappeared: rank 3 needs GPU 3") as lost:
+        check_own_gpu(3, is_first=False)
+    assert cause_of(str(lost.value)) == "accelerator"
