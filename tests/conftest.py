@@ -15,7 +15,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 LONGEST_FIRST = (
     *("run/test_own_code.py", "drill/test_fault_matrix.py", "run/test_resume.py"),
     *("prove/test_against_real_runs.py", "run/test_foreign_programs.py"),
-    *("drill/test_fault_matrix_wide.py", "run/test_shadow.py", "run/test_recovery.py"),
+    *("drill/test_fault_matrix_wide.py", "run/test_sharded_recovery.py", "run/test_recovery.py"),
     *("prove/test_prove.py", "run/test_shrink.py", "run/test_corruption.py"),
     *("verify/test_layouts.py", "run/test_partition.py", "preflight/test_here.py"),
     *("runtime/test_huggingface.py", "runtime/test_pipeline.py", "runtime/test_state.py"),

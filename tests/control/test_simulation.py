@@ -343,7 +343,7 @@ def test_a_run_that_gives_up_waits_for_a_person():
         max_size=30,
     ),
     spares=some.sampled_from([0, 1, 5, 600]),
-    tier=some.sampled_from(["replica", "shadow", "memory", "checkpoint"]),
+    tier=some.sampled_from(["replica", "memory", "checkpoint"]),
     covered=some.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_every_second_is_accounted_for_whatever_fails(faults, spares, tier, covered):

@@ -23,7 +23,7 @@ def test_row_6_a_killed_agent_takes_its_workers_along_and_its_node_comes_back(sc
     assert said["steps_lost"] == 0
 
 
-@pytest.mark.slow  # the quick one is in `tests/run/test_shadow.py`
+@pytest.mark.slow  # the quick one is in `tests/run/test_sharded_recovery.py`
 def test_row_7_a_lost_node_comes_back(scene):
     said = drill(scene, "node rank=0 step=6", options=NODES)
     assert said["steps_lost"] == 0

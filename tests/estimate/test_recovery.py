@@ -17,7 +17,6 @@ from paceline.parallel import Layout, replicas_of_rank
 TRAINING = Training(
     num_parameters=8_000_000_000,
     moment_bytes=8,
-    gradient_bytes=4,
     step_s=10,
     checkpoint_bytes=96_000_000_000,
     write_s=6,
@@ -66,7 +65,7 @@ def test_a_layout_with_copies_on_other_nodes_takes_them_for_they_cost_nothing():
 def test_full_sharding_of_many_ranks_is_worth_a_copy_in_host_memory():
     found = state_plan(layout_of(), TRAINING, MACHINE, LLAMA3)
     assert found.tier("replica").why_not == "no other rank holds the same state"
-    assert found.chosen in ("memory", "shadow")
+    assert found.chosen == "memory"
     best, plain = found.tier(found.chosen).useful, found.tier("checkpoint").useful
     assert best is not None
     assert plain is not None
@@ -77,37 +76,7 @@ def test_few_ranks_that_hardly_fail_keep_to_checkpoints():
     few = replace(MACHINE, num_domains=1)
     found = state_plan(layout_of(data=8), TRAINING, few, LLAMA3)
     assert found.chosen == "checkpoint"
-    assert found.tier("shadow").why_not == "there is no second node to keep it on"
-
-
-def test_a_shadow_costs_its_shards_bytes():
-    shadow = state_plan(layout_of(data=64), TRAINING, MACHINE, LLAMA3).tier("shadow")
-    # Float32 parameters and two moments, and a message of gradients going out and coming in.
-    assert shadow.host_bytes == 8_000_000_000 // 64 * (12 + 2 * 4) * 8
-    assert shadow.network_bytes_per_step == 8_000_000_000 / 64 * 4
-    assert shadow.lost_s == TRAINING.step_s / 2
-
-
-def test_an_optimizer_that_needs_all_shards_has_no_shadow():
-    training = replace(TRAINING, is_element_wise=False)
-    found = state_plan(layout_of(data=64), training, MACHINE, LLAMA3).tier("shadow")
-    assert found.why_not == "the optimizer's update of a shard needs the other shards"
-    assert found.useful is None
-
-
-def test_a_shadow_that_cannot_keep_up_slows_the_steps():
-    slow = replace(MACHINE, network_bytes_per_s=1e8)
-    found = state_plan(layout_of(data=64), TRAINING, slow, LLAMA3)
-    assert found.tier("shadow").step_s > TRAINING.step_s
-    assert found.chosen != "shadow"
-
-
-def test_on_shared_cores_nothing_of_a_shadow_is_hidden():
-    hidden = state_plan(layout_of(data=64), TRAINING, MACHINE, LLAMA3).tier("shadow")
-    shared = state_plan(
-        layout_of(data=64), TRAINING, replace(MACHINE, shares_cores=True), LLAMA3
-    ).tier("shadow")
-    assert shared.step_s > 2 * hidden.step_s
+    assert found.tier("memory").why_not == "there is no second node to keep it on"
 
 
 def test_copies_inside_one_node_help_only_where_the_node_stays():
@@ -122,7 +91,7 @@ def test_copies_inside_one_node_help_only_where_the_node_stays():
 def test_the_more_often_it_fails_the_less_is_useful_and_the_shorter_the_interval():
     often = replace(LLAMA3, rank_mtbf_s=LLAMA3.rank_mtbf_s / 4)
     one, four = (state_plan(layout_of(), TRAINING, MACHINE, each) for each in (LLAMA3, often))
-    for name in ("shadow", "memory", "checkpoint"):
+    for name in ("memory", "checkpoint"):
         before, after = one.tier(name), four.tier(name)
         assert (before.useful or 0) > (after.useful or 1)
         if before.interval_s and after.interval_s:

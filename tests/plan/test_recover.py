@@ -1,9 +1,11 @@
 """`recovery.state` in a plan: chosen, shown, refused where it cannot be."""
 
+import json
+
 import pytest
 from tests.plan.scene import JOB, TINY, plan_of
 
-from paceline.errors import PlanError
+from paceline.errors import JobError, PlanError
 from paceline.plan import plan_from_json, plan_to_json
 from paceline.report.plan_text import format_plan
 
@@ -18,7 +20,7 @@ LARGE = (
 def test_a_plan_names_the_tier_it_takes_with_the_worth_of_all():
     plan = plan_of(JOB, *LARGE, "layout.sharding=full")
     assert plan.state is not None
-    assert plan.state.chosen in ("shadow", "memory", "checkpoint")
+    assert plan.state.chosen in ("memory", "checkpoint")
     text = format_plan(plan)
     assert f"lost state  {plan.state.chosen}, chosen" in text
     assert "replica     not here: no other rank holds the same state" in text
@@ -36,18 +38,32 @@ def test_a_replica_where_there_is_none_is_refused():
         plan_of(JOB, "layout.sharding=full", "recovery.state=replica")
 
 
-def test_a_shadow_on_a_single_node_is_refused_and_on_this_machine_ranks_stand_for_nodes():
+def test_memory_on_a_single_node_is_refused_and_on_this_machine_ranks_stand_for_nodes():
     with pytest.raises(PlanError, match="no second node"):
-        plan_of(JOB, "recovery.state=shadow")
-    plan = plan_of(TINY, "layout.sharding=full", "recovery.state=shadow")
+        plan_of(JOB, "recovery.state=memory")
+    plan = plan_of(TINY, "layout.sharding=full", "recovery.state=memory")
     assert plan.state is not None
-    assert plan.state.chosen == "shadow"
-    assert plan.state.tier("shadow").useful is not None
+    assert plan.state.chosen == "memory"
+    assert plan.state.tier("memory").useful is not None
 
 
-def test_an_optimizer_whose_update_needs_all_shards_is_refused_a_shadow():
-    with pytest.raises(PlanError, match=r"P005.*muon's update of a shard"):
-        plan_of(TINY, "layout.sharding=full", "recovery.state=shadow", "train.optimizer=muon")
+def test_a_shadow_which_was_taken_out_is_refused_with_what_there_is_instead():
+    with pytest.raises(JobError, match=r"shadow.*taken out") as refused:
+        plan_of(JOB, "recovery.state=shadow")
+    (problem,) = refused.value.problems
+    assert "choose memory or checkpoint, or auto" in problem.fix
+    assert "hybrid" in problem.fix
+
+
+def test_a_plan_of_an_older_version_with_a_shadow_can_still_be_read():
+    plan = plan_of(JOB, *LARGE, "layout.sharding=full")
+    assert plan.state is not None
+    written = json.loads(plan_to_json(plan))
+    written["state"]["chosen"] = written["state"]["tiers"][1]["name"] = "shadow"
+    old = plan_from_json(json.dumps(written).encode())
+    assert old.state is not None
+    assert old.state.tier(old.state.chosen).useful == plan.state.tier("memory").useful
+    assert "lost state  shadow" in format_plan(old)
 
 
 def test_checkpoints_that_the_job_fixes_are_priced_as_they_are():

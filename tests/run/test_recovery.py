@@ -69,7 +69,7 @@ def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
     assert all(event.steps_lost < 8 for event in run.of(log.Recovered))
 
 
-@pytest.mark.slow  # the quick one is in `tests/run/test_shadow.py`
+@pytest.mark.slow  # the quick one is in `tests/run/test_sharded_recovery.py`
 def test_killed_at_random_steps_fsdp2_ends_with_the_same_bits(scene, clean_fsdp2):
     seed = random.SystemRandom().randrange(10**6)
     run = scene.run(f"killed-fsdp2-{seed}", *FSDP2, *drill(*random_kills(seed, count=1)))
@@ -103,7 +103,7 @@ def test_a_kill_from_outside_at_any_moment_is_recovered_from(scene, clean):
         assert (lost[0].rank, lost[0].how) == (victim.rank, "killed by SIGKILL")
 
 
-@pytest.mark.slow  # the quick one is in `tests/run/test_shadow.py`
+@pytest.mark.slow  # the quick one is in `tests/run/test_sharded_recovery.py`
 def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, clean):
     two_nodes = ("--set", "cluster.nodes=2", "--set", "cluster.per_node=1")
     process = scene.start("node", *two_nodes)

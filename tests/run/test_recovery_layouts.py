@@ -34,7 +34,7 @@ def test_two_kills_cost_no_step_and_no_bit(layout, tmp_path):
 
 @pytest.mark.slow
 def test_muon_killed_in_the_update_of_its_shards_goes_on_from_a_checkpoint(tmp_path):
-    """Its update needs whole matrices, so that no neighbour can have a shadow of a shard."""
+    """Its update needs whole matrices, so that no rank can roll the step forward alone."""
     scene = Scene(tmp_path)
     sets = ("layout.sharding=full", "train.optimizer=muon", "recovery.state=checkpoint")
     options = [part for option in (*sets, "checkpoint.every=2") for part in ("--set", option)]

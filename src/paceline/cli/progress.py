@@ -186,7 +186,7 @@ def describe(event: log.AnyEvent) -> str | None:
     """One line for a person, or None for what only the record wants."""
     match event:
         case log.TrainingStarted():
-            origin = f"from {event.checkpoint or _ORIGINS[event.source]}"
+            origin = f"from {event.checkpoint or _ORIGINS.get(event.source, event.source)}"
             return (
                 f"{event.world_size} rank{'s' if event.world_size > 1 else ''} met over "
                 f"{event.backend}; "
@@ -264,7 +264,7 @@ def _describe_recovery(event: log.Recovered) -> str:
     lost = (
         f"{event.steps_lost} finished steps done again from step {event.resumed_from_step}"
         if event.steps_lost
-        else f"no finished step lost, state from {_SOURCES[event.source]}"
+        else f"no finished step lost, state from {_SOURCES.get(event.source, event.source)}"
     )
     return f"recovered in {format_seconds(event.downtime_s)} ({shown}); {lost}"
 
@@ -272,7 +272,6 @@ def _describe_recovery(event: log.Recovered) -> str:
 _ORIGINS = {
     "own": "where they were",
     "replica": "where they were",
-    "shadow": "where they were",
     "memory": "the newest step in memory",
     "checkpoint": "a checkpoint",
     "initial": "the initial state",
@@ -281,7 +280,6 @@ _ORIGINS = {
 _SOURCES = {
     "own": "the ranks themselves",
     "replica": "a replica",
-    "shadow": "a neighbour's shadow",
     "memory": "memory",
     "checkpoint": "a checkpoint",
     "initial": "the seed",

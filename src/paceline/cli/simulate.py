@@ -135,7 +135,7 @@ def command(
       paceline simulate job.yaml --nodes 600,2048,12000
       paceline simulate job.yaml --nodes 600 --accelerator H100-SXM --compare
       paceline simulate job.yaml --nodes 600 --failures "6.5e-3/node-day, weibull 0.8, rack 0.05"
-      paceline simulate job.yaml --nodes 2048 --phase meet=12 --set recovery.state=shadow
+      paceline simulate job.yaml --nodes 2048 --phase meet=12 --set recovery.state=memory
       paceline simulate job.yaml --days 7 --seeds 10 --json
     """
     from paceline.cli.job_input import read_job

@@ -37,9 +37,9 @@ class Met(Message, frozen=True, kw_only=True, tag=True):
     backend: str
 
 
-Source = Literal["own", "replica", "shadow", "memory", "checkpoint", "initial"]
-"""Where a rank's state comes from: it was never lost; a rank that holds the same; the neighbour
-that follows a shard's updates; host memory that outlived the process; the disk; the seed."""
+Source = Literal["own", "replica", "memory", "checkpoint", "initial"]
+"""Where a rank's state comes from: it was never lost; a rank that holds the same; host
+memory that outlived the process; the disk; the seed."""
 
 
 class Restored(Message, frozen=True, kw_only=True, tag=True):

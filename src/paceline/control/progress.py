@@ -14,7 +14,6 @@ from paceline.record import events as log
 _WORST_LAST: tuple[say.Source, ...] = (
     "own",
     "replica",
-    "shadow",
     "memory",
     "checkpoint",
     "initial",

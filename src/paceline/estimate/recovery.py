@@ -1,7 +1,7 @@
 """Where a lost rank's state can come from in a layout, what each place costs, and which is best.
 
-Four tiers, as `recovery.state` names them: live `replica`, neighbour's `shadow`, snapshots in host
-`memory`, and the `checkpoint`, which is always written besides. A tier is worth its share of the
+Three tiers, as `recovery.state` names them: live `replica`, snapshots in host `memory`, and the
+`checkpoint`, which is always written besides. A tier is worth its share of the
 useful time: what it slows the steps down, against what a failure costs with it.
 
 Leaves out: pieces of different size (experts beside dense layers, uneven stages), traffic that
@@ -17,12 +17,11 @@ from paceline.estimate.goodput import daly_interval_s, goodput, job_mtbf_s
 from paceline.parallel import Layout
 
 Tier = Literal["replica", "shadow", "memory", "checkpoint"]
-_SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory", "shadow")
-"""What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""
+"""`shadow` (a neighbour that followed a shard's updates) was taken out: only plans that an older
+version wrote name it."""
 
-ELEMENT_WISE = frozenset({"adamw", "adamw-8bit", "sgd"})
-"""The job's optimizers of which a shard's update needs no other shard. Adafactor sums over rows and
-columns, Muon over whole matrices."""
+_SIMPLEST: tuple[Tier, ...] = ("replica", "checkpoint", "memory")
+"""What costs nothing first: it is taken where another gains less than `_LEAST_GAIN`."""
 
 _LEAST_GAIN = 0.001
 """Of the time. A guess: below it, it is the assumptions that decide."""
@@ -89,16 +88,10 @@ class Training:
     moment_bytes: float
     """Of the optimizer's moments, for each parameter."""
 
-    gradient_bytes: float
-    """Of a reduced gradient on the wire: 4, or 2 in bf16."""
-
     step_s: float
     """Without any tier's own cost."""
 
     checkpoint_bytes: int
-    is_element_wise: bool = True
-    """Whether the optimizer updates a shard from that shard alone, as a shadow has to."""
-
     write_s: float
     """A checkpoint is written on in the background."""
 
@@ -207,9 +200,6 @@ def state_plan(
 ) -> StatePlan:
     """The tiers that a layout has, and the one that leaves the most useful time.
 
-    A shadow on the cores that compute the steps is kept only when it is asked for: nothing of it is
-    hidden, and how much slower steps become depends on what else runs there.
-
     Args:
         layout: How the work is split.
         training: What is trained.
@@ -218,28 +208,22 @@ def state_plan(
         asked: What the job wants; left out, the best is chosen.
 
     >>> layout = Layout(data=64, sharding="full", micro_batch=1, accumulation=1)
-    >>> training = Training(num_parameters=8_000_000_000, moment_bytes=8, gradient_bytes=4,
+    >>> training = Training(num_parameters=8_000_000_000, moment_bytes=8,
     ...     step_s=10, checkpoint_bytes=96_000_000_000, write_s=6)
     >>> machine = Machine(num_domains=8, ranks_per_node=8, network_bytes_per_s=50e9)
     >>> failures = Reliability(rank_mtbf_s=1_000 * 3600, restart_s=300)
     >>> found = state_plan(layout, training, machine, failures)
     >>> found.chosen, [each.name for each in found.tiers if each.why_not is None]
-    ('shadow', ['shadow', 'memory', 'checkpoint'])
+    ('memory', ['memory', 'checkpoint'])
     """
     mtbf_s = job_mtbf_s(layout.num_ranks, failures.rank_mtbf_s)
     case = _Case(layout, training, machine, failures, mtbf_s)
-    tiers = (_replica(case), _shadow(case), _memory(case), _checkpoint(case))
-    possible = [
-        each
-        for each in tiers
-        if each.useful is not None and not (each.name == "shadow" and machine.shares_cores)
-    ]
-    most = max(each.useful or 0.0 for each in possible)
-    good = [each for each in possible if (each.useful or 0.0) >= most - _LEAST_GAIN]
+    tiers = (_replica(case), _memory(case), _checkpoint(case))
+    most = max(each.useful or 0.0 for each in tiers)
+    good = [each for each in tiers if (each.useful or 0.0) >= most - _LEAST_GAIN]
     best = min(good, key=lambda each: _SIMPLEST.index(each.name))
-    chosen = best.name if asked is None else asked
     return StatePlan(
-        chosen=chosen,
+        chosen=best.name if asked is None else asked,
         is_asked=asked is not None,
         copies=copies_of(layout),
         tiers=tiers,
@@ -308,29 +292,6 @@ def _replica(case: _Case) -> StateTier:
     return _priced(case, "replica", why_not=why_not, covered=covered)
 
 
-def _shadow(case: _Case) -> StateTier:
-    training, machine = case.training, case.machine
-    sent = case.piece * training.gradient_bytes
-    send_s = sent / case.link_bytes_per_s
-    down_s = sent / machine.copy_bytes_per_s
-    # The gradient is read, parameters and moments are read and written.
-    touched = case.piece * _FLOAT32_BYTES + 2 * case.piece_bytes
-    update_s = touched * machine.ranks_per_node / machine.host_bytes_per_s
-    total_s = send_s + down_s + update_s
-    exposed_s = total_s if machine.shares_cores else max(0.0, total_s - training.step_s)
-    exposed_s += _CONTENTION * send_s
-    return _priced(
-        case,
-        "shadow",
-        why_not=_needs_another(case) or _needs_all_shards(case),
-        covered=1 - case.failures.together_share,
-        # The shadow, and a message with gradients on either side.
-        host_bytes=round((case.piece_bytes + 2 * sent) * machine.ranks_per_node),
-        network_bytes=sent,
-        step_s=exposed_s,
-    )
-
-
 _CONTENTION = 0.1
 """Of the seconds that extra traffic takes, the share by which the step's own is later though both
 are hidden. A guess."""
@@ -361,12 +322,6 @@ def _memory(case: _Case) -> StateTier:
 
 def _needs_another(case: _Case) -> str | None:
     return "there is no second node to keep it on" if case.machine.num_domains < 2 else None
-
-
-def _needs_all_shards(case: _Case) -> str | None:
-    if case.training.is_element_wise:
-        return None
-    return "the optimizer's update of a shard needs the other shards"
 
 
 def _checkpoint(case: _Case) -> StateTier:

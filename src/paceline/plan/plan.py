@@ -269,7 +269,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
         cost=cost,
         costs=_cheapest_providers(view),
         goodput=None if cluster.is_local else view.goodput,
-        state=plan_state(plan, asked.job, view, _case_of(asked).traffic.reduce_bytes),
+        state=plan_state(plan, asked.job, view),
         wall_s=wall_s,
         pareto=tuple(_points(found, plan, _case_of(asked), usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from paceline.errors import Problem
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.estimate.recovery import (
-    ELEMENT_WISE,
     Machine,
     Reliability,
     StatePlan,
@@ -18,16 +17,13 @@ from paceline.plan.outlook import Outlook
 from paceline.spec import Job
 
 
-def plan_state(
-    plan: Plan, job: Job, view: Outlook, gradient_bytes: float = 4.0
-) -> StatePlan | None:
+def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
     """The tiers of a plan; None when a step's time is unknown.
 
     Args:
         plan: With its layout and estimate.
         job: Of which it is the plan.
         view: Its run, for the assumptions and the seconds of saving and restarting.
-        gradient_bytes: Of a reduced gradient on the wire.
     """
     cluster, step_s = plan.cluster, plan.estimate.step_s
     if step_s is None:
@@ -38,8 +34,6 @@ def plan_state(
         Training(
             num_parameters=plan.profile.num_trained_parameters,
             moment_bytes=MOMENT_BYTES[plan.optimizer],
-            gradient_bytes=gradient_bytes,
-            is_element_wise=plan.optimizer in ELEMENT_WISE,
             step_s=step_s,
             checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
             write_s=view.write_s,
@@ -85,22 +79,13 @@ def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
             what=f"recovery.state is replica, and in {layout.name} no other rank holds the same "
             "parameters and optimizer state",
             where=where,
-            fix="set layout.sharding to hybrid (or none), or recovery.state to shadow or auto",
-        )
-    if asked == "shadow" and plan.optimizer not in ELEMENT_WISE:
-        yield Problem(
-            code="P005",
-            what=f"recovery.state is shadow, and {plan.optimizer}'s update of a shard needs the "
-            "other shards: a shadow gets the gradients of one",
-            where=where,
-            fix="set recovery.state to memory, checkpoint or auto, or train.optimizer to "
-            f"{', '.join(sorted(ELEMENT_WISE - {'sgd'}))} or sgd",
+            fix="set layout.sharding to hybrid (or none), or recovery.state to memory or auto",
         )
     domains = cluster.num_ranks if cluster.is_local else cluster.num_nodes
-    if asked in ("shadow", "memory") and domains < 2:
+    if asked == "memory" and domains < 2:
         yield Problem(
             code="P005",
-            what=f"recovery.state is {asked}, and on {cluster.name} there is no second "
+            what=f"recovery.state is memory, and on {cluster.name} there is no second "
             f"{'rank' if cluster.is_local else 'node'} to keep it on",
             where=where,
             fix="set cluster.nodes to 2 or more, or recovery.state to checkpoint or auto",

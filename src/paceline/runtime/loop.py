@@ -28,9 +28,8 @@ from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
 from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import Regrouping, StartOver
-from paceline.runtime.recovery.newest import Reach, find_reach
+from paceline.runtime.recovery.newest import RecoveryPlan, plan_recovery
 from paceline.runtime.recovery.safekeeping import Safekeeping
-from paceline.runtime.recovery.shadow import NO_SHADOW
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step
 
@@ -177,7 +176,6 @@ class Loop:
         )
         if source is None:
             held.decided = None
-            session.shadows.drop()
             saved = from_first(newest_step(session.run.checkpoints), None)
             if session.safekeeping.recall(after=saved) is not None:
                 source = "memory"
@@ -192,7 +190,6 @@ class Loop:
         self._started_save = session.saved_step
         held.hold(self._model, self._optimizer, part_of(session.plan.layout, session.place.rank))
         session.faults.model, session.faults.optimizer = self._model, self._optimizer
-        self._shadow()
         self._channel.send(
             say.Restored(
                 first_step=session.last_step + 1,
@@ -242,8 +239,6 @@ class Loop:
         session.progress.enter(Phase.RESTORING)
         session.safekeeping.mend(wrong, go_back)
         session.held.decided = None
-        session.shadows.drop()
-        self._shadow()
 
     def _bring_back(self) -> say.Source | None:
         """The state that the ranks hold together; None when some of it is nowhere. Collective."""
@@ -252,27 +247,25 @@ class Loop:
             return None
         rank = session.place.rank
         session.last_step = self._state_step()  # what was left out is left out again, by all
-        mine = held.standing(session.last_step, session.shadows.standing())
-        told = gather((mine, held.decided), None)
-        reach = find_reach([one for one, _ in told], replicas_of(session.plan.layout))
-        if reach.lost:
-            self._say_lost(reach)
+        known = gather((held.standing(session.last_step), held.decided), None)
+        plan = plan_recovery([standing for standing, _ in known], replicas_of(session.plan.layout))
+        if plan.lost:
+            self._say_lost(plan)
             return None
-        known = (outcome for _, outcome in told if outcome and outcome.step == reach.step)
-        outcome = next(known, None)
+        outcomes = (outcome for _, outcome in known if outcome and outcome.step == plan.step)
+        outcome = next(outcomes, None)
         if held.pending is not None:
-            if outcome is not None and rank in reach.rolled:
+            if outcome is not None and rank in plan.rolled:
                 held.pending.roll(outcome)
                 self._count_refusal(held.pending)
                 session.newest_line = self._metrics(held.pending)
             else:
                 held.pending.undo()
             held.pending = None
-        session.shadows.settle(reach.step, outcome)
         held.decided = outcome
-        if held.is_whole and session.last_step == reach.step:
+        if held.is_whole and session.last_step == plan.step:
             adopt(held.live(), (self._model, self._optimizer))
-        return self._exchange(reach)
+        return self._exchange(plan)
 
     def _state_step(self) -> int:
         """The last step that was not left out: the state is its."""
@@ -281,40 +274,24 @@ class Loop:
             step -= 1
         return step
 
-    def _exchange(self, reach: Reach) -> say.Source:
-        """Those who have the state give it to those who need it."""
+    def _exchange(self, plan: RecoveryPlan) -> say.Source:
+        """Replicas give the state to the ranks that need it."""
         session, model, optimizer = self._session, self._model, self._optimizer
         rank, device = session.place.rank, session.place.device
         source: say.Source = "own"
-        for route in reach.routes:
+        for route in plan.routes:
             if route.source == rank:
-                if route.tier == "shadow":
-                    session.shadows.give(route.to, session.facts())
-                else:
-                    send(route.to, model, optimizer, session.facts())
+                send(route.to, model, optimizer, session.facts())
             elif route.to == rank:
-                source = route.tier
-                take = session.shadows.receive if route.tier == "shadow" else receive
-                session.take_facts(take(route.source, model, optimizer, device))
+                source = "replica"
+                session.take_facts(receive(route.source, model, optimizer, device))
         return source
 
-    def _say_lost(self, reach: Reach) -> None:
-        ranks = ", ".join(map(str, reach.lost))
-        self._say(
-            f"no living rank has the state of rank(s) {ranks} at step {reach.step}, nor a shadow "
-            "of it: all go on from an older one"
-        )
-
-    def _shadow(self) -> None:
-        """See to it that every rank's shadow is kept, where the job keeps shadows."""
-        session = self._session
-        reason = session.shadows.establish(self._model, self._optimizer, self._state_step())
-        if reason is not None:
-            self._say(f"{NO_SHADOW}: no shadows are kept: {reason}")
-
-    def _say(self, text: str) -> None:
+    def _say_lost(self, plan: RecoveryPlan) -> None:
         if self._session.is_first:
-            self._channel.send(say.NoteMade(text=text))
+            ranks = ", ".join(map(str, plan.lost))
+            text = f"no living rank has the state of rank(s) {ranks} at step {plan.step}: "
+            self._channel.send(say.NoteMade(text=text + "all ranks resume from an older one"))
 
     def _begin(self, number: int) -> Step:
         session = self._session

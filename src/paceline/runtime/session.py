@@ -55,7 +55,6 @@ from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
 from paceline.runtime.recovery.safekeeping import Safekeeping
-from paceline.runtime.recovery.shadows import Shadows, shadow_holders
 from paceline.runtime.recovery.undrawn import Undrawn
 from paceline.runtime.step import Step
 from paceline.spec import Job
@@ -114,9 +113,6 @@ class Session:
 
         self.held = Held()
         """What this worker keeps from generation to generation."""
-
-        self.shadows = Shadows(shadow_holders(job, plan))
-        """The states of other ranks that this worker keeps."""
 
         self.ways: strategy.Ways | None = None
         """How the model that was built may be split, where that is known."""
@@ -389,14 +385,12 @@ class Session:
         """Wait for a place, and meet the others. Collective."""
         place, self.faults = self.member.join()
         layout = self.member.layout or self.plan.layout
-        if layout != self.plan.layout:  # what was kept of others is of their ranks in the old one
+        if layout != self.plan.layout:
             self.plan = replace(self.plan, layout=layout)
-            self.shadows = Shadows(shadow_holders(self.job, self.plan))
         self.held.fit(part_of(layout, place.rank))
         self.told_step = self.held.tell(self.last_step, self.told_step, place.device)
         with self.member.opening():
             meshes = strategy.make_meshes(self.plan.layout, place.device.type)
-            self.shadows.meet()
         # The world that answered, not the one that was asked for.
         self.channel.send(say.Met(world_size=len(self.held.applied), backend=dist.get_backend()))
         self._check_precision(place.device)

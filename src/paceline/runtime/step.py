@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
-from paceline.runtime.recovery.shadow import ELEMENT_WISE
+from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 
@@ -28,6 +28,16 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+_ELEMENT_WISE: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.SGD,
+    AdamW8bit,
+)
+"""Optimizers that update a shard from that shard alone. Adafactor sums over rows and columns, and
+Muon over whole matrices: their update communicates."""
 
 
 class _Votes(NamedTuple):
@@ -52,8 +62,8 @@ class _Votes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What all ranks agreed on about a step. With it and the gradients as they were in the vote,
-    anybody who has a rank's state can apply the rank's part."""
+    """What all ranks agreed on about a step. A rank applies the step by it, from the gradients as
+    they were in the vote."""
 
     step: int
     stop: bool
@@ -237,9 +247,7 @@ class Step:
             self._loss_sum.fill_(float("nan"))
         # Nothing that belongs to the step may be with one rank alone once somebody applies it.
         strategy.send_buffers(self._buffers.tensors(), session.meshes)
-        session.shadows.begin()
         norm = strategy.gradient_norm(self._model, session.meshes)
-        session.shadows.finish(self.number)
         self.has_voted = True
         votes = self._vote(norm)
         self.vote_s = self._lap()
@@ -256,7 +264,6 @@ class Step:
             session.safekeeping.suspect(self.number)
         session.safekeeping.before_update()
         self.take(outcome)
-        session.shadows.take(outcome)
         session.progress.enter(Phase.BOUNDARY, self._num_forward)
         own_s = session.progress.step_done()
         self.own_s = own_s if session.place.device.type == "cpu" else None
@@ -304,7 +311,7 @@ class Step:
         """Whether the update needs no other rank, and the gradients outlive the process groups:
         DDP's lie in its buckets."""
         is_replica = isinstance(self._model, DistributedDataParallel)
-        return type(self._optimizer) in ELEMENT_WISE and not is_replica
+        return type(self._optimizer) in _ELEMENT_WISE and not is_replica
 
     def undo(self) -> None:
         """Give up the step: the same can be done again."""

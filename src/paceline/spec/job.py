@@ -403,12 +403,11 @@ class RecoverySpec:
     grace: Wait = 60.0
     """How long workers may take to reach a step boundary and save when asked to stop."""
 
-    state: Literal["auto", "replica", "shadow", "memory", "checkpoint"] = "auto"
+    state: Literal["auto", "replica", "memory", "checkpoint"] = "auto"
     """Where a lost rank's state is kept besides the newest checkpoint. `replica`: on ranks that
-    hold the same, which is free where the layout has whole copies. `shadow`: a neighbour receives
-    the reduced gradients of the shard and runs the same optimizer in its host memory. `memory`:
-    snapshots in host memory, on the own node and on a peer. `checkpoint`: nowhere else. `auto` is
-    what `paceline plan` expects the most useful time of."""
+    hold the same, which is free where the layout has whole copies. `memory`: snapshots in
+    host memory, on the own node and on a peer. `checkpoint`: nowhere else. `auto` is what `paceline
+    plan` expects the most useful time of."""
 
     fingerprint_every: Whole | Auto = "auto"
     """Steps between two comparisons of all ranks' parameters and optimizer state, bit by bit; 0 is

@@ -341,6 +341,13 @@ def _file_path(loc: tuple[Any, ...], values: Any) -> tuple[_Path, bool]:
     return tuple(path), False
 
 
+_REMOVED = {
+    ("recovery.state", "shadow"): "choose memory or checkpoint, or auto for what the plan expects "
+    "most of; with layout.sharding hybrid each shard has a live copy, and a failure costs no step",
+}
+"""Field and value of an older version -> what to write instead."""
+
+
 def _problem(detail: Any, path: _Path, where: str, root: Any) -> Problem:
     kind, value = detail["type"], detail["input"]
     name = str(path[-1]) if path else ""
@@ -357,6 +364,9 @@ def _problem(detail: Any, path: _Path, where: str, root: Any) -> Problem:
     message = message[0].lower() + message[1:] if message[:1].isupper() else message
     if kind in ("dataclass_type", "dataclass_exact_type", "dict_type"):
         message = "this is a section with keys of its own"
+    if isinstance(value, str) and (instead := _REMOVED.get((_dotted(path), value))):
+        what = f"`{_dotted(path)}` is {value!r}, which was taken out"
+        return Problem(code="J006", what=what, where=where, fix=instead)
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     return Problem(
         code="J006",

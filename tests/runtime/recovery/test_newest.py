@@ -1,13 +1,13 @@
 """From which step all go on: every order of events and kills, by a model of the protocol."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from paceline.runtime.recovery.newest import Copy, Reach, Route, Standing, find_reach
+from paceline.runtime.recovery.newest import RecoveryPlan, Route, Standing, plan_recovery
 
 ALONE = [(0,), (1,)]
 
@@ -17,37 +17,30 @@ def of(applied: int, **others: object) -> Standing:
 
 
 def test_a_rank_that_was_interrupted_in_the_vote_rolls_forward_to_what_another_applied():
-    found = find_reach([of(7, decided=7), of(6, next_step=7, decided=6)], ALONE)
-    assert found == Reach(step=7, rolled=(1,))
+    found = plan_recovery([of(7, decided=7), of(6, next_step=7, decided=6)], ALONE)
+    assert found == RecoveryPlan(step=7, rolled=(1,))
 
 
 def test_nobody_rolls_forward_when_nobody_alive_knows_the_outcome():
-    kept = {1: Copy(step=6, next_step=7)}
-    standings = [of(6, next_step=7, decided=6, shadows=kept), of(-1)]
-    assert find_reach(standings, ALONE) == Reach(step=6, routes=(Route(1, 0, "shadow"),))
+    standings = [of(6, next_step=7, decided=6), of(-1)]
+    assert plan_recovery(standings, [(0, 1)]) == RecoveryPlan(step=6, routes=(Route(1, 0),))
 
 
-def test_a_replica_is_preferred_to_a_shadow():
-    kept = {1: Copy(step=7)}
-    standings = [of(7, decided=7, shadows=kept), of(-1)]
-    assert find_reach(standings, [(0, 1)]).routes == (Route(1, 0, "replica"),)
+def test_a_replica_that_rolls_forward_is_a_source():
+    standings = [of(6, next_step=7), of(-1), of(7, decided=7)]
+    found = plan_recovery(standings, [(0, 1), (2,)])
+    assert found == RecoveryPlan(step=7, rolled=(0,), routes=(Route(1, 0),))
 
 
-def test_a_rank_lost_together_with_its_shadows_holder_is_named():
-    kept = {2: Copy(step=7)}
-    standings = [of(7, decided=7, shadows=kept), of(-1), of(-1), of(7, decided=7)]
-    assert find_reach(standings, [(0,), (1,), (2,), (3,)]).lost == (1,)
-
-
-def test_a_shadow_that_lags_and_has_no_gradients_is_no_source():
-    kept = {1: Copy(step=6)}
-    assert find_reach([of(7, decided=7, shadows=kept), of(-1)], ALONE).lost == (1,)
+def test_a_rank_lost_together_with_its_replicas_is_named():
+    standings = [of(7, decided=7), of(-1), of(-1), of(7, decided=7)]
+    assert plan_recovery(standings, [(0, 3), (1, 2)]).lost == (1, 2)
 
 
 def test_what_only_a_torn_rank_knows_is_given_up_where_others_cannot_roll():
     """Optimizers that need the other ranks cannot apply a step alone."""
     standings = [of(-1, decided=7), of(6, decided=6)]
-    assert find_reach(standings, [(0, 1)]) == Reach(step=6, routes=(Route(0, 1),))
+    assert plan_recovery(standings, [(0, 1)]) == RecoveryPlan(step=6, routes=(Route(0, 1),))
 
 
 @dataclass
@@ -57,35 +50,24 @@ class Slot:
     applied: int = 0
     alive: bool = True
     torn: bool = False
-    sent: int = -1
-    """Step whose gradients it has, and began to send and to receive."""
-
     voted: int = -1
     decided: int = -1
-    kept: dict[int, list[int]] = field(default_factory=dict)
-    """Ward -> [step of its shadow, step of the gradients that came for it]."""
 
 
 class Protocol(RuleBasedStateMachine):
-    """Steps, kills and recoveries in any order. Every rank's shadow is kept by one other."""
+    """Steps, kills and recoveries in any order, of ranks each of which has some replicas."""
 
-    @initialize(world=st.integers(2, 5), data=st.data())
-    def begin(self, world: int, data: st.DataObject) -> None:
-        shift = data.draw(st.integers(1, world - 1))
-        self.world = range(world)
-        self.holder = [(rank + shift) % world for rank in self.world]
+    @initialize(shards=st.integers(1, 3), copies=st.integers(1, 3))
+    def begin(self, shards: int, copies: int) -> None:
+        self.world = range(shards * copies)
+        self.replicas = [tuple(range(shard, shards * copies, shards)) for shard in range(shards)]
         self.slots = [Slot() for _ in self.world]
-        for rank in self.world:
-            self.slots[self.holder[rank]].kept[rank] = [0, -1]
         self.ballots: dict[int, set[int]] = {}
         self.broken = self.joining = False
         self.ever_applied = [0 for _ in self.world]
 
     def living(self) -> list[int]:
         return [rank for rank in self.world if self.slots[rank].alive]
-
-    def wards(self, rank: int) -> list[int]:
-        return [ward for ward in self.world if self.holder[ward] == rank]
 
     @precondition(lambda self: not self.joining)
     @rule(data=st.data(), moves=st.integers(1, 30))
@@ -102,15 +84,8 @@ class Protocol(RuleBasedStateMachine):
         step = slot.applied + 1
         if slot.torn:
             return
-        if slot.sent < step:
+        if slot.voted < step:
             if not self.broken:
-                slot.sent = step
-        elif slot.voted < step:
-            partners = [self.holder[rank], *self.wards(rank)]
-            has_come = all(self.slots[each].sent >= step for each in partners)
-            if has_come and not self.broken:
-                for ward in self.wards(rank):
-                    slot.kept[ward][1] = step
                 slot.voted = step
                 self.ballots.setdefault(step, set()).add(rank)
         elif slot.decided < step:
@@ -121,9 +96,6 @@ class Protocol(RuleBasedStateMachine):
         else:
             slot.applied = step
             self.ever_applied[rank] = step
-            for ward in self.wards(rank):
-                assert slot.kept[ward] == [step - 1, step]
-                slot.kept[ward] = [step, -1]
 
     @rule(data=st.data(), num=st.integers(1, 2))
     def kill(self, data: st.DataObject, num: int) -> None:
@@ -149,18 +121,15 @@ class Protocol(RuleBasedStateMachine):
                 applied=-1 if s.torn else s.applied,
                 next_step=s.voted if not s.torn and s.voted == s.applied + 1 > 0 else None,
                 decided=s.decided,
-                shadows={
-                    ward: Copy(step=step, next_step=gradients if gradients > step else None)
-                    for ward, (step, gradients) in s.kept.items()
-                },
             )
             for s in self.slots
         ]
-        found = find_reach(standings, [(rank,) for rank in self.world])
+        found = plan_recovery(standings, self.replicas)
         nowhere = [
             rank
-            for rank in self.world
-            if standings[rank].applied < 0 and rank not in standings[self.holder[rank]].shadows
+            for group in self.replicas
+            if all(standings[other].applied < 0 for other in group)
+            for rank in group
         ]
         if nowhere:
             assert set(found.lost) == set(nowhere)
@@ -179,54 +148,38 @@ class Protocol(RuleBasedStateMachine):
         else:
             self.all_are_at(found.step)
 
-    def actions(self, found: Reach) -> list:
+    def actions(self, found: RecoveryPlan) -> list:
         """What a recovery does, one after the other; a failure may come between any two."""
         settles = [lambda r=rank: self.settle(r, found) for rank in self.world]
         routes = [lambda r=route: self.carry(r, found.step) for route in found.routes]
-        copies = [lambda r=rank: self.establish(r) for rank in self.world]
-        return [*settles, *routes, *copies]
+        return [*settles, *routes]
 
-    def settle(self, rank: int, found: Reach) -> None:
+    def settle(self, rank: int, found: RecoveryPlan) -> None:
         slot, step = self.slots[rank], found.step
         if rank in found.rolled:
             assert (slot.applied, slot.voted, slot.torn) == (step - 1, step, False)
             slot.applied, self.ever_applied[rank] = step, step
-        is_decided = any(s.decided == step for s in self.slots)
-        for ward, (its_step, gradients) in list(slot.kept.items()):
-            follows = is_decided and (its_step, gradients) == (step - 1, step)
-            if follows or its_step == step:
-                slot.kept[ward] = [step, -1]
-            else:
-                del slot.kept[ward]
-        if is_decided:
+        if any(s.decided == step for s in self.slots):
             slot.decided = step
         elif slot.decided > step:
             slot.decided = -1
-        slot.sent = slot.voted = step
+        slot.voted = step
 
     def carry(self, route: Route, step: int) -> None:
-        assert route.tier == "shadow"
-        assert self.slots[route.source].kept[route.to][0] == step
+        assert (self.slots[route.source].applied, self.slots[route.source].torn) == (step, False)
         slot = self.slots[route.to]
         slot.applied, slot.torn, self.ever_applied[route.to] = step, False, step
-
-    def establish(self, rank: int) -> None:
-        step = self.slots[rank].applied
-        self.slots[self.holder[rank]].kept.setdefault(rank, [step, -1])
 
     def all_are_at(self, step: int) -> None:
         for rank in self.world:
             slot = self.slots[rank]
             assert (slot.applied, slot.torn) == (step, False)
-            assert self.slots[self.holder[rank]].kept[rank] == [step, -1]
         self.ever_applied = [step for _ in self.world]
         self.ballots = {}
         self.broken = self.joining = False
 
     def restart_from_checkpoint(self) -> None:
         self.slots = [Slot() for _ in self.world]
-        for rank in self.world:
-            self.slots[self.holder[rank]].kept[rank] = [0, -1]
         self.all_are_at(0)
 
 

@@ -446,7 +446,9 @@ class _World:
                 back_to -= self.step % self.scene.memory_every
             back_to = max(back_to, self.saved_step)
         self.ledger_rolls_back(back_to)
-        source = self.scene.tier if is_copied else ("checkpoint" if back_to else "initial")
+        source: say.Source = "checkpoint" if back_to else "initial"
+        if is_copied:
+            source = "memory" if self.scene.tier == "memory" else "replica"
 
         def restored(number: int) -> say.FromWorker:
             own = is_copied and self.workers[number].holds_state

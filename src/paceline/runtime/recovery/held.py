@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel.shrink import Part
-from paceline.runtime.recovery.newest import Copy, Standing
+from paceline.runtime.recovery.newest import Standing
 
 if TYPE_CHECKING:
     from paceline.runtime.step import Outcome, Step
@@ -86,13 +85,12 @@ class Held:
             self.model = self.optimizer = self.pending = self.decided = None
             self.is_torn = False
 
-    def standing(self, last_step: int, shadows: Mapping[int, Copy]) -> Standing:
-        """What this rank has, for all to decide from which step to go on."""
+    def standing(self, last_step: int) -> Standing:
+        """What this rank has, for all to decide from which step to resume."""
         return Standing(
             applied=last_step if self.is_whole else -1,
             next_step=None if self.pending is None else self.pending.number,
             decided=-1 if self.decided is None else self.decided.step,
-            shadows=shadows,
         )
 
     def tell(self, last_step: int, told_step: int, device: torch.device) -> int:

@@ -1,18 +1,16 @@
 """The newest step that every rank can be brought to after a failure, and from where.
 
-A step of a rank i, whose shadow another rank h keeps, passes these points in order:
+A step passes these points in order on every rank:
 
-1. its gradients are reduced and its saved buffers settled; they are sent to h, and those of its own
-   wards have come. Only then it
-2. votes. The vote is one all-reduce: whoever knows its outcome knows that all ranks voted, and so
-   that every shadow's holder has that step's gradients.
-3. It knows the outcome (refused or not, and the number that gradients are multiplied by),
-4. applies it, which needs nobody else, and does the same to the shadows that it keeps.
+1. its gradients are reduced and its saved buffers settled. Only then the rank
+2. votes. The vote is one all-reduce: a rank that knows its outcome knows that all ranks voted, and
+   so that each of them had its gradients.
+3. The rank knows the outcome (refused or not, and the number that gradients are multiplied by),
+4. and applies it, which needs no other rank where the optimizer updates each number by itself.
 
-So when somebody knows the outcome of step n, each rank that lives has applied n, or has n - 1 and
-the gradients of n: it rolls forward. Of a rank that is dead, or broke off inside 4, the holder has
-a shadow at n, or one at n - 1 and the gradients: the same. Case by case, with n the newest step
-whose outcome any living rank knows:
+So when some rank knows the outcome of step n, each rank that lives has applied n, or has n - 1 and
+the gradients of n: it rolls forward. Case by case, with n the newest step whose outcome any living
+rank knows:
 
 ==============================================  ==================================================
 where a rank was                                how its place comes to n
@@ -20,37 +18,24 @@ where a rank was                                how its place comes to n
 alive, applied n                                its own state
 alive, interrupted before it heard the outcome  its own state and gradients: rolls forward
 alive, broke off while it applied n             as one that is dead
-dead before its vote for n                      cannot be: nobody would know an outcome
-dead between its vote and its update, or later  a replica; else its shadow, rolled forward if need
-                                                be
-dead, and its shadow's holder too               nobody has it: a lower tier, and the run says so
-dead, alone in knowing the outcome of n + 1     n; the others do step n + 1 again, from the same
-                                                samples, to the same bits
+dead before its vote for n                      cannot be: no rank would know an outcome
+dead after its vote                             a replica; else no rank has it: all resume from a
+                                                lower tier, and the run says so
+dead, alone in knowing the outcome of n + 1     n; the others compute step n + 1 again, from the
+                                                same samples, to the same bits
 ==============================================  ==================================================
 
 The last row is why the law is about ranks that live: what a rank did alone before it died is known
-to nobody. It holds for everything that all ranks had applied, as all that live had.
+to no other. It holds for everything that all ranks had applied, as all that live had.
 
 Steps that all leave out (a poison batch) change nothing and are nowhere here: a state is of the
 last step before them.
 
-Leaves out: carrying it out (`Loop`, `shadows.py`).
+Not covered: carrying it out (`Loop`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A shadow that a rank keeps."""
-
-    step: int
-    """That it is of."""
-
-    next_step: int | None = None
-    """The step after it, when its gradients have come."""
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +51,17 @@ class Standing:
     decided: int = -1
     """Newest step whose outcome it knows; -1 for none."""
 
-    shadows: Mapping[int, Copy] = field(default_factory=dict)
-    """By rank whose they are."""
-
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A rank that needs the state, and one that has it."""
+    """A rank that needs the state, and a replica that has it."""
 
     to: int
     source: int
-    tier: Literal["replica", "shadow"] = "replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class RecoveryPlan:
     """How all ranks come to one step."""
 
     step: int
@@ -89,13 +70,13 @@ class Reach:
     """Ranks that apply it first, by the gradients that they have."""
 
     routes: tuple[Route, ...] = ()
-    """Who gets it from whom."""
+    """Copies from replicas, once those have rolled forward."""
 
     lost: tuple[int, ...] = ()
-    """Ranks whose state of it is nowhere: then nobody can go on from it."""
+    """Ranks whose state of it no rank has: then none can resume from it."""
 
 
-def find_reach(standings: Sequence[Standing], replicas: Sequence[Sequence[int]]) -> Reach:
+def plan_recovery(standings: Sequence[Standing], replicas: Sequence[Sequence[int]]) -> RecoveryPlan:
     """How every rank gets the newest step.
 
     The newest is one whose outcome some rank knows; where that cannot be reached, because the
@@ -105,30 +86,30 @@ def find_reach(standings: Sequence[Standing], replicas: Sequence[Sequence[int]])
         standings: By rank.
         replicas: Groups of ranks that hold the same; every rank is in one.
 
-    >>> def reach(*applied, replicas):
-    ...     return find_reach([Standing(applied=each) for each in applied], replicas)
-    >>> reach(7, -1, 6, 7, replicas=[(0, 1), (2, 3)]).routes
-    (Route(to=1, source=0, tier='replica'), Route(to=2, source=3, tier='replica'))
-    >>> reach(7, 7, -1, -1, replicas=[(0, 1), (2, 3)]).lost
+    >>> def plan(*applied, replicas):
+    ...     return plan_recovery([Standing(applied=step) for step in applied], replicas)
+    >>> plan(7, -1, 6, 7, replicas=[(0, 1), (2, 3)]).routes
+    (Route(to=1, source=0), Route(to=2, source=3))
+    >>> plan(7, 7, -1, -1, replicas=[(0, 1), (2, 3)]).lost
     (2, 3)
-    >>> kept = {1: Copy(step=6, next_step=7)}
-    >>> found = find_reach(
-    ...     [Standing(applied=7, decided=7, shadows=kept), Standing(applied=-1)], [(0,), (1,)])
-    >>> found.step, found.routes
-    (7, (Route(to=1, source=0, tier='shadow'),))
+    >>> standings = [Standing(applied=7, decided=7), Standing(applied=6, next_step=7)]
+    >>> plan_recovery(standings, [(0,), (1,)])
+    RecoveryPlan(step=7, rolled=(1,), routes=(), lost=())
     """
-    applied = max(each.applied for each in standings)
-    decided = max(each.decided for each in standings)
+    applied = max(standing.applied for standing in standings)
+    decided = max(standing.decided for standing in standings)
     if max(applied, decided) < 0:
-        return Reach(step=-1, lost=tuple(range(len(standings))))
-    newest = _reach(max(applied, decided), standings, replicas)
+        return RecoveryPlan(step=-1, lost=tuple(range(len(standings))))
+    newest = _plan_for(max(applied, decided), standings, replicas)
     if newest.lost and decided > applied >= 0:
-        return _reach(applied, standings, replicas)
+        return _plan_for(applied, standings, replicas)
     return newest
 
 
-def _reach(step: int, standings: Sequence[Standing], replicas: Sequence[Sequence[int]]) -> Reach:
-    is_decided = any(each.decided == step for each in standings)
+def _plan_for(
+    step: int, standings: Sequence[Standing], replicas: Sequence[Sequence[int]]
+) -> RecoveryPlan:
+    is_decided = any(standing.decided == step for standing in standings)
     rolled: list[int] = []
     routes: list[Route] = []
     lost: list[int] = []
@@ -137,25 +118,8 @@ def _reach(step: int, standings: Sequence[Standing], replicas: Sequence[Sequence
         sources = [rank for rank in group if standings[rank].applied == step] + late
         needy = [rank for rank in group if rank not in sources]
         rolled += late
-        for number, rank in enumerate(needy):
-            if sources:
-                routes.append(Route(rank, sources[number % len(sources)]))
-                continue
-            holder = next(_holders(rank, step, standings, is_decided=is_decided), None)
-            if holder is None:
-                lost.append(rank)
-            else:
-                routes.append(Route(rank, holder, "shadow"))
-    return Reach(step=step, rolled=tuple(rolled), routes=tuple(routes), lost=tuple(lost))
-
-
-def _holders(
-    rank: int, step: int, standings: Sequence[Standing], *, is_decided: bool
-) -> Iterator[int]:
-    """Ranks whose shadow of another is of a step, or can be."""
-    for holder, standing in enumerate(standings):
-        copy = standing.shadows.get(rank)
-        if copy is None:
-            continue
-        if copy.step == step or (is_decided and copy.next_step == step):
-            yield holder
+        if sources:
+            routes += [Route(rank, sources[n % len(sources)]) for n, rank in enumerate(needy)]
+        else:
+            lost += needy
+    return RecoveryPlan(step=step, rolled=tuple(rolled), routes=tuple(routes), lost=tuple(lost))
