@@ -11,7 +11,6 @@ from tests.run.scene import Scene
 
 from paceline.control import messages as say
 from paceline.errors import RunError
-from paceline.parallel.layout import Layout
 from paceline.plan import plan_job
 from paceline.record.run import RunFolder, create_run
 from paceline.runtime.data import load_text
@@ -21,7 +20,6 @@ from paceline.runtime.models import make_model
 from paceline.runtime.recovery.member import Place, Settled
 from paceline.runtime.session import Session
 from paceline.runtime.strategy import LossScaler, local_of
-from paceline.runtime.worker import transports
 from paceline.spec import load_job
 from paceline.spec.corpus import find_corpus
 
@@ -230,16 +228,3 @@ def test_the_risk_of_a_compression_is_said_once_by_the_first_rank(tmp_path):
     (note,), nothing = run_ranks(build_compressed, 2, tmp_path, "powersgd", limit_s=150)
     assert note.startswith("train.gradient_compression powersgd: gradients are approximated")
     assert nothing == []
-
-
-@pytest.mark.parametrize(
-    ("backend", "offload", "expected"),
-    [
-        ("nccl", "cpu", "cpu:gloo,cuda:nccl"),
-        ("nccl", "none", "nccl"),
-        ("gloo", "cpu", "gloo"),
-    ],
-)
-def test_what_is_offloaded_to_the_host_is_sent_over_gloo(backend, offload, expected):
-    layout = Layout(data=2, sharding="full", offload=offload, micro_batch=1, accumulation=1)
-    assert transports(backend, layout) == expected

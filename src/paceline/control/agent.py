@@ -3,7 +3,8 @@
     python -m paceline.control.agent --run DIR --node 0 --controller 127.0.0.1:4711
 
 Its workers talk to others at the address and over the interface from which this machine reaches the
-controller, unless `PACELINE_HOST` and `GLOO_SOCKET_IFNAME` in the environment say otherwise. The
+controller, unless `PACELINE_HOST` and `GLOO_SOCKET_IFNAME` in the environment say otherwise. Its
+nursery is `paceline.runtime.nursery`, unless `PACELINE_NURSERY` names another one (tests do). The
 secret that it is known by comes in the environment, or as the first line of standard input: an
 argument could be read by everybody on the machine.
 

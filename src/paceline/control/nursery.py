@@ -22,6 +22,10 @@ from typing import IO
 
 import msgspec
 
+MODULE_VARIABLE = "PACELINE_NURSERY"
+"""Names the module that is run as an agent's nursery, in the agent's environment. The tests' own
+puts the workers on another device first."""
+
 MAX_BYTES = 1 << 16
 """Of one request or answer: a few paths and numbers."""
 
@@ -124,10 +128,11 @@ class Nursery:
         if not self._forks or self._line is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        module = self._environment.get(MODULE_VARIABLE, "paceline.runtime.nursery")
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "paceline.runtime.nursery"),
+                    *(sys.executable, "-m", module),
                     *("--line", str(theirs.fileno()), "--agent", str(os.getpid())),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
+from paceline.runtime.devices import is_accelerator
+
 
 def held_bytes(device: torch.device) -> int:
     """Memory now: allocated on an accelerator, resident on a CPU (0 where that is not told)."""
-    if device.type == "cuda":
-        return int(torch.cuda.memory_allocated(device))
+    if is_accelerator(device):
+        return _allocator(device, "memory_allocated")
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return 0
@@ -19,13 +21,19 @@ def held_bytes(device: torch.device) -> int:
 
 def peak_bytes(device: torch.device) -> int:
     """Highest so far, counted as in `held_bytes`."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    if is_accelerator(device):
+        return _allocator(device, "max_memory_allocated")
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): KiB on Linux, bytes on macOS
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def forget_peak(device: torch.device) -> None:
     """Let `peak_bytes` count from now on; on a CPU it counts the whole process's life."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if is_accelerator(device):
+        _allocator(device, "reset_peak_memory_stats")
+
+
+def _allocator(device: torch.device, question: str) -> int:
+    """The answer of the device's allocator; 0 where it has none to ask."""
+    ask = getattr(torch.get_device_module(device), question, None)
+    return int(ask(device) or 0) if ask is not None else 0

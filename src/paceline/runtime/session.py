@@ -47,6 +47,7 @@ from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
 from paceline.runtime.channel import Channel
 from paceline.runtime.checkpoint import Checkpointer
+from paceline.runtime.devices import capability_of
 from paceline.runtime.digest import state_digest
 from paceline.runtime.faults import Faults
 from paceline.runtime.loop import Evaluate, Loop
@@ -398,9 +399,10 @@ class Session:
         self.progress.enter(Phase.BUILDING)
 
     def _check_precision(self, device: torch.device) -> None:
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         problems = list(
-            strategy.check_precision(self.precision, self.plan.layout, device.type, capability)
+            strategy.check_precision(
+                self.precision, self.plan.layout, device.type, capability_of(device)
+            )
         )
         if problems:
             raise PlanError(*problems)

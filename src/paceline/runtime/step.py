@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
+from paceline.runtime.devices import pins_memory
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor there. To an accelerator from pinned memory, so that the host does not wait."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    if pins_memory(device) and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 

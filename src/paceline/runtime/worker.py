@@ -29,7 +29,6 @@ from paceline.control.parent import die_with_parent
 from paceline.control.policy import cause_of
 from paceline.control.slots import Phase
 from paceline.errors import JobError, PacelineError, Problem, RunError
-from paceline.parallel.layout import Layout
 from paceline.record.run import open_run
 from paceline.runtime.channel import Channel
 from paceline.runtime.progress import Progress, open_progress
@@ -81,6 +80,7 @@ def main() -> NoReturn:
 def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     import torch
 
+    from paceline.runtime.devices import DEVICES
     from paceline.runtime.recovery.groups import Groups
     from paceline.runtime.recovery.member import Member
     from paceline.runtime.session import Session
@@ -89,7 +89,7 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     job, plan = run.job(), run.plan()
     torch.use_deterministic_algorithms(True, warn_only=plan.cluster.backend != "gloo")
     groups = Groups(
-        backend=transports(plan.cluster.backend, plan.layout), listener=_listener(job, channel)
+        backend=DEVICES[plan.cluster.backend].transports, listener=_listener(job, channel)
     )
     channel.on_interrupt = groups.interrupt
     member = Member(
@@ -165,16 +165,6 @@ def _parse(arguments: Sequence[str]) -> _Options:
     parser.add_argument("--slot", type=int, help="descriptor of this worker's slot")
     options = parser.parse_args(arguments)
     return _Options(options.run, options.channel, options.parent, options.slot)
-
-
-def transports(backend: str, layout: Layout) -> str:
-    """What ranks talk over: NCCL cannot send what an offloaded state keeps in host memory.
-
-    >>> layout = Layout(data=2, sharding="full", offload="cpu", micro_batch=1, accumulation=1)
-    >>> transports("nccl", layout)
-    'cpu:gloo,cuda:nccl'
-    """
-    return "cpu:gloo,cuda:nccl" if backend == "nccl" and layout.offload == "cpu" else backend
 
 
 def _listener(job: Job, channel: Channel) -> socket.socket:

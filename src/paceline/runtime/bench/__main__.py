@@ -24,7 +24,7 @@ from paceline.plan import Plan
 from paceline.record.bench import RankTimes, Stretch, write_times
 from paceline.record.run import open_run
 from paceline.runtime.bench.program import bench_rank
-from paceline.runtime.worker import transports
+from paceline.runtime.devices import DEVICES, device_of
 
 _TIMEOUT_S = 600
 
@@ -62,13 +62,10 @@ def _parse() -> argparse.Namespace:
 
 
 def _meet(folder: Path, rank: int, world: int, plan: Plan) -> torch.device:
-    device = torch.device("cpu")
-    if plan.cluster.backend != "gloo":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+    device = device_of(plan.cluster.backend, rank)
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")  # as in a run
     dist.init_process_group(
-        transports(plan.cluster.backend, plan.layout),
+        DEVICES[plan.cluster.backend].transports,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where dist has them from, typed
 
 from paceline.control.messages import Join
+from paceline.runtime.devices import is_accelerator
 from paceline.runtime.strategy.data.sums import break_off, take_broken_off
 
 _STORE_TIMEOUT = timedelta(seconds=300)
@@ -271,5 +271,5 @@ def _outlive(works: list[dist.Work]) -> None:
 def _abort_nccl() -> None:
     for group in list(dist.distributed_c10d._world.pg_map):
         for device in group._device_types:
-            if device.type == "cuda":
-                group._get_backend(torch.device("cuda")).abort()
+            if is_accelerator(device):
+                group._get_backend(device).abort()

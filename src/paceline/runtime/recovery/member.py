@@ -17,6 +17,7 @@ from paceline.control.slots import Phase
 from paceline.parallel.layout import Layout
 from paceline.record.run import RunFolder
 from paceline.runtime.channel import Channel
+from paceline.runtime.devices import device_of
 from paceline.runtime.faults import Faults
 from paceline.runtime.own_gpu import check_own_gpu
 from paceline.runtime.progress import Progress
@@ -105,7 +106,7 @@ class Member:
         self._layout, self._skipped = order.layout, order.skipped
         if self._backend == "nccl":
             check_own_gpu(order.local_rank, is_first=order.generation == 1)
-        device = _device(self._backend, order.local_rank)
+        device = device_of(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
         faults.pass_by("meet", 0)
         self._groups.join(order)
@@ -166,10 +167,3 @@ class Settled:
 
     def leave(self) -> None:
         pass
-
-
-def _device(backend: str, local_rank: int) -> torch.device:
-    if backend == "gloo":
-        return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)

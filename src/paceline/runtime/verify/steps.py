@@ -16,6 +16,7 @@ from paceline.parallel.rank_map import rank_of
 from paceline.record.verification import Case, Deviation, Run, RunFacts, StepFacts
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer, load
+from paceline.runtime.devices import capability_of
 from paceline.runtime.digest import state_digest
 from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.sampling import Ids, rank_slots, sample_ids
@@ -265,8 +266,9 @@ class _Training:
 
 def _set_up(precision: strategy.Precision, run: Run, device: torch.device) -> None:
     """As a session does: of the whole process, so before each run."""
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    problems = list(strategy.check_precision(precision, run.layout, device.type, capability))
+    problems = list(
+        strategy.check_precision(precision, run.layout, device.type, capability_of(device))
+    )
     if problems:
         raise PlanError(*problems)
     strategy.set_up_precision(precision)

@@ -45,6 +45,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime.devices import pins_memory
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
 from paceline.runtime.strategy.data.hooks import Compression, set_reduction, wire_type
 from paceline.runtime.strategy.data.replica import GradientSums, Replica, used_parameters
@@ -294,7 +295,7 @@ def _shard_part(
     a pipeline's part hands on what its last block gives.
     """
     stays = False if layout.sharding in ("zero1", "zero2") else None
-    pin = meshes.device_type == "cuda"
+    pin = pins_memory(meshes.device_type)
     offload = CPUOffloadPolicy(pin_memory=pin) if layout.offload == "cpu" else OffloadPolicy()
     policy, root_policy, expert_policy = _policies(precision, is_whole=layout.pipeline == 1)
     for module in expert_modules(part):

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
+from paceline.runtime.devices import current_device
 from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import tied
@@ -273,8 +274,7 @@ def _device_of(part: nn.Module, meshes: Meshes) -> torch.device:
     """Where a stage computes: with the mesh, or on meta when it is only traced there."""
     if next(part.parameters()).is_meta:
         return torch.device("meta")
-    kind = meshes.device_type
-    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    return current_device(meshes.device_type)
 
 
 def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) -> Any:
