@@ -95,8 +95,10 @@ class Pretender:
                         first_step=self.step + 1, source="own", checkpoint=None, refused=[]
                     )
                 )
-            case say.Tell(message=say.Interrupt()):
-                self.says(say.Parked(applied_step=self.step, reason=None))
+            case say.Tell(message=say.Interrupt(generation=generation)):
+                self.says(say.Heard(generation=generation))
+            case say.Tell(message=say.Abort()):
+                self.says(say.Parked(applied_step=self.step))
             case say.Leave():
                 return False
         return True

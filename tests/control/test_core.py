@@ -11,6 +11,7 @@ import pytest
 from paceline.control import messages as say
 from paceline.control import state
 from paceline.control.core import decide
+from paceline.parallel.layout import Layout
 from paceline.record import events as log
 
 SETUP = state.Setup(
@@ -74,9 +75,16 @@ class Scene:
         pid = 100 + number
         self.feed(say.Exited(worker=number, pid=pid, returncode=returncode, fenced=fenced))
 
-    def parks(self, *numbers: int, reason: str | None = None) -> None:
+    def hears(self, *numbers: int) -> None:
+        """They answer that they were interrupted."""
         for number in numbers:
-            self.says(number, say.Parked(applied_step=1, reason=reason))
+            self.says(number, say.Heard(generation=self.state.workers[number].generation))
+
+    def parks(self, *numbers: int) -> None:
+        """They answer, and leave their groups when they may."""
+        self.hears(*numbers)
+        for number in numbers:
+            self.says(number, say.Parked(applied_step=1))
 
     def begin(self) -> None:
         self.feed(state.Begin())
@@ -432,6 +440,7 @@ def test_a_survivor_that_does_not_park_is_killed_and_replaced():
     scene = Scene(replace(SPARE, park_timeout_s=2.0))
     scene.train()
     scene.exits(1)
+    scene.hears(0)
     scene.wait(1.0)
     assert not scene.orders(say.KillWorker)
     scene.wait(2.0)
@@ -504,7 +513,7 @@ def test_news_of_an_older_generation_changes_nothing():
     scene.exits(1)
     scene.parks(0)
     before = repr(scene.state)
-    for message in (done(50), crashed(), say.Parked(applied_step=1, reason=None), completed()):
+    for message in (done(50), crashed(), say.Parked(applied_step=1), completed()):
         scene.says(0, message, generation=1)
     assert repr(scene.state) == before
 
@@ -526,30 +535,138 @@ def test_a_word_that_comes_twice_is_taken_once():
     assert scene.state.phase == "forming"  # worker 0 has not parked
 
 
+# A generation is left in two moves.
+
+
+def train_of_four(**changes: object) -> Scene:
+    scene = Scene(replace(FOUR, num_spares=0, park_timeout_s=2.0, **changes))  # type: ignore[arg-type]
+    scene.train(steps=2)
+    return scene
+
+
+def test_nobody_leaves_its_groups_before_the_last_rank_has_heard_of_the_end():
+    scene = train_of_four()
+    scene.exits(1)
+    assert scene.told(say.Interrupt) == [(each, say.Interrupt(generation=1)) for each in (0, 2, 3)]
+    scene.hears(0, 3)
+    assert not scene.told(say.Abort)
+    scene.hears(2)
+    assert scene.told(say.Abort) == [(each, say.Abort(generation=1)) for each in (0, 2, 3)]
+
+
+def test_a_rank_that_does_not_answer_is_ended_before_the_others_are_let_out():
+    scene = train_of_four()
+    scene.exits(1)
+    scene.hears(0, 2)
+    scene.wait(3.0)
+    ended = scene.sent.index((1, say.KillWorker(worker=3)))
+    let_out = [n for n, (_, order) in enumerate(scene.sent) if _is_abort(order)]
+    assert min(let_out) > ended
+    assert [number for number, _ in scene.told(say.Abort)] == [0, 2]
+    assert scene.of(log.WorkerLost)[-1].how == "did not answer that its generation is over"  # type: ignore[attr-defined]
+
+
+def _is_abort(order: say.ToAgent) -> bool:
+    return isinstance(order, say.Tell) and isinstance(order.message, say.Abort)
+
+
+def test_the_time_to_leave_begins_when_all_are_let_out():
+    scene = train_of_four()
+    scene.exits(1)
+    scene.wait(1.2)
+    scene.hears(0, 2, 3)
+    scene.wait(1.2)
+    assert not scene.orders(say.KillWorker)
+    scene.wait(1.2)
+    assert len(scene.orders(say.KillWorker)) == 3
+
+
+def test_a_rank_that_dies_before_it_answers_is_not_waited_for():
+    scene = train_of_four()
+    scene.exits(1)
+    scene.hears(0, 2)
+    scene.exits(3)
+    assert [number for number, _ in scene.told(say.Abort)] == [0, 2]
+
+
+def test_a_node_that_is_lost_before_its_ranks_answer_is_not_waited_for():
+    scene = train_of_four()
+    scene.exits(1)
+    scene.hears(0)
+    scene.feed(state.AgentLost(1))
+    assert [number for number, _ in scene.told(say.Abort)] == [0]
+
+
+def test_a_rank_with_an_error_of_its_own_is_let_out_with_all_others():
+    scene = train_of_four()
+    scene.says(0, crashed())
+    assert {number for number, _ in scene.told(say.Interrupt)} == {0, 1, 2, 3}
+    scene.hears(1, 2, 3)
+    assert not scene.told(say.Abort)
+    scene.hears(0)
+    assert {number for number, _ in scene.told(say.Abort)} == {0, 1, 2, 3}
+
+
+def test_an_answer_of_an_older_generation_changes_nothing():
+    scene = train_of_four()
+    scene.exits(1)
+    scene.parks(0, 2, 3)
+    scene.ready(4)
+    assert (scene.state.phase, scene.state.generation) == ("joining", 2)
+    scene.exits(4)
+    before = repr(scene.state)
+    for number in (0, 2, 3):
+        scene.says(number, say.Heard(generation=1))
+    assert repr(scene.state) == before
+    assert {order.generation for _, order in scene.told(say.Abort)} == {1}  # type: ignore[union-attr]
+
+
+def test_a_controller_that_takes_over_waits_for_the_answers_that_are_missing():
+    scene = train_of_four()
+    scene.exits(1)
+    scene.hears(0, 2)
+    scene.feed(state.TookOver(5.0))
+    assert not scene.told(say.Abort)
+    scene.hears(3)
+    assert {number for number, _ in scene.told(say.Abort)} == {0, 2, 3}
+
+
+def test_a_rank_that_raises_while_all_leave_as_agreed_is_let_out_too():
+    scene = train_of_four(split=Layout(data=4, sharding="none", micro_batch=1, accumulation=1))
+    scene.says(3, say.LeaveWanted())
+    scene.ready(4)
+    scene.says(0, say.Parked(applied_step=2, planned=True))
+    assert scene.state.phase == "forming"
+    scene.says(1, crashed())
+    scene.hears(1, 2, 3)
+    assert {number for number, _ in scene.told(say.Abort)} == {1, 2, 3}
+
+
 # Symptoms and causes.
 
 
 def test_a_survivor_that_lost_its_peer_waits_for_the_cause_to_be_known():
     scene = Scene(SPARE)
     scene.train()
-    scene.parks(0, reason="Connection closed by peer")
+    scene.says(0, say.PeerLost(reason="Connection closed by peer"))
     assert not scene.of(log.WorkerLost)
     scene.exits(1)
     (lost,) = scene.of(log.WorkerLost)
     assert (lost.rank, lost.how) == (1, "killed by SIGKILL")
+    scene.parks(0)
     assert scene.state.phase == "joining"
 
 
 def test_a_lost_connection_that_nothing_explains_makes_all_meet_again():
     scene = Scene(SPARE)
     scene.train()
-    scene.parks(0, reason="Connection closed by peer")
+    scene.says(0, say.PeerLost(reason="Connection closed by peer"))
     scene.wait(3.0)
     (lost,) = scene.of(log.WorkerLost)
     assert (lost.rank, lost.how) == (0, "lost the connection to another rank")
     assert lost.detail == "Connection closed by peer"
-    assert scene.told(say.Interrupt) == [(1, say.Interrupt(generation=1))]
-    scene.parks(1)
+    assert {number for number, _ in scene.told(say.Interrupt)} == {0, 1}
+    scene.parks(0, 1)
     assert (scene.ranks, scene.state.phase) == ([0, 1], "joining")
 
 

@@ -143,7 +143,7 @@ def test_news_of_older_generations_and_of_ended_workers_changes_nothing(faults, 
         [
             say.Met(world_size=4, backend="gloo"),
             say.StepDone(step=7, loss=1.0, tokens_per_s=1.0, unit="tokens"),
-            say.Parked(applied_step=3, reason=None),
+            say.Parked(applied_step=3),
             say.Restored(first_step=3, source="own", checkpoint=None, refused=[]),
         ]
     )

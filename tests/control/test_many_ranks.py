@@ -56,7 +56,7 @@ def lines_a_rank(num_ranks: int) -> tuple[float, float]:
     assert state.phase == "training"
     with Counted() as parking:
         feed(st.AgentLost(order.pop()))
-        all_say(1, say.Parked(applied_step=1, reason=None))
+        all_say(1, say.Parked(applied_step=1))
     assert (state.phase, len(state.empty)) == ("forming", 1)
     return forming.lines / num_ranks, parking.lines / num_ranks
 

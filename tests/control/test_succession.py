@@ -44,7 +44,7 @@ def trains(
 
 
 def parks(workers: list[int], generation: int) -> list[st.Happening]:
-    parked = say.Parked(applied_step=1, reason=None)
+    parked = say.Parked(applied_step=1)
     return [said(worker, generation, parked) for worker in workers]
 
 

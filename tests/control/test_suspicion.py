@@ -132,7 +132,7 @@ def test_a_fenced_worker_that_comes_back_is_heard_no_more():
     before = len(scene.events)
     scene.says(1, done(3))  # SIGCONT came before the SIGKILL
     scene.feed(stuck(1))
-    scene.says(1, say.Parked(applied_step=3, reason=None))
+    scene.says(1, say.Parked(applied_step=3))
     assert len(scene.events) == before
     assert scene.state.slots[1].last_step != 3
     assert scene.ranks[1] != 1

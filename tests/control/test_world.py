@@ -89,7 +89,7 @@ def test_when_the_node_returns_all_leave_at_a_step_boundary_and_the_world_grows_
     assert (worker, order.generation) == (0, 2)
     scene.step(4)
     restarts = scene.state.restarts
-    scene.says(0, say.Parked(applied_step=4, reason=None, planned=True))
+    scene.says(0, say.Parked(applied_step=4, planned=True))
     assert scene.ranks == [0, 2]
     assert layouts(scene)[-1] == SPLIT
     scene.meet(source="replica", first_step=5)
@@ -109,7 +109,7 @@ def test_a_failure_before_the_boundary_ends_the_plan_and_all_that_live_are_used_
     assert scene.ranks == [2]
     scene.meet(source="checkpoint", first_step=1)
     scene.step(1)
-    scene.says(2, say.Parked(applied_step=1, reason=None, planned=True))
+    scene.says(2, say.Parked(applied_step=1, planned=True))
     assert scene.state.generation == 3
 
 
@@ -162,7 +162,7 @@ def test_a_worker_that_is_taken_away_gives_its_rank_to_a_spare_at_a_step_boundar
     leave_wanted(scene, 1)
     assert [order.save for _, order in scene.told(say.RegroupAtBoundary)] == [False, False]
     for number in order:
-        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+        scene.says(number, say.Parked(applied_step=3, planned=True))
     assert scene.state.symptom is None
     assert scene.ranks == [0, spare]
     assert say.KillWorker(worker=1) in scene.orders(say.KillWorker)
@@ -188,7 +188,7 @@ def test_without_a_spare_the_others_go_on_without_the_one_that_is_taken_away():
     scene.train(steps=2)
     leave_wanted(scene, 1)
     for number in (0, 1):
-        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+        scene.says(number, say.Parked(applied_step=3, planned=True))
     assert scene.ranks == [0]
     assert scene.state.leaving == {1}
     scene.exits(1, fenced=True)
@@ -208,7 +208,7 @@ def test_without_a_spare_a_node_that_stays_gives_the_rank_to_a_new_process():
     (noted,) = scene.of(log.Noted)
     assert "its rank goes to a new process on node 0 at the next step boundary" in noted.text
     for number in (0, 1):
-        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+        scene.says(number, say.Parked(applied_step=3, planned=True))
     assert scene.state.phase == "forming"
     scene.ready(fresh)
     assert scene.ranks == [0, fresh]
@@ -230,7 +230,7 @@ def test_a_new_process_that_is_told_to_leave_with_its_node_is_not_replaced_there
     assert len(scene.started) == 5
     assert scene.state.leaving == {1}
     for number in (0, 1, 2, 3):
-        scene.says(number, say.Parked(applied_step=3, reason=None, planned=True))
+        scene.says(number, say.Parked(applied_step=3, planned=True))
     assert scene.ranks == [0, 1]
     (changed,) = scene.of(log.WorldChanged)
     assert changed.reason == "rank(s) [2, 3] are taken away with their node and no spare is left"

@@ -42,6 +42,9 @@ class Process:
     moved_s: float = 0.0
     """When it last came further."""
 
+    heard: int = 0
+    """The last generation that it knows is over."""
+
     crashes_at: int | None = None
     """Step in which it raises."""
 
@@ -299,17 +302,29 @@ class World:
                 process.has_to_meet, process.moved_s = True, self.now
                 self.later(0.0, lambda: self.meet(generation))
             case say.Interrupt(generation=generation) if generation == process.generation:
+                process.heard = generation
+                self.says(number, say.Heard(generation=generation))
+            case say.Abort(generation=generation) if generation == process.generation:
+                self.check_that_all_heard(generation)
                 self.later(self.delay(0.02), lambda: self.park(number, generation))
             case say.StopAtBoundary():
                 self.later(0.01, lambda: self.complete(number, "interrupted"))
             case _:
                 pass
 
+    def check_that_all_heard(self, generation: int) -> None:
+        """No rank that can still act on what it receives is left out of an interruption."""
+        for number, process in self.processes.items():
+            is_at_work = process.alive and process.generation == generation
+            is_out = process.is_parked or number in self.fenced or process.node not in self.agents
+            if is_at_work and not is_out:
+                assert process.heard >= generation, f"worker {number} has not heard of the end"
+
     def park(self, number: int, generation: int) -> None:
         process = self.processes[number]
         if process.alive and not process.hangs and process.generation == generation:
             process.is_parked = True
-            self.says(number, say.Parked(applied_step=process.applied, reason=None))
+            self.says(number, say.Parked(applied_step=process.applied))
 
     def members(self, generation: int) -> list[int] | None:
         """Everybody of a generation, as long as it is whole."""
@@ -381,7 +396,6 @@ class World:
             samples=[],
         )
         self.says(number, crashed, 0.01)
-        self.says(number, say.Parked(applied_step=process.applied, reason="ValueError"), 0.02)
 
     def complete(self, number: int, outcome: str) -> None:
         process = self.processes[number]

@@ -380,7 +380,7 @@ class Agent:
                 self._report(
                     say.Said(worker=number, generation=word.generation, message=word.message)
                 )
-                if isinstance(word.message, say.Parked | say.Completed):
+                if isinstance(word.message, _WAITS_AFTER):
                     self._workers[number].waits = True
                     if self._stops:
                         self._let_go(self._workers[number])
@@ -452,6 +452,10 @@ class Agent:
 
     def _frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> say.Report:
         return say.Report(number=number, before=before, heard=self._inbox.last, message=message)
+
+
+_WAITS_AFTER = (say.Parked, say.Completed, say.PeerLost, say.Crashed)
+"""Messages after which a worker has nothing to do until it is told."""
 
 
 def _is_passing(message: say.FromAgent) -> bool:

@@ -5,8 +5,9 @@ Leaves out what is measured on workers (`patience.py`, in their agents).
 
 from dataclasses import replace
 
+from paceline.control import messages as say
 from paceline.control import world
-from paceline.control.crew import start_agent
+from paceline.control.crew import fence, start_agent
 from paceline.control.ending import end_all_agents, give_up
 from paceline.control.forming import go_on
 from paceline.control.laggards import judge_when_answered
@@ -108,8 +109,25 @@ def _is_needed(state: State, nodes: list[int]) -> bool:
     return any(state.setup.node_of(rank) in nodes for rank in empty)
 
 
+def _fence_the_silent(state: State, silent: set[int], turn: Turn) -> None:
+    """Workers that do not answer an interruption are ended, and the others let out."""
+    ranked = sorted(number for number in silent if state.workers[number].rank is not None)
+    for number in silent.difference(ranked):
+        fence(state, state.workers[number], turn)
+        turn.send(state.workers[number].node, say.KillWorker(worker=number))
+    silent.intersection_update(ranked)
+    if ranked:
+        how = "did not answer that its generation is over"
+        lose(state, ranked, how, turn, cause="hang")
+    else:
+        go_on(state, turn)
+
+
 def _fence_the_late(state: State, turn: Turn) -> None:
     """Workers that should have parked by now are killed; of those that do not meet, one is."""
+    if state.phase == "forming" and state.unheard:
+        _fence_the_silent(state, state.unheard, turn)
+        return
     late = [
         number
         for number, worker in state.workers.items()

@@ -7,6 +7,7 @@ from paceline.control import messages as say
 from paceline.control import world
 from paceline.control.crew import fence, fill_slots, keep_spares, start_agent
 from paceline.control.drilling import faults_due_now
+from paceline.control.interrupting import abort_when_all_heard
 from paceline.control.resizing import grow_if_ready, shrink_if_short
 from paceline.control.seats import is_true_of_all, set_slots
 from paceline.control.state import Slot, State
@@ -50,6 +51,7 @@ def go_on(state: State, turn: Turn) -> None:
             return
         _form_anew(state)
     if state.phase == "forming":
+        abort_when_all_heard(state, turn)
         fill_slots(state, turn)
         shrink_if_short(state, turn)
         join_if_all_wait(state, turn)

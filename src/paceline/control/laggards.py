@@ -9,7 +9,7 @@ from paceline.control import messages as say
 from paceline.control import suspicion
 from paceline.control.losing import lose
 from paceline.control.state import State
-from paceline.control.turn import Turn, tell
+from paceline.control.turn import Turn
 from paceline.record import events as log
 
 
@@ -56,7 +56,6 @@ def judge_when_answered(state: State, turn: Turn) -> None:
     if verdict.ranks:
         lose(state, lost, verdict.how, turn, cause="hang")
     elif lost:  # nobody is to blame: all leave, and meet again
-        tell(state, lost[0], say.Interrupt(generation=state.generation), turn)
         lose(state, lost[:1], verdict.how, turn, cause="network", ends=False)
 
 

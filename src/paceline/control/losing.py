@@ -12,11 +12,12 @@ from paceline.control.crew import fence, start_agent
 from paceline.control.drilling import fault_while_parked
 from paceline.control.ending import give_up
 from paceline.control.forming import go_on, join_if_all_wait
+from paceline.control.interrupting import heard, interrupt
 from paceline.control.policy import Cause, Verdict, note
 from paceline.control.resizing import begin_regroup
 from paceline.control.seats import dismiss, set_slots, unseat
 from paceline.control.state import AgentLost, Failure, KillAgent, State, Symptom
-from paceline.control.turn import Turn, tell
+from paceline.control.turn import Turn
 from paceline.record import events as log
 
 
@@ -35,13 +36,22 @@ def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) ->
     elif worker.rank is None:
         go_on(state, turn)
     elif at_work:
-        # It left by itself: somebody it talked to is gone, and the cause is still to be told.
-        if state.symptom is None:
-            reason = message.reason or "left its generation"
-            state.symptom = Symptom(worker.rank, reason, turn.clock.monotonic_s)
+        peer_lost(state, number, "left its generation", turn)
     else:
+        heard(state, number, worker.generation, turn)
         fault_while_parked(state, worker.rank, turn)
         join_if_all_wait(state, turn)
+
+
+def peer_lost(state: State, number: int, reason: str, turn: Turn) -> None:
+    """A worker lost its connection to another rank, and the cause is still to be known."""
+    rank, is_fenced = state.workers[number].rank, state.workers[number].is_fenced
+    if rank is None or is_fenced:
+        return
+    if state.phase in ("joining", "training") and state.symptom is None:
+        state.symptom = Symptom(rank, reason, turn.clock.monotonic_s)
+    elif state.phase == "forming":  # it waits to be let out, though all leave as agreed
+        interrupt(state, turn)
 
 
 def worker_crashed(state: State, number: int, crash: say.Crashed, turn: Turn) -> None:
@@ -138,16 +148,15 @@ def lose(
     _note_measures(state, loss, verdict, turn)
     if at_work:
         state.restarts += 1
-        old, state.generation = state.generation, state.generation + 1
+        state.generation += 1
         state.waiting_faults = []
         state.phase, state.symptom, state.regroup = "forming", None, None
-        state.form_deadline_s = turn.clock.monotonic_s + _park_s(state)
-        for slot in state.slots:
-            if slot.worker is not None and slot.worker not in lost:
-                tell(state, slot.worker, say.Interrupt(generation=old), turn)
+        state.form_deadline_s = None
     is_sound = crash is None or (crash.parks and verdict.rung in ("retry", "skip"))
     for number in lost:
         _vacate(state, number, turn, ends=ends or (at_work and not is_sound))
+    if state.phase == "forming":
+        interrupt(state, turn)
     if verdict.rung == "clear":
         _clear(state, turn)
     go_on(state, turn)
@@ -252,23 +261,6 @@ def _vacate(state: State, number: int, turn: Turn, *, ends: bool) -> None:
         unseat(state, number)
 
 
-_STEPS_TO_PARK = 3.0
-"""Steps that an interrupted worker may take to leave its groups: it hears of it in its next
-collective, at most a step away. Some never come free: gloo forgets an operation in the middle of a
-message (`runtime/strategy/data/sums.py`), and only DDP's can be broken off."""
-
-_LEAST_PARK_S = 3.0
-"""Parking itself takes milliseconds, but for a worker that looks for the store of a rank that has
-died: torch lets go of that after up to 2.5 s (`runtime/recovery/groups.py`, measured)."""
-
-
-def _park_s(state: State) -> float:
-    """How long interrupted workers have; by what a step takes, once that is known."""
-    if state.step_s is None:
-        return state.setup.park_timeout_s
-    return max(min(_LEAST_PARK_S, state.setup.park_timeout_s), _STEPS_TO_PARK * state.step_s)
-
-
 def _clear(state: State, turn: Turn) -> None:
     """The last resort: every process anew, from a checkpoint."""
     state.phase = "clearing"
@@ -277,4 +269,5 @@ def _clear(state: State, turn: Turn) -> None:
         if not worker.is_fenced:
             fence(state, worker, turn)
     set_slots(state, 0)
+    state.unheard = None
     state.form_deadline_s = None

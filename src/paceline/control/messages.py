@@ -154,14 +154,24 @@ class FaultDue(Message, frozen=True, kw_only=True, tag=True):
     fault: str
 
 
+class Heard(Message, frozen=True, kw_only=True, tag=True):
+    """The answer to `Interrupt`: nothing that comes over this generation's groups from now on is
+    acted on."""
+
+    generation: int
+
+
+class PeerLost(Message, frozen=True, kw_only=True, tag=True):
+    """The worker lost the connection to another rank. It stays in its groups until `Abort`."""
+
+    reason: str
+
+
 class Parked(Message, frozen=True, kw_only=True, tag=True):
     """The worker has left the process groups of its generation and waits for the next one."""
 
     applied_step: int
     """Last step that it applied; -1 when it holds no state, or half of one."""
-
-    reason: str | None
-    """The error that it left with; None when it was only interrupted."""
 
     planned: bool = False
     """Whether it left at a step boundary with all others, as it was asked to."""
@@ -183,7 +193,8 @@ class Completed(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Crashed(Message, frozen=True, kw_only=True, tag=True):
-    """An exception ended the worker."""
+    """An exception ended the worker, or this try of it: then it stays in its groups until
+    `Abort`."""
 
     kind: str
     message: str
@@ -229,6 +240,8 @@ FromWorker = (
     | StepVotedDown
     | CorruptionSeen
     | FaultDue
+    | Heard
+    | PeerLost
     | Parked
     | Completed
     | Crashed
@@ -257,7 +270,15 @@ class Join(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Interrupt(Message, frozen=True, kw_only=True, tag=True):
-    """Leave the process groups of this generation, whatever waits in them, and park."""
+    """This generation is over: answer `Heard`, act on nothing that comes over its groups, and stay
+    in them until `Abort`."""
+
+    generation: int
+
+
+class Abort(Message, frozen=True, kw_only=True, tag=True):
+    """Every rank that lives has heard of the interruption: leave the process groups of this
+    generation, whatever waits in them, and park."""
 
     generation: int
 
@@ -285,7 +306,7 @@ class Fire(Message, frozen=True, kw_only=True, tag=True):
     fault: str
 
 
-ToWorker = Join | Interrupt | RegroupAtBoundary | StopAtBoundary | Exit | Fire
+ToWorker = Join | Interrupt | Abort | RegroupAtBoundary | StopAtBoundary | Exit | Fire
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,9 @@ from paceline.control import messages as say
 from paceline.control.drilling import fault_due, fault_of_spare
 from paceline.control.ending import give_up
 from paceline.control.forming import go_on, join_if_all_wait
+from paceline.control.interrupting import heard
 from paceline.control.laggards import note_speed
-from paceline.control.losing import worker_crashed, worker_parked
+from paceline.control.losing import peer_lost, worker_crashed, worker_parked
 from paceline.control.progress import complete, rank_restored, step_done
 from paceline.control.resizing import leave_wanted
 from paceline.control.seats import is_true_of_all
@@ -35,6 +36,11 @@ def worker_said(state: State, event: say.Said, turn: Turn) -> None:
         case say.Parked():
             if event.generation == worker.generation:
                 worker_parked(state, number, message, turn)
+        case say.Heard(generation=generation):
+            heard(state, number, generation, turn)
+        case say.PeerLost(reason=reason):
+            if event.generation == worker.generation:
+                peer_lost(state, number, reason, turn)
         case say.Crashed():
             if event.generation == worker.generation:
                 worker_crashed(state, number, message, turn)
@@ -128,7 +134,14 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
             slot.completed = message
             if is_true_of_all(state, "completed", lambda slot: slot.completed is not None):
                 complete(state, turn)
-        case say.Ready() | say.Parked() | say.Crashed() | say.LeaveWanted():
+        case (
+            say.Ready()
+            | say.Heard()
+            | say.PeerLost()
+            | say.Parked()
+            | say.Crashed()
+            | say.LeaveWanted()
+        ):
             pass  # not about a generation: `worker_said` has them
         case _:
             assert_never(message)

@@ -35,6 +35,7 @@ def dismiss(state: State, number: int) -> None:
     if number in state.workers:
         unseat(state, number)
         state.unranked.discard(number)
+        _expect_no_answer(state, number)
         del state.workers[number]
 
 
@@ -55,6 +56,12 @@ def unseat(state: State, number: int) -> None:
     state.empty.add(worker.rank)
     worker.rank = None
     state.unranked.add(number)
+    _expect_no_answer(state, number)
+
+
+def _expect_no_answer(state: State, number: int) -> None:
+    if state.unheard is not None:
+        state.unheard.discard(number)
 
 
 def is_true_of_all(state: State, what: Awaited, holds: Callable[[Slot], bool]) -> bool:

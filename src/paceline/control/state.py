@@ -6,8 +6,9 @@ A worker is a process; a slot is a rank of the layout, which a worker takes. Wor
 are spares. A generation is one set of workers in the slots. The run goes through these phases:
 
     gathering   agents are starting               -> every agent is there
-    forming     every slot gets a worker that waits for a generation: the one that had it and was
-                interrupted, a spare, or a new process -> every slot has one
+    forming     the ranks of the last generation are interrupted, and let out of its groups when
+                all have answered; every slot gets a worker that waits for the next one: the one
+                that had it, a spare, or a new process -> every slot has one
     joining     they meet and bring back the state -> every rank has finished a step
     training    steps are being finished          -> every rank has a completion record
                 -> a worker is lost: forming, with the next generation
@@ -311,6 +312,13 @@ class State:
 
     leaving: set[int] = field(default_factory=set)
     """Nodes that will be taken away."""
+
+    interrupted: int = 0
+    """The last generation whose workers were interrupted; 0 is none."""
+
+    unheard: set[int] | None = None
+    """Workers that were interrupted and have not answered, by number; None once all were let out of
+    their groups."""
 
     failure: Failure | None = None
     symptom: Symptom | None = None

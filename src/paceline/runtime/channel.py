@@ -1,7 +1,9 @@
 """A worker's line to its agent: messages out at once, orders in by a thread of their own."""
 
+import contextlib
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from typing import assert_never
 
@@ -16,12 +18,16 @@ class Channel:
         """What this worker takes part in; 0 before its first."""
 
         self.on_interrupt: Callable[[int], None] = lambda generation: None
-        """Called at once, in the thread that listens, with a generation to leave."""
+        """Called at once, in the thread that listens, with a generation that is over. What it sets
+        is set before the answer goes out."""
+
+        self.on_abort: Callable[[int], None] = lambda generation: None
+        """Called in that thread with a generation whose groups are to be left. Must not block."""
 
         self._socket = socket.socket(fileno=fd)
         self._joins: list[say.Join] = []
         self._fires: list[str] = []
-        self._interrupted = 0
+        self._interrupted = self._aborted = 0
         self._regroup: say.RegroupAtBoundary | None = None
         self._stop = self._exit = self._closed = False
         self._news = threading.Condition()
@@ -59,9 +65,23 @@ class Channel:
             self._news.wait_for(lambda: self._exit or self._closed or self.is_interrupted)
             return not self.is_interrupted
 
+    def wait_for_abort(self) -> None:
+        """Block until this generation's groups may be left: every rank knows that it is over, or
+        nobody is there any more to say so.
+
+        Raises:
+            SystemExit: The run is over.
+        """
+        with self._news:
+            self._news.wait_for(
+                lambda: self._aborted >= self.generation or self._exit or self._closed
+            )
+            if self._exit:
+                raise SystemExit(0)
+
     @property
     def is_interrupted(self) -> bool:
-        """Whether this generation is to be left."""
+        """Whether this generation is over."""
         return self._interrupted >= self.generation > 0
 
     def wait_for_interrupt(self, timeout_s: float) -> bool:
@@ -116,6 +136,10 @@ class Channel:
                     self._joins.append(message)
                 case say.Interrupt(generation=generation):
                     self._interrupted = max(self._interrupted, generation)
+                    _survive(self.on_interrupt, generation)
+                case say.Abort(generation=generation):
+                    self._interrupted = max(self._interrupted, generation)
+                    self._aborted = max(self._aborted, generation)
                 case say.RegroupAtBoundary():
                     self._regroup = message
                 case say.StopAtBoundary():
@@ -128,4 +152,15 @@ class Channel:
                     assert_never(message)
             self._news.notify_all()
         if isinstance(message, say.Interrupt):
-            self.on_interrupt(message.generation)
+            self.send(say.Heard(generation=message.generation))
+        elif isinstance(message, say.Abort):
+            _survive(self.on_abort, message.generation)
+
+
+def _survive(call: Callable[[int], None], generation: int) -> None:
+    """This thread hears every later order, so no error of what is called here may end it."""
+    try:
+        call(generation)
+    except Exception:  # noqa: BLE001 - the edge of the thread; the log has it
+        with contextlib.suppress(OSError):
+            traceback.print_exc()

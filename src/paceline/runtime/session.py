@@ -357,8 +357,8 @@ class Session:
         dist.barrier()
         self.channel.send(record)
 
-    def park(self, reason: str | None, *, planned: bool = False) -> None:
-        """Leave this generation, with what this worker holds, and say so."""
+    def park(self, *, planned: bool = False) -> None:
+        """Leave this generation, with what this worker holds, and report it."""
         self.progress.interrupted()
         if self._loop is not None:
             self._loop.leave()
@@ -369,7 +369,7 @@ class Session:
         self.interrupted = False
         self.member.leave()
         applied = self.last_step if self.held.is_whole else -1
-        self.channel.send(say.Parked(applied_step=applied, reason=reason, planned=planned))
+        self.channel.send(say.Parked(applied_step=applied, planned=planned))
 
     @property
     def step_at(self) -> int | None:

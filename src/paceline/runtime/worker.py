@@ -91,7 +91,7 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     groups = Groups(
         backend=DEVICES[plan.cluster.backend].transports, listener=_listener(job, channel)
     )
-    channel.on_interrupt = groups.interrupt
+    channel.on_interrupt, channel.on_abort = groups.interrupt, groups.abort
     member = Member(
         channel=channel, groups=groups, run=run, backend=plan.cluster.backend, progress=progress
     )
@@ -115,7 +115,7 @@ def _finish(program: Callable[[Session], None], session: Session, channel: Chann
         session.progress.enter(Phase.PARKED)
         if channel.wait_for_exit():
             return True
-        session.park(None)
+        _park(session, channel)
     except BaseException as error:  # of the program; told, and tried again
         if os.getpid() != pid or isinstance(error, SystemExit):
             raise
@@ -132,23 +132,30 @@ def _may_go_on(error: BaseException, session: Session, channel: Channel) -> bool
     if isinstance(error, StartOver):
         return True
     if isinstance(error, Regrouping):
-        session.park(None, planned=True)
+        session.park(planned=True)
         return True
     if session.generation == 0:
         return False
-    if channel.wait_for_interrupt(0.0 if say.names_lost_peer(str(error)) else _NOTICE_S):
-        session.park(None)
-        return True
-    if say.names_lost_peer(str(error)):
-        session.park(_printable(str(error))[:2000])
-        return True
-    words = _last_words(error, session)
-    if not words.parks:
-        return False
-    _log(error)
-    channel.send(words)
-    session.park(words.kind)
+    lost_peer = say.names_lost_peer(str(error))
+    if not channel.wait_for_interrupt(0.0 if lost_peer else _NOTICE_S):
+        words = _last_words(error, session)
+        if lost_peer:
+            channel.send(say.PeerLost(reason=words.message))
+        elif words.parks:
+            _log(error)
+            channel.send(words)
+        else:
+            return False
+    _park(session, channel)
     return True
+
+
+def _park(session: Session, channel: Channel) -> None:
+    """Leave this generation once every rank knows that it is over: what one rank aborts can
+    complete another's collective, with garbage (`control/interrupting.py`)."""
+    session.progress.interrupted()
+    channel.wait_for_abort()
+    session.park()
 
 
 def _log(error: BaseException) -> None:

@@ -42,7 +42,7 @@ def test_a_worker_whose_store_has_died_can_be_called_away_from_looking_for_it():
     port = gone.getsockname()[1]
     gone.close()
     groups = Groups(backend="gloo", listener=listen_for_store(0))
-    caller = threading.Timer(0.3, groups.interrupt, [1])
+    caller = threading.Timer(0.3, groups.abort, [1])
     caller.start()
     began = time.monotonic()
     with pytest.raises(Interrupted):

@@ -322,8 +322,11 @@ class _World:
                 self._make_ready(number, is_spare=rank is None)
             case say.Tell(worker=number, message=say.Join() as join):
                 self._join(number, join)
-            case say.Tell(worker=number, message=say.Interrupt()):
-                self._interrupt(number)
+            case say.Tell(worker=number, message=say.Interrupt(generation=generation)):
+                if not self.workers[number].hangs:
+                    self._say(0.0, number, say.Heard(generation=generation))
+            case say.Tell(worker=number, message=say.Abort()):
+                self._park(number)
             case say.KillWorker(worker=number):
                 self._later(0.0, lambda: self._exit(number, fenced=True))
             case say.Look():
@@ -367,11 +370,11 @@ class _World:
 
         start()
 
-    def _interrupt(self, number: int) -> None:
+    def _park(self, number: int) -> None:
         worker = self.workers.get(number)
         if worker is None or not worker.alive or worker.hangs:
             return
-        parked = say.Parked(applied_step=self.step if worker.holds_state else -1, reason=None)
+        parked = say.Parked(applied_step=self.step if worker.holds_state else -1)
         self._say(self._phase_s("fence"), number, parked)
 
     def _end(self, number: int) -> None:

@@ -67,7 +67,7 @@ class Groups:
         )
         self._store: TCPStore | None = None
         self._generation = 0
-        self._interrupted = 0
+        self._interrupted = self._aborted = 0
         self._sockets: _Sockets = {}
         self._before: _Sockets | None = None
         self._lock = threading.Lock()
@@ -132,16 +132,22 @@ class Groups:
             with self._lock:
                 self._sockets |= self._opened()
                 self._before = None
-                if self._is_interrupted:
+                if self._is_aborted:
                     _shut_down(self._sockets)
         if self._is_interrupted:
             raise Interrupted
 
     def interrupt(self, generation: int) -> None:
-        """Make every operation of this generation's groups raise, in whatever thread it waits."""
+        """This generation is over: nothing that comes over its groups counts from now on. Whatever
+        waits in them goes on waiting, until `abort`."""
+        self._interrupted = max(self._interrupted, generation)
+
+    def abort(self, generation: int) -> None:
+        """Make every operation of this generation's groups end, in whatever thread it waits."""
+        self.interrupt(generation)
         with self._lock:
-            self._interrupted = max(self._interrupted, generation)
-            if self._is_interrupted:
+            self._aborted = max(self._aborted, generation)
+            if self._is_aborted:
                 _shut_down(self._sockets | self._opened())
                 _abort_nccl()
                 break_off(Interrupted("this generation is over"))
@@ -149,7 +155,7 @@ class Groups:
     def leave(self) -> None:
         """Destroy the groups, so that others can be made under the same names."""
         with self._lock:
-            self._interrupted = max(self._interrupted, self._generation)
+            self._interrupted = self._aborted = max(self._interrupted, self._generation)
             _shut_down(self._sockets)
             self._sockets = {}
         break_off(Interrupted("this generation is over"))
@@ -165,6 +171,10 @@ class Groups:
     @property
     def _is_interrupted(self) -> bool:
         return self._interrupted >= self._generation > 0
+
+    @property
+    def _is_aborted(self) -> bool:
+        return self._aborted >= self._generation > 0
 
     def _opened(self) -> _Sockets:
         """Since `opening` began. What others opened to the store that is served here is theirs."""
