@@ -81,6 +81,42 @@ WRITES_ITS_PAGE = {"report"}
 test_report_writes_only_its_page."""
 
 
+TORCH_PRIVATE = ROOT / "runtime" / "_torch_private.py"
+"""Where each private name of torch stands, with what it is for."""
+
+OVERRIDDEN = {
+    node.value
+    for node in ast.walk(ast.parse(TORCH_PRIVATE.read_text(encoding="utf-8")))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+}
+"""Every text in it: among them the private methods that classes of ours override."""
+
+OF_MODULES = {"_parameters", "_buffers", "_modules"}
+"""Names of `nn.Module` that attributes of ours have too."""
+
+NOT_TORCH = {
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_can_set_attn_implementation",
+    "_can_use_grouped_mm",
+    "_is_expert_parallel",
+    "_replace",
+}
+"""Of transformers, which `prove` and `run` take as it is, and of named tuples."""
+
+LATER = {
+    ROOT / "runtime" / name
+    for name in (
+        "checkpoint/_frames.py",
+        "nursery.py",
+        "progress.py",
+        "recovery/groups.py",
+        "session.py",
+        "strategy/initial.py",
+    )
+}
+"""Not moved yet."""
+
 HANDED_OVER = ROOT / "render" / "scripts"
 """Programs that are written beside an engine's files: texts, which Paceline never imports."""
 
@@ -145,6 +181,79 @@ def test_torch_is_imported_only_in_runtime_and_prove():
     assert not wrong
 
 
+def test_private_names_of_torch_stand_in_one_module():
+    runs = [(path, tree) for _, path, tree in modules() if path != TORCH_PRIVATE]
+    ours = {name for path, tree in runs if may_use_torch(path) for name in defined_in(tree)}
+    wrong = [
+        found
+        for path, tree in runs
+        if may_use_torch(path) and path not in LATER
+        for found in private_torch_names(path, tree, ours)
+    ]
+    assert not wrong
+
+
+def may_use_torch(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[0] in TORCH_IN
+
+
+def defined_in(tree: ast.Module) -> Iterator[str]:
+    """Every name that a module gives to something of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def private_torch_names(path: Path, tree: ast.Module, ours: set[str]) -> Iterator[str]:
+    """Imports from torch's private modules, private attributes that no module of ours defines, and
+    such names as texts for `getattr` and `patch.object`. What a class overrides is torch's too."""
+    for name, line in imports(tree):
+        if name.split(".")[0] == "torch" and any(map(is_private, name.split("."))):
+            yield f"{place(path, line)} imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_torchs(node, ours):
+            yield f"{place(path, node.lineno)} uses {ast.unparse(node)}"
+        elif isinstance(node, ast.Call):
+            for given in node.args[1:2]:
+                text = given.value if isinstance(given, ast.Constant) else None
+                if isinstance(text, str) and is_private(text) and text not in ours | NOT_TORCH:
+                    yield f"{place(path, node.lineno)} names {text}"
+
+
+def is_torchs(node: ast.Attribute, ours: set[str]) -> bool:
+    owner = ast.unparse(node.value)
+    if not is_private(node.attr) or node.attr in NOT_TORCH or owner == "os":
+        return False
+    if owner == "super()":
+        return node.attr not in OVERRIDDEN
+    return node.attr not in ours or (owner != "self" and node.attr in OF_MODULES)
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import torch._dynamo", "m.py:1 imports torch._dynamo"),
+        ("from torch._C import x", "m.py:1 imports torch._C"),
+        ("mesh._flatten()", "m.py:1 uses mesh._flatten"),
+        ("module._parameters", "m.py:1 uses module._parameters"),
+        ("self._ddp_init_helper()", "m.py:1 uses self._ddp_init_helper"),
+        ("getattr(x, '_unsharded_param', None)", "m.py:1 names _unsharded_param"),
+        ("super()._unheard_of()", "m.py:1 uses super()._unheard_of"),
+    ],
+)
+def test_the_scan_sees_private_names(source: str, expected: str):
+    found = private_torch_names(ROOT / "m.py", ast.parse(source), {"_parameters"})
+    assert expected in list(found)
+
+
 BELOW_THE_STRATEGY = ("paceline.runtime.devices", "paceline.runtime._torch_private")
 """Modules of `runtime/` that import nothing of ours."""
 
@@ -159,6 +268,7 @@ def test_the_strategy_imports_nothing_of_ours_below_parallel():
             if parts[0] != "paceline" or len(parts) < 2 or parts[1] not in ORDER:
                 continue
             own = name.startswith(("paceline.runtime.strategy", *BELOW_THE_STRATEGY))
+            own = own or name == "paceline.runtime"  # as whose part `_torch_private` is imported
             if not own and ORDER.index(parts[1]) > ORDER.index("parallel"):
                 wrong.append(f"{place(path, line)} imports {name}")
     assert not wrong

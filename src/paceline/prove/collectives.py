@@ -6,11 +6,10 @@ functional collectives (DTensor).
 
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
-from torch.utils._pytree import tree_leaves
+
+from paceline.runtime._torch_private import process_group_of, tree_leaves
 
 KINDS = {
     "_allgather_base_": "all-gather",
@@ -88,11 +87,11 @@ def issued(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, groups: Groups
 ) -> Issued | None:
     """What an operation of one of `NAMESPACES` sends; None for those that send nothing."""
-    name = func._opname
+    name = func.overloadpacket.__name__
     kind = KINDS.get(name)
     if kind is None:
         return None
-    group = _group_of(args)
+    group = process_group_of(args)
     ranks = groups.of(group)
     tensors_in = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     tensors = tensors_in + [each for each in tree_leaves(out) if isinstance(each, Tensor)]
@@ -111,21 +110,6 @@ def issued(
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup:
-    """The group among an operation's arguments: an object in `c10d`, a name, the last of its words,
-    in functional collectives."""
-    for arg in args:
-        if isinstance(arg, torch.ScriptObject):
-            try:
-                return dist.ProcessGroup.unbox(arg)
-            except RuntimeError:  # the kind of reduction is an object too
-                continue
-    names = [arg for arg in args if isinstance(arg, str)]
-    find: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
-    group: dist.ProcessGroup = find(names[-1])
-    return group
 
 
 def _partner(args: tuple[Any, ...], ranks: tuple[int, ...]) -> int:

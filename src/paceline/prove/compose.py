@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
@@ -28,6 +27,7 @@ from paceline.prove.segments import Step, cut, find_peak
 from paceline.prove.trace import Tracer
 from paceline.prove.world import CUDA_ROUNDING, Kept, trace_rank, world
 from paceline.runtime import strategy
+from paceline.runtime._torch_private import FakeTensorMode
 from paceline.runtime.strategy.pipeline.pipeline import Pipeline
 from paceline.runtime.strategy.pipeline.stages import head_in_blocks
 from paceline.runtime.strategy.ways.generic import generic_ways

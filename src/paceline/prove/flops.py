@@ -6,10 +6,9 @@ torch's own registry, with the two that it lacks. Elementwise work counts none, 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-_aten = torch.ops.aten
+from paceline.runtime._torch_private import FLASH_CPU, FLASH_CPU_BACKWARD, GROUPED_MM
 
 
 def _grouped_flops(tokens: Any, weights: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
@@ -45,9 +44,9 @@ def _as_many_heads(tensor: Any, query: Any) -> tuple[int, ...]:
 
 
 _OURS: dict[Any, Callable[..., int]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back_flops,
-    _aten._grouped_mm: _grouped_flops,
+    FLASH_CPU: _attention_flops,
+    FLASH_CPU_BACKWARD: _attention_back_flops,
+    GROUPED_MM: _grouped_flops,
 }
 """The flash kernel on a CPU and experts in one kernel, which torch 2.13 does not count. Causal
 attention counts half of the scores, which is what a flash kernel computes and the planner counts.
@@ -55,8 +54,8 @@ attention counts half of the scores, which is what a flash kernel computes and t
 
 ATTENTION = frozenset(
     (
-        _aten._scaled_dot_product_flash_attention_for_cpu,
-        _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        FLASH_CPU,
+        FLASH_CPU_BACKWARD,
     )
 )
 

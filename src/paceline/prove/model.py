@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.prove.proof import ModelRequest
+from paceline.runtime._torch_private import buffers_of, fsdp_parameters, parameters_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.models import build_own
 from paceline.runtime.strategy.blocks import repeated_blocks
@@ -113,19 +114,18 @@ def give_memory(model: nn.Module, device: str = "cpu") -> None:
         return new
 
     for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
+        for name, parameter in list(parameters_of(module).items()):
             if parameter is not None and parameter.is_meta:
                 new = given.get(id(parameter))
                 if new is None:
                     empty = torch.empty_like(parameter.detach(), device=device)
                     new = nn.Parameter(empty, requires_grad=parameter.requires_grad)
                     given[id(parameter)] = new
-                module._parameters[name] = new  # type: ignore[assignment]
-        for name, buffer in list(module._buffers.items()):
+                parameters_of(module)[name] = new
+        for name, buffer in list(buffers_of(module).items()):
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = of(buffer)
+                buffers_of(module)[name] = of(buffer)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for each in group.fsdp_params:
-                    each.reset_sharded_param()  # type: ignore[no-untyped-call]
+            for each in fsdp_parameters(module):
+                each.reset_sharded_param()

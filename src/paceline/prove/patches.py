@@ -13,13 +13,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed.pipelining import schedules
-from torch.distributed.tensor import _dispatch, _sharding_prop
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import distributed
-from torch.utils._python_dispatch import _disable_current_modes
 
+from paceline.runtime._torch_private import (
+    BATCH_P2P,
+    DDP_START,
+    IS_TRACING,
+    PROPAGATE,
+    GradBucket,
+    leave_modes,
+    sharding_propagator,
+    tracing_modules,
+)
 from paceline.runtime.strategy.data import replica, shard
 
 
@@ -32,12 +38,8 @@ def dry_run(*, is_cuda: bool) -> Iterator[None]:
         if is_cuda:
             stack.enter_context(patch.object(F, "rms_norm", _fused_rms_norm))
         else:
-            stack.enter_context(
-                patch.object(schedules, "_batch_p2p", _holding(schedules._batch_p2p))
-            )
-            stack.enter_context(
-                patch.object(dist, "batch_isend_irecv", _holding(dist.batch_isend_irecv))
-            )
+            for owner, name in ((schedules, BATCH_P2P), (dist, "batch_isend_irecv")):
+                stack.enter_context(patch.object(owner, name, _holding(getattr(owner, name))))
         yield
 
 
@@ -47,16 +49,17 @@ def _dtensor_patches() -> Iterator[Any]:
     That must neither be recorded nor run under our modes, and under a FakeTensorMode DTensor takes
     itself to be compiled and looks nothing up in its cache.
     """
-    original = ShardingPropagator._propagate_tensor_meta_non_cached
+    propagator = sharding_propagator()
+    original = getattr(propagator, PROPAGATE)
 
     def clean(self: Any, schema: Any) -> Any:
-        with _disable_current_modes():
+        with leave_modes():
             return original(self, schema)
 
-    yield patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", clean)
-    for module in (_sharding_prop, _dispatch):
-        if hasattr(module, "_are_we_tracing"):
-            yield patch.object(module, "_are_we_tracing", lambda: False)
+    yield patch.object(propagator, PROPAGATE, clean)
+    for module in tracing_modules():
+        if hasattr(module, IS_TRACING):
+            yield patch.object(module, IS_TRACING, lambda: False)
 
 
 def _replica_patches() -> Iterator[Any]:
@@ -66,7 +69,7 @@ def _replica_patches() -> Iterator[Any]:
     done once, not in a step. The all-reduce of a bucket is made by a hook in its place: torch's own
     asks the fake process group for a future that it does not have.
     """
-    for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+    for name in DDP_START:
         yield patch.object(distributed, name, lambda *_, **__: None)
     yield patch.object(replica.Replica, "_some_rank_has_unused", _has_unused)
     # Its buckets are then as torch makes them at first: from the last parameter on, as settled.

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from paceline.runtime._torch_private import backward_node, sequence_number
+
 NEVER = 2**62
 """Sequence numbers above belong to no forward operation: those of AccumulateGrad."""
 
@@ -88,7 +90,7 @@ class Places:
 
     def now(self) -> Place:
         """The place of the operation that is about to run."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = backward_node()
         if self.fixed_phase is not None:
             self.phase, self._module = self.fixed_phase, ""
         elif node is not None:
@@ -119,12 +121,12 @@ class Places:
         self.phase, self._module = phase, ""
 
     def _find(self, node: Any) -> None:
-        number = node._sequence_nr()
+        number = sequence_number(node)
         if 0 <= number < NEVER:
             self._module = self._at[bisect_right(self._starts, number) - 1]
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if module in self._roots and torch._C._current_autograd_node() is None:
+        if module in self._roots and backward_node() is None:
             self.micro_batch += 1
         self._stack.append(self._names.get(module, self._stack[-1] if self._stack else ""))
         self._note()
@@ -137,7 +139,7 @@ class Places:
         self._note()
 
     def _note(self) -> None:
-        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        number = sequence_number()
         name = self._stack[-1] if self._stack else ""
         if self._starts[-1] == number:
             self._at[-1] = name

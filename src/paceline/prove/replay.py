@@ -19,13 +19,19 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fully_shard import _UnshardHandleImpl
-from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.tensor import DTensor
 
 from paceline.prove.extrapolate import renumbered
 from paceline.prove.segments import Issue, Segment, cut_between
 from paceline.prove.trace import Operation, Trace, Tracer
+from paceline.runtime._torch_private import (
+    COMPUTE_LOSS,
+    local_tensor,
+    schedule_base,
+    schedule_has_loss,
+    schedule_losses,
+    unshard_handle,
+)
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.pipeline.schedules import Stage
 
@@ -171,16 +177,15 @@ class Replay:
     @contextmanager
     def following(self) -> Iterator[None]:
         """The schedule's calls come here as long as this lasts."""
-        base = torch_schedules._PipelineSchedule
         with ExitStack() as stack:
             for owner, name, handler in (
                 (Stage, "forward_one_chunk", self._forward),
                 (Stage, "backward_one_chunk", self._backward),
                 (Stage, "backward_weight_one_chunk", self._weights),
                 (Stage, "perform_reduce_grad", self._reduce),
-                (base, "_maybe_compute_loss", self._loss),
+                (schedule_base(), COMPUTE_LOSS, self._loss),
                 (FSDPModule, "unshard", self._gather),
-                (_UnshardHandleImpl, "wait", self._gather),
+                (unshard_handle(), "wait", self._gather),
                 (pipeline, "finish_gradients", self._finish),
             ):
                 stack.enter_context(patch.object(owner, name, _bound(owner, name, handler)))
@@ -210,7 +215,7 @@ class Replay:
         self, original: Any, schedule: Any, stage: Any, output: Any, targets: Any, number: int,
         *rest: Any,
     ) -> None:  # fmt: skip
-        if not stage.is_last or schedule._loss_fn is None:
+        if not stage.is_last or not schedule_has_loss(schedule):
             return
         passage = self._passage(stage, "loss", number)
         if passage is None:
@@ -222,8 +227,8 @@ class Replay:
         # A loss keeps the inputs of its graph until the schedule ends, and their gradients where
         # the backward pass is split.
         self._held[number] = []
-        is_held = schedule._internal_losses[0].grad_fn is not None if not self._is_hollow else True
-        schedule._internal_losses.append(self._held[number] if is_held else None)
+        is_held = schedule_losses(schedule)[0].grad_fn is not None if not self._is_hollow else True
+        schedule_losses(schedule).append(self._held[number] if is_held else None)
 
     def _backward(
         self,
@@ -406,7 +411,7 @@ def _bound(owner: Any, name: str, handler: Callable[..., Any]) -> Callable[..., 
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def is_steady(passages: Passages, peak_bytes: float) -> bool:

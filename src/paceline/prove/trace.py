@@ -12,14 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from paceline.prove import collectives, flops
 from paceline.prove.collectives import Issued
 from paceline.prove.places import Place, Places
+from paceline.runtime._torch_private import (
+    GROUPED_MM,
+    FakeTensor,
+    TorchDispatchMode,
+    local_tensor,
+    storage_key,
+    tree_leaves,
+)
 
 ALLOC, FREE, OP, ISSUE, WAIT, PLACE = range(6)
 """Kinds of event; see `Trace.events`."""
@@ -155,7 +160,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensors: Any, part: str) -> None:
         """Say what some tensors are for, whatever their lives look like."""
         for tensor in tensors:
-            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
             local = getattr(local, "elem", local)
             entry = self._entry(local.untyped_storage())
             self.trace.parts[entry[2]] = part
@@ -198,7 +203,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append((PLACE, index, 0))
 
     def _compute(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        packet = func._overloadpacket
+        packet = func.overloadpacket
         outs = _tensors(out)
         for each in outs:
             if _has_memory(each):
@@ -216,7 +221,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.operations.append(_describe(func, packet, args, kwargs, out, ins, outs))
         self.trace.events.append((OP, index, 0))
         if func.namespace == "fsdp":
-            self._mark_fsdp(func._opname, outs, ins)
+            self._mark_fsdp(packet.__name__, outs, ins)
 
     def _mark_fsdp(self, name: str, outs: list[Tensor], ins: list[Tensor]) -> None:
         """FSDP2's own copies say what their buffers are for."""
@@ -229,7 +234,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         self._note_place()
-        if func._opname == "wait_tensor":
+        if func.overloadpacket.__name__ == "wait_tensor":
             self._wait(args[0])
             # The same tensor with values; torch would pretend that it is a new one.
             return args[0] if type(args[0]) is FakeTensor else func(*args, **kwargs)
@@ -248,17 +253,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append((ISSUE, index, 0))
         if issued.kind != "send":
             for each in _tensors(args[0]) if func.namespace == "c10d" else outs:
-                self._pending[each.untyped_storage()._cdata] = index
+                self._pending[storage_key(each.untyped_storage())] = index
         return out
 
     def _wait(self, tensor: Tensor) -> None:
-        index = self._pending.pop(tensor.untyped_storage()._cdata, None)
+        index = self._pending.pop(storage_key(tensor.untyped_storage()), None)
         if index is not None:
             self.trace.events.append((WAIT, index, 0))
 
     def _grow(self, storage: Any) -> None:
         """A storage has another size than before."""
-        entry = self._live.get(storage._cdata)
+        entry = self._live.get(storage_key(storage))
         if entry is None:
             if storage.nbytes():
                 self._note_place()
@@ -276,7 +281,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _entry(self, storage: Any) -> list[Any]:
         """[weak reference, bytes, index] of a storage, noted when it is new."""
-        key = storage._cdata
+        key = storage_key(storage)
         entry = self._live.get(key)
         if entry is not None:
             return entry
@@ -345,7 +350,7 @@ def _product(packet: Any, ins: list[Tensor]) -> tuple[int, int, int, int] | None
     if len(ins) < 2 or packet in flops.ATTENTION:
         return None
     left, right = ins[0], ins[1]
-    if packet is _aten._grouped_mm:
+    if packet is GROUPED_MM:
         groups = right.shape[0] if right.dim() == 3 else ins[2].shape[0]
         if right.dim() == 3:
             return left.shape[-2] // groups, left.shape[-1], right.shape[-1], groups

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.layout import Layout
@@ -25,6 +24,7 @@ from paceline.prove.replay import Replay
 from paceline.prove.step import Rank
 from paceline.prove.trace import Trace, Tracer
 from paceline.runtime import strategy
+from paceline.runtime._torch_private import FakeTensorMode, children_of, fake_store
 from paceline.runtime.strategy.blocks import numbered_blocks
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.pipeline.stages import Skip, take_stage
@@ -44,9 +44,7 @@ Kept = Callable[[int], int]
 @contextmanager
 def world(rank: int, size: int) -> Iterator[None]:
     """A process group of so many ranks, of which this process plays one."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=size)
     try:
         yield
     finally:
@@ -164,7 +162,7 @@ def _pruned_stages(kept: Kept) -> AbstractContextManager[Any]:
         stage = original(model, ways, blocks, **ends)
         holder = stage.get_submodule(ways.blocks)
         for index in blocks[kept(len(blocks)) :]:
-            holder._modules[str(index)] = Skip()
+            children_of(holder)[str(index)] = Skip()
         return stage
 
     return patch.object(pipeline, "take_stage", take)

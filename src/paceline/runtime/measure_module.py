@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from paceline.errors import JobError
 from paceline.profile import FAMILIES, BlockFacts, ModuleFacts, profile_config
+from paceline.runtime._torch_private import FLASH_CPU, GROUPED_MM, FakeTensorMode, storage_key
 from paceline.runtime.huggingface import is_hf, let_experts_be_any_type
 from paceline.runtime.models import build_factory, import_named
 from paceline.runtime.strategy import repeated_blocks
@@ -151,7 +151,9 @@ def _batch_costs(
     """FLOPs and saved bytes of one forward pass, each credited to the block in which it arises."""
     flops: Counter[int] = Counter()
     saved: Counter[int] = Counter()
-    held = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    held = {
+        storage_key(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())
+    }
     kept: dict[int, Tensor] = {}  # storages stay alive, so that no two have the same address
     inside, flops_at = [OUTSIDE], [0]
     counter = FlopCounterMode(display=False, custom_mapping=_uncounted())
@@ -173,7 +175,7 @@ def _batch_costs(
         inside.pop()
 
     def pack(tensor: Tensor) -> Tensor:
-        key = _storage(tensor)
+        key = storage_key(tensor.untyped_storage())
         if key not in held and key not in kept:
             kept[key] = tensor
             saved[inside[-1]] += tensor.untyped_storage().nbytes()
@@ -229,16 +231,12 @@ def _grouped_flops(tokens: Any, weights: Any, *_: Any, out_shape: Any = None, **
 def _uncounted() -> dict[Any, Callable[..., int]]:
     """Products that torch's counter does not know; transformers' operator is there with it."""
     known: dict[Any, Callable[..., int]] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-        torch.ops.aten._grouped_mm: _grouped_flops,
+        FLASH_CPU: _attention_flops,
+        GROUPED_MM: _grouped_flops,
     }
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         known[torch.ops.transformers.grouped_mm_fallback] = _grouped_flops
     return known
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _cannot_run(because: str, *, has_example: bool) -> str:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.runtime._torch_private import local_shape_and_offset
 from paceline.runtime.strategy.tensor.fused import Apart
 from paceline.runtime.strategy.tensor.modules import is_transposed
 
@@ -171,7 +171,7 @@ def local_part(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
 @torch.no_grad()
 def _local_part(tensor: DTensor) -> tuple[tuple[int, ...], Tensor]:
     mesh, placements = tensor.device_mesh, tensor.placements
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    shape, offset = local_shape_and_offset(tensor.shape, mesh, placements)
     local = tensor.to_local()
     if local.numel() > 0 and tuple(local.shape) != tuple(shape):
         raise ValueError(

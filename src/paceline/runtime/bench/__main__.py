@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-import torch._dynamo  # the first optimizer imports it
 import torch.distributed as dist
 
 from paceline.control.parent import die_with_parent
@@ -23,6 +22,7 @@ from paceline.errors import PacelineError, Problem
 from paceline.plan import Plan
 from paceline.record.bench import RankTimes, Stretch, write_times
 from paceline.record.run import open_run
+from paceline.runtime._torch_private import load_compiler
 from paceline.runtime.bench.program import bench_rank
 from paceline.runtime.devices import DEVICES, device_of
 
@@ -33,6 +33,7 @@ def main() -> NoReturn:
     """Entry point of a rank."""
     options = _parse()
     die_with_parent(options.parent)
+    load_compiler()
     run, rank = open_run(options.run), options.rank
     times_file = run.path / f"times-{rank}.json"
     code = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from paceline.catalog.measured import ProductTime, SustainedRate
+from paceline.runtime._torch_private import SCALED_MM
 from paceline.runtime.calibrate.clock import Clock
 
 Shape = tuple[int, int, int]
@@ -148,9 +149,7 @@ def _scaled(m: int, k: int, n: int, device: torch.device) -> Callable[[], object
     left_MK = _random(m, k, device).to(torch.float8_e4m3fn)
     right_KN = _random(n, k, device).to(torch.float8_e4m3fn).t()
     one = torch.ones((), device=device)
-    return lambda: torch._scaled_mm(
-        left_MK, right_KN, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
-    )
+    return lambda: SCALED_MM(left_MK, right_KN, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _random(rows: int, columns: int, device: torch.device) -> torch.Tensor:

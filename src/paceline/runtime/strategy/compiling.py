@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PlanError, Problem
+from paceline.runtime._torch_private import has_triton
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 
 
@@ -56,7 +57,7 @@ def check_compiler(device_type: str, *, num_blocks: int = 1) -> Iterator[Problem
             where="train.compile",
             fix="install one (apt install g++), or leave train.compile out",
         )
-    if device_type == "cuda" and not torch.utils._triton.has_triton():
+    if device_type == "cuda" and not has_triton():
         yield Problem(
             code="R035",
             what="torch.compile needs Triton for a GPU, and this torch has none",

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from paceline.errors import PlanError, Problem
+from paceline.runtime._torch_private import SCALED_MM
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 
 ALIGNMENT = 16
@@ -110,13 +111,14 @@ def product(left_MK: Tensor, right_NK: Tensor) -> Tensor:
     """left @ right.T, in the type of `left`."""
     left, left_scale_M1 = to_float8(left_MK)
     right, right_scale_N1 = to_float8(right_NK)
-    return torch._scaled_mm(
+    scaled: Tensor = SCALED_MM(
         left,
         right.T,
         scale_a=left_scale_M1,
         scale_b=right_scale_N1.T,
         out_dtype=torch.bfloat16,
-    ).to(left_MK.dtype)
+    )
+    return scaled.to(left_MK.dtype)
 
 
 def to_float8(rows_MK: Tensor) -> tuple[Tensor, Tensor]:

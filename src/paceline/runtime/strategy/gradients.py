@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.runtime._torch_private import norm_of_each, scale_each
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline.pipeline import Pipeline
@@ -45,7 +46,7 @@ def scale_gradients(model: nn.Module, factor: float) -> None:
     if factor != 1.0:
         held = [local_of(gradient) for gradient in _gradients(model.parameters())]
         if held:
-            torch._foreach_mul_(held, factor)
+            scale_each(held, factor)
 
 
 def clip_factor(norm: float, max_norm: float | None) -> float:
@@ -78,7 +79,7 @@ def _num_copies(gradient: Tensor, meshes: Meshes) -> int:
 
 def _sum_of_squares(gradients: Sequence[Tensor]) -> Tensor:
     """In float64; 0 for none."""
-    norms = torch._foreach_norm([each for each in gradients if each.numel()] or [torch.zeros(1)])
+    norms = norm_of_each([each for each in gradients if each.numel()] or [torch.zeros(1)])
     return torch.stack([norm.double() for norm in norms]).square().sum()
 
 

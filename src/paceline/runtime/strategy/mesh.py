@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import Coordinates, coordinates
+from paceline.runtime._torch_private import flatten_mesh, forget_groups, join_meshes, unflatten_mesh
 
 AXES = ("pipeline", "outer", "middle", "inner", "tensor")
 """Of the root mesh, outermost first. The ranks that read different tokens (data x context, the
@@ -105,7 +106,7 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     sizes = (layout.pipeline, num_sharers // large, large // small, small, layout.tensor)
     root = init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
     sharers = _joined(root, "outer", "middle", "inner")
-    samples = sharers._unflatten(0, (layout.data, layout.context), ("data", "context"))
+    samples = unflatten_mesh(sharers, (layout.data, layout.context), ("data", "context"))
     fsdp, expert, expert_fsdp = _sharing(root, sharers, layout)
     return Meshes(
         layout=layout,
@@ -127,13 +128,7 @@ def let_go(meshes: Meshes) -> None:
     """Keep no process group alive, nor a mesh whose groups are gone: torch's caches of what it has
     seen of DTensors (torch 2.13, `ShardingPropagator`) keep both for ever, groups with sockets and
     threads, and would hand out an old mesh for an equal one."""
-    # Not imported above: the package brings the compiler along, which proofs do without.
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-    for mesh in (meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp):
-        mesh._get_root_mesh()._pg_registry.clear()
-        mesh._pg_registry.clear()
+    forget_groups((meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp))
 
 
 def _sharing(
@@ -148,7 +143,7 @@ def _sharing(
         copies, shards = root["outer"], _joined(root, "middle", "inner")
         expert = root["inner"]
         same_experts = root["outer", "middle"] if is_hybrid else _joined(root, "outer", "middle")
-    fsdp = DeviceMesh._concatenate([copies, shards]) if is_hybrid else sharers
+    fsdp = join_meshes([copies, shards]) if is_hybrid else sharers
     return fsdp, expert, same_experts if layout.expert > 1 else fsdp
 
 
@@ -157,4 +152,4 @@ def _joined(root: DeviceMesh, *axes: str) -> DeviceMesh:
     several = [axis for axis in axes if root[axis].size() > 1]
     if len(several) <= 1:
         return root[several[0] if several else axes[-1]]
-    return root[axes]._flatten("x".join(axes))
+    return flatten_mesh(root[axes], "x".join(axes))

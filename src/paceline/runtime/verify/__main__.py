@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-import torch._dynamo  # the first optimizer imports it
 import torch.distributed as dist
 
 from paceline.control.parent import die_with_parent
 from paceline.errors import PacelineError
 from paceline.record.verification import Case, RankFacts, read_facts, write_facts
+from paceline.runtime._torch_private import load_compiler
 from paceline.runtime.verify.program import verify_rank
 
 _TIMEOUT_S = 300
@@ -33,6 +33,7 @@ def main() -> NoReturn:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     die_with_parent(options.parent)
+    load_compiler()
     folder, rank = options.folder, options.rank
     case = read_facts(folder / "case.json", Case)
     code = 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.runtime._torch_private import backward_node
 from paceline.runtime.verify.model import dropouts
 
 
@@ -45,7 +46,7 @@ class Masks:
 
     def _before(self, name: str) -> Any:
         def read(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if torch._C._current_graph_task_id() != -1 or not isinstance(args[0], Tensor):
+            if backward_node() is not None or not isinstance(args[0], Tensor):
                 return
             given = args[0].to_local() if isinstance(args[0], DTensor) else args[0]
             state = (

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._tools.fake_collectives import CollectiveOp
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from paceline.record.verification import Reduction
+from paceline.runtime._torch_private import TorchDispatchMode, process_group_of, tree_leaves
 
 _ADDS = ("allreduce", "all_reduce", "reduce_scatter")
 
@@ -27,7 +25,7 @@ class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = func._schema.name
+        name = func.name()
         kind = next((each for each in _ADDS if each in name), None)
         if kind is not None and ("c10d" in name):
             self._note(kind.replace("allreduce", "all_reduce"), func, args, kwargs or {})
@@ -38,9 +36,8 @@ class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not tensors:
             return
         try:
-            group = CollectiveOp.get_process_group(func, args)
-            ranks = tuple(dist.get_process_group_ranks(group))
-        except (RuntimeError, ValueError, AttributeError, TypeError):
+            ranks = tuple(dist.get_process_group_ranks(process_group_of(args)))
+        except (IndexError, RuntimeError, ValueError):  # a group that is gone
             ranks = ()
         largest = max(tensors, key=lambda each: each.numel())
         key = (kind, str(largest.dtype).removeprefix("torch."), ranks)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from paceline.record.verification import Reading
+from paceline.runtime._torch_private import backward_node, tree_leaves
 from paceline.runtime.strategy.pipeline.stages import Nothing, Skip
 
 
@@ -74,7 +74,7 @@ def _plain_name(name: str) -> str:
 
 @torch.no_grad()
 def _note(readings: dict[str, Reading], name: str, value: Any) -> None:
-    if torch._C._current_graph_task_id() != -1:  # computed again in the backward pass
+    if backward_node() is not None:  # computed again in the backward pass
         return
     found = [each for each in tree_leaves(value) if isinstance(each, Tensor)]
     found = [each for each in found if each.is_floating_point()]

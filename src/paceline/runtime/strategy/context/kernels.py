@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_aten = torch.ops.aten
+from paceline.runtime import _torch_private as torch_private
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 """(query_BNSD, key_BKTD, value_BKTD, is_causal, scale) -> (output_BNSD, lse_BNS)."""
@@ -70,9 +70,7 @@ def _choose_for_cuda(query_BNSD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor) -
 def _flash_cpu_forward(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, scale=scale
-    )
+    output, lse = torch_private.FLASH_CPU(query, key, value, 0.0, is_causal, scale=scale)
     return output, lse
 
 
@@ -86,10 +84,8 @@ def _flash_cpu_backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads: tuple[Tensor, Tensor, Tensor] = (
-        _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, output, lse, 0.0, is_causal, scale=scale
-        )
+    grads: tuple[Tensor, Tensor, Tensor] = torch_private.FLASH_CPU_BACKWARD(
+        grad, query, key, value, output, lse, 0.0, is_causal, scale=scale
     )
     return grads
 
@@ -101,9 +97,7 @@ FLASH_CPU = BlockKernel("flash on CPU", _flash_cpu_forward, _flash_cpu_backward)
 def _flash_cuda_forward(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    output, lse, *_ = _aten._scaled_dot_product_flash_attention(
-        query, key, value, 0.0, is_causal, False, scale=scale
-    )
+    output, lse, *_ = torch_private.FLASH(query, key, value, 0.0, is_causal, False, scale=scale)
     return output, lse
 
 
@@ -118,7 +112,7 @@ def _flash_cuda_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed = query.new_zeros(2, dtype=torch.uint64)  # of dropout, which there is none of
-    grads: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_backward(
+    grads: tuple[Tensor, Tensor, Tensor] = torch_private.FLASH_BACKWARD(
         grad,
         query,
         key,
@@ -145,7 +139,7 @@ FLASH_CUDA = BlockKernel("flash", _flash_cuda_forward, _flash_cuda_backward)
 def _cudnn_forward(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    output, lse, *_ = _aten._scaled_dot_product_cudnn_attention(
+    output, lse, *_ = torch_private.CUDNN(
         query, key, value, None, True, 0.0, is_causal, False, scale=scale
     )
     return output, lse.flatten(2)[..., : query.shape[2]]
@@ -162,7 +156,7 @@ def _cudnn_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed = query.new_zeros((), dtype=torch.int64)
-    grads: tuple[Tensor, Tensor, Tensor] = _aten._scaled_dot_product_cudnn_attention_backward(
+    grads: tuple[Tensor, Tensor, Tensor] = torch_private.CUDNN_BACKWARD(
         grad,
         query,
         key,
@@ -194,7 +188,7 @@ def _efficient_forward(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     key, value = _repeated(query, key), _repeated(query, value)
-    output, lse, *_ = _aten._scaled_dot_product_efficient_attention(
+    output, lse, *_ = torch_private.EFFICIENT(
         query, key, value, None, True, 0.0, is_causal, scale=scale
     )
     return output, lse[..., : query.shape[2]]
@@ -213,7 +207,7 @@ def _efficient_backward(
     seed = query.new_zeros((), dtype=torch.int64)
     # Infinity gives the rows that are not there a weight of exp(-infinity), as the forward does.
     padded_lse = F.pad(lse, (0, -lse.shape[-1] % _LSE_ROWS), value=float("inf"))
-    grad_query, grad_key, grad_value, _ = _aten._scaled_dot_product_efficient_attention_backward(
+    grad_query, grad_key, grad_value, _ = torch_private.EFFICIENT_BACKWARD(
         grad,
         query,
         _repeated(query, key),

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 from torch import Tensor
+
+from paceline.runtime._torch_private import FUNCTIONAL
 
 
 def ulysses_attention(
@@ -147,6 +148,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    coming = collectives.all_to_all_single(parts.contiguous(), None, None, group)
-    arrived: Tensor = collectives.wait_tensor(coming)  # type: ignore[no-untyped-call]
+    sizes = [len(parts) // group.size()] * group.size()
+    coming = FUNCTIONAL.all_to_all_single(parts.contiguous(), sizes, sizes, group.group_name)
+    arrived: Tensor = FUNCTIONAL.wait_tensor(coming)
     return arrived

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from paceline.runtime._torch_private import GradBucket
 from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.sums import BucketSums, sum_bucket
 

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket, _register_comm_hook
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
+from paceline.runtime._torch_private import GradBucket, build_reducer, settle_buckets, tree_leaves
 from paceline.runtime.strategy.local import lay_out_gradient, local_of
 from paceline.runtime.strategy.mesh import is_pretended
 
@@ -81,8 +80,7 @@ class Replica(DistributedDataParallel):
         restart would add up the ranks' gradients in another order than an undisturbed run, and end
         with other last bits on more than two ranks.
         """
-        self.reducer._push_all_rebuilt_params()
-        self.reducer._rebuild_buckets()
+        settle_buckets(self)
 
     def _build_params_for_reducer(self) -> Any:
         """Last parameters first, as the backward pass comes to them."""
@@ -134,11 +132,7 @@ class Replica(DistributedDataParallel):
         self.find_unused_parameters = True
         # Given a size, torch turns the order round by itself.
         parameters, is_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
-        names = self._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
-        self._ddp_init_helper(parameters, is_sparse, names, False)  # type: ignore[no-untyped-call]
-        if self._hook is not None:
-            state, hook = self._hook
-            _register_comm_hook(self.reducer, state, hook)
+        build_reducer(self, parameters, is_sparse, self._hook)
 
 
 def used_parameters(output: Any) -> set[Tensor]:

@@ -45,6 +45,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter
 from paceline.runtime.devices import pins_memory
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
 from paceline.runtime.strategy.data.hooks import Compression, set_reduction, wire_type
@@ -411,12 +412,7 @@ def _look_for_unused(part: nn.Module, output: object, sharers: DeviceMesh) -> bo
         return True
     used = used_parameters(output)
     units = [module for module in part.modules() if isinstance(module, FSDPModule)]
-    gathered = [
-        getattr(each, "_unsharded_param", None)
-        for unit in units
-        for group in unit._get_fsdp_state()._fsdp_param_groups
-        for each in group.fsdp_params
-    ]
+    gathered = [gathered_parameter(each) for unit in units for each in fsdp_parameters(unit)]
     counts = torch.tensor([float(each in used) for each in gathered])
     counts = counts.to(sharers.device_type)
     dist.all_reduce(counts, group=sharers.get_group())

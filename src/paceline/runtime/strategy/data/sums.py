@@ -23,8 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, GradBucket
 from torch.futures import Future
+
+from paceline.runtime._torch_private import AllreduceOptions, GradBucket
 
 _NUM_THREADS = 2
 """Of a gloo group. Source: torch 2.13, ProcessGroupGloo.hpp, `Options::threads`."""

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from paceline.runtime._torch_private import FakeTensor
 
 RunExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """tokens_QH, expert_Q1, weight_Q1 -> outputs_QH, of the experts of this rank, counted from 0."""

@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.expert.exchange import run_spread_experts
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
@@ -261,10 +262,10 @@ class _LocalParameters:
     def __enter__(self) -> None:
         for owner in self.module.modules():
             for name, parameter in owner.named_parameters(recurse=False):
-                self.shared.append((owner._parameters, name, parameter))
+                self.shared.append((parameters_of(owner), name, parameter))
                 mine = local_of(parameter)
                 part = mine if self.group is None else copy_in(mine, self.group)
-                owner._parameters[name] = part  # type: ignore[assignment]
+                parameters_of(owner)[name] = part
 
     def __exit__(self, *_: object) -> None:
         for parameters, name, parameter in self.shared:

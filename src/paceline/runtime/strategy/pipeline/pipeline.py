@@ -158,7 +158,7 @@ class Pipeline(nn.Module):
                 if first in state_dict
             }
             part.load_state_dict(mine, strict=strict, assign=assign)
-        return nn.modules.module._IncompatibleKeys([], [])
+        return nn.Module().load_state_dict({})  # nothing is missing
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
         """Parameters that the first stage's rank has too: the gradient norm counts them there."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -36,6 +36,7 @@ from torch.distributed.pipelining import (
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
+from paceline.runtime._torch_private import fsdp_compute_type, is_view
 from paceline.runtime.strategy.mesh import is_pretended
 
 _SCHEDULES: dict[str, Any] = {
@@ -135,8 +136,8 @@ def make_schedule(
 def stream_type(part: nn.Module) -> torch.dtype:
     """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own."""
     if isinstance(part, FSDPModule):
-        narrow = fully_shard.state(part)._mp_policy.param_dtype  # type: ignore[attr-defined]
-        if isinstance(narrow, torch.dtype):
+        narrow = fsdp_compute_type(part)
+        if narrow is not None:
             return narrow
     return next(part.parameters()).dtype
 
@@ -251,7 +252,7 @@ class Stage(PipelineStage):
         )
         output = output.to(expected.dtype).contiguous()
         # Torch detaches it in place when it splits a backward pass, which views do not allow.
-        return output.clone() if output._is_view() else output
+        return output.clone() if is_view(output) else output
 
     # Evaluation: torch keeps every output, hands gradients on inside a v, and reduces none.
 

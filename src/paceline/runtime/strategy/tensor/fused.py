@@ -5,14 +5,13 @@ queries only. Apart, they are ordinary linears with ordinary names, and the mode
 together as before.
 """
 
-import copy
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import PlanError, Problem
+from paceline.runtime._torch_private import parameters_of, without_parameters
 from paceline.runtime.strategy.tensor.modules import is_transposed
 from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
 
@@ -65,7 +64,7 @@ def in_features(linear: nn.Module) -> int:
 
 
 def _weight(linear: nn.Module) -> Tensor:
-    weight = linear._parameters["weight"]
+    weight: Tensor | None = parameters_of(linear)["weight"]
     assert weight is not None
     return weight
 
@@ -95,7 +94,7 @@ def _misnamed(name: str, why: str) -> PlanError:
 
 def _apart(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Apart:
     weights = torch.split(_weight(fused), widths, dim=1 if is_transposed(fused) else 0)
-    bias = fused._parameters["bias"]
+    bias = parameters_of(fused)["bias"]
     biases = [None] * len(names) if bias is None else torch.split(bias, widths)
     return Apart(
         {
@@ -106,11 +105,10 @@ def _apart(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Apart
 
 
 def _part(fused: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    part: Any = copy.copy(fused)
-    part._parameters = {}
+    part = without_parameters(fused)
     for name, value in (("weight", weight), ("bias", bias)):
         needs_grad = value is not None and value.requires_grad
         own = None if value is None else nn.Parameter(value.detach().clone(), needs_grad)
         part.register_parameter(name, own)
     setattr(part, "nf" if is_transposed(fused) else "out_features", out_features(part))
-    return part  # type: ignore[no-any-return]
+    return part

@@ -16,6 +16,7 @@ from torch import Tensor, addmm, matmul, nn, rsqrt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.strategy.tensor.regions import (
     copy_in,
@@ -83,7 +84,9 @@ class Crossings:
 
 def become(module: nn.Module, kind: type, **facts: Any) -> None:
     """Make a module an instance of `kind` over its own class, which then knows these facts."""
-    names = tuple(name for name, value in module._parameters.items() if isinstance(value, DTensor))
+    names = tuple(
+        name for name, value in parameters_of(module).items() if isinstance(value, DTensor)
+    )
     module.__dict__.update(facts, _local=None)
     original: Any = type(module)
     module.__class__ = _class_of(original, kind, names)
@@ -100,7 +103,7 @@ def _class_of(original: type, kind: type, names: tuple[str, ...]) -> type:
 def _local_or_own(name: str) -> property:
     def get(module: Any) -> Any:
         local = module.__dict__["_local"]
-        return module._parameters[name] if local is None else local[name]
+        return parameters_of(module)[name] if local is None else local[name]
 
     return property(get)
 
@@ -127,11 +130,11 @@ class OnLocal:
             self._local = None
 
     def _split_names(self) -> list[str]:
-        parameters = self._parameters.items()  # type: ignore[attr-defined]
+        parameters = parameters_of(self).items()
         return [name for name, value in parameters if isinstance(value, DTensor)]
 
     def _part(self, name: str) -> Any:
-        parameter = self._parameters.get(name)  # type: ignore[attr-defined]
+        parameter = parameters_of(self).get(name)
         if not isinstance(parameter, DTensor):
             return parameter
         local: Tensor = parameter.to_local()
@@ -177,7 +180,7 @@ class HeadLinear(OnLocal):
         if self._crosses:
             hidden_BSH = crossings.end(hidden_BSH)
         logits_BSV = multiply(self, hidden_BSH, self._part("weight"), self._part("bias"))
-        vocab = self._parameters["weight"].shape[0]  # type: ignore[attr-defined]
+        vocab = parameters_of(self)["weight"].shape[0]
         shape = (*logits_BSV.shape[:-1], vocab)
         split = Shard(logits_BSV.dim() - 1)
         return DTensor.from_local(
@@ -213,7 +216,7 @@ class VocabularyEmbedding(OnLocal):
 
     def _first_row(self) -> int:
         group = self._crossings.group
-        vocab: int = self._parameters["weight"].shape[0]  # type: ignore[attr-defined]
+        vocab: int = parameters_of(self)["weight"].shape[0]
         return group.rank() * -(-vocab // group.size())
 
 
@@ -251,7 +254,7 @@ class WideNorm(OnLocal):
         dtype = query_BSI.dtype
         wide_BSI = query_BSI.float()  # as the models that have such a norm do
         weight = self._part("weight")
-        features = self._parameters["weight"].shape[0]  # type: ignore[attr-defined]
+        features = parameters_of(self)["weight"].shape[0]
         squares_BS1 = wide_BSI.square().sum(-1, keepdim=True)
         mean_BS1 = sum_everywhere(squares_BS1, self._crossings.group) / features
         scaled_BSI = wide_BSI * rsqrt(mean_BS1 + self.variance_epsilon)  # type: ignore[attr-defined]

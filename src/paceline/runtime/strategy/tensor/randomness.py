@@ -8,7 +8,8 @@ restores: a recomputed stretch draws the same masks.
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from paceline.runtime._torch_private import FakeTensor
 
 _STRIDE = 0x9E3779B97F4A7C15
 """Distance between the ranks' seeds. Source: the increment of SplitMix64 (Steele et al., 2014)."""

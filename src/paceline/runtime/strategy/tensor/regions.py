@@ -16,12 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.errors import PacelineError, Problem
+from paceline.runtime._torch_private import FUNCTIONAL, UNSAFE_VIEW
 
 TOKENS = -2
 """The dim of tokens, from the end."""
-
-_OPS = torch.ops._c10d_functional
-"""Collectives that a tracer and a compiler can follow."""
 
 
 def copy_in(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -141,22 +139,22 @@ def _call(crossing: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _wait(result: Tensor) -> Tensor:
-    waited: Tensor = _OPS.wait_tensor(result)
+    waited: Tensor = FUNCTIONAL.wait_tensor(result)
     return waited
 
 
 def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return _wait(_OPS.all_reduce(tensor.contiguous(), "sum", group.group_name))
+    return _wait(FUNCTIONAL.all_reduce(tensor.contiguous(), "sum", group.group_name))
 
 
 def _gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Shares along the tokens; the collective itself lays them along the first dim."""
     ranks = group.size()
-    shares = _wait(_OPS.all_gather_into_tensor(tensor.contiguous(), ranks, group.group_name))
+    shares = _wait(FUNCTIONAL.all_gather_into_tensor(tensor.contiguous(), ranks, group.group_name))
     before, after = tensor.shape[:TOKENS], tensor.shape[TOKENS + 1 :]
     if before.numel() == 1:
         # Not `view`: what a block gives must not be one, or FSDP2's hooks on it are in danger.
-        whole: Tensor = torch.ops.aten._unsafe_view(shares, (*before, -1, *after))
+        whole: Tensor = UNSAFE_VIEW(shares, (*before, -1, *after))
         return whole
     return torch.cat(shares.chunk(ranks), dim=TOKENS)
 
@@ -169,7 +167,7 @@ def _scatter(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         shares = tensor.reshape(-1, *after)
     else:
         shares = torch.cat(tensor.chunk(ranks, dim=TOKENS))
-    share = _wait(_OPS.reduce_scatter_tensor(shares, "sum", ranks, group.group_name))
+    share = _wait(FUNCTIONAL.reduce_scatter_tensor(shares, "sum", ranks, group.group_name))
     return share.view(*before, -1, *after)
 
 

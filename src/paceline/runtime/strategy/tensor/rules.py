@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
+from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.tensor.fused import Apart, in_features, out_features
 from paceline.runtime.strategy.ways.ways import (
     Way,
@@ -87,7 +88,7 @@ def _check_module(
     if way in ("column", "row", "head") and not is_linear:
         yield _not_splittable(name, module, f"`{way}`")
         return
-    if way == "row" and _is_term(named, name) and module._parameters["bias"] is not None:
+    if way == "row" and _is_term(named, name) and parameters_of(module)["bias"] is not None:
         yield _not_splittable(name, module, "`row` with a bias inside a `sum`")
     if way == "embedding" and _changes_its_rows(module):
         yield _not_splittable(name, module, "`embedding` with max_norm or gradients of its own")

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.tensor.fused import Apart, take_apart
 from paceline.runtime.strategy.tensor.modules import (
@@ -141,13 +142,13 @@ def _split_parameters(model: nn.Module, named: Mapping[str, Way], mesh: DeviceMe
     done: dict[int, nn.Parameter] = {}
     for module_name, module in model.named_modules():
         way = named.get(module_name)
-        for name, parameter in module._parameters.items():
+        for name, parameter in parameters_of(module).items():
             if parameter is None or isinstance(parameter, DTensor):
                 continue
             if id(parameter) not in done:
                 placement = _placement(module, name, way)
                 done[id(parameter)] = _distributed(parameter, mesh, placement)
-            module._parameters[name] = done[id(parameter)]
+            parameters_of(module)[name] = done[id(parameter)]
 
 
 def _placement(module: nn.Module, name: str, way: Way | None) -> Placement:
@@ -195,7 +196,7 @@ def _change_modules(
         split_tokens |= set(ways.last)
     sums = {name for name, way in named.items() if way == "sum"}
     for name, module in list(model.named_modules()):
-        if not any(isinstance(value, DTensor) for value in module._parameters.values()):
+        if not any(isinstance(value, DTensor) for value in parameters_of(module).values()):
             continue
         way = named.get(name)
         inside = is_inside(name, containers) and way != "row"
@@ -203,7 +204,7 @@ def _change_modules(
         is_summed = inside or (crossings.tokens_split and in_stretch)
         whole = {
             own
-            for own, value in module._parameters.items()
+            for own, value in parameters_of(module).items()
             if isinstance(value, DTensor) and isinstance(value.placements[0], Replicate)
         }
         become(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from paceline.errors import PlanError, Problem
+from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.tensor.fused import in_features, out_features
 from paceline.runtime.strategy.ways.ways import Way, Ways
 
@@ -140,7 +141,7 @@ def _ends(
     outside = [
         (name, module)
         for name, module in model.named_modules()
-        if module._parameters and not name.startswith(f"{blocks_name}.")
+        if parameters_of(module) and not name.startswith(f"{blocks_name}.")
     ]
     embeddings = [(name, module) for name, module in outside if isinstance(module, nn.Embedding)]
     after = [(name, module) for name, module in outside if not isinstance(module, nn.Embedding)]

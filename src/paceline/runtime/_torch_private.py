@@ -1,0 +1,355 @@
+"""Every private name of torch that the runtime and `prove` use: all of them here, and nowhere else.
+
+Read in torch 2.13. For each name `tests/runtime/test_torch_private.py` has a test that fails, with
+the name, where a torch no longer has it or it behaves otherwise; `tests/test_laws.py` finds private
+names in other files. Names are imported where they are used when their import is slow (the
+compiler, DTensor's debug tools) or needs an optional part of torch.
+
+Leaves out: private names of transformers, and texts that are only compared with (operators' names
+in tables, wrappers' prefixes in parameters' names): nothing breaks where torch renames those.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor, nn
+
+# Public as torch.distributed.X, but typed only where they are defined.
+from torch._C._distributed_c10d import AllreduceOptions, GradBucket, PrefixStore, TCPStore
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+__all__ = [
+    "AllreduceOptions",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GradBucket",
+    "PrefixStore",
+    "TCPStore",
+    "TorchDispatchMode",
+    "tree_leaves",
+]
+
+_aten = torch.ops.aten
+
+OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
+    "torch.nn.parallel:DistributedDataParallel": ("_build_params_for_reducer", "_post_forward"),
+    "torch.distributed.pipelining:PipelineStage": (
+        "_retrieve_recv_activations",
+        "_retrieve_recv_grads",
+        "_setup_backward_recv_info",
+        "_setup_forward_recv_info",
+        "_warmup_backward_result",
+        "_warmup_forward_vote",
+    ),
+}
+"""Private methods that `Replica` and `Stage` override: torch calls them, so they keep its names."""
+
+
+# Modules and tensors.
+
+
+def parameters_of(module: Any) -> dict[str, Any]:
+    """A module's own parameters by name, to be changed: None where a name has none, and anything
+    that stands in for a parameter. `register_parameter` takes parameters alone."""
+    return cast("dict[str, Any]", module._parameters)
+
+
+def without_parameters(module: nn.Module) -> nn.Module:
+    """A shallow copy of a module that has none of its parameters, and room for others."""
+    copied = copy.copy(module)
+    copied._parameters = {}
+    return copied
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """A module's own buffers by name, to be changed."""
+    return module._buffers
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """A module's own children by name, to be changed: a container's with numbers as names too."""
+    return module._modules
+
+
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Names of a module's own buffers that its `state_dict` leaves out."""
+    return module._non_persistent_buffers_set
+
+
+def storage_key(storage: Any) -> int:
+    """What two tensors share that lie in the same memory, also without any (fake, meta)."""
+    return int(storage._cdata)
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd takes a tensor for a view of another."""
+    return bool(tensor._is_view())
+
+
+def local_tensor(tensor: Any) -> Tensor:
+    """This rank's part of a DTensor, itself: `to_local` gives a parameter's as a new view."""
+    return cast(Tensor, tensor._local_tensor)
+
+
+def scale_each(tensors: list[Tensor], factor: float) -> None:
+    """Multiply all in place, in one kernel where the device has one."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def norm_of_each(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """L2 norms. The public `get_total_norm` adds them up in the tensors' own type."""
+    return torch._foreach_norm(tensors)
+
+
+# Operators that have no public name.
+
+SCALED_MM = torch._scaled_mm
+"""float8 @ float8 with scales. The public `nn.functional.scaled_mm` (same numbers) calls another
+operator, whose FLOPs torch does not count."""
+
+GROUPED_MM = _aten._grouped_mm
+"""What `nn.functional.grouped_mm` runs, as tracers and counters see it."""
+
+UNSAFE_VIEW = _aten._unsafe_view
+"""A reshape that autograd does not take for a view."""
+
+# Attention kernels that return the log-sum-exp; the public attention does not.
+FLASH_CPU = _aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_CPU_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+FLASH = _aten._scaled_dot_product_flash_attention
+FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward
+CUDNN = _aten._scaled_dot_product_cudnn_attention
+CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward
+EFFICIENT = _aten._scaled_dot_product_efficient_attention
+EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward
+
+FUNCTIONAL = torch.ops._c10d_functional
+"""Collectives that return a new tensor, which a tracer and a compiler can follow."""
+
+
+def process_group_of(args: Sequence[Any]) -> dist.ProcessGroup:
+    """The group among a communication operator's arguments: an object in `c10d`, a name, the last
+    of its words, in functional collectives.
+
+    Raises:
+        IndexError: There is none.
+    """
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject):
+            try:
+                return dist.ProcessGroup.unbox(arg)
+            except RuntimeError:  # the kind of reduction is an object too
+                continue
+    names = [arg for arg in args if isinstance(arg, str)]
+    find: Any = c10d._resolve_process_group  # type: ignore[attr-defined]
+    return cast(dist.ProcessGroup, find(names[-1]))
+
+
+# Autograd.
+
+
+def backward_node() -> Any:
+    """The node of the backward pass that runs now, in this thread; None outside of one."""
+    return torch._C._current_autograd_node()
+
+
+def sequence_number(node: Any = None) -> int:
+    """The number that a node was given in the forward pass; the next one to give without a node."""
+    if node is not None:
+        return int(node._sequence_nr())
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+# Meshes and process groups.
+
+
+def unflatten_mesh(mesh: DeviceMesh, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """A 1-D mesh as one of several axes, of the same root."""
+    return mesh._unflatten(0, sizes, names)
+
+
+def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """All axes of a mesh as one, of the same root."""
+    return mesh._flatten(name)
+
+
+def join_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
+    """Meshes of one root side by side, as the axes of one."""
+    return DeviceMesh._concatenate(list(meshes))
+
+
+def forget_groups(meshes: Sequence[DeviceMesh]) -> None:
+    """Take process groups out of meshes and of DTensor's cache of what it has seen, which keep them
+    alive for ever, with their sockets and threads."""
+    # Not imported above: the package brings the compiler along, which proofs do without.
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    for mesh in meshes:
+        mesh._get_root_mesh()._pg_registry.clear()
+        mesh._pg_registry.clear()
+
+
+def local_shape_and_offset(
+    shape: torch.Size, mesh: DeviceMesh, placements: Sequence[Any]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of this rank's part of a DTensor and where in the whole it begins."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(size), tuple(offset)
+
+
+# DDP.
+
+
+def settle_buckets(replica: DistributedDataParallel) -> None:
+    """Fill the buckets in the order in which parameters are registered, as a first backward pass
+    would."""
+    replica.reducer._push_all_rebuilt_params()
+    replica.reducer._rebuild_buckets()
+
+
+def build_reducer(
+    replica: DistributedDataParallel,
+    parameters: Any,
+    is_sparse: Any,
+    hook: tuple[object, Callable[..., Any]] | None,
+) -> None:
+    """Build DDP's reduction anew: its options count only when it is built."""
+    names = replica._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
+    replica._ddp_init_helper(parameters, is_sparse, names, False)  # type: ignore[no-untyped-call]
+    if hook is not None:
+        from torch._C._distributed_c10d import _register_comm_hook
+
+        _register_comm_hook(replica.reducer, *hook)
+
+
+DDP_START = ("_verify_param_shape_across_processes", "_sync_module_states")
+"""Names in `torch.nn.parallel.distributed` of what DDP does once, when it is built: it compares
+shapes and sends weights."""
+
+REBUILD_BUCKETS = "_rebuild_buckets"
+"""Name of the reducer's method that sorts buckets anew after a first backward pass."""
+
+
+# FSDP2.
+
+
+def fsdp_parameters(unit: "FSDPModule") -> list[Any]:
+    """FSDP2's own objects for the parameters of a unit."""
+    state = unit._get_fsdp_state()
+    return [each for group in state._fsdp_param_groups for each in group.fsdp_params]
+
+
+def gathered_parameter(fsdp_parameter: Any) -> Any:
+    """What one of `fsdp_parameters` is while it is gathered; None before it first was."""
+    return getattr(fsdp_parameter, "_unsharded_param", None)
+
+
+def fsdp_compute_type(unit: "FSDPModule") -> torch.dtype | None:
+    """The type that a unit's parameters are gathered in; None where it is their own."""
+    found = unit._get_fsdp_state()._mp_policy.param_dtype
+    return found if isinstance(found, torch.dtype) else None
+
+
+def unshard_handle() -> type:
+    """The class of what `FSDPModule.unshard(async_op=True)` returns."""
+    from torch.distributed.fsdp._fully_shard._fully_shard import _UnshardHandleImpl
+
+    return _UnshardHandleImpl
+
+
+# Pipelines.
+
+BATCH_P2P = "_batch_p2p"
+"""Name in `torch.distributed.pipelining.schedules` of what posts sends and receives."""
+
+COMPUTE_LOSS = "_maybe_compute_loss"
+"""Name of `schedule_base()`'s method that computes a micro-batch's loss."""
+
+
+def schedule_base() -> Any:
+    """The class that all of torch's pipeline schedules are."""
+    from torch.distributed.pipelining import schedules
+
+    return schedules._PipelineSchedule
+
+
+def schedule_has_loss(schedule: Any) -> bool:
+    """Whether a schedule computes a loss: not when it only evaluates."""
+    return schedule._loss_fn is not None
+
+
+def schedule_losses(schedule: Any) -> list[Any]:
+    """The losses of the step's micro-batches so far, to be added to."""
+    return cast("list[Any]", schedule._internal_losses)
+
+
+# Tracing.
+
+leave_modes = _disable_current_modes
+"""Context: no dispatch mode sees what runs in it."""
+
+PROPAGATE = "_propagate_tensor_meta_non_cached"
+"""Name of the method of `sharding_propagator()` that finds a result's shape by running the
+operation on whole tensors."""
+
+IS_TRACING = "_are_we_tracing"
+"""Name in `tracing_modules()`, of those that have it, by which DTensor asks whether it is compiled:
+it then looks nothing up in its cache."""
+
+
+def sharding_propagator() -> Any:
+    """DTensor's class that finds placements and shapes of results."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    return ShardingPropagator
+
+
+def tracing_modules() -> tuple[Any, ...]:
+    """DTensor's modules that ask `IS_TRACING`."""
+    from torch.distributed.tensor import _dispatch, _sharding_prop
+
+    return _sharding_prop, _dispatch
+
+
+def fake_store() -> Any:
+    """A store for the process group `fake`, which answers every collective without sending."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+# The compiler.
+
+
+def load_compiler() -> None:
+    """Import torch's compiler now: the first optimizer does otherwise."""
+    import torch._dynamo  # noqa: F401
+
+
+def on_compiling(begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Have two functions called before and after torch.compile compiles anything."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(lambda _: begin())
+    callback_handler.register_end_callback(lambda _: end())
+
+
+def has_triton() -> bool:
+    """Whether torch.compile can write kernels for this machine's GPU."""
+    from torch.utils._triton import has_triton as torch_has_triton
+
+    return bool(torch_has_triton())
