@@ -8,6 +8,13 @@ import pytest
 from paceline.errors import Problem
 from paceline.parallel import Space, check_layout_choices, reasons_ours_cannot
 from paceline.parallel.candidates import candidates
+from paceline.parallel.layout_laws import (
+    check_expert_ranks,
+    check_nesting,
+    check_offload_of,
+    check_sample,
+    check_schedule,
+)
 from paceline.plan.plan import space_of
 from paceline.profile import resolve_profile
 from paceline.spec import Job, parse_job
@@ -57,11 +64,6 @@ def problems(*overrides: str) -> list[Problem]:
     ],
 )
 def test_every_layout_that_is_offered_is_one_that_the_runtime_takes(overrides: tuple[str, ...]):
-    pytest.importorskip("torch")
-    from paceline.runtime.strategy.context.tokens import check_context
-    from paceline.runtime.strategy.data.shard import check_shard
-    from paceline.runtime.strategy.pipeline.schedules import check_pipeline
-
     asked = space(job_of(*overrides))
     profile = asked.profile
     (block, *_) = profile.blocks
@@ -70,9 +72,9 @@ def test_every_layout_that_is_offered_is_one_that_the_runtime_takes(overrides: t
     some = np.arange(0, len(table), max(1, len(table) // 1500))
     for index in some:
         layout = table.row(int(index))
-        found = [*reasons_ours_cannot(layout), *check_shard(layout)]
-        found += check_pipeline(layout, profile.num_blocks)
-        found += check_context(profile.seq_len or 1, block.heads, block.kv_heads, layout)
+        found = [*reasons_ours_cannot(layout), *check_offload_of(layout), *check_nesting(layout)]
+        found += [*check_expert_ranks(layout), *check_schedule(layout, profile.num_blocks)]
+        found += check_sample(profile.seq_len or 1, block.heads, block.kv_heads, layout)
         assert not found, layout
 
 

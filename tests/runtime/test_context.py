@@ -27,6 +27,7 @@ from torch.utils.checkpoint import (
 
 from paceline.errors import JobError
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_sample
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.strategy.context import kernels
@@ -101,7 +102,7 @@ def test_without_context_ranks_the_tokens_are_handed_through():
     ],
 )
 def test_what_does_not_divide_is_named_with_its_numbers(seq_len, heads, kv_heads, layout, told):
-    problems = list(context.check_context(seq_len, heads, kv_heads, layout))
+    problems = list(check_sample(seq_len, heads, kv_heads, layout))
     assert [problem.code for problem in problems] == (["L009"] if told else [])
     assert told is None or told in problems[0].what
 

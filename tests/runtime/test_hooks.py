@@ -4,8 +4,9 @@ from tests.ranks import run_ranks
 from tests.runtime.test_shard import alone, decoder, layout_of, named, train
 from torch import nn
 
+from paceline.parallel.layout_laws import check_compression
 from paceline.runtime.strategy.data.hooks import RISKS, Compression
-from paceline.runtime.strategy.data.shard import check_shard, set_gradient_sync, shard
+from paceline.runtime.strategy.data.shard import set_gradient_sync, shard
 from paceline.runtime.strategy.mesh import make_meshes
 
 SMALL = 4096
@@ -134,13 +135,13 @@ def test_fp16_and_powersgd_say_what_they_risk():
     [({"sharding": "full"}, True, "bf16"), ({"sharding": "none"}, False, "powersgd")],
 )
 def test_compression_that_is_not_there_is_refused(options, is_plain, kind):
-    (problem,) = check_shard(layout_of(2, **options), Compression(kind=kind), is_plain=is_plain)
+    (problem,) = check_compression(layout_of(2, **options), kind, is_plain=is_plain)
     assert problem.code == "L024"
     assert problem.where == "train.gradient_compression"
 
 
 def test_powersgd_in_fp16_is_refused_because_its_errors_are_scaled():
     layout, hook = layout_of(2, "none"), Compression(kind="powersgd")
-    (problem,) = check_shard(layout, hook, "fp16")
+    (problem,) = check_compression(layout, hook.kind, "fp16")
     assert "loss scale" in problem.what
-    assert list(check_shard(layout, hook, "bf16")) == []
+    assert list(check_compression(layout, hook.kind, "bf16")) == []

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_schedule
 from paceline.parallel.stages import is_v_shaped
 from paceline.profile import DecoderShape
 from paceline.runtime.decoder import Decoder
@@ -31,7 +32,6 @@ from paceline.runtime.strategy.pipeline.pipeline import (
     forward_backward,
     split_stages,
 )
-from paceline.runtime.strategy.pipeline.schedules import check_pipeline
 from paceline.runtime.strategy.pipeline.stages import PROVEN, check_stages, take_stage
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
@@ -386,7 +386,7 @@ def test_a_parameter_without_a_stage_is_refused_by_name():
     ids=lambda value: None if isinstance(value, int) else str(getattr(value, "schedule", ""))[:40],
 )
 def test_what_a_schedule_cannot_run_is_refused_in_numbers(layout, num_blocks, says):
-    (problem,) = check_pipeline(layout, num_blocks)
+    (problem,) = check_schedule(layout, num_blocks)
     assert says in problem.what
 
 

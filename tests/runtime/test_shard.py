@@ -18,14 +18,13 @@ from torch.distributed.tensor.parallel import (
 )
 
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_all_reduce, check_offload_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.sampling import rank_slots
 from paceline.runtime.strategy.apply import apply
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.shard import (
-    check_replica,
-    check_shard,
     even_placement,
     finish_gradients,
     loss_factor,
@@ -358,7 +357,7 @@ def test_offloaded_shards_train_to_the_same_numbers():
     ],
 )
 def test_offload_that_is_not_there_is_refused(options, said):
-    (problem,) = check_shard(layout_of(2, **options))
+    (problem,) = check_offload_of(layout_of(2, **options))
     assert problem.code == "L024"
     assert said in problem.what
 
@@ -443,7 +442,7 @@ def test_ddp_with_a_static_graph_trains_to_the_same_numbers():
 
 
 def test_a_static_graph_with_accumulation_is_refused():
-    (problem,) = check_replica(layout_of(2, "none", accumulation=2), static_graph=True)
+    (problem,) = check_all_reduce(layout_of(2, "none", accumulation=2), static_graph=True)
     assert problem.where == "train.static_graph"
 
 
@@ -459,9 +458,9 @@ def test_a_static_graph_with_accumulation_is_refused():
 )
 def test_what_only_ddp_can_do_is_refused_elsewhere(sharding, is_plain, asked, where):
     layout = layout_of(2, sharding, accumulation=1)
-    problems = list(check_replica(layout, is_plain=is_plain, **asked))
+    problems = list(check_all_reduce(layout, is_plain=is_plain, **asked))
     assert [problem.where for problem in problems] == where
-    assert list(check_replica(layout_of(1, "none"), is_plain=is_plain, **asked)) == []
+    assert list(check_all_reduce(layout_of(1, "none"), is_plain=is_plain, **asked)) == []
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])

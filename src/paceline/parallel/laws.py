@@ -9,7 +9,6 @@ from dataclasses import replace
 from math import gcd
 
 from paceline.errors import Problem
-from paceline.parallel.abilities import SPLIT_BACKWARD
 from paceline.parallel.batch_laws import (
     check_global_batch,
     check_micro_batch,
@@ -26,6 +25,7 @@ from paceline.parallel.candidates import (
     num_fixed_ranks,
 )
 from paceline.parallel.engine_laws import check_engine
+from paceline.parallel.layout_laws import check_selective, token_step
 from paceline.spec import Job
 
 _DEGREES = ("data", "tensor", "pipeline", "context")
@@ -249,13 +249,16 @@ def check_context(job: Job, space: Space) -> Iterator[Problem]:
     if context == "auto" or context == 1:
         return
     is_ring = fixed.context_kind != "ulysses"
-    parts = 2 if is_ring else 1
-    if seq_len is None or seq_len % (parts * context):
+    step = token_step(context, is_ring=is_ring)
+    if seq_len is None or seq_len % step:
         length = "unknown" if seq_len is None else str(seq_len)
-        step = parts * context
         fix = "leave layout.context out"
         if seq_len is not None:
-            good = [n for n in divisors(space.num_ranks) if seq_len % (parts * n) == 0]
+            good = [
+                n
+                for n in divisors(space.num_ranks)
+                if seq_len % token_step(n, is_ring=is_ring) == 0
+            ]
             fix = f"set data.seq_len to {-(-seq_len // step) * step}, or layout.context to " + str(
                 _nearest(context, good or [1])
             )
@@ -352,15 +355,9 @@ def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
             where=job.where("layout.recompute_every"),
             fix=f"set layout.recompute_every to {max(blocks, 1)} or less",
         )
-    splits = fixed.schedule in SPLIT_BACKWARD and fixed.recompute == "selective"
-    if splits and not space.abilities.selective_split_backward:
-        yield Problem(
-            code="L022",
-            what=f"schedule {fixed.schedule} goes backward through each block twice, for inputs "
-            "and for weights, and torch's selective recompute allows it once",
-            where=job.where("layout.recompute"),
-            fix="set layout.recompute to full or none, or layout.schedule to 1f1b or interleaved",
-        )
+    if not space.abilities.selective_split_backward:
+        where = job.where("layout.recompute")
+        yield from check_selective(fixed.schedule, fixed.recompute, where=where)
     if fixed.recompute_every in ("auto", 1) or fixed.recompute in ("auto", "full"):
         return
     yield Problem(

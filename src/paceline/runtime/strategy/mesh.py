@@ -6,13 +6,13 @@ data, and pipeline outermost.
 """
 
 from dataclasses import dataclass
-from math import gcd
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from paceline.errors import PlanError, Problem
+from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_nesting
 from paceline.parallel.rank_map import Coordinates, coordinates
 from paceline.runtime._torch_private import flatten_mesh, forget_groups, join_meshes, unflatten_mesh
 
@@ -89,20 +89,10 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     """
     world = dist.get_world_size()
     assert world == layout.num_ranks, f"{layout.name} on a world of {world}"
+    if problems := list(check_nesting(layout)):
+        raise PlanError(*problems)
     small, large = sorted((layout.shard_degree, layout.expert))
     num_sharers = layout.data * layout.context
-    if large % small or num_sharers % large:
-        raise PlanError(
-            Problem(
-                code="L010",
-                what=f"{layout.shard_degree} shards and {layout.expert} expert ranks do not nest "
-                f"in {num_sharers} data and context ranks: the larger must divide them, and the "
-                "smaller the larger",
-                where="layout.expert",
-                fix=f"set layout.expert to {gcd(layout.expert, layout.shard_degree)}, or another "
-                "layout.shard",
-            )
-        )
     sizes = (layout.pipeline, num_sharers // large, large // small, small, layout.tensor)
     root = init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
     sharers = _joined(root, "outer", "middle", "inner")

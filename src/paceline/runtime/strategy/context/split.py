@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_sample
 from paceline.runtime.strategy.context.ring import ring_attention
 from paceline.runtime.strategy.context.tokens import (
-    check_context,
     local_positions,
     local_spans,
     local_tokens,
@@ -36,7 +36,6 @@ __all__ = [
     "Context",
     "attention",
     "cannot",
-    "check_context",
     "local_positions",
     "local_spans",
     "local_tokens",
@@ -160,7 +159,7 @@ class Context:
         seq_len = num_tokens * self.layout.context
         fix = "set layout.context_kind to ulysses"
         if num_tokens % 2 and is_causal:
-            raise JobError(*check_context(seq_len, None, None, self.layout))
+            raise JobError(*check_sample(seq_len, None, None, self.layout))
         if dropout > 0:
             raise cannot(
                 f"a ring with dropout {dropout:g} of attention weights",
@@ -173,7 +172,7 @@ class Context:
 
     def _check_heads(self, heads: int) -> None:
         if heads % self.layout.context:
-            raise JobError(*check_context(None, heads * self.layout.tensor, None, self.layout))
+            raise JobError(*check_sample(None, heads * self.layout.tensor, None, self.layout))
 
 
 def cannot(what: str, fix: str) -> JobError:

@@ -1,12 +1,11 @@
 """Which tokens of each sample a context rank has, and whether a sample can be split so."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_sample
 
 
 def local_spans(seq_len: int, layout: Layout, context_rank: int) -> tuple[range, ...]:
@@ -23,7 +22,7 @@ def local_spans(seq_len: int, layout: Layout, context_rank: int) -> tuple[range,
     >>> local_spans(16, ring, 0)
     (range(0, 4), range(12, 16))
     """
-    problems = [*check_context(seq_len, None, None, layout)]
+    problems = [*check_sample(seq_len, None, None, layout)]
     if problems:
         raise JobError(*problems)
     if layout.context_kind == "ulysses" or layout.context == 1:
@@ -52,46 +51,3 @@ def local_tokens(tokens_BS: Tensor, layout: Layout, context_rank: int) -> Tensor
         return tokens_BS
     spans = local_spans(tokens_BS.shape[1], layout, context_rank)
     return torch.cat([tokens_BS[:, span.start : span.stop] for span in spans], dim=1)
-
-
-def check_context(
-    seq_len: int | None, heads: int | None, kv_heads: int | None, layout: Layout
-) -> Iterator[Problem]:
-    """Context ranks divide the samples and, with Ulysses, each tensor rank's heads.
-
-    Args:
-        seq_len: Tokens in a sample, the inputs only; None is not checked.
-        heads: Query heads of the whole model; None is not checked.
-        kv_heads: Key and value heads of the whole model; None is not checked. Ulysses repeats them
-            where the ranks do not divide them, so they need only divide the query heads.
-        layout: As chosen.
-    """
-    context, is_ring = layout.context, layout.context_kind == "ring"
-    if context == 1:
-        return
-    step = 2 * context if is_ring else context
-    if seq_len is not None and (seq_len % step or seq_len < step):
-        chunks = f"2 x context {context}" if is_ring else f"context {context}"
-        yield Problem(
-            code="L009",
-            what=f"{chunks} does not divide the {seq_len} tokens of a sample",
-            where="layout.context",
-            fix=f"set data.seq_len to {-(-seq_len // step) * step}, or another layout.context",
-        )
-    if heads is None:
-        return
-    if not is_ring and heads % (layout.tensor * context):
-        yield Problem(
-            code="L009",
-            what=f"ulysses divides heads: tensor {layout.tensor} x context {context} does not "
-            f"divide {heads} heads",
-            where="layout.context_kind",
-            fix="set layout.context_kind to ring, or another layout.context",
-        )
-    if kv_heads is not None and heads % kv_heads:
-        yield Problem(
-            code="L009",
-            what=f"{kv_heads} key and value heads do not divide {heads} query heads",
-            where="model",
-            fix="give the model a number of key and value heads that divides its query heads",
-        )

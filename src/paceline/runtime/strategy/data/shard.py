@@ -25,7 +25,7 @@ Leaves out: which micro-batch is the last one (the step says it: `set_gradient_s
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from paceline.errors import PlanError, Problem
+from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_all_reduce, check_compression, check_offload_of
 from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter
 from paceline.runtime.devices import pins_memory
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
@@ -98,12 +99,13 @@ def shard(
         A new wrapper (`Replica`) for DDP, the same object otherwise.
 
     Raises:
-        PlanError: What `check_shard` and `check_replica` say.
+        PlanError: `L024`, sharding, offloading or the reduction cannot do what is asked.
     """
     is_plain = _is_plain(model, layout)
     problems = [
-        *check_shard(layout, hook, precision, is_plain=is_plain),
-        *check_replica(
+        *check_offload_of(layout),
+        *check_compression(layout, hook.kind if hook else "none", precision, is_plain=is_plain),
+        *check_all_reduce(
             layout, is_plain=is_plain, bucket_bytes=bucket_bytes, static_graph=static_graph
         ),
     ]
@@ -125,96 +127,6 @@ def shard(
         )
         setattr(model, _SUMS, sums)
     return model
-
-
-def check_shard(
-    layout: Layout,
-    hook: Compression | None = None,
-    precision: Precision = "fp32",
-    *,
-    is_plain: bool = True,
-) -> Iterator[Problem]:
-    """What `shard` cannot do, whatever the model."""
-    if layout.offload == "nvme":
-        yield Problem(
-            code="L024",
-            what="optimizer state cannot be kept on the disk: Paceline's own runtime keeps it on "
-            "the accelerator or in the host's memory",
-            where="layout.offload",
-            fix="set layout.offload to cpu, or render the job for an engine that has nvme",
-        )
-    if layout.offload == "cpu" and layout.shard_degree == 1:
-        yield Problem(
-            code="L024",
-            what="optimizer state is kept in the host's memory only where it is sharded, and "
-            f"{layout.name} shards nothing",
-            where="layout.offload",
-            fix="set layout.sharding to full, zero1 or zero2 on two ranks or more, "
-            "or leave layout.offload out",
-        )
-    if hook is None or hook.kind == "none":
-        return
-    if layout.shard_degree > 1:
-        yield Problem(
-            code="L024",
-            what=f"gradients are compressed ({hook.kind}) in an all-reduce, and sharding "
-            f"{layout.sharding} reduce-scatters them, in float32",
-            where="train.gradient_compression",
-            fix="set layout.sharding to none, or leave train.gradient_compression out",
-        )
-    elif hook.kind == "powersgd" and not is_plain:
-        yield Problem(
-            code="L024",
-            what="PowerSGD needs whole matrices, and tensor, expert or pipeline ranks hold parts",
-            where="train.gradient_compression",
-            fix="set it to bf16, or split the work over data ranks alone",
-        )
-    elif hook.kind == "powersgd" and precision == "fp16":
-        yield Problem(
-            code="L024",
-            what="PowerSGD carries errors from step to step, and in fp16 the loss scale that they "
-            "are multiplied by changes between steps",
-            where="train.gradient_compression",
-            fix="set it to bf16, or train.precision to bf16",
-        )
-
-
-def check_replica(
-    layout: Layout,
-    *,
-    is_plain: bool = True,
-    bucket_bytes: int | None = None,
-    static_graph: bool = False,
-) -> Iterator[Problem]:
-    """What is asked of the all-reduce of whole gradients, where the layout has no such thing. On
-    one rank nothing is reduced, and nothing refused."""
-    if layout.num_ranks == 1:
-        return
-    if bucket_bytes is not None and layout.shard_degree > 1:
-        yield Problem(
-            code="L024",
-            what=f"gradients go in buckets of a given size only in an all-reduce, and sharding "
-            f"{layout.sharding} reduce-scatters them block by block",
-            where="train.bucket",
-            fix="set layout.sharding to none, or leave train.bucket out",
-        )
-    if static_graph and (layout.shard_degree > 1 or not is_plain):
-        has = f"sharding {layout.sharding}" if layout.shard_degree > 1 else layout.name
-        yield Problem(
-            code="L024",
-            what=f"a static graph is promised to DDP, and {has} does without DDP",
-            where="train.static_graph",
-            fix="leave train.static_graph out, or split the work over data ranks alone, unsharded",
-        )
-    elif static_graph and layout.accumulation > 1:
-        yield Problem(
-            code="L024",
-            what=f"a static graph is learnt by DDP in its first backward pass, which must reduce, "
-            f"and with {layout.accumulation} micro-batches in a step only the last one reduces "
-            "(torch 2.13: `expect_autograd_hooks_` INTERNAL ASSERT)",
-            where="train.static_graph",
-            fix="leave train.static_graph out, or make accumulation 1 with a larger micro-batch",
-        )
 
 
 def loss_factor(layout: Layout, model: nn.Module) -> float:

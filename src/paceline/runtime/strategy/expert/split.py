@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_expert_ranks, check_experts
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.expert.exchange import run_spread_experts
 from paceline.runtime.strategy.local import local_of
@@ -113,15 +114,7 @@ def check_expert(model: nn.Module, layout: Layout, ways: Ways | None = None) -> 
     """
     if layout.expert == 1:
         return
-    num_sharers = layout.data * layout.context
-    if num_sharers % layout.expert:
-        yield Problem(
-            code="L010",
-            what=f"experts are shared by {layout.expert} ranks, which does not divide the "
-            f"{num_sharers} data x context ranks",
-            where="layout.expert",
-            fix=f"set layout.expert to a divisor of {num_sharers}",
-        )
+    yield from check_expert_ranks(layout)
     found = dict(_routed_experts(model, ways))
     if not found:
         yield Problem(
@@ -189,14 +182,8 @@ def _check_modules(found: dict[str, nn.Module], layout: Layout) -> Iterator[Prob
                 fix="leave layout.expert out, or give the experts as paceline.runtime.strategy."
                 "expert.Experts describes and name them in Ways.experts",
             )
-        elif module.num_experts % layout.expert:  # type: ignore[operator]
-            yield Problem(
-                code="L010",
-                what=f"layout.expert {layout.expert} does not divide the {module.num_experts} "
-                f"experts of `{name}`",
-                where="layout.expert",
-                fix=f"set layout.expert to a divisor of {module.num_experts}",
-            )
+        else:
+            yield from check_experts(layout, name, module.num_experts)  # type: ignore[arg-type]
 
 
 def _why_not(module: nn.Module) -> str | None:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_micro_batches, check_schedule
 from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
 from paceline.runtime.devices import current_device
 from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync
@@ -36,8 +37,6 @@ from paceline.runtime.strategy.pipeline import tied
 from paceline.runtime.strategy.pipeline.schedules import (
     ForwardContext,
     Stage,
-    check_micro_batches,
-    check_pipeline,
     make_schedule,
     stream_type,
 )
@@ -67,7 +66,7 @@ def split_stages(model: nn.Module, layout: Layout, meshes: Meshes, ways: StageWa
         PlanError: The schedule lacks blocks or micro-batches, or a parameter has no stage.
     """
     num_blocks = len(list(model.get_submodule(ways.blocks).children()))
-    problems = [*check_pipeline(layout, num_blocks), *check_stages(model, ways)]
+    problems = [*check_schedule(layout, num_blocks), *check_stages(model, ways)]
     if problems:
         raise PlanError(*problems)
     blocks = blocks_of_stages(layout, num_blocks, head_in_blocks(model, ways))

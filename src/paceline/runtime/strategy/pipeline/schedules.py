@@ -14,7 +14,7 @@ The last four compute gradients of inputs and of matrices apart, where it fills 
 Leaves out: what a stage is made of (`stages`), and the step around a schedule (`pipeline`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,7 +33,6 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
 from paceline.runtime._torch_private import fsdp_compute_type, is_view
@@ -48,71 +47,6 @@ _SCHEDULES: dict[str, Any] = {
 }
 
 ForwardContext = Callable[[], AbstractContextManager[object]]
-
-
-def check_pipeline(layout: Layout, num_blocks: int) -> Iterator[Problem]:
-    """Whether a schedule has the stages, blocks and micro-batches that it needs.
-
-    A stage without a block hangs some of torch's schedules (2.13: ZB-V), and helps none.
-    """
-    if layout.pipeline == 1:
-        return
-    word, ranks, chunks = layout.schedule, layout.pipeline, layout.chunks
-    one, several = word in ("gpipe", "1f1b"), word == "interleaved"
-    fits = chunks == 1 if one else chunks >= 2 if several else word != "dualpipe-v" or chunks <= 2
-    if not fits:
-        needed = {"interleaved": "2 or more", "dualpipe-v": "2"}.get(word, "1")
-        yield Problem(
-            code="L008",
-            what=f"layout.chunks is {chunks}, and schedule {word} has {needed} on each stage",
-            where="layout.chunks",
-            fix="leave layout.chunks out" if not several else "set layout.chunks to 2 or more",
-        )
-        return
-    stages = num_stages(layout)
-    if num_blocks < stages:
-        yield Problem(
-            code="L006",
-            what=f"pipeline {ranks} x {num_chunks(layout)} chunks is {stages} stages, and the "
-            f"model has {num_blocks} blocks: a stage needs one at least",
-            where="layout.pipeline",
-            fix=f"set layout.pipeline to {max(num_blocks // num_chunks(layout), 1)} or less"
-            + (", or layout.chunks to fewer" if chunks > 2 else ""),
-        )
-    if layout.recompute == "selective" and word in ("zero-bubble", "dualpipe-v"):
-        yield Problem(
-            code="L022",
-            what=f"schedule {word} goes backward through each block twice, for inputs and for "
-            "weights, and torch's selective recompute allows it once",
-            where="layout.recompute",
-            fix="set layout.recompute to full or none, or layout.schedule to 1f1b or interleaved",
-        )
-    yield from check_micro_batches(layout, layout.accumulation)
-
-
-def check_micro_batches(layout: Layout, count: int) -> Iterator[Problem]:
-    """Whether a schedule can order so many micro-batches."""
-    ranks, word = layout.pipeline, layout.schedule
-    least = {"1f1b": ranks, "dualpipe-v": 2 * ranks}.get(word, 1)
-    if count < least:
-        yield Problem(
-            code="L007",
-            what=f"schedule {word} on {ranks} pipeline ranks needs at least {least} "
-            f"micro-batches, and there are {count}",
-            where="layout.accumulation",
-            fix=f"set layout.accumulation to {least} or more, or layout.schedule to gpipe",
-        )
-    in_rounds = word == "interleaved" or (word == "zero-bubble" and not is_v_shaped(layout))
-    rounds = max(1, count // ranks)
-    if in_rounds and count % rounds:
-        yield Problem(
-            code="L007",
-            what=f"schedule {word} on {ranks} pipeline ranks takes {count} micro-batches in "
-            f"{rounds} equal rounds, which do not divide them",
-            where="layout.accumulation",
-            fix=f"set layout.accumulation to {count // ranks * ranks} or "
-            f"{-(-count // ranks) * ranks}",
-        )
 
 
 def make_schedule(

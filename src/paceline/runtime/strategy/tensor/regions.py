@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.errors import PacelineError, Problem
+from paceline.errors import PacelineError
+from paceline.parallel.layout_laws import check_token_shares
 from paceline.runtime._torch_private import FUNCTIONAL, UNSAFE_VIEW
 
 TOKENS = -2
@@ -178,15 +179,5 @@ def _share(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _check_even(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    if tensor.shape[TOKENS] % group.size():
-        raise PacelineError(_uneven_tokens(tensor.shape[TOKENS], group.size()))
-
-
-def _uneven_tokens(tokens: int, ranks: int) -> Problem:
-    return Problem(
-        code="L021",
-        what=f"a sample has {tokens} tokens on its context rank, which {ranks} tensor ranks "
-        "cannot share evenly",
-        where="data.seq_len, with sequence parallelism",
-        fix=f"use a multiple of {ranks}, or set layout.sequence_parallel = false",
-    )
+    if problems := list(check_token_shares(tensor.shape[TOKENS], group.size())):
+        raise PacelineError(*problems)

@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
+from paceline.parallel.layout_laws import check_shared, check_vocabulary
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.tensor.fused import Apart, in_features, out_features
 from paceline.runtime.strategy.ways.ways import (
@@ -58,7 +59,7 @@ def check_tensor_ways(model: nn.Module, layout: Layout, ways: Ways) -> Iterator[
             if count is None:
                 yield _no_number(name, attribute)
             else:
-                yield _uneven(name, f"{attribute} = {count}", layout)
+                yield from check_shared(layout, name, count, f"{attribute} = {count}")
 
 
 def head_width(attention: nn.Module) -> int | None:
@@ -74,15 +75,15 @@ def head_width(attention: nn.Module) -> int | None:
 def _check_module(
     model: nn.Module, layout: Layout, ways: Ways, named: Mapping[str, Way], name: str
 ) -> Iterator[Problem]:
-    module, way, degree = model.get_submodule(name), named[name], layout.tensor
+    module, way = model.get_submodule(name), named[name]
     if way in ("sequence", "gather", "sum", "join"):
         return
     if way == "experts":
         num_experts = _number(model, name, "num_experts")
         if num_experts is None:
             yield _no_number(name, "num_experts")
-        elif num_experts % degree:
-            yield _uneven(name, f"{num_experts} experts", layout)
+        else:
+            yield from check_shared(layout, name, num_experts, f"{num_experts} experts")
         return
     is_linear = isinstance(module, Apart) or type(module).__name__ in _LINEARS
     if way in ("column", "row", "head") and not is_linear:
@@ -94,12 +95,10 @@ def _check_module(
         yield _not_splittable(name, module, "`embedding` with max_norm or gradients of its own")
     if way in ("embedding", "head"):
         rows = module.get_parameter("weight").shape[0]
-        if (degree - 1) * -(-rows // degree) >= rows:
-            yield _uneven(name, f"{rows} rows of the vocabulary", layout, "leaves a rank without")
+        yield from check_vocabulary(layout, name, rows)
         return
     count, what = _shared(model, ways, named, name)
-    if count % degree:
-        yield _uneven(name, f"{count} {what}", layout)
+    yield from check_shared(layout, name, count, f"{count} {what}")
 
 
 def _changes_its_rows(module: nn.Module) -> bool:
@@ -157,15 +156,6 @@ def _no_number(name: str, attribute: str) -> Problem:
         what=f"{name} has no whole number `{attribute}`, which its Ways divide",
         where="layout.tensor",
         fix="mend `divided` in the model's Ways, or set layout.tensor = 1",
-    )
-
-
-def _uneven(name: str, has: str, layout: Layout, clash: str = "") -> Problem:
-    return Problem(
-        code="L005",
-        what=f"{name} has {has}, tensor is {layout.tensor}" + (f", which {clash}" if clash else ""),
-        where="layout.tensor",
-        fix="choose a tensor degree that divides it",
     )
 
 
