@@ -65,6 +65,9 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     if run.num_steps:
         loss = "" if run.loss is None else f", loss {run.loss:.4f}"
         lines.append(("step", f"{run.step} of {run.num_steps}{loss}"))
+    if standing.mfu is not None and standing.mfu_planned is not None:
+        planned = f"{standing.mfu_planned:.1%} planned"
+        lines.append(("MFU", f"{standing.mfu:.1%} measured over the newest steps, {planned}"))
     lines.append(("restarts", str(run.restarts)))
     lines.append(("exactness", run.exactness))
     lines.append(("ran for", format_seconds(standing.ran_s)))

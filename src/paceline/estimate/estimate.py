@@ -272,6 +272,21 @@ def _memory(parts: Mapping[str, Column], index: int, knows_activations: bool) ->
     return MemoryEstimate(parts={name: entry(name) for name in PARTS})
 
 
+def mfu_at(estimate: Estimate, step_s: float, *, ranks_now: float = 1.0) -> float | None:
+    """Share of the ranks' peak that a measured step used; None where the planned one is unknown.
+
+    The same useful FLOPs and the same peak as the estimate's, so that both can be compared.
+
+    Args:
+        estimate: Of the plan.
+        step_s: As measured.
+        ranks_now: Ranks that took the step, as a share of those planned.
+    """
+    if estimate.mfu is None or estimate.step_s is None or not step_s > 0:
+        return None
+    return estimate.mfu * estimate.step_s / (step_s * ranks_now)
+
+
 def _estimate(prices: Prices, index: int) -> Estimate:
     case, layout = prices.case, prices.layouts.row(index)
     profile = case.profile

@@ -56,6 +56,11 @@ class Standing:
     usd_source: str | None
     """Whose price, and of which day."""
 
+    mfu: float | None
+    """Share of the ranks' peak that the newest steps used, as the plan counts it; None where the
+    plan knows no peak."""
+
+    mfu_planned: float | None
     left_s: float | None
     """Until the last step at the pace of the newest steps; None before there are some, and once it
     is over."""
@@ -82,9 +87,9 @@ def stand(named: str, runs: Path) -> Standing:
     is_on = summary.state == "running" or (sight is not None and sight.state == "running")
     ran_s = ran_for_s(events, is_on=is_on, now_s=time.time())
     usd, source = _cost(run, ran_s)
-    left_s = None
-    if is_on and summary.num_steps:
-        left_s = left_for_s(read_metrics(run.metrics_file), summary.num_steps)
+    lines = read_metrics(run.metrics_file)
+    left_s = left_for_s(lines, summary.num_steps) if is_on and summary.num_steps else None
+    plan = _plan_of(run)
     return Standing(
         run=summary,
         place=placement.place if placement is not None else "local",
@@ -95,8 +100,16 @@ def stand(named: str, runs: Path) -> Standing:
         ran_s=ran_s,
         usd=usd,
         usd_source=source,
+        mfu=newest_mfu(lines),
+        mfu_planned=plan.estimate.mfu if plan is not None else None,
         left_s=left_s,
     )
+
+
+def newest_mfu(lines: Sequence[StepMetrics]) -> float | None:
+    """Median of the newest steps; None where none has one."""
+    known = [line.mfu for line in lines[-_PACE_STEPS:] if line.mfu is not None]
+    return statistics.median(known) if known else None
 
 
 def find_run(named: str, runs: Path) -> RunFolder:

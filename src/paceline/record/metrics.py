@@ -41,17 +41,20 @@ class StepMetrics:
     step_s: float
     """The whole step without save and evaluation; the parts follow."""
 
-    forward_s: float
-    """Data and forward pass, on rank 0."""
+    forward_s: float | None
+    """Forward pass, on rank 0; of a program that goes through `step.micro_batches` itself, with its
+    data. On an accelerator this and the other parts are from events in its stream, not from the
+    host's clock; None is what was not measured."""
 
-    backward_s: float
+    backward_s: float | None
     """Backward pass with the gradient reduction."""
 
-    vote_s: float
+    vote_s: float | None
     """Gradient norm, and the vote of all ranks (includes waiting for the slowest)."""
 
-    apply_s: float
-    """Clipping and optimizer."""
+    apply_s: float | None
+    """Clipping and optimizer; on an accelerator of the step before, as this step's update is still
+    ahead when the line is written."""
 
     memory_bytes: int
     """Highest memory of rank 0 so far: resident on a CPU, allocated on an accelerator."""
@@ -62,6 +65,14 @@ class StepMetrics:
     samples_digest: str
     """xxh3 of the ids of every sample of the global batch, in order; empty for a step that was
     left out, whose samples were not read."""
+
+    data_s: float | None = None
+    """Reading the samples, and their way to the accelerator; None where the program's forward part
+    has it."""
+
+    mfu: float | None = None
+    """Share of the ranks' peak that the step's useful FLOPs used, counted as the plan counts them;
+    None where the plan knows no peak or no FLOPs."""
 
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for

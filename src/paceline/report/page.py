@@ -7,6 +7,7 @@ The words and the look are in `templates/page.html.j2`; what is shown is gathere
 import math
 import time
 from dataclasses import dataclass
+from statistics import median
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -220,6 +221,10 @@ def _rate_tile(record: RunRecord) -> Tile | None:
     note = "median of the steps"
     if predicted is not None and unit == "tokens":
         note += f"; {format_count(predicted)} estimated"
+    known = [line.mfu for line in record.metrics if line.mfu is not None]
+    planned = record.plan.estimate.mfu if record.plan is not None else None
+    if known and planned is not None:
+        note += f"; MFU {median(known):.1%}, {planned:.1%} planned"
     return Tile(
         name="Throughput", value=f"{format_count(rate)} {unit}/s", note=note, how="measured"
     )

@@ -22,7 +22,8 @@ from paceline.report.timeline import Part, failures, is_lost, parts
 Group = Literal["training", "keeping", "recovery", "other"]
 
 HEADINGS: tuple[tuple[str, Group, str, str], ...] = (
-    ("forward", "training", "Forward", "reading the samples and the forward pass"),
+    ("data", "training", "Data", "reading the samples"),
+    ("forward", "training", "Forward", "forward pass; the whole step where parts were not timed"),
     ("backward", "training", "Backward", "backward pass with the gradient reduction"),
     ("vote", "training", "Vote", "gradient norm, the vote of all ranks, waiting for the slowest"),
     ("apply", "training", "Optimizer", "clipping and the update"),
@@ -134,12 +135,14 @@ def _lay_step(
     if is_lost:
         seconds["lost"] += clock.take(start, end)
         return
-    for key, duration in (
-        ("forward", line.forward_s),
+    pieces = (
+        ("data", line.data_s),
+        ("forward", line.step_s if line.forward_s is None else line.forward_s),
         ("backward", line.backward_s),
         ("vote", line.vote_s),
         ("apply", line.apply_s),
-    ):
+    )
+    for key, duration in ((key, duration) for key, duration in pieces if duration is not None):
         seconds[key] += clock.take(start, start + duration)
         start += duration
 

@@ -16,6 +16,7 @@ from torch import nn
 from paceline.control import messages as say
 from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
+from paceline.estimate import mfu_at
 from paceline.parallel import replicas_of
 from paceline.parallel.rank_map import rank_of
 from paceline.parallel.shrink import part_of
@@ -26,6 +27,7 @@ from paceline.runtime import memory, strategy
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
+from paceline.runtime.phase_clock import make_clock
 from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import Regrouping, StartOver
 from paceline.runtime.recovery.newest import RecoveryPlan, plan_recovery
@@ -65,6 +67,7 @@ class Loop:
         self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
         self._job_digest = training_digest(session.job)
+        self._clock = make_clock(session.place.device)
         self._metrics_log: MetricsLog | None = None
         self._board: _TensorBoard | None = None
         self._started_save = 0
@@ -311,7 +314,7 @@ class Loop:
         for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
             group["lr"] = rate * share
         session.progress.begin_step(number)
-        step = Step(number, session, self._model, self._optimizer, rate, self._buffers)
+        step = Step(number, session, self._model, self._optimizer, rate, self._buffers, self._clock)
         session.step = step
         return step
 
@@ -440,7 +443,8 @@ class Loop:
         )
 
     def _metrics(self, step: Step) -> StepMetrics:
-        place = self._session.place
+        place, plan = self._session.place, self._session.plan
+        ranks_now = place.world_size / plan.cluster.num_ranks
         return StepMetrics(
             step=step.number,
             generation=place.generation,
@@ -450,10 +454,12 @@ class Loop:
             learning_rate=step.learning_rate,
             tokens_per_s=self._units_per_step / step.seconds,
             step_s=step.seconds,
-            forward_s=step.forward_s,
-            backward_s=step.backward_s,
-            vote_s=step.vote_s,
-            apply_s=step.apply_s,
+            data_s=step.times.data_s,
+            forward_s=step.times.forward_s,
+            backward_s=step.times.backward_s,
+            vote_s=step.times.vote_s,
+            apply_s=step.times.apply_s,
+            mfu=mfu_at(plan.estimate, step.seconds, ranks_now=ranks_now),
             memory_bytes=memory.peak_bytes(place.device),
             applied=step.refused is None,
             samples_digest=step.samples_digest,
@@ -481,8 +487,10 @@ class _TensorBoard:
             "train/learning_rate": line.learning_rate,
             "speed/tokens_per_s": line.tokens_per_s,
             "speed/step_s": line.step_s,
+            "speed/mfu": line.mfu,
         }.items():
-            self._writer.add_scalar(name, value, line.step)
+            if value is not None:
+                self._writer.add_scalar(name, value, line.step)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.runtime import strategy
-from paceline.runtime.devices import pins_memory
+from paceline.runtime.devices import is_accelerator, pins_memory
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
+from paceline.runtime.phase_clock import PartTimes, PhaseClock, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 
@@ -92,6 +93,7 @@ class Step:
         optimizer: torch.optim.Optimizer,
         learning_rate: float,
         buffers: strategy.SavedBuffers,
+        clock: PhaseClock,
     ) -> None:
         self.number = number
         """From 1."""
@@ -132,10 +134,15 @@ class Step:
         self.samples_at: list[int] = []
         """Ids of the micro-batch that was begun last."""
 
-        self.forward_s = self.backward_s = self.vote_s = self.apply_s = 0.0
+        self.seconds = 0.0
+        """The whole step by the host's clock, from its first sample to the update, once applied."""
+
+        self.times = PartTimes()
+        """Of its parts, once applied."""
+
         self.own_s: float | None = None
         """Seconds of the step in which this rank was not waiting, once applied; None when unknown.
-        On an accelerator the host only waits, so it is unknown there."""
+        On an accelerator the forward pass's, where that waits for no other rank."""
 
         self._session = session
         self._model = model
@@ -147,8 +154,9 @@ class Step:
         self._num_forward = 0
         self._buffers = buffers
         self._buffers_before = [buffer.clone() for buffer in buffers.tensors()]
-        self._in_backward = False
+        self._clock = clock
         self._mark = time.perf_counter()
+        clock.begin()
 
     def train(
         self,
@@ -172,6 +180,7 @@ class Step:
 
         def batches() -> Iterator[strategy.Batch]:
             for ids in self._ids(num_samples):
+                self._clock.enter("data")
                 inputs, targets = samples(ids)
                 yield to_device(inputs, device), to_device(targets, device)
 
@@ -251,7 +260,8 @@ class Step:
         norm = strategy.gradient_norm(self._model, session.meshes)
         self.has_voted = True
         votes = self._vote(norm)
-        self.vote_s = self._lap()
+        self._lap()
+        self._clock.voted()
         self.wrong = votes.wrong
         if self.wrong is not None:
             session.progress.enter(Phase.BOUNDARY, self._num_forward)
@@ -267,8 +277,11 @@ class Step:
         self.take(outcome)
         session.progress.enter(Phase.BOUNDARY, self._num_forward)
         own_s = session.progress.step_done()
-        self.own_s = own_s if session.place.device.type == "cpu" else None
-        self.apply_s = self._lap()
+        self._lap()
+        self.times = self._clock.end()
+        if is_accelerator(session.place.device):
+            own_s = own_seconds(self.times, session.plan.layout)
+        self.own_s = own_s
         session.safekeeping.after_update(self.number, self.seconds)
 
     def take(self, outcome: Outcome) -> None:
@@ -299,13 +312,15 @@ class Step:
         self.loss = self.grad_norm = float("nan")
         self.refused, self.finished = reason, True
         self._session.last_step = self.number
-        self.forward_s = self._lap()
+        self._lap()
 
     def roll(self, outcome: Outcome) -> None:
         """Apply a step that was interrupted after the vote, in a later generation."""
         self._mark = time.perf_counter()  # the time in between is the recovery's
+        self._clock.resume()
         self.take(outcome)
-        self.apply_s = self._lap()
+        self._lap()
+        self.times = self._clock.end()
 
     @property
     def can_roll(self) -> bool:
@@ -390,12 +405,9 @@ class Step:
             yield ids
 
     def _enter(self, phase: strategy.Phase | None) -> None:
-        """Count the time since the last phase, and let a drill's faults pass by."""
-        if self._in_backward:
-            self.backward_s += self._lap()
-        else:
-            self.forward_s += self._lap()
-        self._in_backward = phase == "backward"
+        """Turn the clock, and let a drill's faults pass by. None is the end of a backward pass."""
+        if phase != "loss":  # it counts as a part of the forward pass
+            self._clock.enter(phase or "vote")
         if phase == "forward":
             self._session.progress.enter(Phase.FORWARD, self._num_forward)
             self._num_forward += 1
@@ -444,12 +456,7 @@ class Step:
             for buffer, before in zip(self._buffers.tensors(), self._buffers_before, strict=True):
                 buffer.copy_(before)
 
-    @property
-    def seconds(self) -> float:
-        """The whole step, from its first sample to the update."""
-        return self.forward_s + self.backward_s + self.vote_s + self.apply_s
-
-    def _lap(self) -> float:
+    def _lap(self) -> None:
         now = time.perf_counter()
-        self._mark, lap = now, now - self._mark
-        return lap
+        self.seconds += now - self._mark
+        self._mark = now

@@ -17,7 +17,7 @@ from paceline.control.slots import Phase
 from paceline.parallel.layout import Layout
 from paceline.record.run import RunFolder
 from paceline.runtime.channel import Channel
-from paceline.runtime.devices import device_of
+from paceline.runtime.devices import DEVICES, device_of
 from paceline.runtime.faults import Faults
 from paceline.runtime.own_gpu import check_own_gpu
 from paceline.runtime.progress import Progress
@@ -104,7 +104,7 @@ class Member:
         self._progress.enter(Phase.JOINING)
         self._take_log(order.rank)
         self._layout, self._skipped = order.layout, order.skipped
-        if self._backend == "nccl":
+        if DEVICES[self._backend].type == "cuda":
             check_own_gpu(order.local_rank, is_first=order.generation == 1)
         device = device_of(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
