@@ -321,7 +321,7 @@ def with_tensor_ranks(name: str, *, sequence_parallel: bool) -> float:
     mine = samples().chunk(2)[meshes.place.data]
     loss = torch.tensor(add_gradients(model, mine), dtype=torch.float64)
     finish_gradients(model)
-    dist.all_reduce(loss, group=meshes.sharers.get_group())
+    dist.all_reduce(loss, group=meshes.dp_cp.get_group())
     return deviation(model, reference, float(loss), right)
 
 

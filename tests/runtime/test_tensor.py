@@ -36,7 +36,7 @@ from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.strategy.mesh import make_meshes
-from paceline.runtime.strategy.tensor.fused import take_apart
+from paceline.runtime.strategy.tensor.fused import split_fused
 from paceline.runtime.strategy.tensor.rules import check_tensor_ways
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
 from paceline.runtime.strategy.ways.known import GPT2, ways_of
@@ -108,7 +108,7 @@ def compare(kind: str, layout: Layout, rank: int, dtype: torch.dtype) -> tuple[f
     expected, model = built(kind, dtype), built(kind, dtype)
     ways = ways_of(model)
     assert ways is not None, kind
-    take_apart(expected, ways)
+    split_fused(expected, ways)
     meshes = make_meshes(layout, "cpu")
     model = split_tensors(model, layout, meshes, ways)
     part = slice(0, SAMPLES)

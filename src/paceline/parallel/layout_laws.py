@@ -202,14 +202,14 @@ def check_nesting(layout: Layout) -> Iterator[Problem]:
 
 def check_expert_ranks(layout: Layout) -> Iterator[Problem]:
     """The ranks that share the experts are some of the data and context ranks, all alike."""
-    num_sharers = layout.data * layout.context
-    if num_sharers % layout.expert:
+    num_dp_cp = layout.data * layout.context
+    if num_dp_cp % layout.expert:
         yield Problem(
             code="L010",
             what=f"experts are shared by {layout.expert} ranks, which does not divide the "
-            f"{num_sharers} data x context ranks",
+            f"{num_dp_cp} data x context ranks",
             where="layout.expert",
-            fix=f"set layout.expert to a divisor of {num_sharers}",
+            fix=f"set layout.expert to a divisor of {num_dp_cp}",
         )
 
 

@@ -364,7 +364,7 @@ class Session:
             self._loop.leave()
         self._loop = self._digest = None
         if self._meshes is not None:
-            strategy.let_go(self._meshes)
+            strategy.clear_dtensor_caches(self._meshes)
         self._place = self._meshes = None
         self.interrupted = False
         self.member.leave()

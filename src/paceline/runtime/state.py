@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime._torch_private import local_shape_and_offset
-from paceline.runtime.strategy.tensor.fused import Apart
+from paceline.runtime.strategy.tensor.fused import SplitLinear
 from paceline.runtime.strategy.tensor.modules import is_transposed
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
@@ -124,12 +124,12 @@ def parameter_places(model: nn.Module) -> dict[str, Place]:
         for name, each in parameters.items()
     }
     for raw, module in _unwrapped(model).named_modules():
-        if isinstance(module, Apart):
+        if isinstance(module, SplitLinear):
             places |= _places_of_parts(_plain(raw), module)
     return places
 
 
-def _places_of_parts(whole: str, apart: Apart) -> dict[str, Place]:
+def _places_of_parts(whole: str, apart: SplitLinear) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for kind in ("weight", "bias"):
         parts = {name: getattr(part, kind, None) for name, part in apart.named_children()}

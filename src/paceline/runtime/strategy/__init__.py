@@ -15,7 +15,7 @@ from paceline.runtime.strategy.gradients import (
 )
 from paceline.runtime.strategy.initial import SavedBuffers, saved_buffers, send_buffers
 from paceline.runtime.strategy.local import local_of
-from paceline.runtime.strategy.mesh import Meshes, let_go, make_meshes
+from paceline.runtime.strategy.mesh import Meshes, clear_dtensor_caches, make_meshes
 from paceline.runtime.strategy.precision import (
     LossScaler,
     Precision,
@@ -54,12 +54,12 @@ __all__ = [
     "attention",
     "autocast",
     "check_precision",
+    "clear_dtensor_caches",
     "clip_factor",
     "evaluate",
     "finish_gradients",
     "forward_backward",
     "gradient_norm",
-    "let_go",
     "local_of",
     "loss_context",
     "loss_factor",

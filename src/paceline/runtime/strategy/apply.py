@@ -135,7 +135,7 @@ def rejoin(
     """
     if not isinstance(model, Replica) or layout.num_ranks > layout.data:
         return None
-    return _shard(model.take_apart(), layout, meshes, precision, ways, options)
+    return _shard(model.unwrap(), layout, meshes, precision, ways, options)
 
 
 def _shard(

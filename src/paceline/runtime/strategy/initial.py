@@ -69,8 +69,8 @@ def send_buffers(buffers: Sequence[Tensor], meshes: Meshes) -> None:
     """Ranks that hold the same part take over the first one's buffers: at the end of each step, in
     every layout alike, so that a checkpoint of any rank's is a checkpoint of all ranks'.
     Collective."""
-    if meshes.sharers.size() == 1:
+    if meshes.dp_cp.size() == 1:
         return
     with torch.no_grad():
         for buffer in buffers:
-            dist.broadcast(buffer, group=meshes.sharers.get_group(), group_src=0)
+            dist.broadcast(buffer, group=meshes.dp_cp.get_group(), group_src=0)

@@ -17,8 +17,8 @@ from paceline.parallel.rank_map import Coordinates, coordinates
 from paceline.runtime._torch_private import flatten_mesh, forget_groups, join_meshes, unflatten_mesh
 
 AXES = ("pipeline", "outer", "middle", "inner", "tensor")
-"""Of the root mesh, outermost first. The ranks that read different tokens (data x context, the
-sharers) are outer x middle x inner: `inner` is the smaller of the two degrees that split them
+"""Of the root mesh, outermost first. The ranks that read different tokens (data x context:
+dp x cp) are outer x middle x inner: `inner` is the smaller of the two degrees that split them
 further (shards, experts), inner x middle the larger, `outer` what is left."""
 
 
@@ -43,12 +43,12 @@ class Meshes:
     pipeline: DeviceMesh
     """1-D: one rank of each stage."""
 
-    sharers: DeviceMesh
+    dp_cp: DeviceMesh
     """1-D: the data and context ranks, over which gradients are summed."""
 
     fsdp: DeviceMesh
-    """What `fully_shard` gets for ordinary parameters: the sharers, or with hybrid sharding 2-D,
-    whole copies x shards of one copy."""
+    """What `fully_shard` gets for ordinary parameters: the dp x cp ranks, or with hybrid
+    sharding 2-D, whole copies x shards of one copy."""
 
     expert: DeviceMesh
     """1-D: the ranks that share the routed experts."""
@@ -70,8 +70,8 @@ class Meshes:
 
     @property
     def holders(self) -> dist.ProcessGroup:
-        """Ranks that begin with the same parameters: the sharers."""
-        return self.sharers.get_group()
+        """Ranks that begin with the same parameters: the dp x cp ranks."""
+        return self.dp_cp.get_group()
 
 
 def is_pretended(group: dist.ProcessGroup) -> bool:
@@ -85,19 +85,20 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     Collective: every rank of an initialised process group calls it.
 
     Raises:
-        PlanError: `L010`, shards and experts are split over the sharers in ways that do not nest.
+        PlanError: `L010`, shards and experts are split over the dp x cp ranks in ways that do not
+            nest.
     """
     world = dist.get_world_size()
     assert world == layout.num_ranks, f"{layout.name} on a world of {world}"
     if problems := list(check_nesting(layout)):
         raise PlanError(*problems)
     small, large = sorted((layout.shard_degree, layout.expert))
-    num_sharers = layout.data * layout.context
-    sizes = (layout.pipeline, num_sharers // large, large // small, small, layout.tensor)
+    num_dp_cp = layout.data * layout.context
+    sizes = (layout.pipeline, num_dp_cp // large, large // small, small, layout.tensor)
     root = init_device_mesh(device_type, sizes, mesh_dim_names=AXES)
-    sharers = _joined(root, "outer", "middle", "inner")
-    samples = unflatten_mesh(sharers, (layout.data, layout.context), ("data", "context"))
-    fsdp, expert, expert_fsdp = _sharing(root, sharers, layout)
+    dp_cp = _joined(root, "outer", "middle", "inner")
+    samples = unflatten_mesh(dp_cp, (layout.data, layout.context), ("data", "context"))
+    fsdp, expert, expert_fsdp = _sharing(root, dp_cp, layout)
     return Meshes(
         layout=layout,
         device_type=device_type,
@@ -105,7 +106,7 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
         root=root,
         tensor=root["tensor"],
         pipeline=root["pipeline"],
-        sharers=sharers,
+        dp_cp=dp_cp,
         fsdp=fsdp,
         expert=expert,
         expert_fsdp=expert_fsdp,
@@ -114,15 +115,15 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     )
 
 
-def let_go(meshes: Meshes) -> None:
+def clear_dtensor_caches(meshes: Meshes) -> None:
     """Keep no process group alive, nor a mesh whose groups are gone: torch's caches of what it has
     seen of DTensors (torch 2.13, `ShardingPropagator`) keep both for ever, groups with sockets and
     threads, and would hand out an old mesh for an equal one."""
-    forget_groups((meshes.root, meshes.sharers, meshes.fsdp, meshes.expert, meshes.expert_fsdp))
+    forget_groups((meshes.root, meshes.dp_cp, meshes.fsdp, meshes.expert, meshes.expert_fsdp))
 
 
 def _sharing(
-    root: DeviceMesh, sharers: DeviceMesh, layout: Layout
+    root: DeviceMesh, dp_cp: DeviceMesh, layout: Layout
 ) -> tuple[DeviceMesh, DeviceMesh, DeviceMesh]:
     """Meshes of ordinary parameters, of the ranks that share the experts, and of their copies."""
     is_hybrid = layout.sharding == "hybrid"
@@ -133,7 +134,7 @@ def _sharing(
         copies, shards = root["outer"], _joined(root, "middle", "inner")
         expert = root["inner"]
         same_experts = root["outer", "middle"] if is_hybrid else _joined(root, "outer", "middle")
-    fsdp = join_meshes([copies, shards]) if is_hybrid else sharers
+    fsdp = join_meshes([copies, shards]) if is_hybrid else dp_cp
     return fsdp, expert, same_experts if layout.expert > 1 else fsdp
 
 

@@ -19,7 +19,7 @@ from paceline.runtime.huggingface import build_hf
 from paceline.runtime.models import make_model
 from paceline.runtime.sampling import Ids
 from paceline.runtime.strategy import Meshes
-from paceline.runtime.strategy.tensor.fused import take_apart
+from paceline.runtime.strategy.tensor.fused import split_fused
 from paceline.runtime.strategy.ways.known import ways_of
 from paceline.spec import Job, TrainSpec
 from paceline.spec.load import parse_job
@@ -48,7 +48,7 @@ def build_model(case: Case, *, is_wide: bool, dropout: bool = False) -> nn.Modul
     if not dropout:
         _turn_dropout_off(model)
     if case.layout.tensor > 1 and (ways := ways_of(model)) is not None:
-        take_apart(model, ways)  # as tensor parallelism does: so all have the same names
+        split_fused(model, ways)  # as tensor parallelism does: so all have the same names
     return model.double() if is_wide else model
 
 

@@ -87,7 +87,7 @@ class Replica(DistributedDataParallel):
         parameters, is_sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return parameters[::-1], is_sparse[::-1]
 
-    def take_apart(self) -> nn.Module:
+    def unwrap(self) -> nn.Module:
         """The model itself, to be wrapped anew after its process group is gone. The reduction's
         hooks on the gradients go with it; this wrapper can do nothing any more."""
         self.reducer = self.logger = None  # type: ignore[assignment]

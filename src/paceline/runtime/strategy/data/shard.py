@@ -1,4 +1,4 @@
-"""What the ranks that read different tokens (data x context, the sharers) share, and exchange.
+"""What the ranks that read different tokens (data x context: dp x cp) share, and exchange.
 
 ==========  =============================  =========================  =============================
 sharding    held by every rank             parameters are gathered    gradients are summed
@@ -18,8 +18,9 @@ Between micro-batches, `zero1` and `zero2` keep the gathered parameters, in the 
 multiplied in, beside their shards. Whole gradients are kept by `zero1`, and by `full` and `hybrid`
 that reduce once a step; by the others a shard of them.
 
-Gradients are sums over the sharers and nothing divides, except DDP: see `loss_factor`. The routed
-experts are exchanged among the ranks that hold the same ones, all else among the sharers.
+Gradients are sums over the dp x cp ranks and nothing divides, except DDP: see `loss_factor`. The
+routed experts are exchanged among the ranks that hold the same ones, all else among the dp x cp
+ranks.
 
 Leaves out: which micro-batch is the last one (the step says it: `set_gradient_sync`).
 """
@@ -115,7 +116,7 @@ def shard(
         for part in parts_of(model):
             _shard_part(part, layout, meshes, precision, ways)
         return model
-    if meshes.sharers.size() > 1 and is_plain:
+    if meshes.dp_cp.size() > 1 and is_plain:
         replica = Replica(
             model, meshes.holders, bucket_bytes=bucket_bytes, static_graph=static_graph
         )
@@ -130,7 +131,7 @@ def shard(
 
 
 def loss_factor(layout: Layout, model: nn.Module) -> float:
-    """What the loss is multiplied by, so that reduced gradients are sums over the sharers.
+    """What the loss is multiplied by, so that reduced gradients are sums over the dp x cp ranks.
 
     DDP's own reduction divides by its ranks; all others sum.
     """
@@ -238,7 +239,7 @@ def _shard_part(
     handles: list[RemovableHandle] = []
 
     def look(_: nn.Module, __: object, output: object) -> None:
-        if _look_for_unused(part, output, meshes.sharers):
+        if _look_for_unused(part, output, meshes.dp_cp):
             handles.pop().remove()
 
     handles.append(part.register_forward_hook(look))
@@ -310,7 +311,7 @@ def _free_after_evaluation(part: nn.Module, _: object, __: object) -> None:
             module.reshard()
 
 
-def _look_for_unused(part: nn.Module, output: object, sharers: DeviceMesh) -> bool:
+def _look_for_unused(part: nn.Module, output: object, dp_cp: DeviceMesh) -> bool:
     """In the first forward pass of training: do ranks use different parameters? True when looked.
 
     Then FSDP2 has to reduce zeros for what a rank does not use, or its collectives would not fit
@@ -320,15 +321,15 @@ def _look_for_unused(part: nn.Module, output: object, sharers: DeviceMesh) -> bo
     """
     if not (torch.is_grad_enabled() and part.training):
         return False
-    if is_pretended(sharers.get_group()):
+    if is_pretended(dp_cp.get_group()):
         return True
     used = used_parameters(output)
     units = [module for module in part.modules() if isinstance(module, FSDPModule)]
     gathered = [gathered_parameter(each) for unit in units for each in fsdp_parameters(unit)]
     counts = torch.tensor([float(each in used) for each in gathered])
-    counts = counts.to(sharers.device_type)
-    dist.all_reduce(counts, group=sharers.get_group())
-    if bool(((counts > 0) & (counts < sharers.size())).any()) and isinstance(part, FSDPModule):
+    counts = counts.to(dp_cp.device_type)
+    dist.all_reduce(counts, group=dp_cp.get_group())
+    if bool(((counts > 0) & (counts < dp_cp.size())).any()) and isinstance(part, FSDPModule):
         part.set_reduce_scatter_unused_params(True)
     return True
 

@@ -43,7 +43,7 @@ from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.expert.exchange import run_spread_experts
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.tensor.regions import copy_in
+from paceline.runtime.strategy.tensor.regions import copy_to
 from paceline.runtime.strategy.ways.ways import Ways, block_modules
 
 PROVEN = frozenset(
@@ -210,7 +210,8 @@ def _why_not(module: nn.Module) -> str | None:
 def _split(module: nn.Module, mesh: DeviceMesh, other_tokens: dist.ProcessGroup | None) -> None:
     """Keep this rank's experts, and send every other's tokens to it.
 
-    `other_tokens`: ranks that hold the same experts and send other tokens, beside the sharers.
+    `other_tokens`: ranks that hold the same experts and send other tokens, beside the dp x cp
+    ranks.
     """
     total = int(module.num_experts)  # type: ignore[arg-type]
     num_local = total // mesh.size()
@@ -251,7 +252,7 @@ class _LocalParameters:
             for name, parameter in owner.named_parameters(recurse=False):
                 self.shared.append((parameters_of(owner), name, parameter))
                 mine = local_of(parameter)
-                part = mine if self.group is None else copy_in(mine, self.group)
+                part = mine if self.group is None else copy_to(mine, self.group)
                 parameters_of(owner)[name] = part
 
     def __exit__(self, *_: object) -> None:

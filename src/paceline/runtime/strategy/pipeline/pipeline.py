@@ -181,8 +181,8 @@ def forward_backward(
 ) -> tuple[Tensor, Tensor]:
     """One step's loss and gradients: those of the sum of all losses, times `loss_scale`.
 
-    Collective. Gradients are added to what `.grad` holds and are sums over the sharers when it
-    returns, reduced once, after the last backward pass.
+    Collective. Gradients are added to what `.grad` holds and are sums over the dp x cp ranks when
+    it returns, reduced once, after the last backward pass.
 
     Args:
         pipeline: From `split_stages`; its parts split and sharded as the layout says.

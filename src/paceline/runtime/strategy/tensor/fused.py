@@ -16,7 +16,7 @@ from paceline.runtime.strategy.tensor.modules import is_transposed
 from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
 
 
-class Apart(nn.Module):
+class SplitLinear(nn.Module):
     """The parts of a linear; together they give what it gave."""
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
@@ -28,7 +28,7 @@ class Apart(nn.Module):
         return torch.cat([part(input_BSI) for part in self.children()], dim=-1)
 
 
-def take_apart(model: nn.Module, ways: Ways) -> None:
+def split_fused(model: nn.Module, ways: Ways) -> None:
     """Replace each linear in `ways.fused` by its parts.
 
     `self_attn.qkv_proj.weight` becomes `self_attn.qkv_proj.query.weight` and so on: call it before
@@ -38,7 +38,7 @@ def take_apart(model: nn.Module, ways: Ways) -> None:
     named = named_ways(model, ways)
     for name, parts in written_out(model, ways, ways.fused):
         module = model.get_submodule(name)
-        if isinstance(module, Apart):
+        if isinstance(module, SplitLinear):
             continue
         parent, _, last = name.rpartition(".")
         rows = [row for row, way in named.items() if way == "row" and row.startswith(f"{parent}.")]
@@ -50,7 +50,7 @@ def take_apart(model: nn.Module, ways: Ways) -> None:
         if len(parts) < 2:
             raise _misnamed(name, f"{len(parts)} part is named, and several are one linear")
         widths = _widths(name, module, model.get_submodule(rows[0]), len(parts))
-        setattr(model.get_submodule(parent), last, _apart(module, parts, widths))
+        setattr(model.get_submodule(parent), last, _split(module, parts, widths))
 
 
 def out_features(linear: nn.Module) -> int:
@@ -92,11 +92,11 @@ def _misnamed(name: str, why: str) -> PlanError:
     )
 
 
-def _apart(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Apart:
+def _split(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> SplitLinear:
     weights = torch.split(_weight(fused), widths, dim=1 if is_transposed(fused) else 0)
     bias = parameters_of(fused)["bias"]
     biases = [None] * len(names) if bias is None else torch.split(bias, widths)
-    return Apart(
+    return SplitLinear(
         {
             name: _part(fused, weight, bias)
             for name, weight, bias in zip(names, weights, biases, strict=True)

@@ -19,13 +19,13 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.strategy.tensor.regions import (
-    copy_in,
-    gather_in,
+    copy_to,
+    gather_from,
     join_shares,
     keep_share,
-    scatter_out,
+    reduce_from,
+    scatter_to,
     sum_everywhere,
-    sum_out,
 )
 
 
@@ -48,18 +48,18 @@ class Crossings:
     def enter(self, hidden_BSH: Tensor) -> Tensor:
         """The whole tensor, for ranks that each compute a part with it."""
         if self.tokens_split:
-            return gather_in(hidden_BSH, self.group)
+            return gather_from(hidden_BSH, self.group)
         if self.random is not None:
             self.random.enter(hidden_BSH)
-        return copy_in(hidden_BSH, self.group)
+        return copy_to(hidden_BSH, self.group)
 
     def leave(self, partial_BSH: Tensor) -> Tensor:
         """The sum of the ranks' parts: this rank's tokens of it, or all."""
         if self.tokens_split:
-            return scatter_out(partial_BSH, self.group)
+            return scatter_to(partial_BSH, self.group)
         if self.random is not None:
             self.random.leave(partial_BSH)
-        return sum_out(partial_BSH, self.group)
+        return reduce_from(partial_BSH, self.group)
 
     def begin(self, hidden_BSH: Tensor) -> Tensor:
         """This rank's tokens, before the first block."""
@@ -76,13 +76,13 @@ class Crossings:
     def end(self, hidden_BSH: Tensor) -> Tensor:
         """The whole tensor after the last block, for a head of which each rank has a part."""
         if not self.tokens_split:
-            return copy_in(hidden_BSH, self.group)
+            return copy_to(hidden_BSH, self.group)
         if self.random is not None:
             self.random.leave(hidden_BSH)
-        return gather_in(hidden_BSH, self.group)
+        return gather_from(hidden_BSH, self.group)
 
 
-def become(module: nn.Module, kind: type, **facts: Any) -> None:
+def swap_class(module: nn.Module, kind: type, **facts: Any) -> None:
     """Make a module an instance of `kind` over its own class, which then knows these facts."""
     names = tuple(
         name for name, value in parameters_of(module).items() if isinstance(value, DTensor)
@@ -138,7 +138,7 @@ class OnLocal:
         if not isinstance(parameter, DTensor):
             return parameter
         local: Tensor = parameter.to_local()
-        return copy_in(local, self._crossings.group) if name in self._summed else local
+        return copy_to(local, self._crossings.group) if name in self._summed else local
 
 
 class ColumnLinear(OnLocal):
@@ -212,7 +212,7 @@ class VocabularyEmbedding(OnLocal):
             hidden_BSH = self._on_local(forward, local_BS.masked_fill(absent_BS, 0))
         finally:
             self.padding_idx = padding
-        return sum_out(hidden_BSH.masked_fill(absent_BS[..., None], 0), self._crossings.group)
+        return reduce_from(hidden_BSH.masked_fill(absent_BS[..., None], 0), self._crossings.group)
 
     def _first_row(self) -> int:
         group = self._crossings.group

@@ -23,24 +23,24 @@ TOKENS = -2
 """The dim of tokens, from the end."""
 
 
-def copy_in(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+def copy_to(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The same tensor, handed to a computation whose ranks each give a part of its gradient."""
-    return _call(_CopyIn, whole, group)
+    return _call(_CopyTo, whole, group)
 
 
-def sum_out(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+def reduce_from(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the ranks, the same on all of them; so is its gradient."""
-    return _call(_SumOut, partial, group)
+    return _call(_ReduceFrom, partial, group)
 
 
-def gather_in(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+def gather_from(share: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All tokens, from every rank's share; the ranks each give a part of the gradient."""
-    return _call(_GatherIn, share, group)
+    return _call(_GatherFrom, share, group)
 
 
-def scatter_out(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
+def scatter_to(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's tokens of the sum over the ranks."""
-    return _call(_ScatterOut, partial, group)
+    return _call(_ScatterTo, partial, group)
 
 
 def keep_share(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -58,7 +58,7 @@ def sum_everywhere(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _call(_SumEverywhere, partial, group)
 
 
-class _CopyIn(torch.autograd.Function):
+class _CopyTo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -69,7 +69,7 @@ class _CopyIn(torch.autograd.Function):
         return _sum(gradients[0], ctx.group), None
 
 
-class _SumOut(torch.autograd.Function):
+class _ReduceFrom(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         return _sum(tensor, group)
@@ -79,7 +79,7 @@ class _SumOut(torch.autograd.Function):
         return gradients[0], None
 
 
-class _GatherIn(torch.autograd.Function):
+class _GatherFrom(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -90,7 +90,7 @@ class _GatherIn(torch.autograd.Function):
         return _scatter(gradients[0], ctx.group), None
 
 
-class _ScatterOut(torch.autograd.Function):
+class _ScatterTo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group

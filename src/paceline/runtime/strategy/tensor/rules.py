@@ -12,7 +12,7 @@ from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_shared, check_vocabulary
 from paceline.runtime._torch_private import parameters_of
-from paceline.runtime.strategy.tensor.fused import Apart, in_features, out_features
+from paceline.runtime.strategy.tensor.fused import SplitLinear, in_features, out_features
 from paceline.runtime.strategy.ways.ways import (
     Way,
     Ways,
@@ -85,7 +85,7 @@ def _check_module(
         else:
             yield from check_shared(layout, name, num_experts, f"{num_experts} experts")
         return
-    is_linear = isinstance(module, Apart) or type(module).__name__ in _LINEARS
+    is_linear = isinstance(module, SplitLinear) or type(module).__name__ in _LINEARS
     if way in ("column", "row", "head") and not is_linear:
         yield _not_splittable(name, module, f"`{way}`")
         return
@@ -129,10 +129,10 @@ def _shared(model: nn.Module, ways: Ways, named: Mapping[str, Way], name: str) -
 def _narrowest_part(model: nn.Module, ways: Ways, name: str, first: int) -> int:
     """Features of a linear; of one to be taken apart, those of its narrowest part."""
     module = model.get_submodule(name)
-    if isinstance(module, Apart):
+    if isinstance(module, SplitLinear):
         return min(out_features(part) for part in module.children())
     parts = dict(written_out(model, ways, ways.fused)).get(name)
-    if parts is None or len(parts) < 2:  # `take_apart` refuses one part
+    if parts is None or len(parts) < 2:  # `split_fused` refuses one part
         return out_features(module)
     return min(first, (out_features(module) - first) // (len(parts) - 1))
 

@@ -25,7 +25,7 @@ from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.mesh import Meshes
-from paceline.runtime.strategy.tensor.fused import Apart, take_apart
+from paceline.runtime.strategy.tensor.fused import SplitLinear, split_fused
 from paceline.runtime.strategy.tensor.modules import (
     ColumnLinear,
     Crossings,
@@ -35,8 +35,8 @@ from paceline.runtime.strategy.tensor.modules import (
     SplitExperts,
     VocabularyEmbedding,
     WideNorm,
-    become,
     is_transposed,
+    swap_class,
 )
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.strategy.tensor.rules import check_tensor_ways
@@ -78,7 +78,7 @@ def split_tensors(model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways) 
     problems = list(check_tensor_ways(model, layout, ways))
     if problems:
         raise PlanError(*problems)
-    take_apart(model, ways)
+    split_fused(model, ways)
     named = _with_parts(model, named_ways(model, ways))
     containers = containers_of(model, ways, named)
     crossings = Crossings(
@@ -130,7 +130,7 @@ def _with_parts(model: nn.Module, named: Mapping[str, Way]) -> dict[str, Way]:
     result: dict[str, Way] = {}
     for name, way in named.items():
         module = model.get_submodule(name)
-        if isinstance(module, Apart):
+        if isinstance(module, SplitLinear):
             result |= {f"{name}.{part}": way for part, _ in module.named_children()}
         else:
             result[name] = way
@@ -207,7 +207,7 @@ def _change_modules(
             for own, value in parameters_of(module).items()
             if isinstance(value, DTensor) and isinstance(value.placements[0], Replicate)
         }
-        become(
+        swap_class(
             module,
             _KINDS.get(way or "", OnLocal),
             _crossings=crossings,
