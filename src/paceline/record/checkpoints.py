@@ -38,6 +38,7 @@ _READABLE = (1, 2)
 """A reader refuses a form that it does not know."""
 
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
 COMMIT = "COMMIT"
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -221,9 +222,49 @@ def find_damage(path: Path, *, name: str | None = None) -> Iterator[Problem]:
         yield manifest
         return
     for file in sorted(manifest.files):
-        problem = _check_file(path, file, manifest)
+        problem = check_file(path, file, manifest)
         if problem is not None:
             yield problem
+
+
+def check_outside(path: Path, manifest: Manifest) -> Problem | None:
+    """The first thing that is wrong with a checkpoint as far as can be seen without its values:
+    the sizes of all files, and every byte of the tables."""
+    for name in sorted(manifest.files):
+        is_table = name in (METADATA, TENSORS)
+        problem = check_file(path, name, manifest, only_size=not is_table)
+        if problem is not None:
+            return problem
+    return None
+
+
+def check_file(
+    path: Path, name: str, manifest: Manifest, *, only_size: bool = False
+) -> Problem | None:
+    """What is wrong with one file of a checkpoint, damaged tensors named; None when it is right."""
+    expected, where = manifest.files[name], str(path / name)
+    fix = "an earlier checkpoint is used; look at the disk's health"
+    try:
+        size = (path / name).stat().st_size
+        if size != expected.size:
+            what = (
+                f"{name} in {path.name} has {size} bytes ({format_bytes(size)}), "
+                f"{expected.size} were written{_whose(path, name, manifest)}"
+            )
+            return Problem(code="C004", what=what, where=where, fix=fix)
+        found = expected if only_size else hash_file(path / name)
+    except FileNotFoundError:
+        what = f"{name} is missing in {path.name}{_whose(path, name, manifest)}"
+        return Problem(code="C003", what=what, where=where, fix=fix)
+    except OSError as error:
+        what = f"{name} in {path.name} cannot be read: {error.strerror or error}"
+        return Problem(code="C003", what=what, where=where, fix=fix)
+    if found == expected:
+        return None
+    others = [other for other, record in manifest.files.items() if record == found]
+    told = f": it has the bytes of {others[0]}" if others else ": its hash differs"
+    what = f"{name} in {path.name} is not what was written{told}{_whose(path, name, manifest)}"
+    return Problem(code="C005", what=what, where=where, fix=fix)
 
 
 def damaged_in(path: Path, name: str) -> list[str]:
@@ -383,32 +424,6 @@ def _entry(path: Path, step: int) -> CheckpointEntry:
         held_out_loss=manifest.held_out_loss,
         loss_scaler=manifest.loss_scaler,
     )
-
-
-def _check_file(path: Path, name: str, manifest: Manifest) -> Problem | None:
-    expected, where = manifest.files[name], str(path / name)
-    fix = "an earlier checkpoint is used; look at the disk's health"
-    try:
-        size = (path / name).stat().st_size
-        if size != expected.size:
-            what = (
-                f"{name} in {path.name} has {size} bytes ({format_bytes(size)}), "
-                f"{expected.size} were written{_whose(path, name, manifest)}"
-            )
-            return Problem(code="C004", what=what, where=where, fix=fix)
-        found = hash_file(path / name)
-    except FileNotFoundError:
-        what = f"{name} is missing in {path.name}{_whose(path, name, manifest)}"
-        return Problem(code="C003", what=what, where=where, fix=fix)
-    except OSError as error:
-        what = f"{name} in {path.name} cannot be read: {error.strerror or error}"
-        return Problem(code="C003", what=what, where=where, fix=fix)
-    if found == expected:
-        return None
-    others = [other for other, record in manifest.files.items() if record == found]
-    told = f": it has the bytes of {others[0]}" if others else ": its hash differs"
-    what = f"{name} in {path.name} is not what was written{told}{_whose(path, name, manifest)}"
-    return Problem(code="C005", what=what, where=where, fix=fix)
 
 
 _MOST_NAMED = 3

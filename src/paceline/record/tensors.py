@@ -57,6 +57,9 @@ class TensorRecord:
     """Together the whole of it, each element once."""
 
 
+Place = tuple[str, int, int]
+"""File, bytes before, and bytes: where something lies in a checkpoint."""
+
 TensorTable = Mapping[str, TensorRecord]
 """By name, `model/blocks.0.ffn.up.weight`."""
 
@@ -89,6 +92,34 @@ def join_tables(tables: Iterable[TensorTable]) -> dict[str, TensorRecord]:
             pieces = record.pieces if old is None else (*old.pieces, *record.pieces)
             joined[name] = TensorRecord(size=record.size, dtype=record.dtype, pieces=pieces)
     return joined
+
+
+def hashed_places(table: TensorTable, files: Mapping[str, tuple[int, str]]) -> dict[Place, str]:
+    """What to compare so that every byte of the files is compared: hashes by place.
+
+    The parts of the tensors, where they cover a file without a gap; else the whole file.
+
+    Args:
+        table: Empty for a checkpoint of form 1.
+        files: Size and xxh3-128 of each data file, by name.
+
+    >>> hashed_places({}, {"a": (7, "00")})
+    {('a', 0, 7): '00'}
+    """
+    parts: dict[str, list[Piece]] = {name: [] for name in files}
+    for record in table.values():
+        for piece in record.pieces:
+            parts.setdefault(piece.file, []).append(piece)
+    places: dict[Place, str] = {}
+    for name, (size, whole) in files.items():
+        pieces, end = sorted(parts[name], key=lambda piece: piece.start), 0
+        for piece in pieces:
+            end = end + piece.length if piece.start == end else -1
+        if end == size:
+            places |= {(name, each.start, each.length): each.xxh3_128 for each in pieces}
+        else:
+            places[name, 0, size] = whole
+    return places
 
 
 def damaged_tensors(path: Path, file: str, table: TensorTable) -> list[str]:

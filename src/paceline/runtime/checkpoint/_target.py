@@ -169,12 +169,12 @@ def _room(name: str, facts: Any, place: Place, parameter: nn.Parameter, live: An
     told = "it is of several matrices that are apart here"
     if isinstance(live, Tensor):
         if _fits(live, size, place, parameter):
-            return live.detach() if live.dtype == dtype else torch.zeros_like(live, dtype=dtype)
+            return live.detach() if live.dtype == dtype else torch.empty_like(live, dtype=dtype)
         told = f"{list(live.shape)} is needed here"
     elif size == place.size and not part:
-        return torch.zeros_like(parameter.detach(), dtype=dtype)
+        return torch.empty_like(parameter.detach(), dtype=dtype)
     elif not is_of_whole:
-        whole = torch.zeros(size, dtype=dtype, device=local_part(parameter)[1].device)
+        whole = torch.empty(size, dtype=dtype, device=local_part(parameter)[1].device)
         if part or not is_split(parameter):
             return whole
         if len(size) == parameter.dim():

@@ -1,24 +1,27 @@
 """Bring back a state: the newest checkpoint that is whole, the same one on every rank."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
 
+from paceline.control.network import machine
 from paceline.errors import CheckpointError, PacelineError, Problem
 from paceline.record import checkpoints
-from paceline.record.checkpoints import CheckpointEntry
+from paceline.record.checkpoints import CheckpointEntry, Manifest
 from paceline.record.remote import Remote
+from paceline.record.tensors import Place
 from paceline.runtime.checkpoint._agree import Group, attempt, from_first, gather
-from paceline.runtime.checkpoint._plans import LoadPlanner
+from paceline.runtime.checkpoint._read import Found, Reading, Tables, open_tables, read, readings_of
 from paceline.runtime.checkpoint._target import Saved, Target, make_target, take_over
 from paceline.runtime.state import MODEL, split_optimizer_name
+
+_MOST_THREADS = 8
+"""That one rank reads and hashes with. A guess: more seldom get more out of one file system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +55,11 @@ def restore_newest(
 ) -> Restored:
     """Load the newest valid checkpoint of a folder into a model and its optimizer. Collective.
 
-    Rank 0 checks every byte of each candidate against its manifest, newest first; all ranks load
-    the one it chooses. One that any rank fails to load is refused like a damaged one. It may have
-    been written by any number of ranks in any layout.
+    Rank 0 lists the folder; of each candidate, newest first, it checks the manifest, the two tables
+    and the sizes of the data files. Then every rank reads its own part and hashes it on the way.
+    What no rank reads whole is hashed by one of them, so that every byte is checked. A checkpoint
+    that is damaged, or that any rank fails to load, is refused by all. It may have been written by
+    any number of ranks in any layout.
 
     Args:
         folder: Where the checkpoint folders are.
@@ -73,9 +78,11 @@ def restore_newest(
     entries = from_first(checkpoints.list_checkpoints(folder) if first else [], group)
     refused: list[tuple[Path, Problem]] = []
     for entry in _then_copies(entries, folder, copies, refused, group):
-        problem = from_first(_verify(entry.path, job_digest) if first else None, group)
-        if problem is None:
-            problem = _try_load(entry, model, optimizer, group)
+        manifest = from_first(_begin(entry.path, job_digest) if first else None, group)
+        if isinstance(manifest, Problem):
+            problem: Problem | None = manifest
+        else:
+            problem = _try_load(entry.path, manifest, model, optimizer, group)
         if problem is None:
             return Restored(
                 step=entry.step,
@@ -136,13 +143,16 @@ def _fetch(copies: str, folder: Path) -> Path | Problem | None:
     return found
 
 
-def _verify(path: Path, job_digest: str | None) -> Problem | None:
-    problem = checkpoints.verify_checkpoint(path)
+def _begin(path: Path, job_digest: str | None) -> Manifest | Problem:
+    """The manifest, once it is right and the files are as long as it says."""
     manifest = checkpoints.read_manifest(path)
-    if problem is not None or isinstance(manifest, Problem):
+    if isinstance(manifest, Problem):
+        return manifest
+    problem = checkpoints.check_outside(path, manifest)
+    if problem is not None:
         return problem
     if None in (job_digest, manifest.job_digest) or job_digest == manifest.job_digest:
-        return None
+        return manifest
     return Problem(
         code="C010",
         what=f"{path.name} is of another job: its digest is {manifest.job_digest}, this job's "
@@ -160,46 +170,106 @@ def load(
     Raises:
         CheckpointError: On all ranks alike, when any rank could not; the state may be half loaded.
     """
-    entry = CheckpointEntry(step=0, path=path, is_complete=True)
-    problem = _try_load(entry, model, optimizer, group)
+    problem = _try_load(path, None, model, optimizer, group)
     if problem is not None:
         raise CheckpointError(problem)
 
 
 def _try_load(
-    entry: CheckpointEntry, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group
+    path: Path,
+    manifest: Manifest | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: Group,
 ) -> Problem | None:
     """Load, and agree whether it worked: None, or the same problem on every rank."""
-    saved, reason = attempt(lambda: _saved(entry.path), group)
-    if reason is None and saved is not None:
-        target, reason = attempt(lambda: make_target(saved, model, optimizer), group)
+    target, found = None, None
+    tables, reason = attempt(lambda: open_tables(path, manifest), group)
+    if reason is None and tables is not None:
+        target, reason = attempt(lambda: make_target(tables.saved, model, optimizer), group)
         if reason is None:
-            reason = _check_union(saved, target, group)
+            reason = _check_union(tables.saved, target, group)
         if reason is None and target is not None:
-            _, reason = attempt(lambda: _read(entry.path, target, group), group)
-            if reason is None:
-                _, reason = attempt(lambda: take_over(target, model, optimizer), group)
+            found, reason = _read(path, tables, target, group)
+    if reason is None and found is not None and target is not None:
+        damaged = sorted(set().union(*gather(found.damaged, group)))
+        if damaged:
+            is_first = dist.get_rank(group) == 0
+            return from_first(_name(path, manifest, damaged) if is_first else None, group)
+        target.state.update(found.values)
+        _, reason = attempt(lambda: take_over(target, model, optimizer), group)
     if reason is None:
         return None
     return Problem(
         code="C009",
-        what=f"{entry.path.name} could not be loaded: {reason}",
-        where=str(entry.path),
+        what=f"{path.name} could not be loaded: {reason}",
+        where=str(path),
         fix="use the model it was saved from, or another folder",
     )
 
 
-def _saved(path: Path) -> Saved:
-    metadata: Metadata = FileSystemReader(path).read_metadata()
-    return metadata.state_dict_metadata
+def _read(
+    path: Path, tables: Tables, target: Target, group: Group
+) -> tuple[Found | None, str | None]:
+    """Read this rank's part and hash its share of what no rank reads whole; or why not."""
+    readings, reason = attempt(lambda: readings_of(target.state, tables.metadata), group)
+    if reason is not None or readings is None:
+        return None, reason
+    places = sorted(tables.hashes)
+    mine = {each.place for each in readings if each.is_whole}
+    everyone = gather((machine(), bytes(place in mine for place in places)), group)
+    rest = _share_of_rest(places, [flags for _, flags in everyone], dist.get_rank(group))
+    here = sum(name == machine() for name, _ in everyone)
+    threads = max(1, min(_MOST_THREADS, _num_cores() // here))
+    wanted = [*readings, *(Reading(file=file, start=at, length=n) for file, at, n in rest)]
+    return attempt(lambda: read(path, wanted, tables.hashes, threads=threads), group)
 
 
-def _read(path: Path, target: Target, group: Group) -> None:
-    state_dict_loader.load(
-        target.state,
-        storage_reader=FileSystemReader(path),
-        planner=LoadPlanner(),
-        process_group=group,
+def _share_of_rest(places: Sequence[Place], flags: Sequence[bytes], rank: int) -> list[Place]:
+    """What one rank hashes of the places that no rank reads whole: about as many bytes as the
+    others, what each reads anyway counted.
+
+    Args:
+        places: All of them.
+        flags: By rank, 1 for each place that it reads whole.
+        rank: Whose share.
+
+    >>> _share_of_rest([("a", 0, 9), ("a", 9, 5), ("b", 0, 4)], [b"\\1\\0\\0", b"\\0\\0\\0"], 1)
+    [('a', 9, 5), ('b', 0, 4)]
+    """
+    load = [
+        sum(place[2] for place, is_read in zip(places, row, strict=True) if is_read)
+        for row in flags
+    ]
+    rest = [place for place, *is_read in zip(places, *flags, strict=True) if not any(is_read)]
+    share = []
+    for place in sorted(rest, key=lambda place: (-place[2], place)):
+        least = min(range(len(load)), key=load.__getitem__)
+        load[least] += place[2]
+        if least == rank:
+            share.append(place)
+    return share
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _name(path: Path, manifest: Manifest | None, damaged: Sequence[str]) -> Problem:
+    """What is wrong with the first of some files that a rank did not read as they were written."""
+    if manifest is not None:
+        for file in damaged:
+            problem = checkpoints.check_file(path, file, manifest)
+            if problem is not None:
+                return problem
+    return Problem(
+        code="C005",
+        what=f"{damaged[0]} in {path.name} was read as something else than was written; read again "
+        "it is right",
+        where=str(path / damaged[0]),
+        fix="an earlier checkpoint is used; look at the disk's and the memory's health",
     )
 
 

@@ -41,7 +41,8 @@ class StateFiles:
 
     @cached_property
     def metadata(self) -> Metadata:
-        """torch's table of contents."""
+        """torch's table of contents: a pickle, of a folder whose hashes were compared before.
+        Whoever can write there can have code run here."""
         found: Metadata = pickle.loads((self.path / ".metadata").read_bytes())
         return found
 
