@@ -179,7 +179,8 @@ class Loop:
         )
         if source is None:
             held.decided = None
-            saved = from_first(newest_step(session.run.checkpoints), None)
+            is_first = session.place.rank == 0
+            saved = from_first(newest_step(session.run.checkpoints) if is_first else 0, None)
             if session.safekeeping.recall(after=saved) is not None:
                 source = "memory"
                 session.newest_line = None
