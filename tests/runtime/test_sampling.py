@@ -1,3 +1,4 @@
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.runtime import sampling
 from paceline.runtime.sampling import batch_digest, rank_slots, sample_ids
 
 
@@ -77,3 +79,38 @@ def test_the_slots_of_a_rank_lie_side_by_side(rank):
 
 IDS_OF_SEED_42_STEP_7 = [64, 5, 26, 68, 82, 84]
 DIGEST_OF_THEM = "c15b634259fbf88e"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000, 1024, 4097])
+def test_an_order_without_a_table_reads_each_sample_once_and_epochs_differ(size):
+    places = np.arange(size)
+    orders = [
+        sampling._walked(places, seed, epoch, size) for seed, epoch in [(1, 0), (1, 1), (2, 0)]
+    ]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(size))
+    if size >= 1000:
+        shares = [(a == b).mean() for a, b in itertools.combinations([places, *orders], 2)]
+        assert max(shares) < 0.01  # about one in `size` is at the same place by chance
+        assert abs(np.corrcoef(places, orders[0])[0, 1]) < 0.12
+        assert abs(np.corrcoef(orders[0], orders[1])[0, 1]) < 0.12
+
+
+def test_large_data_has_its_order_without_a_table_and_small_data_with_one(monkeypatch):
+    made = []
+    monkeypatch.setattr(sampling, "_permutation", lambda *asked: made.append(asked))
+    ids = sample_ids(3, range(0, 64, 2), seed=42, global_batch=64, num_samples=10**12)
+    assert made == []
+    assert len(set(ids.tolist())) == 32
+    assert ids.max() < 10**12
+    with pytest.raises(TypeError):
+        sample_ids(3, range(4), seed=42, global_batch=4, num_samples=2**24)
+    assert made == [(42, 0, 2**24)]
+
+
+def test_the_order_of_large_data_is_this_one_for_ever():
+    ids = sample_ids(7, range(4), seed=42, global_batch=4, num_samples=2**24 + 1)
+    assert ids.tolist() == IDS_OF_LARGE_DATA
+
+
+IDS_OF_LARGE_DATA = [1409049, 10837287, 5288031, 5244729]

@@ -14,6 +14,15 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 
+_MOST_SORTED = 2**24
+"""Samples of an epoch whose order is a sorted table: 8 bytes each on every rank, in up to four
+tables. Larger data has its order computed place by place, without a table. The bound is part of the
+order: another would resume a run with other samples."""
+
+_ROUNDS = 8
+"""Of the Feistel network. Four make a permutation that looks random (Luby and Rackoff 1988) where
+the round function does; ours is a hash, so twice as many."""
+
 
 def sample_ids(step: int, slots: range, *, seed: int, global_batch: int, num_samples: int) -> Ids:
     """Ids of the samples in some slots of one step's global batch.
@@ -33,7 +42,8 @@ def sample_ids(step: int, slots: range, *, seed: int, global_batch: int, num_sam
     ids = np.empty_like(positions)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        ids[here] = _permutation(seed, int(epoch), num_samples)[places[here]]
+        order = _walked if num_samples > _MOST_SORTED else _sorted
+        ids[here] = order(places[here], seed, int(epoch), num_samples)
     return ids
 
 
@@ -58,6 +68,11 @@ def batch_digest(step: int, *, seed: int, global_batch: int, num_samples: int) -
     return xxhash.xxh3_64_hexdigest(ids.astype("<i8").tobytes())
 
 
+def _sorted(places: Ids, seed: int, epoch: int, num_samples: int) -> Ids:
+    """The samples at some places of an epoch's order, from a table."""
+    return _permutation(seed, epoch, num_samples)[places]
+
+
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, num_samples: int) -> Ids:
     """The order of one epoch: the sort order of raw Philox draws keyed by (seed, epoch).
@@ -70,3 +85,39 @@ def _permutation(seed: int, epoch: int, num_samples: int) -> Ids:
     order = np.argsort(draws, kind="stable").astype(np.int64)
     order.setflags(write=False)
     return order
+
+
+def _walked(places: Ids, seed: int, epoch: int, num_samples: int) -> Ids:
+    """The samples at some places of an epoch's order, computed in memory for these places alone.
+
+    A Feistel network permutes the numbers below a power of four that is less than four times
+    `num_samples`; what falls outside is permuted again until it falls inside ("cycle walking":
+    Black and Rogaway 2002, Ciphers with Arbitrary Finite Domains). Its keys are raw Philox draws
+    keyed by (seed, epoch), as the table's are.
+
+    >>> sorted(_walked(np.arange(11), 1, 0, 11).tolist()) == list(range(11))
+    True
+    """
+    bits = max(1, -(-(num_samples - 1).bit_length() // 2))
+    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
+    keys = np.random.Philox(key=key).random_raw(_ROUNDS)
+    ids = _feistel(places.astype(np.uint64), keys, bits)
+    while (outside := ids >= num_samples).any():
+        ids[outside] = _feistel(ids[outside], keys, bits)
+    return ids.astype(np.int64)
+
+
+def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    """A permutation of the numbers below 2 ** (2 x bits)."""
+    shift, mask = np.uint64(bits), np.uint64(2**bits - 1)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014, figure 5), modulo 2 ** 64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
