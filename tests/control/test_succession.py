@@ -1,6 +1,7 @@
 """A controller that dies at any record of its journal, and the one that takes its place."""
 
 import dataclasses
+import sys
 from typing import Any
 
 import msgspec
@@ -252,3 +253,12 @@ def test_a_journal_that_holds_something_else_is_refused(tmp_path):
         with pytest.raises(JobError, match="R043"):
             replay(path)
     assert len(read_journal(path)) == 1
+
+
+def test_a_journal_imports_nothing_that_is_not_ours(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    path = tmp_path / "journal"
+    Journal(path).begin(b"cthis\ns\n.")
+    with pytest.raises(JobError, match="R043"):
+        replay(path)
+    assert "this" not in sys.modules

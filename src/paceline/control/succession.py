@@ -155,9 +155,12 @@ class _OursOnly(pickle.Unpickler):
     """Makes nothing but what a snapshot is made of."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        found = super().find_class(module_name, global_name)
-        is_ours = module_name.startswith(_OURS)
-        if (module_name, global_name) in _PLAIN or (is_ours and isinstance(found, type)):
+        # Asked before anything is imported: an import alone can run code.
+        if (module_name, global_name) in _PLAIN:
+            return super().find_class(module_name, global_name)
+        if module_name.startswith(_OURS) and isinstance(
+            found := super().find_class(module_name, global_name), type
+        ):
             return found
         raise pickle.UnpicklingError(f"{module_name}.{global_name} does not belong here")
 
