@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import sys
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from paceline.runtime.checkpoint._memory import make_memory, map_memory
 from paceline.runtime.checkpoint._share import Share
+from paceline.runtime.devices import is_accelerator, pins_memory, synchronize
+from paceline.units import format_bytes
 
 _ALIGN_BYTES = 64
 """Where values may begin: a cache line, which suits every type."""
@@ -25,6 +28,8 @@ class Stage:
         self.num_bytes = 0
         self._memory: mmap.mmap | None = None
         self._tensors: dict[_Place, Tensor] = {}
+        self._pinned: int | None = None
+        """Address that CUDA has registered."""
 
     @torch.no_grad()
     def copy(self, share: Share) -> tuple[int, ...]:
@@ -37,17 +42,32 @@ class Stage:
         for record in share.records:
             starts.append(end)
             end += -(-record.num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
-        on_accelerator = any(each is not None and each.is_cuda for each in share.tensors)
+        tensors = [tensor for tensor in share.tensors if tensor is not None]
+        devices = {tensor.device for tensor in tensors if is_accelerator(tensor.device)}
         if end > self.num_bytes or self._memory is None:
-            self._make_room(end, pinned=on_accelerator)
+            self._make_room(end, pinned=any(map(pins_memory, devices)))
         for start, tensor in zip(starts, share.tensors, strict=True):
             if tensor is not None and tensor.numel():
                 self._at((start, tuple(tensor.shape), tensor.dtype)).copy_(
                     tensor, non_blocking=True
                 )
-        if on_accelerator:
-            torch.cuda.synchronize()
+        for device in devices:
+            synchronize(device)
         return tuple(starts)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        if self._pinned is not None:
+            # Registered memory that is unmapped stays locked, and another mapping at its address
+            # cannot be registered.
+            _cudart().cudaHostUnregister(self._pinned)
+            self._pinned = None
+        # What was mapped is unmapped with the last tensor that lies in it.
+        self._tensors, self._memory = {}, None
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+        self.num_bytes = 0
 
     def _at(self, place: _Place) -> Tensor:
         kept = self._tensors.get(place)
@@ -60,16 +80,29 @@ class Stage:
         return kept
 
     def _make_room(self, num_bytes: int, *, pinned: bool) -> None:
-        # What was mapped before is unmapped with the last tensor that lies in it.
-        self._tensors, self._memory = {}, None
-        if self.fd is not None:
-            os.close(self.fd)
+        self.close()
         self.num_bytes = max(num_bytes, mmap.PAGESIZE)
         self.fd = make_memory("paceline-stage", self.num_bytes)
         self._memory = map_memory(self.fd, self.num_bytes, populate=True)
         if pinned:
-            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-            # Copies from the accelerator are asynchronous and fast only into pinned memory. Where
-            # it refuses (a limit on locked memory), they are slower and as right.
-            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            cudart.cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
+            self._pinned = _pin(torch.frombuffer(self._memory, dtype=torch.uint8))
+
+
+def _pin(memory: Tensor) -> int | None:
+    """Address of memory that CUDA copies to without blocking; None where it refuses (a limit on
+    locked memory): copies are slower then and as right. The refusal is logged."""
+    result = _cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if int(result) == 0:
+        return memory.data_ptr()
+    print(
+        f"paceline: checkpoints are staged in memory that is not pinned, so saves stall training "
+        f"for longer: cudaHostRegister of {format_bytes(memory.nbytes)} failed with {result} "
+        "(see ulimit -l)",
+        file=sys.stderr,
+        flush=True,
+    )
+    return None
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
