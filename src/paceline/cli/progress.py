@@ -115,8 +115,8 @@ class ProgressView:
         self._line(f"{state.outcome}    {steps}, {restarts}, {took}")
         if state.exactness != "bitwise":
             self._line(
-                "exactness   numeric: some steps were split over fewer ranks, and equal an "
-                "undisturbed run's to rounding"
+                "exactness   numeric: some steps were split over fewer ranks, or "
+                "train.deterministic is off; they equal an undisturbed run's to rounding"
             )
         if state.reason:
             self._line(f"why         {state.reason}")

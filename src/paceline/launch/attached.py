@@ -24,7 +24,7 @@ from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
-from paceline.plan import Plan
+from paceline.plan import Plan, is_deterministic
 from paceline.record.events import (
     AnyEvent,
     BatchSkipped,
@@ -286,7 +286,7 @@ def _setup(job: Job, plan: Plan, before: list[AnyEvent]) -> Setup:
         shrink=job.spec.recovery.shrink,
         replace_timeout_s=job.spec.recovery.replace_timeout,
         tolerance=rounding_bound(plan.layout.global_batch, _UNIT_ROUNDOFF[plan.precision]),
-        is_numeric=_was_numeric(before, plan),
+        is_numeric=_was_numeric(before, plan) or not is_deterministic(job, plan),
         poison=job.spec.recovery.poison,
         node_strikes=job.spec.recovery.node_strikes,
         strike_window_s=job.spec.recovery.strike_window,

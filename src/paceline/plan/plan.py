@@ -229,6 +229,12 @@ def decide_precision(job: Job, cluster: Cluster) -> Precision:
     return "fp16" if "fp16" in cluster.peak_flops_per_s and not runs_here else "fp32"
 
 
+def is_deterministic(job: Job, plan: Plan) -> bool:
+    """Whether repeated steps give the same bits: as asked; left open, on CPUs alone."""
+    asked = job.spec.train.deterministic
+    return plan.cluster.accelerator == "cpu" if asked == "auto" else asked
+
+
 def _check_precision(job: Job, cluster: Cluster) -> Iterator[Problem]:
     """A precision that the accelerator is known to lack; an unknown accelerator may have it."""
     asked, known = job.spec.train.precision, cluster.peak_flops_per_s

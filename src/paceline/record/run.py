@@ -427,11 +427,17 @@ def _summarise(run: RunFolder) -> RunSummary:
     script = run.script()
     if script is not None:
         return _summarise_script(run, script)
+    from paceline.plan import is_deterministic
+
     info, spec, events = run.info(), run.job().spec, read_events(run.events_file)
     metrics = read_metrics(run.metrics_file)
     finished = [event for event in events if isinstance(event, RunFinished)]
     started = [event for event in events if isinstance(event, RunStarted | RunFinished)]
     over = bool(started) and isinstance(started[-1], RunFinished)
+    plan = run.plan()
+    is_numeric = not is_deterministic(run.job(), plan) or any(
+        isinstance(event, ExactnessChanged) for event in events
+    )
     if is_held(run.path):
         state = "running"
     elif not started:
@@ -452,8 +458,8 @@ def _summarise(run: RunFolder) -> RunSummary:
             sum(isinstance(event, TrainingStarted) for event in events)
             - sum(isinstance(event, RunStarted) for event in events),
         ),
-        layout=run.plan().layout.name,
-        exactness="numeric" if any(isinstance(e, ExactnessChanged) for e in events) else "bitwise",
+        layout=plan.layout.name,
+        exactness="numeric" if is_numeric else "bitwise",
     )
 
 

@@ -78,8 +78,8 @@ def main() -> NoReturn:
 
 
 def _work(options: _Options, channel: Channel, progress: Progress) -> None:
-    import torch
-
+    from paceline.plan import is_deterministic
+    from paceline.runtime.determinism import set_deterministic
     from paceline.runtime.devices import DEVICES
     from paceline.runtime.recovery.groups import Groups
     from paceline.runtime.recovery.member import Member
@@ -87,7 +87,7 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
 
     run = open_run(options.run)
     job, plan = run.job(), run.plan()
-    torch.use_deterministic_algorithms(True, warn_only=plan.cluster.backend != "gloo")
+    set_deterministic(is_deterministic(job, plan))
     groups = Groups(
         backend=DEVICES[plan.cluster.backend].transports, listener=_listener(job, channel)
     )

@@ -208,6 +208,12 @@ class TrainSpec:
     """Compile each block with `torch.compile`, which takes a minute or so before the first step.
     Needs a C++ compiler on a CPU, Triton on a GPU."""
 
+    deterministic: bool | Auto = "auto"
+    """Whether a step that is repeated gives the same bits, so that a run that recovered ends as an
+    undisturbed one would. Operations without a deterministic kernel then raise, and attention's
+    backward pass and scatters take slower kernels. `auto` is true on CPUs and false on GPUs, where
+    the run's record says `numeric`: repeated steps equal the first ones to rounding."""
+
     gradient_compression: Literal["none", "bf16", "fp16", "powersgd"] = "none"
     """Only with `layout.sharding: none`: how gradients are sent. `bf16` halves the bytes and rounds
     to 8 bits. `fp16` halves them too, and overflows above 65,504: prefer `bf16`. `powersgd` sends

@@ -24,6 +24,7 @@ from paceline.record.bench import RankTimes, Stretch, write_times
 from paceline.record.run import open_run
 from paceline.runtime._torch_private import load_compiler
 from paceline.runtime.bench.program import bench_rank
+from paceline.runtime.determinism import set_deterministic
 from paceline.runtime.devices import DEVICES, device_of
 
 _TIMEOUT_S = 600
@@ -64,7 +65,7 @@ def _parse() -> argparse.Namespace:
 
 def _meet(folder: Path, rank: int, world: int, plan: Plan) -> torch.device:
     device = device_of(plan.cluster.backend, rank)
-    torch.use_deterministic_algorithms(True, warn_only=device.type != "cpu")  # as in a run
+    set_deterministic(plan.cluster.accelerator == "cpu")  # as in a run that leaves it open
     dist.init_process_group(
         DEVICES[plan.cluster.backend].transports,
         init_method=f"file://{folder}/store",
