@@ -33,12 +33,13 @@ import msgspec
 
 from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
+from paceline.control.environment import environment_of_workers
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
 from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
-from paceline.control.network import address_toward, interface_of, machine
+from paceline.control.network import machine
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
@@ -46,7 +47,6 @@ from paceline.record.holding import find_controller, hold_agents
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec.faults import parse_fault
-from paceline.topology import Cluster
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 """Environment variable with the secret that proves an agent belongs to this controller."""
@@ -122,14 +122,16 @@ class Agent:
         self._injections: set[asyncio.Task[None]] = set()
         spec = run.job().spec
         self._grace_s = spec.recovery.grace
-        self._lookout = Lookout(floor_s=spec.recovery.patience)
         cluster = run.cluster()
+        num_ranks = cluster.ranks_per_node * cluster.num_nodes
+        self._lookout = Lookout(floor_s=spec.recovery.patience, num_ranks=num_ranks)
         # Snapshots lie by node, and on one machine every rank stands for a node.
         per_agent = cluster.ranks_per_node if cluster.is_local else 1
         self._memories = range(node * per_agent, (node + 1) * per_agent)
         self._ranks_per_node = cluster.ranks_per_node
         self._nursery = Nursery(
-            _environment(cluster, controller[0]), run.logs / f"agent-{node}.log"
+            environment_of_workers(cluster, controller[0], without=TOKEN_VARIABLE),
+            run.logs / f"agent-{node}.log",
         )
 
     async def serve(self) -> None:
@@ -480,23 +482,6 @@ def _seen(found: Finding) -> say.Seen:
         in_collective=found.in_collective,
         stacks=found.stacks,
     )
-
-
-def _environment(cluster: Cluster, controller: str) -> dict[str, str]:
-    """What a launcher must set for every worker: no more threads than cores, and where to talk."""
-    environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
-    environment |= {
-        "WORLD_SIZE": str(cluster.ranks_per_node * cluster.num_nodes),
-        "LOCAL_WORLD_SIZE": str(cluster.ranks_per_node),
-        "PYTHONUNBUFFERED": "1",
-    }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, int(cluster.cores_per_rank or 1))))
-    own = environment.setdefault("PACELINE_HOST", address_toward(controller))
-    # Gloo would take the interface of the host's name, which may be one that nobody else reaches.
-    interface = interface_of(own)
-    if interface is not None:
-        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return environment
 
 
 def main() -> int:

@@ -60,8 +60,8 @@ class _Watched:
 class Lookout:
     """All workers of one agent."""
 
-    def __init__(self, *, floor_s: float) -> None:
-        self._patience = Patience(floor_s=floor_s)
+    def __init__(self, *, floor_s: float, num_ranks: int = 1) -> None:
+        self._patience = Patience(floor_s=floor_s, num_ranks=num_ranks)
         self._watched: dict[int, _Watched] = {}
 
     def add(self, worker: int, pid: int, slot: SlotFile) -> None:

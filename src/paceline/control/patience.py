@@ -58,7 +58,6 @@ UNKNOWN_S: dict[Phase, float] = {
     Phase.STARTING: 300.0,
     Phase.IMPORTING: 300.0,
     Phase.BUILDING: 1800.0,
-    Phase.JOINING: 120.0,
     Phase.RESTORING: 1800.0,
     Phase.COMPILING: 1800.0,
     Phase.SAVE: 1800.0,
@@ -84,6 +83,30 @@ UNKNOWN_STEP_S = 300.0
 communicators and its kernels."""
 
 
+MEET_S = 60.0
+"""How long two ranks may take to meet. A guess: it takes a tenth of a second here."""
+
+_MEET_S_PER_RANK = 0.02
+"""Added for each rank. Meta report 200 s for NCCL's cold start at 16 thousand ranks, 300 s at 22,
+600 s at 64 and 900 s at 98 (arXiv:2602.00277), 9 to 14 ms a rank; this and the constant part leave
+at least two thirds over each."""
+
+
+TIMES_MEETING = 2.0
+"""Times that limit, after which an agent calls a worker late that is still meeting. A guess: the
+controller's own rule comes first, as it knows who is missing."""
+
+
+def meet_limit_s(num_ranks: int, at_least_s: float = MEET_S) -> float:
+    """How long this many ranks may take to meet: each more asks for its own time, as all meet in
+    one store and connect to each other.
+
+    >>> round(meet_limit_s(16384))
+    388
+    """
+    return at_least_s + _MEET_S_PER_RANK * num_ranks
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds in one phase, without a change of place."""
@@ -95,11 +118,13 @@ class Limits:
 class Patience:
     """What has been learned. Memory is bounded by `WINDOW` numbers for each phase."""
 
-    def __init__(self, *, floor_s: float) -> None:
+    def __init__(self, *, floor_s: float, num_ranks: int = 1) -> None:
         """Args:
         floor_s: Whatever may only be slow has at least this long; what is stopped, half of it.
+        num_ranks: As many meet.
         """
         self._floor_s = floor_s
+        self._unknown_s = UNKNOWN_S | {Phase.JOINING: TIMES_MEETING * meet_limit_s(num_ranks)}
         self._histories: dict[tuple[Phase, bool], _History] = {}
 
     def learn(self, durations: Iterable[Duration]) -> None:
@@ -124,7 +149,7 @@ class Patience:
         """
         if phase is Phase.PARKED:  # it waits for orders, not for itself
             return Limits(float("inf"), float("inf"))
-        usual_s = UNKNOWN_S.get(phase, UNKNOWN_STEP_S)
+        usual_s = self._unknown_s.get(phase, UNKNOWN_STEP_S)
         unknown_s = max(self._floor_s, usual_s * self._floor_s / USUAL_FLOOR_S)
         history = self._histories.get(_key(phase, is_first_step))
         if history is None or history.num_seen < ENOUGH:

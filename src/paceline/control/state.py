@@ -22,17 +22,13 @@ from typing import Literal
 import msgspec
 
 from paceline.control import messages as say
+from paceline.control.patience import MEET_S, meet_limit_s
 from paceline.control.policy import History, Rules
 from paceline.control.stragglers import Stragglers
 from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.parallel.shrink import Part
 from paceline.record import events as log
-
-_MEET_S_PER_RANK = 0.02
-"""Added for each rank to how long all may take to meet. Meta report 200 s for NCCL's cold start at
-16 thousand ranks, 300 s at 22, 600 s at 64 and 900 s at 98 (arXiv:2602.00277), 9 to 14 ms a rank;
-this and the constant part leave at least two thirds over each."""
 
 Phase = Literal["gathering", "forming", "joining", "training", "clearing", "over"]
 Outcome = Literal["finished", "interrupted", "failed"]
@@ -101,10 +97,9 @@ class Setup:
     """How long an interrupted worker may take to leave its groups before it is fenced, until it is
     known how long a step takes. A guess: milliseconds, unless it is busy computing or stopped."""
 
-    meet_timeout_s: float = 60.0
-    """How long two ranks may take to meet before one that has not is replaced. A guess: it takes a
-    tenth of a second here, but whoever waits there waits for ever if nobody ends it. See
-    `meet_limit_s` for many ranks."""
+    meet_timeout_s: float = MEET_S
+    """How long two ranks may take to meet before one that has not is replaced: whoever waits there
+    waits for ever if nobody ends it. See `meet_limit_s` for many ranks."""
 
     fence_timeout_s: float = 10.0
     """How long an agent may take to end its workers before it is ended itself; a guess, a hundred
@@ -122,15 +117,8 @@ class Setup:
         return self.num_nodes * self.ranks_per_node
 
     def meet_limit_s(self, num_ranks: int) -> float:
-        """How long this many ranks may take to meet: each more asks for its own time, as all meet
-        in one store and connect to each other.
-
-        >>> setup = Setup(num_nodes=2048, ranks_per_node=8, num_steps=1, max_restarts=3, grace_s=10,
-        ...     versions={}, resumed=False, layout="")
-        >>> round(setup.meet_limit_s(setup.num_ranks))
-        388
-        """
-        return self.meet_timeout_s + _MEET_S_PER_RANK * num_ranks
+        """How long this many ranks may take to meet."""
+        return meet_limit_s(num_ranks, self.meet_timeout_s)
 
     @property
     def rules(self) -> Rules:

@@ -89,7 +89,9 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     job, plan = run.job(), run.plan()
     set_deterministic(is_deterministic(job, plan))
     groups = Groups(
-        backend=DEVICES[plan.cluster.backend].transports, listener=_listener(job, channel)
+        backend=DEVICES[plan.cluster.backend].transports,
+        listener=_listener(job, channel),
+        limit_s=job.spec.recovery.collective_timeout,
     )
     channel.on_interrupt, channel.on_abort = groups.interrupt, groups.abort
     member = Member(

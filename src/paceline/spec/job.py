@@ -433,6 +433,11 @@ class RecoverySpec:
     the kernel says that it is stopped. Beyond, what counts is how long the same phase took before:
     see `docs/concepts/detection.md`."""
 
+    collective_timeout: Wait = 600.0
+    """How long one operation between accelerators may take before NCCL gives it up; its default. A
+    hang is found long before, as `patience` has it. What ranks agree on over gloo, such as a
+    restore, has two hours."""
+
     heartbeat: Wait = 5.0
     """A node whose agent is silent for this long, and does not answer when asked another way, is
     lost."""

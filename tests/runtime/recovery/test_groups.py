@@ -3,12 +3,19 @@
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from paceline.control.messages import Join
+from paceline.runtime.recovery import groups as module
 from paceline.runtime.recovery.groups import Groups, Interrupted, listen_for_store
+
+CPU = torch.device("cpu")
 
 
 def order(generation: int, port: int) -> Join:
@@ -28,9 +35,9 @@ def test_after_a_meeting_that_broke_off_the_next_has_the_names_of_everybody_else
     alone = order(1, groups.address[1])
     two = Join(**{name: getattr(alone, name) for name in alone.__struct_fields__} | {"rank": 5})
     with pytest.raises((ValueError, RuntimeError, Interrupted)):
-        groups.join(two)  # rank 5 of 1: the meeting breaks off inside torch
+        groups.join(two, CPU)  # rank 5 of 1: the meeting breaks off inside torch
     groups.leave()
-    groups.join(order(2, groups.address[1]))
+    groups.join(order(2, groups.address[1]), CPU)
     try:
         assert dist.distributed_c10d._get_process_group_name(dist.group.WORLD) == "0"
     finally:
@@ -46,7 +53,7 @@ def test_a_worker_whose_store_has_died_can_be_called_away_from_looking_for_it():
     caller.start()
     began = time.monotonic()
     with pytest.raises(Interrupted):
-        groups.join(order(1, port))
+        groups.join(order(1, port), CPU)
     assert time.monotonic() - began < 4.0  # a worker gets 5 s to leave
     groups.leave()
 
@@ -58,3 +65,117 @@ def test_a_store_listens_on_this_machine_alone():
         assert isinstance(listener, socket.socket)
     finally:
         listener.close()
+
+
+@pytest.fixture
+def joined() -> Iterator[Groups]:
+    groups = Groups(backend="gloo", listener=listen_for_store(0))
+    groups.join(order(1, groups.address[1]), CPU)
+    yield groups
+    groups.leave()
+
+
+def test_a_socket_that_another_thread_opens_meanwhile_outlives_an_abort(joined: Groups) -> None:
+    """Such as one to a place that keeps logs or checkpoints."""
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        with joined.opening():
+            client = socket.create_connection(service.getsockname())
+        served, _ = service.accept()
+        with client, served:
+            joined.interrupt(1)
+            joined.abort(1)
+            assert joined._aborting is not None
+            joined._aborting.join()
+            client.sendall(b"still there")
+            assert served.recv(64) == b"still there"
+    assert joined._store is not None
+    with pytest.raises(RuntimeError):  # the one to the store was shut
+        joined._store.set("key", "value")
+
+
+def test_gloos_sockets_are_told_from_those_of_other_clients() -> None:
+    """By what gloo of this torch sets on both ends."""
+    port = listen_for_store(0)
+    number = port.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", number, None, True, master_listen_fd=port.detach())
+    before = module._tcp_sockets()
+
+    def meet(rank: int) -> dist.ProcessGroupGloo:
+        limit = timedelta(seconds=30)
+        return dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, 2, limit)
+
+    with ThreadPoolExecutor(2) as both:
+        pair = list(both.map(meet, range(2)))
+    found = set(module._tcp_sockets(store_port=number, own_port=number)) - set(before)
+    assert len(found) == 2
+    del pair
+
+
+def test_an_interruption_alone_shuts_nothing(joined: Groups) -> None:
+    joined.interrupt(1)
+    dist.barrier()
+    assert joined._store is not None
+    joined._store.set("key", "value")
+    with pytest.raises(Interrupted), joined.opening():
+        pass
+
+
+class Part:
+    """An accelerator's part of a group, whose abort does as it is told."""
+
+    def __init__(self, act: Callable[[], object] = lambda: None) -> None:
+        self.act = act
+        self.begun = threading.Event()
+
+    def abort(self) -> None:
+        self.begun.set()
+        self.act()
+
+
+def fails() -> None:
+    raise RuntimeError("unhandled cuda error")
+
+
+def test_an_abort_that_blocks_or_raises_holds_up_no_other_and_no_later_order(
+    joined: Groups, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    may_end = threading.Event()
+    parts = [Part(may_end.wait), Part(fails), Part()]
+    monkeypatch.setattr(module, "_abortable", lambda: parts)
+    joined.abort(1)
+    joined.abort(1)
+    joined.interrupt(2)
+    assert all(part.begun.wait(30) for part in parts)
+    may_end.set()
+    joined.leave()
+    assert "did not abort: unhandled cuda error" in capfd.readouterr().err
+
+
+def test_a_worker_whose_groups_cannot_be_aborted_ends_itself(
+    joined: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(module, "_abortable", lambda: [Part(may_end.wait)])
+    monkeypatch.setattr(module, "_ABORT_S", 0.01)
+    monkeypatch.setattr(module.os, "_exit", lambda code: ended.set())
+    joined.abort(1)
+    assert ended.wait(30)
+    may_end.set()
+
+
+def test_the_word_of_an_earlier_generations_watchdog_is_taken_out_of_the_store() -> None:
+    groups = Groups(backend="gloo", listener=listen_for_store(0))
+    store = dist.TCPStore("127.0.0.1", groups.address[1], None, False)
+    store.set("exception_dump", "rank 3")
+    store.set("other", "stays")
+    groups.join(order(1, groups.address[1]), CPU)
+    try:
+        assert not store.check(["exception_dump"])
+        assert store.check(["other"])
+    finally:
+        groups.leave()
+
+
+def test_operations_over_gloo_have_a_time_limit_of_their_own(joined: Groups) -> None:
+    backend = dist.group.WORLD._get_backend(CPU)  # type: ignore[union-attr]
+    assert backend.options._timeout == module._HOST_LIMIT

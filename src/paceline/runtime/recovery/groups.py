@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore  # where dist has them from, typed
+from torch._C._distributed_c10d import Backend, PrefixStore, TCPStore  # as dist has them, typed
 
 from paceline.control.messages import Join
 from paceline.runtime.devices import is_accelerator
@@ -40,6 +41,15 @@ _LEFT_S = 0.1
 """For operations whose sockets were shut to raise, before they count as asleep for good. They do
 within milliseconds (measured)."""
 
+_ABORT_S = 60.0
+"""For all groups to abort, before this process ends itself. A guess: the controller ends it sooner
+(`control/interrupting.py`), and this is for a worker that it cannot reach."""
+
+_HOST_LIMIT = timedelta(hours=2)
+"""For one operation over gloo, which carries what ranks agree on: some wait there while others read
+and hash a checkpoint. Twice the 54 minutes that one rank takes for 4.9 TB at 1.5 GB/s. Whoever
+hangs is found by its agent long before."""
+
 _Sockets = dict[int, int]
 """File descriptor -> inode, which tells a socket from a later one with the same descriptor."""
 
@@ -51,16 +61,18 @@ class Interrupted(Exception):
 class Groups:
     """The process groups of this worker, from generation to generation."""
 
-    def __init__(self, *, backend: str, listener: socket.socket) -> None:
+    def __init__(self, *, backend: str, listener: socket.socket, limit_s: float = 600.0) -> None:
         """
         Args:
             backend: As for `init_process_group`.
             listener: Where the rendezvous store is served; taken over.
+            limit_s: For one operation between accelerators.
         """
         self.address: tuple[str, int] = listener.getsockname()[:2]
         """Of the store that this process serves, whether or not anybody comes."""
 
         self._backend = backend
+        self._limit = timedelta(seconds=limit_s)
         host, port = self.address
         self._server = TCPStore(
             host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -70,21 +82,31 @@ class Groups:
         self._interrupted = self._aborted = 0
         self._sockets: _Sockets = {}
         self._before: _Sockets | None = None
+        self._store_port = 0
+        self._aborting: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def join(self, order: Join) -> None:
+    def join(self, order: Join, device: torch.device) -> None:
         """Form the default group of a generation. Collective.
 
         Raises:
             Interrupted: Before all had met, the generation was given up.
         """
-        self._generation = order.generation
+        self._generation, self._store_port = order.generation, order.port
         with self.opening():
             self._store = self._find_store(order)
+            if order.rank == 0:  # a watchdog of an earlier generation may have left it (torch 2.13)
+                self._store.delete_key("exception_dump")
             prefix = PrefixStore(f"generation-{order.generation}", self._store)
             hook = sys.excepthook  # torch wraps it each time, to print a rank before each line
             dist.init_process_group(
-                self._backend, store=prefix, rank=order.rank, world_size=order.world_size
+                self._backend,
+                store=prefix,
+                rank=order.rank,
+                world_size=order.world_size,
+                # Communicators are made here, all within the limit of a meeting, and not in the
+                # first collective of each group, where nothing can abort them.
+                device_id=device if self._backend.endswith(":nccl") else None,
             )
             sys.excepthook = hook
 
@@ -118,16 +140,19 @@ class Groups:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Around whatever makes process groups: their sockets are the ones that an interruption
-        shuts down.
+        """Around whatever makes process groups: their sockets are the ones that an abort shuts
+        down, and they get the time limits.
 
         Raises:
-            Interrupted: Afterwards, when an interruption came meanwhile.
+            Interrupted: Before or afterwards, when the generation is over by then.
         """
+        if self._is_interrupted:
+            raise Interrupted
         with self._lock:
             self._before = _tcp_sockets()
         try:
             yield
+            self._set_limits()
         finally:
             with self._lock:
                 self._sockets |= self._opened()
@@ -143,14 +168,19 @@ class Groups:
         self._interrupted = max(self._interrupted, generation)
 
     def abort(self, generation: int) -> None:
-        """Make every operation of this generation's groups end, in whatever thread it waits."""
+        """Make every operation of this generation's groups end, in whatever thread it waits.
+
+        Returns at once: NCCL's abort may block for as long as its groups' time limit. `leave` waits
+        for it, and the process ends when it takes longer than `_ABORT_S`.
+        """
         self.interrupt(generation)
         with self._lock:
-            self._aborted = max(self._aborted, generation)
-            if self._is_aborted:
-                _shut_down(self._sockets | self._opened())
-                _abort_nccl()
-                break_off(Interrupted("this generation is over"))
+            is_new, self._aborted = generation > self._aborted, max(self._aborted, generation)
+            if is_new and self._is_aborted:
+                self._aborting = threading.Thread(
+                    target=self._abort, name="paceline-abort", daemon=True
+                )
+                self._aborting.start()
 
     def leave(self) -> None:
         """Destroy the groups, so that others can be made under the same names."""
@@ -160,6 +190,9 @@ class Groups:
             self._sockets = {}
         break_off(Interrupted("this generation is over"))
         _outlive(take_broken_off())
+        if self._aborting is not None:
+            self._aborting.join()
+            self._aborting = None
         if dist.is_initialized():
             dist.destroy_process_group()
         # torch names the default group by a count that only destroying one resets. Where a meeting
@@ -167,6 +200,37 @@ class Groups:
         # that it does not use (torch 2.13, `_process_group_name`).
         dist.distributed_c10d._world.group_count = 0
         self._store = None
+
+    def _abort(self) -> None:
+        """A thread for each group, so that none waits for another's; gloo has sockets only."""
+        threads = [
+            threading.Thread(target=_abort_one, args=[backend], daemon=True)
+            for backend in _abortable()
+        ]
+        for thread in threads:
+            thread.start()
+        while True:
+            with self._lock:
+                sockets, is_opening = self._sockets | self._opened(), self._before is not None
+            _shut_down(sockets)
+            break_off(Interrupted("this generation is over"))
+            if not is_opening:
+                break
+            time.sleep(_LOOK_S)
+        deadline = time.monotonic() + _ABORT_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            print(f"aborting the process groups took over {_ABORT_S:.0f} s", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _set_limits(self) -> None:
+        for group in list(dist.distributed_c10d._world.pg_map):
+            for device in group._device_types:
+                set_limit = getattr(group._get_backend(device), "_set_default_timeout", None)
+                if set_limit is not None:
+                    set_limit(self._limit if is_accelerator(device) else _HOST_LIMIT)
 
     @property
     def _is_interrupted(self) -> bool:
@@ -177,10 +241,10 @@ class Groups:
         return self._aborted >= self._generation > 0
 
     def _opened(self) -> _Sockets:
-        """Since `opening` began. What others opened to the store that is served here is theirs."""
+        """Those of process groups, since `opening` began."""
         if self._before is None:
             return {}
-        found = _tcp_sockets(but_port=self.address[1])
+        found = _tcp_sockets(store_port=self._store_port, own_port=self.address[1])
         return {fd: inode for fd, inode in found.items() if self._before.get(fd) != inode}
 
 
@@ -213,15 +277,31 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _tcp_sockets(*, but_port: int | None = None) -> _Sockets:
-    """The connected TCP sockets of this process, but those accepted at one port."""
+def _tcp_sockets(*, store_port: int | None = None, own_port: int = 0) -> _Sockets:
+    """The connected TCP sockets of this process.
+
+    Args:
+        store_port: Given one, only those of process groups: gloo's, and the connection to the store
+            at this port. A program has sockets of its own, and other threads open some meanwhile.
+        own_port: Of the store that is served here: what others opened to it is theirs.
+    """
     found: _Sockets = {}
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
         fd = int(name)
         with _borrowed(fd) as each:
-            if each is not None and not (but_port and each.getsockname()[1] == but_port):
+            if each is not None and (store_port is None or _is_ours(each, store_port, own_port)):
                 found[fd] = os.fstat(fd).st_ino
     return found
+
+
+def _is_ours(connected: socket.socket, store_port: int, own_port: int) -> bool:
+    """Whether a socket is gloo's, or leads to the store. gloo sets SO_REUSEADDR at both ends (torch
+    2.13, gloo's transport/tcp/socket.cc), which neither a client of anything else nor NCCL does."""
+    if connected.getsockname()[1] == own_port:
+        return False
+    if connected.getpeername()[1] == store_port:
+        return True
+    return bool(connected.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR))
 
 
 def _shut_down(sockets: _Sockets) -> None:
@@ -278,8 +358,18 @@ def _outlive(works: list[dist.Work]) -> None:
     threading.Thread(target=keep, args=(groups,), name="paceline-left", daemon=True).start()
 
 
-def _abort_nccl() -> None:
-    for group in list(dist.distributed_c10d._world.pg_map):
-        for device in group._device_types:
-            if is_accelerator(device):
-                group._get_backend(device).abort()
+def _abortable() -> list[Backend]:
+    """The accelerators' parts of all groups, the newest first."""
+    return [
+        group._get_backend(device)
+        for group in reversed(list(dist.distributed_c10d._world.pg_map))
+        for device in group._device_types
+        if is_accelerator(device)
+    ]
+
+
+def _abort_one(backend: Backend) -> None:
+    try:
+        backend.abort()
+    except RuntimeError as error:  # it is being left: the log has why
+        print(f"a process group did not abort: {error}", file=sys.stderr, flush=True)

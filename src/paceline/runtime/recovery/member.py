@@ -109,7 +109,7 @@ class Member:
         device = device_of(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
         faults.pass_by("meet", 0)
-        self._groups.join(order)
+        self._groups.join(order, device)
         place = Place(
             rank=order.rank,
             world_size=dist.get_world_size(),
