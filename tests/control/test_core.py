@@ -692,6 +692,7 @@ def test_a_worker_that_raises_the_same_a_second_time_is_replaced():
     scene.meet(first_step=2)
     scene.says(0, crashed())
     assert scene.orders(say.KillWorker) == [say.KillWorker(worker=0)]
+    scene.exits(0, fenced=True)
     scene.parks(1)
     assert (scene.ranks, scene.state.phase) == ([2, 1], "joining")
 
@@ -702,6 +703,40 @@ def test_a_worker_whose_process_is_broken_is_replaced_at_once():
     scene.says(1, crashed(kind="AcceleratorError", parks=False))
     scene.parks(0)
     assert scene.ranks == [0, 2]
+
+
+def test_the_place_of_a_fenced_worker_is_given_away_when_its_process_has_ended():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.says(1, crashed(kind="AcceleratorError", parks=False))
+    scene.parks(0)
+    scene.wait(5.0)
+    assert (scene.ranks, scene.state.phase) == ([0, 2], "forming")
+    scene.exits(1, fenced=True)
+    assert scene.state.phase == "joining"
+    assert [join.local_rank for number, join in scene.told(say.Join) if number == 2] == [1]
+
+
+def test_a_worker_that_cannot_be_ended_gives_its_place_up_with_its_node():
+    scene = Scene(replace(FOUR, num_spares=2, fence_timeout_s=3.0))
+    scene.train()
+    assert scene.started[4:] == [(0, 4, None), (1, 5, None)]
+    scene.says(1, crashed(kind="AcceleratorError", parks=False))
+    scene.parks(0, 2, 3)
+    assert scene.state.phase == "forming"
+    scene.wait(4.0)
+    assert scene.agents_killed == [0]
+    scene.feed(state.AgentLost(0))
+    assert scene.ranks[2:] == [2, 3]
+    assert not any(worker.node == 0 for worker in scene.state.workers.values())
+
+
+def test_a_newcomer_on_another_node_does_not_wait_for_a_place_it_does_not_take():
+    scene = Scene(FOUR)
+    scene.train()
+    scene.says(3, crashed(kind="AcceleratorError", parks=False))
+    scene.parks(0, 1, 2)
+    assert (scene.ranks, scene.state.phase) == ([0, 1, 2, 4], "joining")
 
 
 def test_an_error_before_the_first_step_is_not_retried():
@@ -737,7 +772,9 @@ def test_what_fails_again_and_again_ends_the_run_and_names_the_samples():
 
 
 def ready_or_park(scene: Scene) -> None:
-    """Everybody who has a rank does what it needs to join."""
+    """Everybody who has a rank does what it needs to join, and who was fenced ends."""
+    for number in [number for number, each in scene.state.workers.items() if each.is_fenced]:
+        scene.exits(number, fenced=True)
     for number in scene.ranks:
         if number is not None and scene.state.workers[number].generation:
             scene.parks(number)

@@ -10,7 +10,7 @@ from paceline.control.drilling import faults_due_now
 from paceline.control.interrupting import abort_when_all_heard
 from paceline.control.resizing import grow_if_ready, shrink_if_short
 from paceline.control.seats import is_true_of_all, set_slots
-from paceline.control.state import Slot, State
+from paceline.control.state import Slot, State, Worker
 from paceline.control.turn import Turn, tell
 from paceline.parallel.shrink import part_of
 from paceline.record import events as log
@@ -70,7 +70,29 @@ def join_if_all_wait(state: State, turn: Turn) -> None:
         return slot.worker is not None and state.workers[slot.worker].waits
 
     if state.phase == "forming" and is_true_of_all(state, "waits", waits):
-        _join(state, turn)
+        _end_leavers(state, turn)
+        if not _waits_for_a_place(state):
+            _join(state, turn)
+
+
+def _end_leavers(state: State, turn: Turn) -> None:
+    """Workers that will be taken away have left their generation: what they held, others have."""
+    for number, worker in state.workers.items():
+        if worker.leaves and not worker.is_fenced:
+            fence(state, worker, turn)
+            turn.send(worker.node, say.KillWorker(worker=number))
+
+
+def _waits_for_a_place(state: State) -> bool:
+    """Whether a newcomer's node has a worker that was told to die and has not: an accelerator is
+    free only when the process that had it has ended. A process with 70 GB there takes a while."""
+    ending = {worker.node for worker in state.workers.values() if _is_ending(worker)}
+    members = (state.workers[slot.worker] for slot in state.slots if slot.worker is not None)
+    return any(worker.node in ending for worker in members if not worker.generation)
+
+
+def _is_ending(worker: Worker) -> bool:
+    return worker.is_fenced and worker.generation > 0
 
 
 def _form_anew(state: State) -> None:
@@ -120,10 +142,6 @@ def _join(state: State, turn: Turn) -> None:
         )
     if state.failure is not None:
         state.failure.formed_at = turn.clock.monotonic_s
-    for number, worker in state.workers.items():
-        if worker.leaves and not worker.is_fenced:  # what it held, others have by now
-            fence(state, worker, turn)
-            turn.send(worker.node, say.KillWorker(worker=number))
 
 
 def _free_place(state: State, node: int, rank: int, taken: set[tuple[int, int]]) -> int:
