@@ -813,7 +813,73 @@ def test_the_last_resort_is_that_every_process_is_new():
     scene.meet(source="checkpoint", first_step=1)
     scene.exits(scene.ranks[1])
     assert scene.state.outcome == "failed"
-    assert "3 restart(s) got no further than step 1" in str(scene.state.reason)
+    assert "3 restart(s) in a row made no progress, last finished step" in str(scene.state.reason)
+
+
+def test_the_last_attempt_keeps_a_replica_that_lives():
+    scene = Scene(
+        replace(SPARE, split=Layout(data=2, sharding="none", micro_batch=1, accumulation=1))
+    )
+    scene.train()
+    for _ in range(3):
+        scene.exits(scene.ranks[1])
+        assert scene.state.phase == "forming"
+        ready_or_park(scene)
+        scene.meet(source="replica", first_step=2)
+    assert not scene.orders(say.KillWorkers)
+    assert scene.ranks[0] == 0
+    scene.exits(scene.ranks[1])
+    assert scene.state.outcome == "failed"
+
+
+def test_a_survivor_that_broke_off_inside_an_update_is_no_state_to_keep():
+    scene = Scene(
+        replace(SPARE, split=Layout(data=2, sharding="none", micro_batch=1, accumulation=1))
+    )
+    scene.train()
+    scene.exits(1)
+    scene.hears(0)
+    scene.says(0, say.Parked(applied_step=-1))
+    assert not scene.state.workers[0].holds
+    scene.meet(source="checkpoint")
+    assert scene.state.workers[0].holds
+
+
+def test_a_run_that_fell_back_and_advances_again_is_not_given_up():
+    """It was at step 50 once; each restart finishes steps, though none comes to 50 again."""
+    scene = Scene(SPARE)
+    scene.train(steps=50)
+    for attempt in range(13):
+        scene.exits(scene.ranks[1])
+        for number in scene.ranks[:1]:
+            assert number is not None
+            scene.parks(number)
+        ready_or_park(scene)
+        first = 20 + attempt
+        scene.meet(source="checkpoint", first_step=first)
+        scene.step(first)
+        scene.ready(*(n for n, worker in scene.state.workers.items() if worker.rank is None))
+    assert scene.state.outcome is None
+    assert scene.state.furthest_step == 50
+    assert scene.state.restarts == 13
+
+
+def test_a_run_that_falls_back_and_fails_at_the_same_step_each_time_is_given_up():
+    scene = Scene(SPARE)
+    scene.train(steps=50)
+    while scene.state.outcome is None:
+        scene.exits(scene.ranks[1])
+        if scene.state.outcome is not None or scene.state.restarts > 9:
+            break
+        ready_or_park(scene)
+        ready_or_park(scene)
+        scene.meet(source="checkpoint", first_step=41)
+        for step in range(41, 51):
+            scene.step(step)
+    assert scene.state.outcome == "failed"
+    assert "3 restart(s) in a row made no progress, last finished step 50" in str(
+        scene.state.reason
+    )
 
 
 def test_workers_that_die_before_they_are_ready_are_not_started_for_ever():

@@ -100,7 +100,7 @@ def test_the_breaker_stops_with_an_exit_code_of_its_own():
     verdict = judged(history, loss(), rules)
     assert verdict.rung == "stop"
     assert verdict.reason is not None
-    assert "2 restart(s) got no further than step 6" in verdict.reason
+    assert "2 restart(s) in a row made no progress, last finished step 6" in verdict.reason
     assert "again and again" in EXIT_CODES[verdict.exit_code]
 
 
@@ -108,6 +108,34 @@ def test_progress_gives_the_breaker_its_patience_back():
     history, rules = History(), Rules(max_restarts=1)
     for reached in range(1, 20):
         assert judged(history, loss(), rules, reached=reached).rung != "stop"
+
+
+def test_a_step_finished_after_a_restart_is_progress_though_the_run_was_further_once():
+    history, rules = History(), Rules(max_restarts=2)
+    for reached in (50, *range(20, 33)):
+        assert judged(history, loss(), rules, reached=reached).rung not in ("clear", "stop")
+
+
+def test_no_step_finished_after_a_restart_is_no_progress_wherever_it_failed():
+    history, rules = History(), Rules(max_restarts=1)
+    judged(history, loss(), rules, reached=50)
+    again = judge(history, loss(), rules, reached=20, now_s=100.0, advanced=False)
+    assert again.rung == "stop"
+
+
+def test_the_last_attempt_leaves_a_state_that_lives_alone():
+    history, rules = History(), Rules(max_restarts=2)
+    rungs = [
+        judge(history, loss(), rules, reached=6, now_s=100.0, state_lives=True).rung
+        for _ in range(3)
+    ]
+    assert rungs == ["replace process", "replace process", "stop"]
+
+
+def test_a_lost_connection_strikes_no_node():
+    history, rules = History(), Rules(max_restarts=9, node_strikes=1)
+    judged(history, loss("network"), rules)
+    assert not history.set_aside
 
 
 def test_a_run_that_may_not_restart_fails_as_it_failed():

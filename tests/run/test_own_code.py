@@ -94,7 +94,7 @@ def test_a_batch_that_always_raises_ends_the_run_after_the_restarts_allowed(tmp_
     scene = own_scene(tmp_path, fault="assert step.number != 6, 'poison'")
     run = scene.run("run", code=7)
     assert run.finished.restarts == 1
-    assert "got no further than step 5" in run.output
+    assert "made no progress, last finished step 5" in run.output
 
 
 POISON = "assert not (step.number == 6 and 3 in ids.tolist() + [3] * session.place.rank), 'poison'"
@@ -139,7 +139,7 @@ def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
     run = scene.run("run", code=CrashLoop.exit_code)
     assert "exited with 0 without a completion record" in run.output
     assert run.finished.restarts == 1
-    assert "got no further than step 5" in run.output
+    assert "made no progress, last finished step 5" in run.output
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ comes to be (`forming.py`).
 import signal
 
 from paceline.control import messages as say
-from paceline.control import policy
+from paceline.control import policy, world
 from paceline.control.crew import fence, start_agent
 from paceline.control.drilling import fault_while_parked
 from paceline.control.ending import give_up
@@ -26,7 +26,7 @@ def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) ->
     worker = state.workers[number]
     if worker.is_fenced:
         return
-    worker.waits = True
+    worker.waits, worker.holds = True, message.applied_step >= 0
     at_work = state.phase in ("joining", "training")
     as_agreed = message.planned and at_work and state.regroup is not None
     if as_agreed and worker.rank is not None:
@@ -134,7 +134,7 @@ def lose(
     )
     needs_a_person = crash is not None and not crash.retry
     if at_work or never_ready or never_worked or needs_a_person:
-        verdict = _judge(state, loss, turn)
+        verdict = _judge(state, loss, turn, without=lost if ends else [])
     else:
         verdict = Verdict(cause=note(state.history, loss), rung="replace process")
     _note_loss(state, loss, verdict.cause, crash.where if crash is not None else detail, turn)
@@ -194,11 +194,18 @@ def _loss(
     )
 
 
-def _judge(state: State, loss: policy.Loss, turn: Turn) -> Verdict:
+def _judge(state: State, loss: policy.Loss, turn: Turn, *, without: list[int]) -> Verdict:
     # A step that one rank is through was taken by all, even if not all have said so yet.
-    reached = max([state.furthest_step, *(slot.step for slot in state.slots)])
-    now_s = turn.clock.monotonic_s
-    return policy.judge(state.history, loss, state.setup.rules, reached=reached, now_s=now_s)
+    advanced = any(slot.last_step for slot in state.slots)
+    return policy.judge(
+        state.history,
+        loss,
+        state.setup.rules,
+        reached=max((slot.step for slot in state.slots), default=0) or state.furthest_step,
+        now_s=turn.clock.monotonic_s,
+        advanced=advanced and state.phase in ("joining", "training"),
+        state_lives=world.state_lives(state, without),
+    )
 
 
 def _note_loss(

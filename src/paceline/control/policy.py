@@ -6,7 +6,8 @@ From the gentlest to the last resort:
     meet again        nobody ended, a connection did: the same processes form new groups
     replace process   a spare or a new process takes the rank
     replace node      the same, and the ranks that this node loses go to other nodes from now on
-    clear             every process is ended, and the run goes on from a checkpoint
+    clear             every process is ended, and the run resumes from a checkpoint: the last
+                      attempt, where living processes do not hold a whole state together
     skip              the batch of this step is left out, where the job allows it
     stop
 
@@ -41,10 +42,9 @@ by more than its replacement costs."""
 
 Rung = Literal["retry", "meet again", "replace process", "replace node", "clear", "skip", "stop"]
 
-HARDWARE: frozenset[Cause] = frozenset(
-    {"accelerator", "process", "node", "hang", "network", "slow"}
-)
-"""Causes that count against the node they happened on."""
+HARDWARE: frozenset[Cause] = frozenset({"accelerator", "process", "node", "hang", "slow"})
+"""Causes that count against the node they happened on. A lost connection does not: whoever reports
+it, or has the lowest rank where all wait for each other, is not shown to be at fault."""
 
 _ACCELERATOR = ("CUDA error", "AcceleratorError", "NCCL error", "cuDNN error", "ECC", "Xid")
 """What torch says of an accelerator that is broken or lost."""
@@ -102,7 +102,7 @@ class History:
     """The losses that still count."""
 
     crashes: list[tuple[int, Crash]] = field(default_factory=list)
-    """Worker and exception, since the run last got further."""
+    """Worker and exception, since the run last made progress."""
 
     strikes: dict[int, list[float]] = field(default_factory=dict)
     """By node, when something happened there that may be the hardware's fault (monotonic)."""
@@ -111,13 +111,13 @@ class History:
     """Nodes that get no rank while another one can take it."""
 
     failures: int = 0
-    """Without getting further than before."""
+    """In a row without progress between them."""
 
     repeats: dict[str, int] = field(default_factory=dict)
     """The same of them: by exception, else by rank."""
 
     failed_at_step: int = -1
-    """How far the run was at the last one."""
+    """Last finished step at the last one; -1 before the first."""
 
     poison: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Steps that are left out, and the samples on whose account."""
@@ -139,13 +139,28 @@ class Verdict:
     """Of a node that is set aside by this loss; 0 for none."""
 
 
-def judge(history: History, loss: Loss, rules: Rules, *, reached: int, now_s: float) -> Verdict:
+def judge(
+    history: History,
+    loss: Loss,
+    rules: Rules,
+    *,
+    reached: int,
+    now_s: float,
+    advanced: bool = True,
+    state_lives: bool = False,
+) -> Verdict:
     """What to do about the first loss of a failure; it is added to the history.
+
+    A restart makes progress when the run finishes a step after it and does not fail at the step at
+    which it failed before. A run that fell back to an old checkpoint so makes progress long before
+    it is where it was; one that comes to the same step each time and fails there makes none.
 
     Args:
         history: Changed.
         reached: Last step that the run has finished, as far as anybody knows.
         now_s: On the monotonic clock.
+        advanced: Whether a step was finished since the last restart.
+        state_lives: Whether processes that live hold a whole state together.
     """
     crash = loss.crash
     blame = f"rank {loss.slot}: {loss.how}"
@@ -155,7 +170,7 @@ def judge(history: History, loss: Loss, rules: Rules, *, reached: int, now_s: fl
     if crash is not None and reached == 0 and history.failures == 0:
         reason = f"{blame} (before its first step)"
         return Verdict(cause=loss.cause, rung="stop", reason=reason, exit_code=exit_code)
-    if reached > history.failed_at_step:
+    if advanced and reached != history.failed_at_step:
         history.failures = 0
         history.repeats.clear()
         history.crashes.clear()
@@ -189,7 +204,7 @@ def judge(history: History, loss: Loss, rules: Rules, *, reached: int, now_s: fl
     strikes = _strike(history, loss.node, rules, now_s) if cause in HARDWARE else 0
     return Verdict(
         cause=cause,
-        rung=_rung(history, cause, crash, rules, again=again, strikes=strikes),
+        rung=_rung(history, cause, crash, rules, again=again, strikes=strikes, lives=state_lives),
         exit_code=exit_code,
         strikes=strikes,
     )
@@ -250,9 +265,10 @@ def _rung(
     *,
     again: bool,
     strikes: int,
+    lives: bool,
 ) -> Rung:
-    if _num_tried(history) == rules.max_restarts > 1:  # an only restart stays a gentle one
-        return "clear"
+    if not lives and _num_tried(history) == rules.max_restarts > 1:
+        return "clear"  # an only restart stays a gentle one
     if strikes:
         return "replace node"
     if crash is not None and crash.is_sound and not again:
@@ -272,7 +288,8 @@ def _num_tried(history: History) -> int:
 
 def _loop(blame: str, crash: Crash | None, tried: int, reached: int) -> str:
     which = f"; sample ids {_ids(crash.samples)}" if crash is not None and crash.samples else ""
-    return f"{blame}; {tried} restart(s) got no further than step {reached}{which}"
+    tries = f"{tried} restart(s) in a row made no progress"
+    return f"{blame}; {tries}, last finished step {reached}{which}"
 
 
 def _ids(samples: tuple[int, ...]) -> str:

@@ -26,7 +26,10 @@ def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) ->
     at, generation = turn.clock.unix_s, state.generation
     if state.slots[rank].restored is not None:
         return
-    state.slots[rank].restored = message
+    slot = state.slots[rank]
+    slot.restored = message
+    if slot.worker is not None:
+        state.workers[slot.worker].holds = True
     if rank == 0:
         for checkpoint, reason in message.refused:
             turn.record(

@@ -162,6 +162,10 @@ class Worker:
     part: Part | None = None
     """What it held when it last joined."""
 
+    holds: bool = False
+    """Whether it holds a state of that part: it has restored one, and was not in an update when it
+    last parked."""
+
     leaves: bool = False
     """Whether it was told by its node that it will be taken away."""
 

@@ -78,6 +78,19 @@ def is_kept_by_others(state: State) -> bool:
     return all(worker.part in kept for worker in members if worker.leaves)
 
 
+def state_lives(state: State, lost: list[int]) -> bool:
+    """Whether the ranks' workers, but these, hold every part of the state."""
+    layout = layout_of(state)
+    if layout is None:  # which rank holds what is not known here
+        return False
+    held = {
+        worker.part
+        for number, worker in state.workers.items()
+        if worker.holds and number not in lost and not worker.is_fenced
+    }
+    return all(part_of(layout, rank) in held for rank in range(layout.num_ranks))
+
+
 def resize(state: State, layout: Layout) -> None:
     """Give the ranks of a layout to the workers that live; the others become spares."""
     full = state.setup.split

@@ -378,15 +378,17 @@ class RecoverySpec:
     """What happens when a worker or a node dies."""
 
     max_restarts: Whole = 3
-    """Recoveries in a row without a finished step between them before the run gives up. The last
-    one, from the second on, ends every process and goes on from a checkpoint."""
+    """Restarts in a row without progress before the run gives up. A restart makes progress when the
+    run finishes a step after it and does not fail at the same step again. The last one, from the
+    second on, ends every process and resumes from a checkpoint, unless the processes that live hold
+    a whole state."""
 
     poison: Literal["stop", "skip"] = "stop"
     """What to do with a batch that two processes raised the same exception at. `stop` the run and
     name its samples, or `skip` its step: no rank applies it, and the record says so."""
 
     node_strikes: Positive = 3
-    """Failures of a node, by kills, hangs and lost connections, after which the ranks that it loses
+    """Failures of a node, such as kills and hangs, after which the ranks that it loses
     go to other nodes."""
 
     strike_window: Wait = 3600.0
