@@ -98,3 +98,44 @@ def test_lognormal_steps_are_never_late():
         seconds = draw.lognormvariate(0.0, 0.3)
         assert seconds < patience.limits(Phase.FORWARD).fence_s
         patience.learn([Duration(Phase.FORWARD, False, seconds)])
+
+
+def on_accelerator(*steps: tuple[float, float, float]) -> Patience:
+    """Steps of two micro-batches: launches of the passes, and the wait in the vote."""
+    patience = Patience(floor_s=10.0, on_accelerator=True)
+    for forward_s, backward_s, vote_s in steps:
+        passes = [Duration(Phase.FORWARD, False, forward_s)]
+        passes += [Duration(Phase.BACKWARD, False, backward_s)]
+        rest = [Duration(Phase.VOTE, False, vote_s), Duration(Phase.BOUNDARY, False, 0.0)]
+        patience.learn([*passes, *passes, *rest])
+    return patience
+
+
+def test_on_an_accelerator_every_phase_may_take_what_whole_steps_take():
+    """The host launches in a millisecond what the device does in two seconds."""
+    patience = on_accelerator(*[(0.001, 0.001, 2.0)] * 40)
+    for phase in (Phase.BACKWARD, Phase.VOTE, Phase.APPLY):
+        assert 24.0 < patience.limits(phase).fence_s < 24.2, phase
+    on_cpu = learned(*[0.001] * 40, phase=Phase.BACKWARD, floor_s=10.0)
+    assert on_cpu.limits(Phase.BACKWARD).fence_s == 10.0
+
+
+def test_on_an_accelerator_a_program_may_read_its_data_for_longer_than_the_floor():
+    patience = on_accelerator(*[(0.001, 0.001, 0.2)] * 40)
+    assert patience.limits(Phase.FORWARD).fence_s == 300.0
+    assert patience.limits(Phase.VOTE).fence_s == 10.0
+
+
+def test_steps_of_two_workers_are_not_mixed_up():
+    patience = Patience(floor_s=10.0, on_accelerator=True)
+    for _ in range(40):
+        for phase, seconds in ((Phase.FORWARD, 1.0), (Phase.BACKWARD, 1.0), (Phase.VOTE, 1.0)):
+            for worker in (0, 1):
+                patience.learn([Duration(phase, False, seconds)], worker)
+    assert patience.limits(Phase.VOTE).fence_s == 36.0
+
+
+def test_ranks_that_meet_have_longer_the_more_they_are():
+    """The controller's own limit for 16,384 ranks is 388 s, and comes first."""
+    assert Patience(floor_s=10.0, num_ranks=2).limits(Phase.JOINING).fence_s < 130.0
+    assert Patience(floor_s=10.0, num_ranks=16384).limits(Phase.JOINING).fence_s > 700.0

@@ -124,7 +124,11 @@ class Agent:
         self._grace_s = spec.recovery.grace
         cluster = run.cluster()
         num_ranks = cluster.ranks_per_node * cluster.num_nodes
-        self._lookout = Lookout(floor_s=spec.recovery.patience, num_ranks=num_ranks)
+        self._lookout = Lookout(
+            floor_s=spec.recovery.patience,
+            num_ranks=num_ranks,
+            on_accelerator=cluster.backend != "gloo",
+        )
         # Snapshots lie by node, and on one machine every rank stands for a node.
         per_agent = cluster.ranks_per_node if cluster.is_local else 1
         self._memories = range(node * per_agent, (node + 1) * per_agent)

@@ -60,8 +60,10 @@ class _Watched:
 class Lookout:
     """All workers of one agent."""
 
-    def __init__(self, *, floor_s: float, num_ranks: int = 1) -> None:
-        self._patience = Patience(floor_s=floor_s, num_ranks=num_ranks)
+    def __init__(self, *, floor_s: float, num_ranks: int = 1, on_accelerator: bool = False) -> None:
+        self._patience = Patience(
+            floor_s=floor_s, num_ranks=num_ranks, on_accelerator=on_accelerator
+        )
         self._watched: dict[int, _Watched] = {}
 
     def add(self, worker: int, pid: int, slot: SlotFile) -> None:
@@ -73,6 +75,7 @@ class Lookout:
         watched = self._watched.pop(worker, None)
         if watched is not None:
             watched.slot.close()
+            self._patience.forget(worker)
 
     def close(self) -> None:
         """Drop all."""
@@ -84,7 +87,7 @@ class Lookout:
         found = []
         now_s = time.monotonic()
         for worker, watched in self._watched.items():
-            self._patience.learn(watched.slot.take_durations())
+            self._patience.learn(watched.slot.take_durations(), worker)
             seen = self._look(worker, watched)
             if seen.is_late and now_s >= watched.reported_at_s + REPEAT_S:
                 watched.reported_at_s = now_s

@@ -7,6 +7,11 @@ of garbage, a file server) has until the second, `fence_s`.
 Every phase has a history of its own, and each phase of a process's first step another one, so that
 what is long by nature (compiling, saving, evaluating, the first step) neither is called late nor
 makes the others patient. All ranks an agent sees share one history: they do the same work.
+
+On an accelerator the phases of a step share one history, of whole steps: the host only launches a
+forward and a backward pass, in milliseconds, and waits wherever it first needs a result. What can
+take long in a forward pass there is the program's reading of its data, and that may take as long as
+the program's own code between two steps.
 """
 
 from collections import deque
@@ -118,23 +123,40 @@ class Limits:
 class Patience:
     """What has been learned. Memory is bounded by `WINDOW` numbers for each phase."""
 
-    def __init__(self, *, floor_s: float, num_ranks: int = 1) -> None:
+    def __init__(self, *, floor_s: float, num_ranks: int = 1, on_accelerator: bool = False) -> None:
         """Args:
         floor_s: Whatever may only be slow has at least this long; what is stopped, half of it.
         num_ranks: As many meet.
+        on_accelerator: Whether the host runs ahead of what it has launched.
         """
         self._floor_s = floor_s
+        self._on_accelerator = on_accelerator
+        self._steps: dict[int, _Step] = {}
         self._unknown_s = UNKNOWN_S | {Phase.JOINING: TIMES_MEETING * meet_limit_s(num_ranks)}
         self._histories: dict[tuple[Phase, bool], _History] = {}
 
-    def learn(self, durations: Iterable[Duration]) -> None:
-        """Take note of phases that have ended by themselves."""
+    def learn(self, durations: Iterable[Duration], worker: int = 0) -> None:
+        """Take note of phases that have ended by themselves, of one worker."""
         for one in durations:
-            key = _key(one.phase, one.is_first_step)
-            history = self._histories.get(key)
-            if history is None:
-                history = self._histories[key] = _History()
-            history.add(one.seconds)
+            if self._on_accelerator and one.phase.is_of_step:
+                whole_step = self._steps.setdefault(worker, _Step()).add(one)
+                if whole_step is not None:
+                    self._history(whole_step).add(whole_step.seconds)
+            else:
+                self._history(one).add(one.seconds)
+
+    def _history(self, one: Duration) -> "_History":
+        return self._histories.setdefault(self._key(one.phase, one.is_first_step), _History())
+
+    def forget(self, worker: int) -> None:
+        """It has ended, perhaps inside a step."""
+        self._steps.pop(worker, None)
+
+    def _key(self, phase: Phase, is_first_step: bool) -> tuple[Phase, bool]:
+        """On an accelerator, that of the vote is of whole steps."""
+        if self._on_accelerator and phase.is_of_step:
+            phase = Phase.VOTE
+        return phase, is_first_step and phase.is_of_step
 
     def limits(self, phase: Phase, *, is_first_step: bool = False) -> Limits:
         """How long this phase may take now.
@@ -151,7 +173,7 @@ class Patience:
             return Limits(float("inf"), float("inf"))
         usual_s = self._unknown_s.get(phase, UNKNOWN_STEP_S)
         unknown_s = max(self._floor_s, usual_s * self._floor_s / USUAL_FLOOR_S)
-        history = self._histories.get(_key(phase, is_first_step))
+        history = self._histories.get(self._key(phase, is_first_step))
         if history is None or history.num_seen < ENOUGH:
             few_s = self._few_s(phase, unknown_s)
             return Limits(few_s, few_s)
@@ -163,7 +185,8 @@ class Patience:
             TIMES_USUAL * history.usual_s,
             TIMES_LONGEST * history.longest_s,
         )
-        if phase is Phase.BOUNDARY:  # the program's own code, which may do anything now and then
+        # The program's own code may do anything now and then.
+        if phase is Phase.BOUNDARY or (self._on_accelerator and phase is Phase.FORWARD):
             fence_s = max(fence_s, unknown_s)
         elif not phase.is_of_step:  # rare, and it grows with the files: far less sure
             fence_s = max(fence_s, min(unknown_s, TIMES_RARE * suspect_s))
@@ -171,7 +194,7 @@ class Patience:
 
     def _few_s(self, phase: Phase, unknown_s: float) -> float:
         """For a phase that has not been seen often enough, in first steps or in others."""
-        seen = [self._histories.get((phase, first)) for first in (True, False)]
+        seen = [self._histories.get(self._key(phase, first)) for first in (True, False)]
         longest_s = max((one.longest_s for one in seen if one is not None), default=None)
         if longest_s is None:
             return unknown_s
@@ -179,8 +202,29 @@ class Patience:
         return max(self._floor_s, min(unknown_s, max(share * unknown_s, TIMES_USUAL * longest_s)))
 
 
-def _key(phase: Phase, is_first_step: bool) -> tuple[Phase, bool]:
-    return phase, is_first_step and phase.is_of_step
+class _Step:
+    """The phases of one worker's step in work."""
+
+    def __init__(self) -> None:
+        self._last = Phase.BOUNDARY
+        self._seconds = 0.0
+        self._is_first_step = False
+
+    def add(self, phase: Duration) -> Duration | None:
+        """The step before, when this phase is the first of another one.
+
+        Micro-batches go from the backward pass to the next forward pass; a step begins with a
+        forward pass after anything else.
+        """
+        whole = None
+        is_next = phase.phase is Phase.FORWARD and self._last > Phase.BACKWARD
+        if is_next and self._seconds:
+            whole = Duration(Phase.VOTE, self._is_first_step, self._seconds)
+        if is_next:
+            self._seconds, self._is_first_step = 0.0, phase.is_first_step
+        self._last = phase.phase
+        self._seconds += phase.seconds
+        return whole
 
 
 class _History:
