@@ -58,7 +58,7 @@ def test_a_host_that_is_more_than_a_name_is_refused(tmp_path, host):
 @pytest.mark.parametrize("host", ["::1", "[fd00::7]", "fe80::1%eth0", "root@fd00::7"])
 def test_an_ipv6_address_is_refused_as_one(tmp_path, host):
     for wrong in (lambda: with_hosts(job_of(tmp_path), host), lambda: hostfile_of(host)):
-        with pytest.raises(JobError, match="is an IPv6 address, and agents talk over IPv4"):
+        with pytest.raises(JobError, match="is an IPv6 address, which ssh and rsync"):
             wrong()
 
 

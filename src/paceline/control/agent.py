@@ -39,7 +39,7 @@ from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
 from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
-from paceline.control.network import machine
+from paceline.control.network import machine, split_address
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
@@ -493,12 +493,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="paceline-agent", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--node", type=int, required=True, help="this node, from 0")
-    parser.add_argument("--controller", required=True, help="host:port of the controller")
+    parser.add_argument(
+        "--controller", required=True, help="host:port of the controller, an IPv6 host in brackets"
+    )
     parser.add_argument("--host", help="what this machine is called where it was started from")
     parser.add_argument("--token-stdin", action="store_true", help="read the secret from there")
     parser.add_argument("--hold", action="store_true", help="hold the run: no lock was inherited")
     options = parser.parse_args()
-    host, _, port = options.controller.rpartition(":")
+    controller = split_address(options.controller)
     # Ctrl-C in a terminal reaches the controller, which decides; the agent only obeys.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise_open_files()
@@ -507,7 +509,7 @@ def main() -> int:
         token = sys.stdin.readline().strip()
     run = open_run(options.run)
     held = hold_agents(run.path) if options.hold else None
-    agent = Agent(run=run, node=options.node, controller=(host, int(port)), token=token)
+    agent = Agent(run=run, node=options.node, controller=controller, token=token)
     try:
         asyncio.run(agent.serve())
     finally:

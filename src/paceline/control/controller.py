@@ -23,7 +23,7 @@ from paceline.control.beats import BEAT_EVERY_S, Beats
 from paceline.control.connection import Connection
 from paceline.control.journal import Journal
 from paceline.control.link import Lost
-from paceline.control.network import machine
+from paceline.control.network import join_address, machine
 from paceline.control.probe import Prober
 from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
 from paceline.record.events import AnyEvent, EventLog
@@ -45,7 +45,7 @@ class AgentAddress:
 
     node: int
     controller: str
-    """host:port"""
+    """`host:port`, an IPv6 host in brackets."""
 
     token: str
 
@@ -113,7 +113,7 @@ class Controller:
         self._on_progress = on_progress
         self._on_beat = on_beat
         host, port = listener.getsockname()[:2]
-        self._address = f"{host}:{port}"
+        self._address = join_address(host, port)
         self._agents: dict[int, Connection] = {}
         self._beats = Beats(heartbeat_s=memory.state.setup.heartbeat_s)
         self._probe_ports: dict[int, int] = {}

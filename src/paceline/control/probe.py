@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable
 from typing import cast
 
+from paceline.control.network import bound_socket
+
 _LONGEST = 64
 
 
 def answer_probes(host: str) -> int:
     """Answer from now on, until this process ends; returns the port."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    listener.bind((host, 0))
+    listener = bound_socket(host, 0, socket.SOCK_DGRAM)
     threading.Thread(target=_answer, args=(listener,), name="paceline-probe", daemon=True).start()
     port: int = listener.getsockname()[1]
     return port

@@ -15,7 +15,7 @@ from typing import IO
 import paceline
 from paceline.control.controller import MARGIN_S, Controller, Progress
 from paceline.control.journal import Journal
-from paceline.control.network import machine
+from paceline.control.network import bound_socket, machine
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError, Problem
@@ -176,12 +176,9 @@ def _listen(run: RunFolder, host: str) -> socket.socket:
     last = find_controller(run.path)
     before = last.port if last is not None and last.host == host else 0
     for port in dict.fromkeys((before, 0)):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
+            listener = bound_socket(host, port)
         except OSError:
-            listener.close()
             continue
         listener.listen(4096)
         listener.setblocking(False)
@@ -191,7 +188,7 @@ def _listen(run: RunFolder, host: str) -> socket.socket:
             code="W003",
             what=f"the controller cannot listen on {host}",
             where="address of this machine",
-            fix="give an IPv4 address that this machine has",
+            fix="give an address that this machine has",
         )
     )
 

@@ -92,7 +92,7 @@ class Site(Protocol):
 
     @property
     def address(self) -> str:
-        """IPv4 address of this machine on which every node reaches the controller."""
+        """Address of this machine on which every node reaches the controller."""
 
     def agents(self, lock: IO[bytes]) -> SiteAgents:
         """Of a controller, the first or the next. `lock` holds the run while an agent lives; one

@@ -159,6 +159,6 @@ def _address(job: Job, host: str) -> str:
                 what=f"the way to {name} is not known here, so the controller's address is not "
                 f"either: {error.strerror or error}",
                 where=job.where("ssh.address"),
-                fix="set ssh.address to the IPv4 address of this machine that the hosts reach",
+                fix="set ssh.address to the address of this machine that the hosts reach",
             )
         ) from None

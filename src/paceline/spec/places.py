@@ -65,7 +65,9 @@ def check_host(value: str) -> str:
         ValueError: It is none.
     """
     if value.count(":") > 1:
-        raise ValueError(f"{value!r} is an IPv6 address, and agents talk over IPv4: give a name")
+        raise ValueError(
+            f"{value!r} is an IPv6 address, which ssh and rsync write differently: give a name"
+        )
     if not _HOST.fullmatch(value):
         raise ValueError(
             f"{value!r} is no host: letters, digits, `.`, `_` and `-`, with `user@` before it"
@@ -130,8 +132,8 @@ class SshSpec:
     """Python on the hosts. Left out, the same path as here."""
 
     address: str | Auto = "auto"
-    """IPv4 address of this machine that the hosts reach. `auto` is the one from which the first
-    host is reached."""
+    """Address of this machine, IPv4 or IPv6, that the hosts reach. `auto` is the one from which the
+    first host is reached."""
 
     connect_timeout: Wait = 10.0
     """How long one attempt to connect may take."""

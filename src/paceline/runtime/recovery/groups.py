@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, TCPStore  # as dist has them, typed
 
 from paceline.control.messages import Join
+from paceline.control.network import bound_socket
 from paceline.runtime.devices import is_accelerator
 from paceline.runtime.strategy.data.sums import break_off, take_broken_off
 
@@ -257,13 +258,7 @@ def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:
     Raises:
         OSError: It is taken.
     """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
+    listener = bound_socket(host, port)
     listener.listen(4096)
     return listener
 
