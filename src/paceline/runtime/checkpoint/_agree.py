@@ -1,10 +1,12 @@
 """All ranks hear all ranks, so that all do the same thing next."""
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from paceline.control.network import machine
 from paceline.runtime.checkpoint._reason import plain_reason
 
 Group = dist.ProcessGroup | None
@@ -23,6 +25,20 @@ def from_first(value: _T, group: Group) -> _T:
     values = [value]
     dist.broadcast_object_list(values, group=group, group_src=0)
     return values[0]
+
+
+def threads_for_this_rank(group: Group = None) -> int:
+    """Threads that this rank may keep busy: its machine's cores over the ranks there, at least one.
+    Collective."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    machines = gather(machine(), group) if dist.is_initialized() else [machine()]
+    return max(1, min(_MOST_THREADS, cores // machines.count(machine())))
+
+
+_MOST_THREADS = 8
+"""A guess: more seldom get more out of one file system or one memory."""
 
 
 def attempt(action: Callable[[], _T], group: Group) -> tuple[_T | None, str | None]:

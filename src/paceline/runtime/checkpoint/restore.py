@@ -1,6 +1,5 @@
 """Bring back a state: the newest checkpoint that is whole, the same one on every rank."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,19 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.control.network import machine
 from paceline.errors import CheckpointError, PacelineError, Problem
 from paceline.record import checkpoints
 from paceline.record.checkpoints import CheckpointEntry, Manifest
 from paceline.record.remote import Remote
 from paceline.record.tensors import Place
-from paceline.runtime.checkpoint._agree import Group, attempt, from_first, gather
+from paceline.runtime.checkpoint._agree import (
+    Group,
+    attempt,
+    from_first,
+    gather,
+    threads_for_this_rank,
+)
 from paceline.runtime.checkpoint._read import Found, Reading, Tables, open_tables, read, readings_of
 from paceline.runtime.checkpoint._target import Saved, Target, make_target, take_over
 from paceline.runtime.state import MODEL, split_optimizer_name
-
-_MOST_THREADS = 8
-"""That one rank reads and hashes with. A guess: more seldom get more out of one file system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +218,9 @@ def _read(
         return None, reason
     places = sorted(tables.hashes)
     mine = {each.place for each in readings if each.is_whole}
-    everyone = gather((machine(), bytes(place in mine for place in places)), group)
-    rest = _share_of_rest(places, [flags for _, flags in everyone], dist.get_rank(group))
-    here = sum(name == machine() for name, _ in everyone)
-    threads = max(1, min(_MOST_THREADS, _num_cores() // here))
+    flags = gather(bytes(place in mine for place in places), group)
+    rest = _share_of_rest(places, flags, dist.get_rank(group))
+    threads = threads_for_this_rank(group)
     wanted = [*readings, *(Reading(file=file, start=at, length=n) for file, at, n in rest)]
     return attempt(lambda: read(path, wanted, tables.hashes, threads=threads), group)
 
@@ -249,12 +249,6 @@ def _share_of_rest(places: Sequence[Place], flags: Sequence[bytes], rank: int) -
         if least == rank:
             share.append(place)
     return share
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _name(path: Path, manifest: Manifest | None, damaged: Sequence[str]) -> Problem:
