@@ -45,9 +45,10 @@ def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clea
 
 def test_a_whole_node_is_lost_and_its_shards_come_back(scene, clean_on_four):
     nodes = ("--set", "cluster.nodes=2", *options(2))
-    process = scene.start("node", *nodes, *MEMORY, "--set", "train.steps=12")
+    process = scene.start("node", *nodes, *MEMORY, "--set", "checkpoint.every=100")
     record = scene.record("node")
-    wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
+    # What step 2 had is on the other node by step 4's update.
+    wait_until(lambda: len(record.all_metrics) >= 4, what="the fourth step")
     first = next(event for event in record.of(log.WorkerStarted) if event.rank == 2)
     agent = int(Path(f"/proc/{first.pid}/status").read_text().split("PPid:")[1].split()[0])
     os.kill(agent, signal.SIGKILL)

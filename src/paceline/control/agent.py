@@ -129,12 +129,14 @@ class Agent:
             num_ranks=num_ranks,
             on_accelerator=cluster.backend != "gloo",
         )
-        # Snapshots lie by node, and on one machine every rank stands for a node.
-        per_agent = cluster.ranks_per_node if cluster.is_local else 1
+        # Snapshots lie by node, and on a single machine every rank stands for a node.
+        is_alone = cluster.is_local and cluster.num_nodes == 1
+        per_agent = cluster.ranks_per_node if is_alone else 1
         self._memories = range(node * per_agent, (node + 1) * per_agent)
         self._ranks_per_node = cluster.ranks_per_node
         self._nursery = Nursery(
-            environment_of_workers(cluster, controller[0], without=TOKEN_VARIABLE),
+            environment_of_workers(cluster, controller[0], without=TOKEN_VARIABLE)
+            | {"PACELINE_NODE": str(node)},
             run.logs / f"agent-{node}.log",
         )
 

@@ -35,10 +35,17 @@ class Faults:
         self._due = [fault for fault in every if not fault.ranks or fault.ranks[0] == rank]
         self._channel = channel
         self._lock = threading.Lock()
-        self.model: nn.Module | None = None
-        """What bits are flipped in, once it is known."""
+        self._state: tuple[nn.Module, torch.optim.Optimizer] | None = None
 
-        self.optimizer: torch.optim.Optimizer | None = None
+    def flips_in(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """From now on bits are flipped in this state."""
+        self._state = model, optimizer
+
+    @property
+    def state(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Where bits are flipped."""
+        assert self._state is not None, "a state comes before its bits"
+        return self._state
 
     def pass_by(self, phase: str, step: int) -> set[str]:
         """Kinds of what has just happened here: none, unless a fault was due at this place.
@@ -139,11 +146,10 @@ def _clock(fault: Fault, faults: Faults) -> None:
 @torch.no_grad()
 def _flip(fault: Fault, faults: Faults) -> None:
     """The lowest bit of the exponent of the first number: it doubles or halves."""
-    assert faults.model is not None
-    assert faults.optimizer is not None
-    tensors = [local_of(each.detach()) for each in faults.model.parameters()]
+    model, optimizer = faults.state
+    tensors = [local_of(each.detach()) for each in model.parameters()]
     if fault.of == "optimizer":
-        states = (faults.optimizer.state.get(each, {}) for each in faults.model.parameters())
+        states = (optimizer.state.get(each, {}) for each in model.parameters())
         tensors = [
             local_of(value)
             for state in states

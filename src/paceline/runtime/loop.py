@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -18,22 +16,21 @@ from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
 from paceline.estimate import mfu_at
 from paceline.parallel import replicas_of
-from paceline.parallel.rank_map import rank_of
 from paceline.parallel.shrink import part_of
 from paceline.record.checkpoints import newest_step, set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
-from paceline.runtime import memory, strategy
+from paceline.runtime import memory
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
-from paceline.runtime.phase_clock import make_clock
 from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import Regrouping, StartOver
 from paceline.runtime.recovery.newest import RecoveryPlan, plan_recovery
 from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.verdict import Verdict
-from paceline.runtime.step import Step
+from paceline.runtime.step import Step, Trainer
+from paceline.runtime.step_hooks import RunHooks
 
 if TYPE_CHECKING:
     from paceline.runtime.session import Session
@@ -60,21 +57,37 @@ class Loop:
         self._channel = session.channel
         self._checkpointer = checkpointer
         self._model = model
-        self._buffers = strategy.SavedBuffers(model)
         self._optimizer = optimizer
         self._evaluate = evaluate
         self._unit = "tokens" if tokens_per_sample else "samples"
         self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
         self._job_digest = training_digest(session.job)
-        self._clock = make_clock(session.place.device)
         self._metrics_log: MetricsLog | None = None
         self._board: _TensorBoard | None = None
         self._started_save = 0
         self._evaluated_step: int | None = None
-        first_rate = float(optimizer.param_groups[0]["lr"]) or 1.0
-        # Groups that a person gave another rate than the first keep the ratio.
-        self._shares = [float(group["lr"]) / first_rate for group in optimizer.param_groups]
+        layout, train = session.plan.layout, session.job.spec.train
+        self._safekeeping = Safekeeping(
+            session,
+            model,
+            optimizer,
+            # What lies in memory is of a rank in a layout.
+            job_digest=f"{self._job_digest} {layout.name}",
+        )
+        self._trainer = Trainer(
+            model=model,
+            optimizer=optimizer,
+            layout=layout,
+            meshes=session.meshes,
+            device=session.place.device,
+            precision=session.precision,
+            seed=train.seed,
+            clip_norm=train.clip_norm,
+            scaler=session.scaler,
+            hooks=RunHooks(session, self._safekeeping),
+            where=session.job.where("program"),
+        )
 
     def run(self) -> Iterator[Step]:
         """Restore, then every step that is left, then the end's evaluation and checkpoint."""
@@ -113,17 +126,18 @@ class Loop:
             session.newest_line = self._metrics(step)
             if every and number % every == 0:
                 digest = state_digest(self._model, self._optimizer)
+                session.settle()
                 session.newest_line = replace(session.newest_line, state_digest=digest)
             if metrics is not None and board is not None:
                 metrics.write(session.newest_line)
                 board.write(session.newest_line)
             self._tell_of_save(self._checkpointer.poll())
             if ended or number % session.plan.checkpoint_every == 0:
-                wrong = session.safekeeping.check()
+                wrong = self._safekeeping.check()
                 if wrong is not None:
                     self._mend(wrong)
                     continue
-            session.safekeeping.settle_suspects()
+            self._safekeeping.name_suspects()
             self._after(number, ended)
             if step.stop:
                 session.interrupted = number < last
@@ -135,7 +149,7 @@ class Loop:
             self._tell_of_save(outcome)
         self._checkpointer.wait_for_copies()
         self._tell_of_save(None)
-        session.safekeeping.close()
+        self._safekeeping.close()
         if metrics is not None and board is not None:
             metrics.close()
             board.close()
@@ -170,18 +184,13 @@ class Loop:
         source = self._bring_back()
         checkpoint: str | None = None
         refused: list[tuple[str, str]] = []
-        session.safekeeping = Safekeeping(
-            session,
-            self._model,
-            self._optimizer,
-            # What lies in memory is of a rank in a layout.
-            job_digest=f"{self._job_digest} {session.plan.layout.name}",
-        )
+        self._safekeeping.open()
         if source is None:
             held.decided = None
+            held.is_torn |= held.model is self._model  # it is about to be overwritten
             is_first = session.place.rank == 0
             saved = from_first(newest_step(session.run.checkpoints) if is_first else 0, None)
-            if session.safekeeping.recall(after=saved) is not None:
+            if self._safekeeping.recall(after=saved) is not None:
                 source = "memory"
                 session.newest_line = None
                 session.saved_step = saved
@@ -190,10 +199,9 @@ class Loop:
             source = "initial" if restored.path is None else "checkpoint"
             refused = [(path.name, problem.what) for path, problem in restored.refused]
             checkpoint = restored.path.name if restored.path is not None else None
-        session.safekeeping.open()
         self._started_save = session.saved_step
         held.hold(self._model, self._optimizer, part_of(session.plan.layout, session.place.rank))
-        session.faults.model, session.faults.optimizer = self._model, self._optimizer
+        session.faults.flips_in(self._model, self._optimizer)
         self._channel.send(
             say.Restored(
                 first_step=session.last_step + 1,
@@ -241,7 +249,7 @@ class Loop:
             return step
 
         session.progress.enter(Phase.RESTORING)
-        session.safekeeping.mend(wrong, go_back)
+        self._safekeeping.repair(wrong, go_back)
         session.held.decided = None
 
     def _bring_back(self) -> say.Source | None:
@@ -260,7 +268,7 @@ class Loop:
         outcome = next(outcomes, None)
         if held.pending is not None:
             if outcome is not None and rank in plan.rolled:
-                held.pending.roll(outcome)
+                held.pending.roll_forward(outcome)
                 self._count_refusal(held.pending)
                 session.newest_line = self._metrics(held.pending)
             else:
@@ -281,14 +289,18 @@ class Loop:
     def _exchange(self, plan: RecoveryPlan) -> say.Source:
         """Replicas give the state to the ranks that need it."""
         session, model, optimizer = self._session, self._model, self._optimizer
-        rank, device = session.place.rank, session.place.device
+        rank, device, held = session.place.rank, session.place.device, session.held
         source: say.Source = "own"
         for route in plan.routes:
             if route.source == rank:
-                send(route.to, model, optimizer, session.facts())
+                send(route.to, model, optimizer, session.state_dict())
             elif route.to == rank:
                 source = "replica"
-                session.take_facts(receive(route.source, model, optimizer, device))
+                # Until all of it has come, what is overwritten is the state of no step.
+                held.is_torn |= held.model is model
+                received = receive(route.source, model, optimizer, device)
+                session.settle()
+                session.load_state_dict(received)
         return source
 
     def _say_lost(self, plan: RecoveryPlan) -> None:
@@ -300,24 +312,9 @@ class Loop:
     def _begin(self, number: int) -> Step:
         session = self._session
         session.faults.pass_by("start", number)
-        # Dropout and the like: the same on a resumed run, different in every step and on all ranks
-        # but those of a tensor group, whose masks `strategy` tells apart where they must differ.
-        place = session.meshes.place
-        tensor_group = rank_of(
-            session.plan.layout, context=place.context, data=place.data, pipeline=place.pipeline
-        )
-        seed = [session.job.spec.train.seed, number, tensor_group]
-        drawn = np.random.SeedSequence(seed).generate_state(3, np.uint32)
-        torch.manual_seed(int(drawn[0]))
-        np.random.seed(int(drawn[1]))
-        random.seed(int(drawn[2]))
-        rate = self._schedule(number)
-        for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
-            group["lr"] = rate * share
         session.progress.begin_step(number)
-        step = Step(number, session, self._model, self._optimizer, rate, self._buffers, self._clock)
-        session.step = step
-        return step
+        session.step = self._trainer.begin(number, self._schedule(number))
+        return session.step
 
     def _check_finished(self, step: Step) -> None:
         session = self._session
@@ -349,6 +346,7 @@ class Loop:
     def _leave_out(self, step: Step) -> None:
         """A step with a poison batch: left out by every rank alike, as all were told of it."""
         samples = self._session.member.skipped[step.number]
+        self._session.last_step = step.number
         step.leave_out(f"poison batch, sample ids {', '.join(map(str, samples))}")
         if self._session.is_first and step.refused is not None:
             self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
@@ -388,7 +386,7 @@ class Loop:
         with torch.no_grad(), session.autocast():
             loss_sum, count = self._evaluate()
         self._model.train()
-        total, num_targets = session.vote(float(loss_sum), float(count))
+        total, num_targets = session.all_reduce_sum(float(loss_sum), float(count))
         session.held_out_loss = total / num_targets
         self._evaluated_step = number
         session.progress.enter(Phase.BOUNDARY)

@@ -55,7 +55,6 @@ from paceline.runtime.optimizer import learning_rate_at
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
-from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.undrawn import Undrawn
 from paceline.runtime.step import Step
 from paceline.spec import Job
@@ -92,7 +91,7 @@ class Session:
         """Set it to stop the whole run at the next step boundary."""
 
         self.last_step = 0
-        """Last finished step, also of the state gone on from."""
+        """Last finished step, also of the state that was resumed from."""
 
         self.saved_step = 0
         """Step of the newest committed checkpoint."""
@@ -136,7 +135,6 @@ class Session:
         self._place: Place | None = None
         self._meshes: strategy.Meshes | None = None
         self._kept: dict[str, Any] = {}
-        self._safekeeping: Safekeeping | None = None
         self._loop: Loop | None = None
         self._baseline_bytes = 0
         self._digest: str | None = None
@@ -159,22 +157,12 @@ class Session:
         return self._meshes
 
     @property
-    def safekeeping(self) -> Safekeeping:
-        """What compares and keeps the state, from when there is one."""
-        assert self._safekeeping is not None, "the steps have not begun"
-        return self._safekeeping
-
-    @safekeeping.setter
-    def safekeeping(self, new: Safekeeping) -> None:
-        self._safekeeping = new
-
-    @property
     def generation(self) -> int:
         """Which set of workers this one is in; 0 before its first. Does not wait."""
         return self.member.generation
 
-    def facts(self) -> dict[str, Any]:
-        """What goes with the state to a rank that lacks it."""
+    def state_dict(self) -> dict[str, Any]:
+        """What goes with the model's and the optimizer's state to a rank that lacks it."""
         return {
             "last_step": self.last_step,
             "told_step": self.told_step,
@@ -185,10 +173,10 @@ class Session:
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
         }
 
-    def take_facts(self, facts: dict[str, Any]) -> None:
-        """Those of the rank whose state this one took over."""
-        scaler = facts.pop("scaler")
-        for name, value in facts.items():
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what another rank's `state_dict` gave."""
+        scaler = state.pop("scaler")
+        for name, value in state.items():
             setattr(self, name, value)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
@@ -325,7 +313,9 @@ class Session:
         self._loop = loop
         yield from loop.run()
         self.progress.enter(Phase.ENDING)
-        self._digest = state_digest(model, optimizer)
+        digest = state_digest(model, optimizer)
+        self.settle()
+        self._digest = digest
 
     def complete(self) -> None:
         """Leave the completion record of this rank, once the training function has returned.
@@ -355,6 +345,7 @@ class Session:
             peak_bytes=memory.peak_bytes(self.place.device),
         )
         dist.barrier()
+        self.settle()
         self.channel.send(record)
 
     def park(self, *, planned: bool = False) -> None:
@@ -388,8 +379,8 @@ class Session:
         layout = self.member.layout or self.plan.layout
         if layout != self.plan.layout:
             self.plan = replace(self.plan, layout=layout)
-        self.held.fit(part_of(layout, place.rank))
-        self.told_step = self.held.tell(self.last_step, self.told_step, place.device)
+        self.held.drop_if_other_part(part_of(layout, place.rank))
+        self.told_step = self.held.exchange_standing(self.last_step, self.told_step)
         with self.member.opening():
             meshes = strategy.make_meshes(self.plan.layout, place.device.type)
         # The world that answered, not the one that was asked for.
@@ -418,8 +409,14 @@ class Session:
         if self.is_first and self.place.generation == 1:
             self.channel.send(say.NoteMade(text=text))
 
-    def vote(self, *values: float) -> list[float]:
+    def all_reduce_sum(self, *values: float) -> list[float]:
         """Sums over all ranks; every rank gets the same numbers."""
-        ballot = torch.tensor(values, dtype=torch.float64, device=self.place.device)
-        dist.all_reduce(ballot)
-        return [float(value) for value in ballot.tolist()]
+        sums = torch.tensor(values, dtype=torch.float64, device=self.place.device)
+        dist.all_reduce(sums)
+        self.settle()
+        return [float(value) for value in sums.tolist()]
+
+    def settle(self) -> None:
+        """Wait for this rank's device, and be sure that all it was to receive until now has come.
+        Nothing on the host follows from a device before that."""
+        self.member.settle(self.place.device)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,15 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.control.slots import Phase
 from paceline.errors import Problem, RunError
-from paceline.runtime import strategy
+from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import rank_of
+from paceline.runtime import strategy, vote
 from paceline.runtime.devices import is_accelerator, pins_memory
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
-from paceline.runtime.phase_clock import PartTimes, PhaseClock, own_seconds
+from paceline.runtime.phase_clock import PartTimes, PhaseClock, make_clock, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
-
-if TYPE_CHECKING:
-    from paceline.runtime.session import Session
+from paceline.runtime.step_hooks import NO_HOOKS, Hooks
+from paceline.runtime.vote import Outcome, Votes
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -42,44 +45,83 @@ _ELEMENT_WISE: tuple[type[torch.optim.Optimizer], ...] = (
 Muon over whole matrices: their update communicates."""
 
 
-class _Votes(NamedTuple):
-    """What all ranks have seen of a step."""
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """What every step of a rank is made with: model, optimizer and layout, and what surrounds it.
 
-    stop: bool
-    loss_sum: float
-    num_targets: float
+    One driver for whoever trains. A run gives it hooks; without them a step only trains.
+    """
 
-    norm: float
-    """Of the gradients as they are, on this rank: finite numbers are the same on all."""
+    model: nn.Module
+    """As `strategy.apply` returned it."""
 
-    bad_losses: list[int]
-    """Ranks whose loss is not finite."""
+    optimizer: torch.optim.Optimizer
+    """Its groups keep the ratio of their learning rates to the first group's."""
 
-    bad_norms: list[int]
-    """Ranks whose gradients are not finite."""
+    layout: Layout
+    meshes: strategy.Meshes
+    device: torch.device
+    precision: strategy.Precision
+    seed: int
+    """Of the samples' order, and of the random numbers inside a step."""
 
-    wrong: Verdict | None
-    """Whose state before this step was found wrong."""
+    clip_norm: float | None
+    """Largest global norm of the gradients."""
 
+    scaler: strategy.LossScaler | None = None
+    """In fp16."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What all ranks agreed on about a step. A rank applies the step by it, from the gradients as
-    they were in the vote."""
+    hooks: Hooks = NO_HOOKS
+    where: str = "the program"
+    """What an error about the training function points at."""
 
-    step: int
-    stop: bool
-    loss: float
-    grad_norm: float
+    buffers: strategy.SavedBuffers = field(init=False)
+    clock: PhaseClock = field(init=False)
+    shares: list[float] = field(init=False)
+    """Of each group: its learning rate, as a multiple of the first group's."""
 
-    factor: float
-    """What gradients are multiplied by: the mean over all targets, the loss scale undone, and
-    clipping."""
+    def __post_init__(self) -> None:
+        self.buffers = strategy.SavedBuffers(self.model)
+        self.clock = make_clock(self.device)
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.shares = [rate / (rates[0] or 1.0) for rate in rates]
 
-    refused: str | None
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return dist.get_rank() if dist.is_initialized() else 0
 
-    is_overflow: bool
-    """Whether only gradients are not finite."""
+    @property
+    def world_size(self) -> int:
+        """How many ranks vote."""
+        return dist.get_world_size() if dist.is_initialized() else 1
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by before the backward pass: 1 but in fp16."""
+        return 1.0 if self.scaler is None else self.scaler.factor
+
+    @property
+    def is_element_wise(self) -> bool:
+        """Whether the optimizer updates each number by itself, without other ranks."""
+        return type(self.optimizer) in _ELEMENT_WISE
+
+    def begin(self, number: int, learning_rate: float) -> Step:
+        """The step of this number, from 1: its random numbers and learning rate are set."""
+        # Dropout and the like: the same on a resumed run, different in every step and on all ranks
+        # but those of a tensor group, whose masks `strategy` tells apart where they must differ.
+        place = self.meshes.place
+        tensor_group = rank_of(
+            self.layout, context=place.context, data=place.data, pipeline=place.pipeline
+        )
+        drawn = np.random.SeedSequence([self.seed, number, tensor_group])
+        seeds = [int(seed) for seed in drawn.generate_state(3, np.uint32)]
+        torch.manual_seed(seeds[0])
+        np.random.seed(seeds[1])
+        random.seed(seeds[2])
+        for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
+            group["lr"] = learning_rate * share
+        return Step(number, self, learning_rate)
 
 
 class Step:
@@ -88,12 +130,8 @@ class Step:
     def __init__(
         self,
         number: int,
-        session: Session,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        trainer: Trainer,
         learning_rate: float,
-        buffers: strategy.SavedBuffers,
-        clock: PhaseClock,
     ) -> None:
         self.number = number
         """From 1."""
@@ -114,7 +152,7 @@ class Step:
         """Why all ranks refused to apply it, or None."""
 
         self.wrong: Verdict | None = None
-        """Whose state was found wrong before the update: then the step is done again."""
+        """Whose state was found wrong before the update: then the step is computed again."""
 
         self.overflowed = False
         """Whether it was refused because gradients overflowed in fp16, whose loss scale could be
@@ -144,19 +182,20 @@ class Step:
         """Seconds of the step in which this rank was not waiting, once applied; None when unknown.
         On an accelerator the forward pass's, where that waits for no other rank."""
 
-        self._session = session
-        self._model = model
-        self._optimizer = optimizer
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=session.place.device)
+        self._trainer = trainer
+        self._hooks = trainer.hooks
+        self._model = trainer.model
+        self._optimizer = trainer.optimizer
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=trainer.device)
         self._num_targets = torch.zeros_like(self._loss_sum)
         self._expected_targets = 1.0
         self._num_backward = 0
         self._num_forward = 0
-        self._buffers = buffers
-        self._buffers_before = [buffer.clone() for buffer in buffers.tensors()]
-        self._clock = clock
+        self._buffers = trainer.buffers
+        self._buffers_before = [buffer.clone() for buffer in self._buffers.tensors()]
+        self._clock = trainer.clock
         self._mark = time.perf_counter()
-        clock.begin()
+        self._clock.begin()
 
     def train(
         self,
@@ -176,7 +215,7 @@ class Step:
             loss_of: `(output, targets)` -> the sum of the losses and over how many targets. The
                 step's loss is the sum over the global batch, divided by all its targets.
         """
-        device = self._session.place.device
+        trainer, device = self._trainer, self._trainer.device
 
         def batches() -> Iterator[strategy.Batch]:
             for ids in self._ids(num_samples):
@@ -186,17 +225,17 @@ class Step:
 
         losses = strategy.forward_backward(
             self._model,
-            self._session.meshes,
+            trainer.meshes,
             batches(),
-            precision=self._session.precision,
+            precision=trainer.precision,
             loss_of=loss_of,
-            loss_scale=self._session.loss_scale,
+            loss_scale=trainer.loss_scale,
             on_phase=self._enter,
         )
         self._loss_sum += losses.loss_sum
         self._num_targets += losses.num_targets
         self._expected_targets = losses.expected_targets
-        self._num_backward += self._session.plan.layout.accumulation
+        self._num_backward += trainer.layout.accumulation
         self._enter(None)
 
     def micro_batches(self, num_samples: int) -> Iterator[Ids]:
@@ -208,7 +247,7 @@ class Step:
         Args:
             num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`.
         """
-        layout = self._session.plan.layout
+        layout = self._trainer.layout
         self._check_takes_a_loop()
         for index, ids in enumerate(self._ids(num_samples)):
             strategy.set_gradient_sync(
@@ -229,13 +268,13 @@ class Step:
                 step's loss is then the mean over all targets of the global batch.
         """
         self._enter("backward")
-        layout = self._session.plan.layout
+        layout = self._trainer.layout
         self._expected_targets = float(layout.accumulation * layout.data)
         loss_sum = strategy.local_of(loss) * num_targets
-        factor = strategy.loss_factor(layout, self._model) * self._session.loss_scale
+        factor = strategy.loss_factor(layout, self._model) * self._trainer.loss_scale
         scaled = loss_sum * (factor / self._expected_targets)
         scaled.backward()  # type: ignore[no-untyped-call]
-        if self._session.meshes.counts_loss:
+        if self._trainer.meshes.counts_loss:
             self._loss_sum += loss_sum.detach()
             self._num_targets += num_targets
         self._num_backward += 1
@@ -247,78 +286,73 @@ class Step:
         Raises:
             RunError: Not every micro-batch went through `backward`, or the step is applied twice.
         """
-        session = self._session
+        trainer, hooks = self._trainer, self._hooks
         self._check_complete()
-        session.progress.enter(Phase.VOTE, self._num_forward)
-        session.faults.pass_by("reduce", self.number)
+        hooks.enter(Phase.VOTE, self._num_forward)
+        hooks.pass_by("reduce", self.number)
         strategy.finish_gradients(self._model)
-        session.stop_wanted |= session.channel.stop_wanted
-        if "nan" in session.faults.pass_by("vote", self.number):
+        if "nan" in hooks.pass_by("vote", self.number):
             self._loss_sum.fill_(float("nan"))
-        # Nothing that belongs to the step may be with one rank alone once somebody applies it.
-        strategy.send_buffers(self._buffers.tensors(), session.meshes)
-        norm = strategy.gradient_norm(self._model, session.meshes)
+        # Nothing that belongs to the step may be with one rank alone once a rank applies it.
+        strategy.send_buffers(self._buffers.tensors(), trainer.meshes)
+        norm = strategy.gradient_norm(self._model, trainer.meshes)
         self.has_voted = True
         votes = self._vote(norm)
         self._lap()
         self._clock.voted()
-        self.wrong = votes.wrong
+        self.regroup = "save" if votes.wishes.save else "go" if votes.wishes.regroup else None
+        self.wrong = hooks.judge(votes.fingerprints) if votes.fingerprints else None
         if self.wrong is not None:
-            session.progress.enter(Phase.BOUNDARY, self._num_forward)
+            hooks.enter(Phase.BOUNDARY, self._num_forward)
             self.undo()
             self.finished = True
             return
         outcome = self._decide(votes)
-        session.held.decided = outcome
-        session.progress.enter(Phase.APPLY, self._num_forward)
-        if outcome.refused is not None:
-            session.safekeeping.suspect(self.number)
-        session.safekeeping.before_update()
-        self.take(outcome)
-        session.progress.enter(Phase.BOUNDARY, self._num_forward)
-        own_s = session.progress.step_done()
+        hooks.enter(Phase.APPLY, self._num_forward)
+        hooks.decided(outcome)
+        self.apply_outcome(outcome)
+        hooks.enter(Phase.BOUNDARY, self._num_forward)
+        own_s = hooks.step_done()
         self._lap()
         self.times = self._clock.end()
-        if is_accelerator(session.place.device):
-            own_s = own_seconds(self.times, session.plan.layout)
+        if is_accelerator(trainer.device):
+            own_s = own_seconds(self.times, trainer.layout)
         self.own_s = own_s
-        session.safekeeping.after_update(self.number, self.seconds)
+        hooks.after_update(self.number, self.seconds)
 
-    def take(self, outcome: Outcome) -> None:
+    def apply_outcome(self, outcome: Outcome) -> None:
         """Do what all have agreed on: apply the step, or refuse it. Needs no other rank, where
         `can_roll`."""
-        session = self._session
         self.stop, self.loss, self.grad_norm = outcome.stop, outcome.loss, outcome.grad_norm
         self.refused = outcome.refused
-        session.held.is_torn = True
+        self._hooks.updating()
         if self.refused is None:
             strategy.scale_gradients(self._model, outcome.factor)
-            session.faults.pass_by("apply", self.number)
+            self._hooks.pass_by("apply", self.number)
             self._optimizer.step()
+            if not self._trainer.is_element_wise:  # its collectives may have been aborted
+                self._hooks.settle(self._trainer.device)
         else:
             self._put_buffers_back()
-        if (scaler := session.scaler) is not None:
+        if (scaler := self._trainer.scaler) is not None:
             self.overflowed = outcome.is_overflow and not scaler.is_least
             if outcome.is_overflow or self.refused is None:
                 scaler.update(found_inf=outcome.is_overflow)
         self._optimizer.zero_grad()
-        session.last_step = self.number
-        session.held.is_torn = False
-        session.progress.applied(self.number)
+        self._hooks.updated(self.number)
         self.finished = True
 
     def leave_out(self, reason: str) -> None:
         """Refuse the step without computing it; its samples are not read."""
         self.loss = self.grad_norm = float("nan")
         self.refused, self.finished = reason, True
-        self._session.last_step = self.number
         self._lap()
 
-    def roll(self, outcome: Outcome) -> None:
+    def roll_forward(self, outcome: Outcome) -> None:
         """Apply a step that was interrupted after the vote, in a later generation."""
         self._mark = time.perf_counter()  # the time in between is the recovery's
         self._clock.resume()
-        self.take(outcome)
+        self.apply_outcome(outcome)
         self._lap()
         self.times = self._clock.end()
 
@@ -327,47 +361,46 @@ class Step:
         """Whether the update needs no other rank, and the gradients outlive the process groups:
         DDP's lie in its buckets."""
         is_replica = isinstance(self._model, DistributedDataParallel)
-        return type(self._optimizer) in _ELEMENT_WISE and not is_replica
+        return self._trainer.is_element_wise and not is_replica
 
     def undo(self) -> None:
-        """Give up the step: the same can be done again."""
+        """Give up the step: it can be computed again."""
         self._optimizer.zero_grad()
         self._put_buffers_back()
 
-    def _vote(self, norm: Tensor) -> _Votes:
+    def _vote(self, norm: Tensor) -> Votes:
         """What all ranks have seen. One collective, and one wait for the accelerator."""
-        session, place = self._session, self._session.place
-        world, device = place.world_size, place.device
-        sums = torch.zeros(3 + 2 * world, dtype=torch.float64, device=device)
-        order = session.channel.regroup_wanted
-        # Three counts of ranks in one number, each below the base.
-        base = world + 1
-        wanted = (session.stop_wanted, order is not None, order is not None and order.save)
-        sums[0] = float(sum(base**place for place, flag in enumerate(wanted) if flag))
-        sums[1], sums[2] = self._loss_sum, self._num_targets
-        sums[3 + place.rank] = ~self._loss_sum.isfinite()
-        sums[3 + world + place.rank] = ~norm.isfinite()
-        ballot = session.safekeeping.ballot()
-        if ballot is not None:
-            sums = torch.cat([sums, ballot])
-        dist.all_reduce(sums)
-        stop, loss_sum, num_targets, *flags, own_norm = torch.cat([sums, norm.view(1)]).tolist()
-        bad = [[rank for rank in range(world) if flags[start + rank]] for start in (0, world)]
-        wrong = session.safekeeping.judge(flags[2 * world :])
-        stops, regroups, saves = (stop // base**each % base > 0 for each in range(3))
-        self.regroup = "save" if saves else "go" if regroups else None
-        return _Votes(stops, loss_sum, num_targets, own_norm, bad[0], bad[1], wrong)
+        trainer = self._trainer
+        world_size = trainer.world_size
+        sums = vote.ballot(
+            self._loss_sum,
+            self._num_targets,
+            norm,
+            rank=trainer.rank,
+            world_size=world_size,
+            wishes=self._hooks.wishes(),
+            fingerprint=self._hooks.fingerprint(),
+        )
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        numbers = torch.cat([sums, norm.view(1)])
+        # What an aborted sum leaves in its buffer reads like a result.
+        self._hooks.settle(trainer.device)
+        *totals, own_norm = numbers.tolist()
+        return vote.counted(totals, norm=own_norm, world_size=world_size)
 
-    def _decide(self, votes: _Votes) -> Outcome:
-        session, refused = self._session, self._reason_to_refuse(votes)
+    def _decide(self, votes: Votes) -> Outcome:
+        trainer, scaler = self._trainer, self._trainer.scaler
+        refused = vote.reason_to_refuse(
+            votes, world_size=trainer.world_size, scale=scaler.factor if scaler else None
+        )
         num_targets = votes.num_targets
-        mean = self._expected_targets / num_targets / session.loss_scale if num_targets else 0.0
+        mean = self._expected_targets / num_targets / trainer.loss_scale if num_targets else 0.0
         grad_norm = votes.norm * mean
-        clip_norm = session.job.spec.train.clip_norm
-        clip = 1.0 if refused else strategy.clip_factor(grad_norm, clip_norm)
+        clip = 1.0 if refused else strategy.clip_factor(grad_norm, trainer.clip_norm)
         return Outcome(
             step=self.number,
-            stop=votes.stop,
+            stop=votes.wishes.stop,
             loss=votes.loss_sum / num_targets if num_targets else 0.0,
             grad_norm=grad_norm,
             factor=mean * clip,
@@ -375,33 +408,19 @@ class Step:
             is_overflow=bool(votes.bad_norms) and not votes.bad_losses,
         )
 
-    def _reason_to_refuse(self, votes: _Votes) -> str | None:
-        if votes.bad_losses:
-            return f"the loss is not finite on rank(s) {', '.join(map(str, votes.bad_losses))}"
-        if votes.bad_norms:
-            scaler = self._session.scaler
-            scale = f" (fp16, loss scale {scaler.factor:g})" if scaler is not None else ""
-            if len(votes.bad_norms) == self._session.place.world_size:
-                return f"the gradient norm is {votes.norm}{scale}"
-            ranks = ", ".join(map(str, votes.bad_norms))
-            return f"the gradient norm is not finite on rank(s) {ranks}{scale}"
-        if not votes.num_targets:
-            return "no target of the global batch counts"
-        return None
-
     def _ids(self, num_samples: int) -> Iterator[Ids]:
-        session, layout = self._session, self._session.plan.layout
-        seed, batch = session.job.spec.train.seed, layout.global_batch
+        layout, seed = self._trainer.layout, self._trainer.seed
+        batch = layout.global_batch
         self.samples_digest = batch_digest(
             self.number - 1, seed=seed, global_batch=batch, num_samples=num_samples
         )
-        data_rank = session.meshes.place.data
+        data_rank = self._trainer.meshes.place.data
         for part in rank_slots(data_rank, layout.data, batch, layout.micro_batch):
             ids = sample_ids(
                 self.number - 1, part, seed=seed, global_batch=batch, num_samples=num_samples
             )
-            self.samples_at = [int(one) for one in ids]
-            session.faults.see(self.samples_at)
+            self.samples_at = [int(sample) for sample in ids]
+            self._hooks.see(self.samples_at)
             yield ids
 
     def _enter(self, phase: strategy.Phase | None) -> None:
@@ -409,15 +428,15 @@ class Step:
         if phase != "loss":  # it counts as a part of the forward pass
             self._clock.enter(phase or "vote")
         if phase == "forward":
-            self._session.progress.enter(Phase.FORWARD, self._num_forward)
+            self._hooks.enter(Phase.FORWARD, self._num_forward)
             self._num_forward += 1
         elif phase == "backward":
-            self._session.progress.enter(Phase.BACKWARD, max(0, self._num_forward - 1))
+            self._hooks.enter(Phase.BACKWARD, max(0, self._num_forward - 1))
         if phase == "forward" or phase == "backward":
-            self._session.faults.pass_by(phase, self.number)
+            self._hooks.pass_by(phase, self.number)
 
     def _check_complete(self) -> None:
-        asked = self._session.plan.layout.accumulation
+        asked = self._trainer.layout.accumulation
         if self.finished:
             what = f"step {self.number} was applied twice"
         elif self._num_backward != asked:
@@ -429,14 +448,14 @@ class Step:
             Problem(
                 code="R024",
                 what=what,
-                where=self._session.job.where("program"),
+                where=self._trainer.where,
                 fix="in every step, go through all of step.micro_batches, call step.backward once "
                 "for each, then step.apply once",
             )
         )
 
     def _check_takes_a_loop(self) -> None:
-        layout = self._session.plan.layout
+        layout = self._trainer.layout
         axis = "pipeline" if layout.pipeline > 1 else "context"
         if layout.pipeline == 1 and layout.context == 1:
             return
@@ -445,7 +464,7 @@ class Step:
                 code="R024",
                 what=f"layout.{axis} is {getattr(layout, axis)}, and the program goes through "
                 "step.micro_batches itself",
-                where=self._session.job.where("program"),
+                where=self._trainer.where,
                 fix="call step.train(samples, num_samples, loss_of=...) instead, which works in "
                 f"every layout, or set layout.{axis} to 1",
             )

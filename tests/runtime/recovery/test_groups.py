@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from paceline.control.messages import Join
 from paceline.runtime.recovery import groups as module
@@ -179,3 +180,32 @@ def test_the_word_of_an_earlier_generations_watchdog_is_taken_out_of_the_store()
 def test_operations_over_gloo_have_a_time_limit_of_their_own(joined: Groups) -> None:
     backend = dist.group.WORLD._get_backend(CPU)  # type: ignore[union-attr]
     assert backend.options._timeout == module._HOST_LIMIT
+
+
+def test_nothing_that_a_generation_which_is_over_has_left_behind_is_settled(joined: Groups):
+    joined.settle(CPU)
+    joined.interrupt(1)
+    with pytest.raises(Interrupted):
+        joined.settle(CPU)
+
+
+def test_on_an_accelerator_a_group_with_an_error_settles_nothing(monkeypatch):
+    class Broken:
+        _device_types = (torch.device("cuda"),)
+        error = ErrorType.SUCCESS
+
+        def _get_backend(self, device: torch.device) -> "Broken":
+            return self
+
+        def get_error(self) -> ErrorType:
+            return self.error
+
+    group, waited = Broken(), []
+    monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, ("nccl", None))
+    monkeypatch.setattr("paceline.runtime.recovery.groups.synchronize", waited.append)
+    groups = Groups(backend="gloo", listener=listen_for_store(0))
+    groups.settle(torch.device("cuda"))
+    assert waited == [torch.device("cuda")]
+    group.error = ErrorType.REMOTE_ERROR
+    with pytest.raises(dist.DistBackendError, match="REMOTE_ERROR"):
+        groups.settle(torch.device("cuda"))

@@ -34,7 +34,7 @@ def taken(folder: Path, steps: range, state: LiveState) -> Snapshots:
     snapshots = Snapshots(folder / "run", 0, generation=1, folder=folder)
     for step in steps:
         snapshots.take(0, step, state)
-    snapshots.settle()
+    snapshots.wait()
     return snapshots
 
 
@@ -64,7 +64,7 @@ def test_a_new_process_of_the_same_layout_gets_the_state_back_bit_for_bit(
         writer = Snapshots(tmp_path / "run", 0, generation=3, folder=tmp_path)
         facts = Facts(job_digest="ab", held_out_loss=1.25, loss_scaler={"factor": 2.0})
         writer.take(1, 17, state, facts, certified=True)
-        writer.settle()
+        writer.wait()
 
         new_model, new_updates = build(layout, optimizer=optimizer, seed=9)
         fresh = LiveState(new_model, new_updates)
@@ -114,7 +114,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_one_before(tmp_path
         snapshots = Snapshots(tmp_path / "run", 0, generation=1, folder=tmp_path)
         snapshots._seal = lambda *_, **__: os._exit(9)  # type: ignore[method-assign]
         snapshots.take(0, 3, state)
-        snapshots.settle()
+        snapshots.wait()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     after = Snapshots(tmp_path / "run", 0, generation=2, folder=tmp_path)
@@ -156,7 +156,7 @@ def test_a_state_that_grows_gets_a_longer_file(tmp_path: Path):
     large = small(width=100)
     snapshots.take(0, 3, large)
     snapshots.take(0, 4, large)
-    snapshots.settle()
+    snapshots.wait()
     assert [each.step for each in snapshots.held(0)] == [4, 3]
     snapshots.load_into(0, 4, large)
 
@@ -177,7 +177,7 @@ def test_snapshots_of_a_node_are_taken_away_and_no_others(tmp_path: Path):
         snapshots = Snapshots(tmp_path / "run", node, generation=1, folder=tmp_path)
         for step in (1, 2):
             snapshots.take(5, step, state)
-        snapshots.settle()
+        snapshots.wait()
     Snapshots(tmp_path / "other", 0, generation=1, folder=tmp_path).take(5, 1, state)
     assert remove_snapshots(tmp_path, tmp_path / "run", node=1) == 2
     assert remove_snapshots(tmp_path, tmp_path / "run") == 2

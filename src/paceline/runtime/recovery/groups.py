@@ -21,11 +21,16 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, PrefixStore, TCPStore  # as dist has them, typed
+from torch._C._distributed_c10d import (  # as dist has them, typed
+    Backend,
+    ErrorType,
+    PrefixStore,
+    TCPStore,
+)
 
 from paceline.control.messages import Join
 from paceline.control.network import bound_socket
-from paceline.runtime.devices import is_accelerator
+from paceline.runtime.devices import is_accelerator, synchronize
 from paceline.runtime.strategy.data.sums import break_off, take_broken_off
 
 _STORE_TIMEOUT = timedelta(seconds=300)
@@ -183,6 +188,28 @@ class Groups:
                 )
                 self._aborting.start()
 
+    def settle(self, device: torch.device) -> None:
+        """Wait until the device has done what it was given, and be sure that it was done.
+
+        A collective on an accelerator returns before its data have come. When it is aborted, it
+        ends without an error and leaves its buffer as it happens to be: neither a synchronisation
+        nor `get_error` tells (torch 2.13). What does is that this generation's flag is set before
+        any rank aborts anything. So nothing on the host follows from a device before a settle.
+
+        Raises:
+            Interrupted: This generation is over.
+            DistBackendError: A group has an error of its own.
+        """
+        synchronize(device)
+        if self._is_interrupted:
+            raise Interrupted("this generation is over")
+        if not is_accelerator(device):
+            return
+        for group in list(dist.distributed_c10d._world.pg_map):
+            error = _error_of(group, device)
+            if error != ErrorType.SUCCESS:
+                raise dist.DistBackendError(f"a process group has an error: {error}")
+
     def leave(self) -> None:
         """Destroy the groups, so that others can be made under the same names."""
         with self._lock:
@@ -247,6 +274,13 @@ class Groups:
             return {}
         found = _tcp_sockets(store_port=self._store_port, own_port=self.address[1])
         return {fd: inode for fd, inode in found.items() if self._before.get(fd) != inode}
+
+
+def _error_of(group: dist.ProcessGroup, device: torch.device) -> ErrorType:
+    """Of the group's backend on the device; a group over gloo alone has none, nor says so."""
+    types = {each.type for each in group._device_types}
+    ask = getattr(group._get_backend(device), "get_error", None) if device.type in types else None
+    return ErrorType.SUCCESS if ask is None else ask()
 
 
 def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:

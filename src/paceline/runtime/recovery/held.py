@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel.shrink import Part
+from paceline.runtime.checkpoint._agree import gather
 from paceline.runtime.recovery.newest import Standing
 
 if TYPE_CHECKING:
-    from paceline.runtime.step import Outcome, Step
-
-
-_NEVER = 2**62
-"""Later than any step."""
+    from paceline.runtime.step import Step
+    from paceline.runtime.vote import Outcome
 
 
 class Regrouping(Exception):
@@ -24,7 +21,7 @@ class Regrouping(Exception):
 
 
 class StartOver(Exception):
-    """No rank has a state to go on from: all begin at the seed, in the groups they are in."""
+    """No rank has a state to resume from: all begin at the seed, in the groups they are in."""
 
 
 class Held:
@@ -79,8 +76,8 @@ class Held:
         else:
             step.undo()
 
-    def fit(self, part: Part) -> None:
-        """Forget what this rank has if it has to have something else from now on."""
+    def drop_if_other_part(self, part: Part) -> None:
+        """Forget what this rank has if it is to have another part from now on."""
         if self.part != part:
             self.model = self.optimizer = self.pending = self.decided = None
             self.is_torn = False
@@ -93,29 +90,22 @@ class Held:
             decided=-1 if self.decided is None else self.decided.step,
         )
 
-    def tell(self, last_step: int, told_step: int, device: torch.device) -> int:
-        """Say what this rank has, and hear what the others have. Collective.
+    def exchange_standing(self, last_step: int, told_step: int) -> int:
+        """Report what this rank has, and learn what the others have. Collective, over the host.
 
         Args:
             last_step: That this rank has applied.
             told_step: Whose evaluation and checkpoint it has seen to.
-            device: Where ranks talk.
 
         Returns:
             The step whose evaluation and checkpoint all that have a state have seen to: a rank that
             was further than the others sees to them again, with them.
         """
-        told = told_step if self.is_whole else _NEVER
-        mine = torch.tensor(
-            [last_step if self.is_whole else -1, self.lost_save, told], device=device
-        )
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine)
-        told_by_all = [[int(each) for each in row] for row in torch.stack(everyone).tolist()]
-        self.applied = [step for step, _, _ in told_by_all]
-        self.lost_save = max(step for _, step, _ in told_by_all)
-        least = min(step for _, _, step in told_by_all)
-        return told_step if least == _NEVER else least
+        applied = last_step if self.is_whole else -1
+        everyone = gather((applied, self.lost_save, told_step if self.is_whole else None), None)
+        self.applied = [step for step, _, _ in everyone]
+        self.lost_save = max(step for _, step, _ in everyone)
+        return min((step for _, _, step in everyone if step is not None), default=told_step)
 
     @property
     def is_whole(self) -> bool:

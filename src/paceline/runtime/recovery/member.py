@@ -17,7 +17,7 @@ from paceline.control.slots import Phase
 from paceline.parallel.layout import Layout
 from paceline.record.run import RunFolder
 from paceline.runtime.channel import Channel
-from paceline.runtime.devices import DEVICES, device_of
+from paceline.runtime.devices import DEVICES, device_of, synchronize
 from paceline.runtime.faults import Faults
 from paceline.runtime.own_gpu import check_own_gpu
 from paceline.runtime.progress import Progress
@@ -57,6 +57,9 @@ class Membership(Protocol):
 
     def opening(self) -> AbstractContextManager[None]:
         """Around whatever makes more process groups."""
+
+    def settle(self, device: torch.device) -> None:
+        """Wait for the device; raise unless all that it was to receive until now has come."""
 
     def leave(self) -> None:
         """Be in no group any more."""
@@ -124,6 +127,9 @@ class Member:
         with self._groups.opening():
             yield
 
+    def settle(self, device: torch.device) -> None:
+        self._groups.settle(device)
+
     def leave(self) -> None:
         self._groups.leave()
 
@@ -164,6 +170,9 @@ class Settled:
     @contextmanager
     def opening(self) -> Iterator[None]:
         yield
+
+    def settle(self, device: torch.device) -> None:
+        synchronize(device)
 
     def leave(self) -> None:
         pass

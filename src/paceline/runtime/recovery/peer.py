@@ -6,7 +6,7 @@ straight into the holder's; the header is written once all of it has come, with 
 Leaves out: who holds whose (`parallel.neighbour_of`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,16 +22,23 @@ class Peers:
     """This rank's part in the sending: its own copy goes out, and those it holds come in."""
 
     def __init__(
-        self, snapshots: Snapshots, holders: Sequence[int | None], group: dist.ProcessGroup
+        self,
+        snapshots: Snapshots,
+        holders: Sequence[int | None],
+        group: dist.ProcessGroup,
+        *,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             snapshots: Of this rank's node.
             holders: For each rank, the one that holds its copy, or None.
             group: All ranks, over gloo: what is sent lies in host memory.
+            settle: Raises where the generation is over: then nothing that came counts.
         """
         self._snapshots = snapshots
         self._group = group
+        self._settle = settle
         self._rank = dist.get_rank(group)
         self._holder = holders[self._rank]
         self._owners = [owner for owner, holder in enumerate(holders) if holder == self._rank]
@@ -88,6 +95,7 @@ class Peers:
             digest = torch.tensor(list(own.digest), dtype=torch.uint8)
         works, digests = self._post(digest, [torch.zeros_like(digest) for _ in self._owners])
         _wait(works)
+        self._settle()
         for (owner, step, certified, room), told in zip(self._received, digests, strict=True):
             if room is not None:
                 sign = bytes(told.tolist())

@@ -63,8 +63,10 @@ def recall(
         be overwritten then, if there were some.
     """
     rank = dist.get_rank(group)
-    everywhere = gather(snapshots.seen(), group)
-    for step, readers in sources(everywhere, certified=certified).items():
+    seen, reason = attempt(snapshots.seen, group)
+    if reason is not None:
+        return None
+    for step, readers in sources(gather(seen or {}, group), certified=certified).items():
         if step <= after:
             break
         _, reason = attempt(partial(_check, snapshots, rank, step, readers, job_digest), group)
@@ -102,7 +104,7 @@ def _exchange(
         facts = torch.zeros(3, dtype=torch.int64)
         digest = torch.zeros(16, dtype=torch.uint8)
         if rank == reader:
-            (held,) = [each for each in snapshots.held(slot) if each.step == step]
+            held = next(each for each in snapshots.held(slot) if each.step == step)
             content = snapshots.content(slot, step)
             facts[:] = torch.tensor([held.num_bytes, int(held.certified), step])
             digest[:] = torch.tensor(list(held.digest), dtype=torch.uint8)
@@ -111,7 +113,12 @@ def _exchange(
             continue
         for received in (facts, digest):
             dist.recv(received, group=group, group_src=reader)
-        content = snapshots.room(slot, int(facts[0]))
+        try:
+            room = snapshots.room(slot, int(facts[0]))
+        except SnapshotError:  # the sender is on its way: it comes all the same, and is given up
+            room = None
+        content = torch.empty(int(facts[0]), dtype=torch.uint8) if room is None else room
         for part in parts(content):
             dist.recv(part, group=group, group_src=reader)
-        snapshots.seal(slot, step, content, bytes(digest.tolist()), certified=bool(facts[1]))
+        if room is not None:
+            snapshots.seal(slot, step, room, bytes(digest.tolist()), certified=bool(facts[1]))

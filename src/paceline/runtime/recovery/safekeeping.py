@@ -1,12 +1,13 @@
 """What one rank does in a run so that its state is right, and is not lost with its process.
 
 Between the vote of a step and its update all ranks compare their fingerprints and copy their state
-into memory, each when it is due; when the comparison finds something wrong, they mend it and do the
-step again.
+into memory, each when it is due; when the comparison finds something wrong, they repair it and
+compute the step again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -64,12 +65,14 @@ class Safekeeping:
         """Steps between two snapshots; 0 is never."""
 
         cluster = session.plan.cluster
-        # On this machine ranks stand for nodes, as in the plan.
-        per_node = 1 if cluster.is_local else cluster.ranks_per_node
-        self.snapshots = Snapshots(
-            session.run.path, place.rank // per_node, generation=place.generation
-        )
-        """Of this rank's node."""
+        # On a single machine ranks stand for nodes, as in the plan.
+        is_alone = cluster.is_local and cluster.num_nodes == 1
+        per_node = 1 if is_alone else cluster.ranks_per_node
+        node = int(os.environ.get("PACELINE_NODE", "0"))
+        if is_alone:
+            node = place.local_rank
+        self.snapshots = Snapshots(session.run.path, node, generation=place.generation)
+        """Of the machine that this rank is on, whose agent takes them away at the end."""
 
         self._holders = [neighbour_of(layout, per_node, r) for r in range(layout.num_ranks)]
         self._sends = bool(
@@ -77,14 +80,20 @@ class Safekeeping:
         )
         self._kept_step: int | None = None
         self._has_failed = False
+        self._group: dist.ProcessGroup | None = None
         self._peers: Peers | None = None
 
     def open(self) -> None:
-        """Make the process group that snapshots travel in, where they do. Collective."""
-        if self._sends and self._peers is None:
-            with self._session.member.opening():
-                group = dist.new_group(backend="gloo")
-            self._peers = Peers(self.snapshots, self._holders, group)
+        """Make the process group that snapshots travel in, where they are kept: over gloo, as they
+        lie in host memory. Collective."""
+        if not self.snapshot_every:
+            return
+        with self._session.member.opening():
+            self._group = dist.new_group(backend="gloo")
+        if self._sends:
+            self._peers = Peers(
+                self.snapshots, self._holders, self._group, settle=self._session.settle
+            )
 
     def recall(self, *, certified: bool = False, after: int = -1) -> int | None:
         """Go back to the newest step that every rank has in memory; None when there is none.
@@ -102,11 +111,13 @@ class Safekeeping:
             job_digest=self._job_digest,
             certified=certified,
             after=after,
+            group=self._group,
         )
         if found is None:
             return None
         step, facts = found
         session = self._session
+        session.settle()
         self._kept_step = step
         session.last_step = session.told_step = step
         session.held_out_loss = facts.held_out_loss
@@ -126,7 +137,7 @@ class Safekeeping:
     def before_update(self) -> None:
         """All ranks go on: copy the state into memory when that is due."""
         step = self._state_step
-        self.settle_suspects()
+        self.name_suspects()
         if self._peers is not None:
             self._peers.finish()
         if not self._keeps(step) or step == self._kept_step:
@@ -174,9 +185,10 @@ class Safekeeping:
             return None
         totals = self.guard.ballot(self._state_step)
         dist.all_reduce(totals)
+        self._session.settle()
         return self.guard.verdict(self._state_step, totals.tolist())
 
-    def mend(self, verdict: Verdict, go_back: Callable[[], int]) -> None:
+    def repair(self, verdict: Verdict, go_back: Callable[[], int]) -> None:
         """Make the state right; `session.last_step` says of which step it is then. Collective.
 
         Args:
@@ -186,13 +198,15 @@ class Safekeeping:
         Raises:
             StartOver: There is nothing to go back to but the seed.
         """
-        step = self._state_step
+        step, session = self._state_step, self._session
         evidence = gather(self.guard.evidence(), None)
         moved = [changed for _, changed in evidence]
         tensors = differing(verdict, [each for each, _ in evidence], moved)
         is_unused = self._is_unused(step, verdict, moved)
         if verdict.undecided:
-            self._suspects = Suspects(step, verdict, tensors, self.state, self._device)
+            suspects = Suspects(step, verdict, tensors, self.state, self._device)
+            session.settle()
+            self._suspects = suspects
         how: Literal["moved", "majority"] = (
             "moved" if any(moved[rank] for rank in verdict.odd) else "majority"
         )
@@ -206,8 +220,12 @@ class Safekeeping:
             goes_on_after=0,
         )
         healed: say.Healed = "replica"
-        if verdict.can_copy and is_unused:
+        is_copied = verdict.can_copy and is_unused
+        # Until it is right again, what a rank replaces is the state of no step.
+        session.held.is_torn |= not is_copied or session.place.rank in verdict.odd
+        if is_copied:
             copy_from_replicas(self.state, verdict, tensors, self._device)
+            session.settle()
             back = step
         elif (found := self.recall(certified=True)) is not None:
             healed, back = "memory", found
@@ -219,7 +237,9 @@ class Safekeeping:
                 raise
         for slot in self.snapshots.seen() if self.snapshot_every else ():
             self.snapshots.drop(slot, after=back)
-        dist.barrier()  # nobody may find what another is about to drop
+        dist.barrier()  # no rank may find what another is about to drop
+        session.settle()
+        session.held.is_torn = False
         self.guard.forget()
         self.guard.also(step)
         self._tell(seen, healed=healed, goes_on_after=back)
@@ -233,7 +253,7 @@ class Safekeeping:
             self._peers.finish()
         self.snapshots.remove()
 
-    def settle_suspects(self) -> None:
+    def name_suspects(self) -> None:
         """Name who was wrong, once the step at which replicas differed was computed again.
         Collective."""
         suspects, step = self._suspects, self._state_step
@@ -277,9 +297,8 @@ class Safekeeping:
     def _choose_interval(self) -> None:
         """The same on every rank: the dearest check against the shortest step. Collective."""
         cost_s = self.guard.cost_s()
-        worst = torch.tensor([cost_s, -min(self._step_s)], dtype=torch.float64, device=self._device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        dearest_s, shortest_s = worst[0].item(), -worst[1].item()
+        everyone = gather((cost_s, min(self._step_s)), None)
+        dearest_s, shortest_s = max(cost for cost, _ in everyone), min(s for _, s in everyone)
         self.guard.every = interval(dearest_s, shortest_s)
         if self._session.is_first and self._session.generation == 1:
             self._session.channel.send(

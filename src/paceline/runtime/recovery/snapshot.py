@@ -128,7 +128,7 @@ class Snapshots:
         Raises:
             SnapshotError: There is not enough memory.
         """
-        self.settle()
+        self.wait()
         table = _laid_out(state.entries(), facts)
         encoded = msgspec.json.encode(table)
         first = _rounded(_LENGTH.size + len(encoded))
@@ -151,7 +151,7 @@ class Snapshots:
         self._writing.start()
         return content
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until the last snapshot is hashed and its header written."""
         if self._writing is not None:
             self._writing.join()
@@ -159,7 +159,7 @@ class Snapshots:
 
     def held(self, slot: int) -> list[Held]:
         """A slot's snapshots on this node, newest first; none that is being written."""
-        self.settle()
+        self.wait()
         found = [self._header(path) for path in self._paths(slot)]
         return sorted((each for each in found if each), key=lambda each: each.step, reverse=True)
 
@@ -201,7 +201,7 @@ class Snapshots:
         Raises:
             SnapshotError: As `load_into`.
         """
-        self.settle()
+        self.wait()
         found = next((each for each in self.held(slot) if each.step == step), None)
         if found is None:
             raise SnapshotError(f"no snapshot of slot {slot} at step {step} on node {self._node}")
@@ -217,7 +217,7 @@ class Snapshots:
         Raises:
             SnapshotError: There is not enough memory.
         """
-        self.settle()
+        self.wait()
         return self._room(self._next_path(slot), num_bytes)
 
     def seal(
@@ -237,21 +237,21 @@ class Snapshots:
     def seen(self) -> dict[int, list[tuple[int, bool]]]:
         """Every slot's snapshots on this node, of whatever process: steps, newest first, and
         whether each is certified."""
-        self.settle()
+        self.wait()
         slots = snapshot_slots(self._folder, self._run, node=self._node)
         return {slot: [(each.step, each.certified) for each in self.held(slot)] for slot in slots}
 
     def drop(self, slot: int, *, after: int) -> None:
         """Take away a slot's snapshots that may be of a wrong state: those of later steps than one,
         and those that nobody certified."""
-        self.settle()
+        self.wait()
         for each in self.held(slot):
             if each.step > after or not each.certified:
                 self._map(each.path)[: _HEADER.size] = bytes(_HEADER.size)
 
     def remove(self) -> None:
         """Take away every slot's snapshots on this node."""
-        self.settle()
+        self.wait()
         self._maps.clear()
         remove_snapshots(self._folder, self._run, node=self._node)
 

@@ -1,0 +1,134 @@
+"""The vote on a step: one sum over all ranks, and what all of them conclude from it.
+
+Leaves out: the all-reduce itself, and when its result may be read (`Step`).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Wishes(NamedTuple):
+    """What a rank was asked for, or any of them."""
+
+    stop: bool = False
+    """Stop the run after this step."""
+
+    regroup: bool = False
+    """Leave this generation after this step."""
+
+    save: bool = False
+    """Save a checkpoint before that."""
+
+
+class Votes(NamedTuple):
+    """What all ranks have seen of a step."""
+
+    wishes: Wishes
+    loss_sum: float
+    num_targets: float
+
+    norm: float
+    """Of the gradients as they are, on this rank: finite numbers are the same on all."""
+
+    bad_losses: list[int]
+    """Ranks whose loss is not finite."""
+
+    bad_norms: list[int]
+    """Ranks whose gradients are not finite."""
+
+    fingerprints: list[float]
+    """Sums of the numbers that ranks added for their states' comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What all ranks agreed on about a step. A rank applies the step by it, from the gradients as
+    they were in the vote."""
+
+    step: int
+    stop: bool
+    loss: float
+    grad_norm: float
+
+    factor: float
+    """What gradients are multiplied by: the mean over all targets, the loss scale undone, and
+    clipping."""
+
+    refused: str | None
+
+    is_overflow: bool
+    """Whether only gradients are not finite."""
+
+
+def ballot(
+    loss_sum: Tensor,
+    num_targets: Tensor,
+    norm: Tensor,
+    *,
+    rank: int,
+    world_size: int,
+    wishes: Wishes,
+    fingerprint: Tensor | None = None,
+) -> Tensor:
+    """This rank's numbers, to be summed over all ranks; on its device, without waiting for it.
+
+    Args:
+        loss_sum: Over this rank's targets.
+        num_targets: How many they are.
+        norm: Of all gradients, as this rank has it.
+        rank: This one.
+        world_size: Of how many.
+        wishes: What this rank was asked for.
+        fingerprint: Numbers that compare the ranks' states, where a comparison is due.
+    """
+    sums = torch.zeros(3 + 2 * world_size, dtype=torch.float64, device=loss_sum.device)
+    # Three counts of ranks in one number, each below the base.
+    sums[0] = float(sum((world_size + 1) ** place for place, flag in enumerate(wishes) if flag))
+    sums[1], sums[2] = loss_sum, num_targets
+    sums[3 + rank] = ~loss_sum.isfinite()
+    sums[3 + world_size + rank] = ~norm.isfinite()
+    return sums if fingerprint is None else torch.cat([sums, fingerprint])
+
+
+def counted(sums: list[float], *, norm: float, world_size: int) -> Votes:
+    """What the sums of all ranks' ballots say.
+
+    >>> counted([5.0, 8.0, 4.0, 0.0, 1.0, 0.0, 0.0], norm=0.5, world_size=2)[:-1]
+    (Wishes(stop=True, regroup=True, save=False), 8.0, 4.0, 0.5, [1], [])
+    """
+    counts, loss_sum, num_targets, *flags = sums
+    base = world_size + 1
+    bad = [[rank for rank in range(world_size) if flags[start + rank]] for start in (0, world_size)]
+    return Votes(
+        wishes=Wishes(*(counts // base**place % base > 0 for place in range(3))),
+        loss_sum=loss_sum,
+        num_targets=num_targets,
+        norm=norm,
+        bad_losses=bad[0],
+        bad_norms=bad[1],
+        fingerprints=flags[2 * world_size :],
+    )
+
+
+def reason_to_refuse(votes: Votes, *, world_size: int, scale: float | None) -> str | None:
+    """Why all ranks leave the step out; None where they apply it.
+
+    Args:
+        votes: Of all ranks.
+        world_size: How many they are.
+        scale: The loss scale, in fp16.
+    """
+    if votes.bad_losses:
+        return f"the loss is not finite on rank(s) {', '.join(map(str, votes.bad_losses))}"
+    if votes.bad_norms:
+        scaled = "" if scale is None else f" (fp16, loss scale {scale:g})"
+        if len(votes.bad_norms) == world_size:
+            return f"the gradient norm is {votes.norm}{scaled}"
+        ranks = ", ".join(map(str, votes.bad_norms))
+        return f"the gradient norm is not finite on rank(s) {ranks}{scaled}"
+    if not votes.num_targets:
+        return "no target of the global batch counts"
+    return None
