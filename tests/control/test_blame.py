@@ -100,6 +100,44 @@ def test_a_rank_that_has_not_come_so_far_as_to_meet_is_behind():
     assert blame({0: joins, 1: imports}, num_ranks=2) == Fence((1,))
 
 
+def at(**groups: tuple[int, int]) -> Sighting:
+    """A victim by all else, that is so far in these groups: `_0_1` is that of ranks 0 and 1."""
+    places = {name.strip("_").replace("_", ","): place for name, place in groups.items()}
+    return replace(VICTIM, phase=Phase.VOTE, in_collective=False, collectives=places)
+
+
+def test_of_ranks_that_look_alike_the_one_that_has_not_called_a_collective_is_fenced():
+    """As on a GPU, where every host waits in the vote."""
+    seen = {0: at(_0_1_2=(7, 6)), 1: at(_0_1_2=(6, 6)), 2: at(_0_1_2=(7, 6))}
+    assert blame(seen, num_ranks=3) == Fence((1,))
+
+
+def test_where_no_rank_is_behind_in_any_group_nobody_is_fenced():
+    seen = {rank: at(_0_1_2=(7, 6)) for rank in range(3)}
+    assert blame(seen, num_ranks=3) == NobodyBehind()
+
+
+def test_who_is_behind_because_it_waits_in_another_group_is_a_victim():
+    """Rank 3 has not come to the group of 2 and 3; 1 and 0 wait for 2 in turn."""
+    seen = {
+        0: at(_0_1=(4, 3), _0_2=(9, 8)),
+        1: at(_0_1=(4, 3), _1_3=(9, 8)),
+        2: at(_2_3=(4, 3), _0_2=(8, 8)),
+        3: at(_2_3=(3, 3), _1_3=(8, 8)),
+    }
+    assert blame(seen, num_ranks=4) == Fence((3,))
+
+
+def test_a_rank_that_has_called_no_collective_of_a_group_is_behind_there():
+    seen = {0: at(_0_1=(4, 4), _0_1_2=(1, 0)), 1: at(_0_1=(4, 4), _0_1_2=(1, 0)), 2: at(_2=(4, 4))}
+    assert blame(seen, num_ranks=3) == Fence((2,))
+
+
+def test_a_rank_whose_collectives_are_not_known_is_not_blamed_for_that():
+    seen = {0: at(_0_1_2=(7, 6)), 1: at(), 2: at(_0_1_2=(7, 6))}
+    assert blame(seen, num_ranks=3) == NobodyBehind()
+
+
 sightings = st.builds(
     Sighting,
     step=st.integers(0, 3),

@@ -366,3 +366,20 @@ def test_load_compiler_and_on_compiling_reach_torch_compile(monkeypatch: pytest.
 
 def test_has_triton_answers_without_a_gpu():
     assert private.has_triton() is (torch.cuda.is_available() and private.has_triton())
+
+
+def test_the_flight_recorder_has_each_collective_with_its_number_in_its_group(alone: None):
+    group = dist.new_group([0])
+    before = len(private.recorded_collectives())
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1), group=group)
+    new = private.recorded_collectives()[before:]
+    assert [entry["collective_seq_id"] for entry in new] == [1, 2, 3]
+    assert all(entry["retired"] for entry in new)
+    assert {entry["process_group"][0] for entry in new} <= set(private.ranks_by_group())
+    assert all(entry["time_created_ns"] > 0 and not entry["is_p2p"] for entry in new)
+
+
+def test_every_group_has_its_ranks(alone: None):
+    dist.new_group([0])
+    assert list(private.ranks_by_group().values()) == [[0], [0]]

@@ -38,7 +38,7 @@ from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
 from paceline.control.link import Inbox, Lost, Outbox
-from paceline.control.lookout import LOOK_EVERY_S, Finding, Lookout, where
+from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Finding, Lookout, where
 from paceline.control.network import machine, split_address
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
@@ -90,6 +90,8 @@ class _Worker:
     """Whether it has nothing to do until it is told: before, between and after generations."""
 
     fenced: bool = False
+    collectives: dict[str, say.At] | None = None
+    """Its answer when it was last asked how far it is; None until it comes."""
 
 
 class Agent:
@@ -304,11 +306,21 @@ class Agent:
 
     async def _look_closer(self) -> None:
         """Tell what is to be seen of every worker; a late one's log gets it too."""
-        for found in await self._lookout.look_closer():
+        deadline = time.monotonic() + STACKS_WAIT_S
+        for each in self._workers.values():
+            each.collectives = None
+            each.channel.write(say.encode(say.ReportCollectives()))
+        all_found = await self._lookout.look_closer()
+        asked = {found.worker for found in all_found if found.sight.kind in ("waiting", "looping")}
+        while time.monotonic() < deadline and any(
+            each.collectives is None for each in self._workers.values() if each.number in asked
+        ):
+            await asyncio.sleep(0.01)
+        for found in all_found:
             worker = self._workers.get(found.worker)
             if worker is None:
                 continue
-            self._report(_seen(found))
+            self._report(_seen(found, worker.collectives))
             if found.is_late:
                 with worker.log.open("ab") as log:
                     log.write(f"--- stuck in {where(found.reading)}\n{found.stacks}\n".encode())
@@ -385,6 +397,9 @@ class Agent:
                     word = say.from_worker(line)
                 except msgspec.DecodeError:
                     continue  # the torn last line of a worker that was killed while writing
+                if isinstance(word.message, say.Collectives):
+                    self._workers[number].collectives = word.message.groups
+                    continue
                 self._report(
                     say.Said(worker=number, generation=word.generation, message=word.message)
                 )
@@ -473,7 +488,7 @@ def _is_passing(message: say.FromAgent) -> bool:
     return isinstance(message, say.Stuck | say.Seen)
 
 
-def _seen(found: Finding) -> say.Seen:
+def _seen(found: Finding, collectives: dict[str, say.At] | None) -> say.Seen:
     return say.Seen(
         worker=found.worker,
         generation=found.reading.generation,
@@ -487,6 +502,7 @@ def _seen(found: Finding) -> say.Seen:
         is_late=found.is_late,
         in_collective=found.in_collective,
         stacks=found.stacks,
+        collectives=collectives,
     )
 
 

@@ -5,18 +5,20 @@ ranks are looked at and compared, in this order, each comparison among those the
 
 1. who is behind: in an earlier step, or not yet in the vote that the others are in;
 2. who does not turn: stopped, or its interpreter is held;
-3. who is behind within the step, where the layout has every rank do its micro-batches in order;
-4. whose traceback is outside of any collective, when others are inside of one;
-5. who loops, when others sleep.
+3. who has not called a collective that others of its group have, and waits in no other group for
+   one that is in turn behind there;
+4. who is behind within the step, where the layout has every rank do its micro-batches in order;
+5. whose traceback is outside of any collective, when others are inside of one;
+6. who loops, when others sleep.
 
 Whoever is left is who the others wait for. It is fenced once it is late by its own limit: a rank
 that saves a checkpoint may take long while all others wait in the next step.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from paceline.control.messages import Kind
+from paceline.control.messages import At, Kind
 from paceline.control.slots import Phase
 
 
@@ -36,6 +38,9 @@ class Sighting:
 
     in_collective: bool | None = None
     """Whether its training thread's traceback ends in a collective; None when there is none."""
+
+    collectives: Mapping[str, At] = field(default_factory=dict)
+    """How far it is in each process group, by the group's ranks; empty when it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ def blame(sightings: Mapping[int, Sighting], *, num_ranks: int, in_order: bool =
     if missing:
         return Wait(f"nothing was seen of rank(s) {', '.join(map(str, missing[:8]))}")
     group = dict(sightings)
-    tests: list[Callable[[_Group], _Group]] = [_behind, _not_turning]
+    tests: list[Callable[[_Group], _Group]] = [_behind, _not_turning, _behind_in_group]
     if in_order:
         tests.append(_behind_within_step)
     for test in (*tests, _outside_collective, _looping):
@@ -116,6 +121,28 @@ def _behind(group: _Group) -> _Group:
 
 def _not_turning(group: _Group) -> _Group:
     return {r: seen for r, seen in group.items() if seen.kind in ("stopped", "gil held")}
+
+
+def _behind_in_group(group: _Group) -> _Group:
+    called: dict[str, dict[int, At]] = {}
+    for rank, seen in group.items():
+        for name, at in seen.collectives.items():
+            called.setdefault(name, {})[rank] = at
+    behind: set[int] = set()
+    waiting: set[int] = set()
+    for name, places in called.items():
+        # One that has called none yet is missing from those it is a member of.
+        for rank in map(int, name.split(",")):
+            if rank in group and group[rank].collectives:
+                places.setdefault(rank, (0, 0))
+        furthest = max(number for number, _ in places.values())
+        late = {rank for rank, (number, _) in places.items() if number < furthest}
+        behind |= late
+        if late:
+            waiting |= {
+                r for r, (number, ended) in places.items() if r not in late and ended < number
+            }
+    return {rank: group[rank] for rank in behind - waiting or behind}
 
 
 def _behind_within_step(group: _Group) -> _Group:

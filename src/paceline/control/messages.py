@@ -167,6 +167,17 @@ class PeerLost(Message, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
+At = tuple[int, int]
+"""Numbers of the last collective that a rank has called in a group and of the last that ended."""
+
+
+class Collectives(Message, frozen=True, kw_only=True, tag=True):
+    """The answer to `ReportCollectives`, for the worker's agent."""
+
+    groups: dict[str, At]
+    """By the ranks of the group."""
+
+
 class Parked(Message, frozen=True, kw_only=True, tag=True):
     """The worker has left the process groups of its generation and waits for the next one."""
 
@@ -241,6 +252,7 @@ FromWorker = (
     | CorruptionSeen
     | FaultDue
     | Heard
+    | Collectives
     | PeerLost
     | Parked
     | Completed
@@ -283,6 +295,10 @@ class Abort(Message, frozen=True, kw_only=True, tag=True):
     generation: int
 
 
+class ReportCollectives(Message, frozen=True, kw_only=True, tag=True):
+    """Answer with `Collectives`."""
+
+
 class RegroupAtBoundary(Message, frozen=True, kw_only=True, tag=True):
     """Finish the step, and leave this generation with all others, for one of another size or with
     other workers."""
@@ -306,7 +322,9 @@ class Fire(Message, frozen=True, kw_only=True, tag=True):
     fault: str
 
 
-ToWorker = Join | Interrupt | Abort | RegroupAtBoundary | StopAtBoundary | Exit | Fire
+ToWorker = (
+    Join | Interrupt | Abort | ReportCollectives | RegroupAtBoundary | StopAtBoundary | Exit | Fire
+)
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -427,6 +445,9 @@ class Seen(Message, frozen=True, kw_only=True, tag=True):
 
     stacks: str
     """What the kernel says of its threads, and their tracebacks; cut to the last part."""
+
+    collectives: dict[str, At] | None = None
+    """How far it is in each of its process groups, by their ranks; None when it did not answer."""
 
 
 FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen

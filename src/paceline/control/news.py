@@ -137,6 +137,7 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
         case (
             say.Ready()
             | say.Heard()
+            | say.Collectives()
             | say.PeerLost()
             | say.Parked()
             | say.Crashed()

@@ -68,6 +68,7 @@ def judge(state: State, clock: Clock) -> Stuck | None:
             is_late=one.is_late,
             is_certain=one.is_certain,
             in_collective=one.in_collective,
+            collectives=one.collectives or {},
         )
         for rank, one in seen.items()
         if one.phase in _PHASES

@@ -10,6 +10,7 @@ in tables, wrappers' prefixes in parameters' names): nothing breaks where torch 
 """
 
 import copy
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -330,6 +331,28 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+# The flight recorder.
+
+
+def recorded_collectives() -> list[dict[str, Any]]:
+    """The last collectives of NCCL's and gloo's groups, as torch's flight recorder has them, oldest
+    first; empty where it cannot be had or is off. Some milliseconds."""
+    from torch._C import _distributed_c10d
+
+    entries: list[dict[str, Any]] = []
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        dump = getattr(_distributed_c10d, name, None)
+        if dump is not None:
+            entries += pickle.loads(dump(True, False, False)).get("entries", [])
+    return entries
+
+
+def ranks_by_group() -> dict[str, list[int]]:
+    """The ranks of every process group of this process, by the group's name."""
+    names, ranks = c10d._world.pg_names, c10d._world.pg_group_ranks
+    return {name: sorted(ranks[group]) for group, name in list(names.items()) if group in ranks}
 
 
 # The compiler.

@@ -24,6 +24,9 @@ class Channel:
         self.on_abort: Callable[[int], None] = lambda generation: None
         """Called in that thread with a generation whose groups are to be left. Must not block."""
 
+        self.collectives: Callable[[], dict[str, say.At]] = dict
+        """How far this worker is in each of its process groups. Asked in that thread."""
+
         self._socket = socket.socket(fileno=fd)
         self._joins: list[say.Join] = []
         self._fires: list[str] = []
@@ -148,6 +151,8 @@ class Channel:
                     self._exit = True
                 case say.Fire(fault=fault):
                     self._fires.append(fault)
+                case say.ReportCollectives():
+                    pass
                 case _:
                     assert_never(message)
             self._news.notify_all()
@@ -155,6 +160,11 @@ class Channel:
             self.send(say.Heard(generation=message.generation))
         elif isinstance(message, say.Abort):
             _survive(self.on_abort, message.generation)
+        elif isinstance(message, say.ReportCollectives):
+            _survive(self._report_collectives, self.generation)
+
+    def _report_collectives(self, generation: int) -> None:
+        self.send(say.Collectives(groups=self.collectives()))
 
 
 def _survive(call: Callable[[int], None], generation: int) -> None:

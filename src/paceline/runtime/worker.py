@@ -94,6 +94,7 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
         limit_s=job.spec.recovery.collective_timeout,
     )
     channel.on_interrupt, channel.on_abort = groups.interrupt, groups.abort
+    channel.collectives = groups.collectives
     member = Member(
         channel=channel, groups=groups, run=run, backend=plan.cluster.backend, progress=progress
     )

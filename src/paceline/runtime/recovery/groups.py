@@ -28,9 +28,10 @@ from torch._C._distributed_c10d import (  # as dist has them, typed
     TCPStore,
 )
 
-from paceline.control.messages import Join
+from paceline.control.messages import At, Join
 from paceline.control.network import bound_socket
 from paceline.runtime.devices import is_accelerator, synchronize
+from paceline.runtime.recovery.sequence import collectives
 from paceline.runtime.strategy.data.sums import break_off, take_broken_off
 
 _STORE_TIMEOUT = timedelta(seconds=300)
@@ -88,7 +89,7 @@ class Groups:
         self._interrupted = self._aborted = 0
         self._sockets: _Sockets = {}
         self._before: _Sockets | None = None
-        self._store_port = 0
+        self._store_port = self._since_ns = 0
         self._aborting: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -99,6 +100,7 @@ class Groups:
             Interrupted: Before all had met, the generation was given up.
         """
         self._generation, self._store_port = order.generation, order.port
+        self._since_ns = time.time_ns()
         with self.opening():
             self._store = self._find_store(order)
             if order.rank == 0:  # a watchdog of an earlier generation may have left it (torch 2.13)
@@ -167,6 +169,10 @@ class Groups:
                     _shut_down(self._sockets)
         if self._is_interrupted:
             raise Interrupted
+
+    def collectives(self) -> dict[str, At]:
+        """How far this worker is in each group of its generation."""
+        return collectives(self._since_ns)
 
     def interrupt(self, generation: int) -> None:
         """This generation is over: nothing that comes over its groups counts from now on. Whatever

@@ -1,0 +1,27 @@
+"""Which collective each process group of this worker is at: a rank that is behind in one is who the
+others wait for (`control/blame.py`).
+"""
+
+from paceline.control.messages import At
+from paceline.runtime._torch_private import ranks_by_group, recorded_collectives
+
+
+def collectives(since_ns: int) -> dict[str, At]:
+    """The last collective that this rank has called and the last that has ended, by the ranks of
+    the group, such as `0,1,2`. Empty where torch's flight recorder does not have them.
+
+    Args:
+        since_ns: When this generation began, on the clock of `time.time_ns`: the recorder has older
+            ones too, of groups with the same names.
+    """
+    ranks = ranks_by_group()
+    found: dict[str, At] = {}
+    for entry in recorded_collectives():
+        members = ranks.get(entry["process_group"][0])
+        if members is None or entry["is_p2p"] or entry["time_created_ns"] < since_ns:
+            continue
+        key, number = ",".join(map(str, members)), int(entry["collective_seq_id"])
+        called, ended = found.get(key, (0, 0))
+        has_ended = entry["retired"] or entry["state"] == "completed"
+        found[key] = max(called, number), max(ended, number if has_ended else 0)
+    return found
