@@ -2,73 +2,65 @@
 
     .venv/bin/python benchmarks/recovery_overhead.py [pairs]
 
-Whole runs of one job on two ranks over gloo, in turn with everything on (a warm spare, fingerprints
-and snapshots as often as they are by default) and with what can be switched off off. The slots that
-ranks write their phase to, heartbeats and the journal are always on: what they cost is part of the
-ratio to hand-written PyTorch that `benchmarks/step_time.py` prints. Steps with an evaluation or a
-checkpoint are left out of both, as are the first ones.
+In one run of a layout on two ranks over gloo, the same ranks train blocks of steps with everything
+on that is on by default (fingerprints, snapshots, settling each vote) and with all of it off, in
+turn (`programs/safety.py`). A pair is two neighbouring blocks. A warm spare waits beside both; the
+slots that ranks write their phase to, heartbeats and the journal are on in both:
+`benchmarks/step_time.py` has what they cost against hand-written PyTorch.
 """
 
-import itertools
-import statistics
+import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from figures import interval, machine, ratio_of_medians, spread
+from figures import interval, machine, spread
 from training import run_job
-
-from paceline.record.metrics import read_metrics
 
 JOB: dict[str, Any] = {
     "name": "overhead",
-    "model": {"decoder": {"layers": 4, "hidden": 256, "heads": 4}},
+    "model": {"decoder": {"layers": 3, "hidden": 128, "heads": 4}},
     "data": {"corpus": "python-stdlib", "seq_len": 128},
     "cluster": {"accelerator": "cpu", "per_node": 2},
-    "train": {"global_batch": 16, "steps": 120, "precision": "fp32"},
+    "train": {"global_batch": 16, "precision": "fp32"},
     "checkpoint": {"every": 10**6},
     "evaluate": {"every": 10**6, "samples": 16},
+    "program": "safety:train",
 }
-WARM_UP = 20
-"""Steps in which a spare is still starting."""
+LAYOUTS = {"DDP": ("layout.sharding=none",), "FSDP2": ("layout.sharding=full",)}
+MOST_EVERY = 40
+"""Longest fingerprint interval that the number of steps leaves room for; a longer one leaves fewer
+pairs, which the table says."""
 
-OFF = ("recovery.spares=0", "recovery.fingerprint_every=0", "recovery.snapshot_every=0")
-LAYOUTS = {"DDP": (), "FSDP2": ("layout.sharding=full",)}
 
-
-def step_s(folder: Path, name: str, *options: str) -> float:
-    """Median step of one whole run, from the end of one step to that of the next."""
-    sets = tuple(f"--set={option}" for option in ("layout.data=2", *options))
-    lines = read_metrics(run_job(folder, name, JOB, *sets) / "metrics.jsonl")
-    ends = [line.at for line in lines[WARM_UP:-1]]
-    return statistics.median(after - before for before, after in itertools.pairwise(ends))
+def ratio_of_sums(pairs: Any) -> float:
+    """Seconds of all blocks with safety over those of all blocks without."""
+    return sum(on for on, _ in pairs) / sum(off for _, off in pairs)
 
 
 def main() -> None:
     """Print the step with and without, and their ratio."""
-    num_pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    num_pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 30
     print(f"measured; {machine()}", flush=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        for name, layout in LAYOUTS.items():
-            pairs = []
-            for number in range(num_pairs):
-                settings = [("on", ()), ("off", OFF)]
-                if number % 2:
-                    settings.reverse()
-                took = {
-                    kind: step_s(folder, f"{name}-{number}-{kind}", *layout, *options)
-                    for kind, options in settings
-                }
-                pairs.append((took["on"], took["off"]))
-                print(
-                    f"{name} {number}: on {took['on']:.4f} s, off {took['off']:.4f} s", flush=True
-                )
-            ratio, low, high = interval(pairs, ratio_of_medians)
-            print(f"{name}, 2 ranks, on:  {spread([on for on, _ in pairs], digits=4)}")
-            print(f"{name}, 2 ranks, off: {spread([off for _, off in pairs], digits=4)}")
-            print(f"{name}, overhead: {ratio - 1:.2%} ({low - 1:.2%} to {high - 1:.2%}, 95 %)")
+    steps = 20 + 2 * num_pairs * MOST_EVERY // 2
+    for name, layout in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            sets = [f"--set={each}" for each in ("layout.data=2", f"train.steps={steps}", *layout)]
+            run = run_job(Path(temporary), "run", JOB, *sets)
+            found = json.loads((run / "blocks.json").read_text())
+        blocks, length = found["blocks"], found["length"]
+        pairs = []
+        for first, second in zip(blocks[::2], blocks[1::2], strict=False):
+            on, off = (first, second) if first[0] else (second, first)
+            pairs.append((on[1] / length, off[1] / length))
+        ratio, low, high = interval(pairs, ratio_of_sums)
+        print(
+            f"{name}, 2 ranks: fingerprints every {found['every']} steps, blocks of {length} steps"
+        )
+        print(f"  on:  {spread([on for on, _ in pairs], digits=4)}")
+        print(f"  off: {spread([off for _, off in pairs], digits=4)}")
+        print(f"  cost: {ratio - 1:.2%} ({low - 1:.2%} to {high - 1:.2%}, 95 %)", flush=True)
 
 
 if __name__ == "__main__":
