@@ -58,7 +58,9 @@ class _Switch:
     """Turns what keeps the state safe off and on again, on every rank in the same step."""
 
     def __init__(self, session: Session) -> None:
-        self._keeper = session.safekeeping
+        loop = session._loop
+        assert loop is not None
+        self._keeper = loop._safekeeping
         self._member = session.member
         self._settle = self._member.settle
         self._snapshots = self._keeper.snapshot_every
