@@ -24,6 +24,7 @@ ORDER = (
     "render",
     "record",
     "control",
+    "simulation",
     "launch",
     "runtime",
     "check",

@@ -10,8 +10,8 @@ import click
 from paceline.cli.options import FiniteRange, json_option, set_option
 
 if TYPE_CHECKING:
-    from paceline.control.simulation.costs import System
-    from paceline.control.simulation.study import Case, Question, Result
+    from paceline.simulation.costs import System
+    from paceline.simulation.study import Case, Question, Result
     from paceline.spec import Job
 
 _MOST_NODES = 200_000
@@ -199,7 +199,7 @@ def _study_module() -> Any:
     from paceline.errors import JobError, Problem
 
     try:
-        from paceline.control.simulation import study
+        from paceline.simulation import study
     except ImportError as error:
         if error.name != "simpy":
             raise
@@ -262,8 +262,8 @@ def _counts(job: "Job", text: str | None) -> list[int]:
 
 
 def _systems(text: str) -> "tuple[System, ...]":
-    from paceline.control.simulation.costs import SYSTEMS
     from paceline.errors import JobError, Problem
+    from paceline.simulation.costs import SYSTEMS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == ["all"]:
@@ -282,8 +282,8 @@ def _systems(text: str) -> "tuple[System, ...]":
 
 
 def _read_phase(text: str) -> tuple[str, Any]:
-    from paceline.control.simulation.costs import read_phase
     from paceline.errors import JobError, Problem
+    from paceline.simulation.costs import read_phase
 
     try:
         return read_phase(text)

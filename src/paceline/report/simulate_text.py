@@ -4,9 +4,9 @@ rests."""
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from paceline.control.simulation.costs import Costs, Phase
-from paceline.control.simulation.failures import expected_per_s
-from paceline.control.simulation.study import Case, Question, Result
+from paceline.simulation.costs import Costs, Phase
+from paceline.simulation.failures import expected_per_s
+from paceline.simulation.study import Case, Question, Result
 from paceline.units import counted, format_seconds
 
 _WIDTH = 100

@@ -8,13 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.control.simulation.costs import Costs, Phase, System, costs_on_gloo, costs_on_nccl
-from paceline.control.simulation.failures import DAY_S, Fault, draw_faults, expected_per_s
-from paceline.control.simulation.goodput import Part
-from paceline.control.simulation.machines import Machines
-from paceline.control.simulation.renewal import play
-from paceline.control.simulation.rhythm import Rhythm
-from paceline.control.simulation.world import Scene, simulate
 from paceline.errors import PlanError, Problem
 from paceline.estimate.goodput import daly_interval_s
 from paceline.estimate.recovery import StatePlan, Tier
@@ -22,6 +15,13 @@ from paceline.plan import Plan, plan_job
 from paceline.plan.outlook import DEFAULTS, outlook
 from paceline.plan.recover import plan_state
 from paceline.profile import ModuleFacts
+from paceline.simulation.costs import Costs, Phase, System, costs_on_gloo, costs_on_nccl
+from paceline.simulation.failures import DAY_S, Fault, draw_faults, expected_per_s
+from paceline.simulation.goodput import Part
+from paceline.simulation.machines import Machines
+from paceline.simulation.renewal import play
+from paceline.simulation.rhythm import Rhythm
+from paceline.simulation.world import Scene, simulate
 from paceline.spec import Job
 from paceline.spec.failures import FailuresSpec
 

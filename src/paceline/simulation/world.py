@@ -25,11 +25,6 @@ import simpy
 
 from paceline.control import messages as say
 from paceline.control.core import decide
-from paceline.control.simulation.costs import Costs, Phase
-from paceline.control.simulation.failures import Fault
-from paceline.control.simulation.goodput import Ledger, Part
-from paceline.control.simulation.machines import Machines
-from paceline.control.simulation.rhythm import Rhythm, train
 from paceline.control.slots import Phase as WorkPhase
 from paceline.control.state import (
     Action,
@@ -49,6 +44,11 @@ from paceline.control.state import (
 from paceline.control.suspicion import ANSWER_S
 from paceline.estimate.recovery import Tier
 from paceline.record import events as log
+from paceline.simulation.costs import Costs, Phase
+from paceline.simulation.failures import Fault
+from paceline.simulation.goodput import Ledger, Part
+from paceline.simulation.machines import Machines
+from paceline.simulation.rhythm import Rhythm, train
 
 REPRESENTATIVES = 8
 """Nodes that the core sees."""

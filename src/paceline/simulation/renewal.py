@@ -6,11 +6,11 @@ same ledger.
 
 from collections.abc import Sequence
 
-from paceline.control.simulation.costs import System
-from paceline.control.simulation.failures import Fault
-from paceline.control.simulation.goodput import Ledger, Part
-from paceline.control.simulation.machines import Machines
-from paceline.control.simulation.rhythm import Rhythm, train
+from paceline.simulation.costs import System
+from paceline.simulation.failures import Fault
+from paceline.simulation.goodput import Ledger, Part
+from paceline.simulation.machines import Machines
+from paceline.simulation.rhythm import Rhythm, train
 
 
 def play(

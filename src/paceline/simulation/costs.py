@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import exp, log, log2
 from typing import Literal
 
-from paceline.control.simulation.failures import Kind
+from paceline.simulation.failures import Kind
 
 Known = Literal["measured", "cited", "assumed", "estimated", "given"]
 Law = Literal["constant", "log2", "linear", "points"]

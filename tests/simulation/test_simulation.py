@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paceline.control.simulation.costs import (
+from paceline.estimate.goodput import daly_interval_s, goodput
+from paceline.simulation.costs import (
     SYSTEMS,
     Costs,
     Phase,
@@ -17,13 +18,12 @@ from paceline.control.simulation.costs import (
     costs_on_nccl,
     read_phase,
 )
-from paceline.control.simulation.failures import DAY_S, Fault, draw_faults, expected_per_s
-from paceline.control.simulation.goodput import Ledger
-from paceline.control.simulation.machines import Machines
-from paceline.control.simulation.renewal import play
-from paceline.control.simulation.rhythm import Rhythm, train
-from paceline.control.simulation.world import Outcome, Scene, simulate
-from paceline.estimate.goodput import daly_interval_s, goodput
+from paceline.simulation.failures import DAY_S, Fault, draw_faults, expected_per_s
+from paceline.simulation.goodput import Ledger
+from paceline.simulation.machines import Machines
+from paceline.simulation.renewal import play
+from paceline.simulation.rhythm import Rhythm, train
+from paceline.simulation.world import Outcome, Scene, simulate
 from paceline.spec.failures import PRESETS, read_failures
 
 HOUR_S = 3600.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.control.simulation.goodput import Ledger, Part
+from paceline.simulation.goodput import Ledger, Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
