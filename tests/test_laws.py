@@ -105,19 +105,6 @@ NOT_TORCH = {
 }
 """Of transformers, which `prove` and `run` take as it is, and of named tuples."""
 
-LATER = {
-    ROOT / "runtime" / name
-    for name in (
-        "checkpoint/_frames.py",
-        "nursery.py",
-        "progress.py",
-        "recovery/groups.py",
-        "session.py",
-        "strategy/initial.py",
-    )
-}
-"""Not moved yet."""
-
 HANDED_OVER = ROOT / "render" / "scripts"
 """Programs that are written beside an engine's files: texts, which Paceline never imports."""
 
@@ -188,7 +175,7 @@ def test_private_names_of_torch_stand_in_one_module():
     wrong = [
         found
         for path, tree in runs
-        if may_use_torch(path) and path not in LATER
+        if may_use_torch(path)
         for found in private_torch_names(path, tree, ours)
     ]
     assert not wrong

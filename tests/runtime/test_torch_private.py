@@ -6,6 +6,7 @@ Where one fails after an update of torch: `runtime/_torch_private.py` is the one
 import ast
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,38 @@ def test_backward_node_is_there_in_a_backward_pass_alone_and_has_its_number():
     assert private.backward_node() is None
     assert seen
     assert start <= private.sequence_number(result.grad_fn) <= private.sequence_number()
+
+
+def test_all_groups_are_there_with_backends_that_take_a_time_limit(alone: None):
+    dist.new_group([0])
+    groups = private.all_groups()
+    assert [each.size() for each in groups] == [1, 1]
+    backend = {device.type: found for device, found in private.backends_of(groups[0])}["cpu"]
+    assert isinstance(backend, private.Backend)
+    private.set_time_limit(backend, timedelta(seconds=7))
+    assert backend.options._timeout == timedelta(seconds=7)
+
+
+def test_a_backend_says_whether_it_is_well(alone: None):
+    # private.Backend.get_error, which gloo does not have
+    assert {"SUCCESS", "TIMEOUT", "COMM_ERROR"} <= set(private.ErrorType.__members__)
+
+
+def test_forget_group_count_names_groups_as_in_a_new_process(tmp_path: Path):
+    names = []
+    for number in range(2):
+        store = dist.FileStore(f"{tmp_path}/{number}", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        names.append(dist.group.WORLD.group_name)
+        dist.destroy_process_group()
+        dist.distributed_c10d._world.group_count = 5
+        private.forget_group_count()
+    assert names[0] == names[1]
+
+
+def test_storage_info_is_what_a_checkpoints_metadata_has():
+    info = private.storage_info("__0_0.distcp", 8, 16)
+    assert (info.relative_path, info.offset, info.length) == ("__0_0.distcp", 8, 16)
 
 
 def test_meshes_are_split_joined_and_flattened_under_one_root(world: int):

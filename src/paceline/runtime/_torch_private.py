@@ -12,6 +12,7 @@ in tables, wrappers' prefixes in parameters' names): nothing breaks where torch 
 import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,7 +21,14 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 
 # Public as torch.distributed.X, but typed only where they are defined.
-from torch._C._distributed_c10d import AllreduceOptions, GradBucket, PrefixStore, TCPStore
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    Backend,
+    ErrorType,
+    GradBucket,
+    PrefixStore,
+    TCPStore,
+)
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllreduceOptions",
+    "Backend",
+    "ErrorType",
     "FakeTensor",
     "FakeTensorMode",
     "GradBucket",
@@ -173,6 +183,29 @@ def sequence_number(node: Any = None) -> int:
 
 
 # Meshes and process groups.
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Every process group of this process, oldest first: the default one and all made beside it."""
+    return list(c10d._world.pg_map)
+
+
+def backends_of(group: dist.ProcessGroup) -> list[tuple[torch.device, Backend]]:
+    """What sends a group's tensors, by the device that they are on."""
+    return [(device, group._get_backend(device)) for device in group._device_types]
+
+
+def set_time_limit(backend: Backend, limit: timedelta) -> None:
+    """How long its operations may take from now on; gloo's and NCCL's have one."""
+    set_limit = getattr(backend, "_set_default_timeout", None)
+    if set_limit is not None:
+        set_limit(limit)
+
+
+def forget_group_count() -> None:
+    """Name process groups as in a new process: torch counts them, and resets the count only where
+    a default group is destroyed."""
+    c10d._world.group_count = 0
 
 
 def unflatten_mesh(mesh: DeviceMesh, sizes: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
@@ -353,6 +386,16 @@ def ranks_by_group() -> dict[str, list[int]]:
     """The ranks of every process group of this process, by the group's name."""
     names, ranks = c10d._world.pg_names, c10d._world.pg_group_ranks
     return {name: sorted(ranks[group]) for group, name in list(names.items()) if group in ranks}
+
+
+# Checkpoints.
+
+
+def storage_info(path: str, offset: int, length: int) -> Any:
+    """Where a tensor lies in the files of a checkpoint, as torch's table of contents has it."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    return _StorageInfo(path, offset, length)
 
 
 # The compiler.

@@ -19,15 +19,17 @@ import sys
 
 import msgspec
 import torch
-import torch._dynamo  # the first optimizer imports it
 
 import paceline.runtime.language_model  # what a worker imports before it asks for its place
 from paceline.control.nursery import MAX_BYTES, Birth, News
 from paceline.control.parent import die_with_parent
 from paceline.runtime import worker
+from paceline.runtime._torch_private import load_compiler
 
 assert torch is not None
 assert paceline is not None
+
+load_compiler()
 
 
 def main() -> None:

@@ -83,10 +83,9 @@ class Progress:
         that is no part of the phase it happens in."""
         if self._slot is None:
             return
-        from torch._dynamo.callback import callback_handler
+        from paceline.runtime._torch_private import on_compiling
 
-        callback_handler.register_start_callback(lambda _: self._compiling())
-        callback_handler.register_end_callback(lambda _: self._compiled())
+        on_compiling(self._compiling, self._compiled)
 
     def _compiling(self) -> None:
         if threading.get_native_id() == self._thread:

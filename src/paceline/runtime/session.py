@@ -33,7 +33,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-import torch._dynamo  # the first optimizer imports it: here it counts as start-up, not as training
 import torch.distributed as dist
 from torch import nn
 
@@ -45,6 +44,7 @@ from paceline.plan import Plan
 from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
+from paceline.runtime._torch_private import load_compiler
 from paceline.runtime.channel import Channel
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.devices import capability_of
@@ -58,6 +58,8 @@ from paceline.runtime.recovery.member import Membership, Place
 from paceline.runtime.recovery.undrawn import Undrawn
 from paceline.runtime.step import Step
 from paceline.spec import Job
+
+load_compiler()  # here it counts as start-up, not as training
 
 _T = TypeVar("_T")
 

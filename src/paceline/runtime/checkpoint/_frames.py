@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.serialization import get_crc32_options, set_crc32_options, skip_data
 
+from paceline.runtime._torch_private import storage_info
 from paceline.runtime.checkpoint._files import Record
 
 
@@ -50,14 +52,14 @@ def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
 def table_of_contents(files: Sequence[tuple[str, Sequence[Record]]]) -> bytes:
     """The content of `.metadata` for the files of a checkpoint, each with its records in order."""
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
+    places: dict[MetadataIndex, Any] = {}
     for file, records in files:
         start = 0
         for record in records:
             length = record.length
             if not record.dtype:
                 entries[record.name] = BytesStorageMetadata()
-                places[MetadataIndex(record.name)] = _StorageInfo(file, start, length)
+                places[MetadataIndex(record.name)] = storage_info(file, start, length)
             else:
                 facts = entries.get(record.name)
                 if not isinstance(facts, TensorStorageMetadata):
@@ -69,7 +71,7 @@ def table_of_contents(files: Sequence[tuple[str, Sequence[Record]]]) -> bytes:
                 offset = torch.Size(record.offset)
                 index = MetadataIndex(record.name, offset, len(facts.chunks))
                 facts.chunks.append(ChunkStorageMetadata(offset, torch.Size(record.shape)))
-                places[index] = _StorageInfo(file, start, length)
+                places[index] = storage_info(file, start, length)
             start += length
     return pickle.dumps(
         Metadata(

@@ -21,15 +21,19 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # as dist has them, typed
+
+from paceline.control.messages import At, Join
+from paceline.control.network import bound_socket
+from paceline.runtime._torch_private import (
     Backend,
     ErrorType,
     PrefixStore,
     TCPStore,
+    all_groups,
+    backends_of,
+    forget_group_count,
+    set_time_limit,
 )
-
-from paceline.control.messages import At, Join
-from paceline.control.network import bound_socket
 from paceline.runtime.devices import is_accelerator, synchronize
 from paceline.runtime.recovery.sequence import collectives
 from paceline.runtime.strategy.data.sums import break_off, take_broken_off
@@ -211,7 +215,7 @@ class Groups:
             raise Interrupted("this generation is over")
         if not is_accelerator(device):
             return
-        for group in list(dist.distributed_c10d._world.pg_map):
+        for group in all_groups():
             error = _error_of(group, device)
             if error != ErrorType.SUCCESS:
                 raise dist.DistBackendError(f"a process group has an error: {error}")
@@ -232,7 +236,7 @@ class Groups:
         # torch names the default group by a count that only destroying one resets. Where a meeting
         # broke off there was none to destroy, and the others would wait for this rank under a name
         # that it does not use (torch 2.13, `_process_group_name`).
-        dist.distributed_c10d._world.group_count = 0
+        forget_group_count()
         self._store = None
 
     def _abort(self) -> None:
@@ -260,11 +264,9 @@ class Groups:
             os._exit(1)
 
     def _set_limits(self) -> None:
-        for group in list(dist.distributed_c10d._world.pg_map):
-            for device in group._device_types:
-                set_limit = getattr(group._get_backend(device), "_set_default_timeout", None)
-                if set_limit is not None:
-                    set_limit(self._limit if is_accelerator(device) else _HOST_LIMIT)
+        for group in all_groups():
+            for device, backend in backends_of(group):
+                set_time_limit(backend, self._limit if is_accelerator(device) else _HOST_LIMIT)
 
     @property
     def _is_interrupted(self) -> bool:
@@ -284,8 +286,8 @@ class Groups:
 
 def _error_of(group: dist.ProcessGroup, device: torch.device) -> ErrorType:
     """Of the group's backend on the device; a group over gloo alone has none, nor says so."""
-    types = {each.type for each in group._device_types}
-    ask = getattr(group._get_backend(device), "get_error", None) if device.type in types else None
+    found = [backend for each, backend in backends_of(group) if each.type == device.type]
+    ask = getattr(found[0], "get_error", None) if found else None
     return ErrorType.SUCCESS if ask is None else ask()
 
 
@@ -389,16 +391,16 @@ def _outlive(works: list[dist.Work]) -> None:
             with suppress(RuntimeError):
                 work.wait()
 
-    groups = list(dist.distributed_c10d._world.pg_map)
+    groups = all_groups()
     threading.Thread(target=keep, args=(groups,), name="paceline-left", daemon=True).start()
 
 
 def _abortable() -> list[Backend]:
     """The accelerators' parts of all groups, the newest first."""
     return [
-        group._get_backend(device)
-        for group in reversed(list(dist.distributed_c10d._world.pg_map))
-        for device in group._device_types
+        backend
+        for group in reversed(all_groups())
+        for device, backend in backends_of(group)
         if is_accelerator(device)
     ]
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.layout import Layout
+from paceline.runtime._torch_private import buffers_of, unsaved_buffers
 from paceline.runtime.strategy.mesh import Meshes
 
 
@@ -49,14 +50,14 @@ class SavedBuffers:
         places = {
             id(buffer): (module, name)
             for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
+            for name, buffer in buffers_of(module).items()
+            if buffer is not None and name not in unsaved_buffers(module)
         }
         self._places = list(places.values())
 
     def tensors(self) -> list[Tensor]:
         """As they are now: a module may have put another tensor in a buffer's place."""
-        found = (module._buffers[name] for module, name in self._places)
+        found = (buffers_of(module)[name] for module, name in self._places)
         return [buffer for buffer in found if buffer is not None]
 
 
