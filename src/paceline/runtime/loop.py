@@ -289,7 +289,7 @@ class Loop:
     def _exchange(self, plan: RecoveryPlan) -> say.Source:
         """Replicas give the state to the ranks that need it."""
         session, model, optimizer = self._session, self._model, self._optimizer
-        rank, device, held = session.place.rank, session.place.device, session.held
+        rank, held = session.place.rank, session.held
         source: say.Source = "own"
         for route in plan.routes:
             if route.source == rank:
@@ -298,7 +298,7 @@ class Loop:
                 source = "replica"
                 # Until all of it has come, what is overwritten is the state of no step.
                 held.is_torn |= held.model is model
-                received = receive(route.source, model, optimizer, device)
+                received = receive(route.source, model, optimizer)
                 session.settle()
                 session.load_state_dict(received)
         return source

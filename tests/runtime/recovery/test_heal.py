@@ -36,7 +36,7 @@ def heal_second_copy(rank: int, world: int, kind: str) -> tuple[bool, bool, int]
         send(to, model, optimizer, {"last_step": 3})
         adopt((model, optimizer), newer)
     else:
-        facts = receive(source, *newer, torch.device("cpu"))
+        facts = receive(source, *newer)
     is_same = same(held(*newer), before)
     train_steps(*newer, layout, rank, range(3, 6))
     undisturbed = build(layout, optimizer=kind)
@@ -58,7 +58,7 @@ def send_odd_ones(rank: int, world: int) -> bool:
         send_tensors(1, there)
         return True
     here = [torch.zeros_like(tensor) for tensor in there]
-    receive_tensors(0, here, torch.device("cpu"))
+    receive_tensors(0, here)
     return all(torch.equal(*pair) for pair in zip(here, there, strict=True))
 
 

@@ -11,8 +11,6 @@ from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.recovery.mend import Suspects, copy_from_replicas, far_apart, unequal
 from paceline.runtime.recovery.verdict import Verdict
 
-CPU = torch.device("cpu")
-
 
 def test_what_is_not_finite_is_infinitely_far_from_what_is():
     nan, inf = float("nan"), float("inf")
@@ -52,14 +50,14 @@ def mend(rank: int, world: int) -> tuple[bool, tuple[int, ...], list[int]]:
         for name in names:
             flip(dict(state.tensors())[name], 70)
     odd = Verdict(odd=(2,), source_of={2: 1})
-    copy_from_replicas(state, odd, {2: names}, CPU)
+    copy_from_replicas(state, odd, {2: names})
     is_same = fingerprint(state.tensors()).by_name() == clean
 
     tensor = dict(state.tensors())[names[0]]
     if rank == 1:
         flip(tensor, 16 * 5 + 14)
     pair = Verdict(undecided=((0, 1),), source_of={})
-    suspects = Suspects(9, pair, {0: names[:1], 1: names[:1]}, state, CPU)
+    suspects = Suspects(9, pair, {0: names[:1], 1: names[:1]}, state)
     kept = [place for places, _ in suspects._kept.values() for place in places.tolist()]
     if rank == 1:  # computed again, it is right
         flip(tensor, 16 * 5 + 14)

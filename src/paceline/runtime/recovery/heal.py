@@ -4,7 +4,7 @@ Which step that is, and who gets it from whom, is `newest.py`'s to say. What a r
 from a replica whole, bit by bit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,16 +59,15 @@ def send(
 
 
 @torch.no_grad()
-def receive(
-    source: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> dict[str, Any]:
-    """Take everything that a rank has; returns its facts."""
+def receive(source: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Take everything that a rank has; returns its facts, which count once the device is settled.
+    Where each tensor lies comes first, with the entries."""
     told: list[Any] = [None] * 4
     dist.recv_object_list(told, src=source)
     facts, others, entries, numbers = told
     state = LiveState(model, optimizer)
     state.make_room(entries)
-    receive_tensors(source, [tensor for _, tensor in state.tensors()], device)
+    receive_tensors(source, [tensor for _, tensor in state.tensors()])
     set_other_model_state(model, others)
     for name, parameter in named_parameters(model).items():
         optimizer.state[parameter].update(numbers.get(name, {}))
@@ -78,19 +77,32 @@ def receive(
 def send_tensors(to: int, tensors: Sequence[Tensor]) -> None:
     """Send tensors, which may lie on the host or on this rank's device."""
     for chunk in _chunks(tensors):
-        dist.send(torch.cat([each.reshape(-1).view(torch.uint8) for each in chunk]), dst=to)
+        _pass(dist.isend, torch.cat([as_bytes(each) for each in chunk]), to)
 
 
 @torch.no_grad()
-def receive_tensors(source: int, tensors: Sequence[Tensor], device: torch.device) -> None:
-    """Receive into tensors of the same shapes and types, in the same order."""
+def receive_tensors(source: int, tensors: Sequence[Tensor]) -> None:
+    """Receive into tensors of the same shapes, types and kinds of device, in the same order. What
+    comes to a device has come once that is settled."""
     for chunk in _chunks(tensors):
         sizes = [each.nbytes for each in chunk]
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        dist.recv(flat, src=source)
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=chunk[0].device)
+        _pass(dist.irecv, flat, source)
         for each, part in zip(chunk, torch.split(flat, sizes), strict=True):
             # A copy, as numbers of one size need not begin where those of another one end.
             each.copy_(part.clone().view(each.dtype).view(each.shape))
+
+
+def _pass(op: Callable[..., dist.Work | None], flat: Tensor, peer: int) -> None:
+    """One message, over the group of its device: a batch is one operation of NCCL's, which makes no
+    communicator for the pair."""
+    for work in dist.batch_isend_irecv([dist.P2POp(op, flat, peer)]):
+        work.wait()
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """No transport knows every type."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
@@ -127,13 +139,18 @@ def _laid_out(value: DTensor, parameter: nn.Parameter) -> Tensor:
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    chunk: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if chunk and size + tensor.nbytes > _CHUNK_BYTES:
+    """First those on the host, then those on the device: a message lies on one, and goes over its
+    transport."""
+    for is_host in (True, False):
+        chunk: list[Tensor] = []
+        size = 0
+        for tensor in tensors:
+            if (tensor.device.type == "cpu") != is_host or not tensor.numel():
+                continue
+            if chunk and size + tensor.nbytes > _CHUNK_BYTES:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(tensor)
+            size += tensor.nbytes
+        if chunk:
             yield chunk
-            chunk, size = [], 0
-        chunk.append(tensor)
-        size += tensor.nbytes
-    if chunk:
-        yield chunk

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.runtime.checkpoint._agree import gather
+from paceline.runtime.recovery.heal import as_bytes, receive_tensors, send_tensors
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.recovery.verdict import Verdict, farther
 
@@ -26,21 +27,18 @@ def copy_from_replicas(
     state: LiveState,
     verdict: Verdict,
     tensors: Mapping[int, Sequence[str]],
-    device: torch.device,
 ) -> None:
-    """Each wrong rank takes over its wrong tensors from the replica that is right. Collective."""
+    """Each wrong rank takes over its wrong tensors from the replica that is right; they have come
+    once the device is settled. Collective."""
     rank = dist.get_rank()
     held = dict(state.tensors())
     for odd in verdict.odd:
         source = verdict.source_of[odd]
-        for name in tensors[odd]:
-            if rank == source:
-                dist.send(_as_bytes(held[name], device), dst=odd)
-            elif rank == odd:
-                received = torch.empty_like(_as_bytes(held[name], device))
-                dist.recv(received, src=source)
-                place = held[name]
-                place.copy_(received.view(place.dtype).view(place.shape))
+        wrong = [held[name] for name in tensors[odd]]
+        if rank == source:
+            send_tensors(odd, wrong)
+        elif rank == odd:
+            receive_tensors(source, wrong)
 
 
 class Suspects:
@@ -52,9 +50,8 @@ class Suspects:
         verdict: Verdict,
         tensors: Mapping[int, Sequence[str]],
         state: LiveState,
-        device: torch.device,
     ) -> None:
-        """Collective."""
+        """Collective. What it has counts once the device is settled."""
         self.state_step = state_step
         """The step after which it differed."""
 
@@ -63,7 +60,7 @@ class Suspects:
 
         self._groups = verdict.undecided
         held = dict(state.tensors())
-        differ = gather(self._unlike_first(held, device), None)
+        differ = gather(self._unlike_first(held), None)
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
         """Name -> where replicas differed, and this rank's numbers."""
         for group in self._groups:
@@ -91,7 +88,7 @@ class Suspects:
             )
         )
 
-    def _unlike_first(self, held: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    def _unlike_first(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Where this suspect's numbers differ from those of its group's first. Collective over the
         group."""
         rank = dist.get_rank()
@@ -99,15 +96,15 @@ class Suspects:
         for group in self._groups:
             if rank not in group:
                 continue
-            for name in self.tensors[rank]:
-                mine = _as_bytes(held[name], device)
-                if rank == group[0]:
-                    for other in group[1:]:
-                        dist.send(mine, dst=other)
-                    continue
-                firsts = torch.empty_like(mine)
-                dist.recv(firsts, src=group[0])
-                differ[name] = unequal(firsts, mine, held[name].element_size())
+            mine = [held[name] for name in self.tensors[rank]]
+            if rank == group[0]:
+                for other in group[1:]:
+                    send_tensors(other, mine)
+                continue
+            firsts = [torch.empty_like(tensor) for tensor in mine]
+            receive_tensors(group[0], firsts)
+            for name, first, own in zip(self.tensors[rank], firsts, mine, strict=True):
+                differ[name] = unequal(as_bytes(first), as_bytes(own), own.element_size())
         return differ
 
 
@@ -139,8 +136,3 @@ def _difference(a: Tensor, b: Tensor) -> Tensor:
     difference = (a.double() - b.double()).abs()
     is_same = (a == b) | (a.isnan() & b.isnan())
     return difference.masked_fill(is_same, 0.0).nan_to_num(float("inf"), float("inf"))
-
-
-def _as_bytes(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device that ranks talk from; no transport knows every type."""
-    return tensor.to(device).reshape(-1).view(torch.uint8)

@@ -48,7 +48,6 @@ class Safekeeping:
     ) -> None:
         spec, place, layout = session.job.spec.recovery, session.place, session.plan.layout
         self._session = session
-        self._device = place.device
         self._job_digest = job_digest
         self.state = LiveState(model, optimizer)
         """What is kept."""
@@ -204,7 +203,7 @@ class Safekeeping:
         tensors = differing(verdict, [each for each, _ in evidence], moved)
         is_unused = self._is_unused(step, verdict, moved)
         if verdict.undecided:
-            suspects = Suspects(step, verdict, tensors, self.state, self._device)
+            suspects = Suspects(step, verdict, tensors, self.state)
             session.settle()
             self._suspects = suspects
         how: Literal["moved", "majority"] = (
@@ -224,7 +223,7 @@ class Safekeeping:
         # Until it is right again, what a rank replaces is the state of no step.
         session.held.is_torn |= not is_copied or session.place.rank in verdict.odd
         if is_copied:
-            copy_from_replicas(self.state, verdict, tensors, self._device)
+            copy_from_replicas(self.state, verdict, tensors)
             session.settle()
             back = step
         elif (found := self.recall(certified=True)) is not None:
