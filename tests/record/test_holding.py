@@ -1,7 +1,10 @@
 """Who may control a run that another command has, or had until now."""
 
+import errno
+import fcntl
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -10,9 +13,14 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.record.holding import (
+    OWNER_FILE,
     InCharge,
     claim_control,
     claim_from_another,
+    hold_agents,
+    hold_alone,
+    is_held,
+    machine,
     publish_controller,
 )
 
@@ -60,3 +68,71 @@ def test_a_process_id_of_another_machine_says_nothing_here(tmp_path):
     ).close()
     release.join()
     assert held.closed
+
+
+def without_locks(monkeypatch, folder: Path, number: int) -> None:
+    """Have the file system of a folder answer every lock with this error."""
+    real = fcntl.flock
+
+    def flock(file, kind):
+        if Path(file.name).parent == folder:
+            raise OSError(number, os.strerror(number))
+        return real(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder.with_name("machine")))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_run_begins_where_the_file_system_has_no_locks_and_is_held_once(
+    monkeypatch, tmp_path, capsys, number
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    without_locks(monkeypatch, folder, number)
+    held = claim_control(folder, patience_s=0.0)
+    assert os.strerror(number).lower() in capsys.readouterr().err
+    with pytest.raises(JobError, match="R004: another process is running"):
+        claim_control(folder, patience_s=0.0)
+    agents = hold_alone(folder, patience_s=0.0)
+    hold_agents(folder).close()
+    with pytest.raises(JobError, match="R004"):
+        hold_alone(folder, patience_s=0.0)
+    held.close()
+    agents.close()
+    del held
+    assert not (folder / OWNER_FILE).exists()
+    assert not is_held(folder)
+
+
+def test_without_locks_a_run_that_another_machine_claimed_is_refused_with_its_owner(
+    monkeypatch, tmp_path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    without_locks(monkeypatch, folder, errno.ENOSYS)
+    (folder / OWNER_FILE).write_text('{"host": "node-3", "pid": 77, "machine": "another"}')
+    with pytest.raises(JobError, match="process 77 on node-3 claimed") as refused:
+        claim_control(folder, patience_s=0.0)
+    assert "-o flock" in str(refused.value)
+    (folder / OWNER_FILE).unlink()
+    claim_control(folder, patience_s=0.0).close()
+
+
+def test_without_locks_what_a_dead_process_of_this_machine_left_is_taken_over(
+    monkeypatch, tmp_path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    without_locks(monkeypatch, folder, errno.ENOSYS)
+    left = f'{{"host": "here", "pid": 1, "machine": "{machine()}"}}'
+    (folder / OWNER_FILE).write_text(left)
+    held = claim_control(folder, patience_s=0.0)
+    assert str(os.getpid()) in (folder / OWNER_FILE).read_text()
+    held.close()
+
+
+def test_a_lock_that_the_system_refuses_is_said_in_its_words(monkeypatch, tmp_path):
+    without_locks(monkeypatch, tmp_path, errno.EIO)
+    with pytest.raises(JobError, match="cannot be locked: input/output error"):
+        claim_control(tmp_path, patience_s=5.0)

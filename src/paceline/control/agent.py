@@ -39,11 +39,11 @@ from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
 from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Finding, Lookout, where
-from paceline.control.network import machine, split_address
+from paceline.control.network import split_address
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
-from paceline.record.holding import find_controller, hold_agents
+from paceline.record.holding import find_controller, hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec.faults import parse_fault

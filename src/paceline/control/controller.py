@@ -23,10 +23,11 @@ from paceline.control.beats import BEAT_EVERY_S, Beats
 from paceline.control.connection import Connection
 from paceline.control.journal import Journal
 from paceline.control.link import Lost
-from paceline.control.network import join_address, machine
+from paceline.control.network import join_address
 from paceline.control.probe import Prober
 from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
 from paceline.record.events import AnyEvent, EventLog
+from paceline.record.holding import machine
 
 RENEWALS = 10
 """How often in a lease an agent hears that the controller is there. A guess: nine may be lost."""

@@ -402,7 +402,7 @@ class FaultDone(Message, frozen=True, kw_only=True, tag=True):
     """When, on the monotonic clock of its machine."""
 
     machine: str = ""
-    """Which machine that is; see `network.machine`."""
+    """Which machine that is; see `holding.machine`."""
 
 
 Kind = Literal["stopped", "gil held", "looping", "waiting"]

@@ -1,4 +1,4 @@
-"""Which of this machine's addresses others reach, how they are written, and which machine it is.
+"""Which of this machine's addresses others reach, and how addresses are written.
 
 IPv4 and IPv6. Where a host has both, IPv4 is taken.
 """
@@ -119,12 +119,3 @@ def _interface_of_4(address: str) -> str | None:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
-
-
-def machine() -> str:
-    """What tells this machine, since its last start, from every other: their monotonic clocks and
-    process ids have nothing to do with each other."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()

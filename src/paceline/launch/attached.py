@@ -15,7 +15,7 @@ from typing import IO
 import paceline
 from paceline.control.controller import MARGIN_S, Controller, Progress
 from paceline.control.journal import Journal
-from paceline.control.network import bound_socket, machine
+from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError, Problem
@@ -43,6 +43,7 @@ from paceline.record.holding import (
     hold_agents,
     hold_alone,
     is_held,
+    machine,
     publish_controller,
 )
 from paceline.record.run import RunFolder, check_steps_left, write_resolved

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from paceline.control import foreign
 from paceline.control.kernel import num_oom_kills, where_it_waits
-from paceline.control.network import machine
 from paceline.control.parent import die_with_parent
 from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
 from paceline.record.events import AnyEvent, EventLog, RunStarted, read_events
-from paceline.record.holding import InCharge, hold_alone, publish_controller
+from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
 from paceline.record.run import RunFolder
 from paceline.spec import Script
 

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.control.network import machine
 from paceline.errors import JobError, PacelineError, Problem, RunError
 from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
 from paceline.record.events import AnyEvent, RunFinished, RunStarted, read_events
-from paceline.record.holding import find_controller
+from paceline.record.holding import find_controller, machine
 from paceline.record.metrics import StepMetrics, read_metrics
 from paceline.record.placement import Placement, read_placement
 from paceline.record.run import RunFolder, RunSummary, find_runs, open_run, summarise

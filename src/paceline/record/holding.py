@@ -3,10 +3,21 @@
 Two locks in the run's folder. `control.lock` is of the process that controls the run, and of nobody
 else. `lock` is also held by every agent, so that a run whose controller was killed is not started a
 second time while its workers live; a controller that finds it held takes those over.
+
+Where the file system has no locks, the locks are in this machine's temporary folder, and
+`control.owner` in the run's folder keeps other machines out. Agents of other machines are not seen
+then: their leases end them.
 """
 
+import errno
 import fcntl
+import hashlib
+import os
+import socket
+import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +29,9 @@ from paceline.errors import JobError, Problem
 from paceline.record.lines import write_whole
 
 CONTROL_FILE = "control.json"
+
+OWNER_FILE = "control.owner"
+"""Only where the file system has no locks."""
 
 _DYING_S = 0.5
 """How long a controller that was killed may still seem to live, and hold its lock. A guess."""
@@ -133,18 +147,145 @@ def _lives(pid: int) -> bool:
 
 
 def _lock(folder: Path, name: str, kind: int, patience_s: float) -> IO[bytes]:
-    lock = (folder / name).open("a+b")  # NFS wants to read where it is to lock for all
+    lock: IO[bytes] = (folder / name).open("a+b")  # NFS wants to read where it is to lock for all
+    try:
+        return _locked(lock, folder, kind, patience_s)
+    except _NoLocks as error:
+        lock.close()
+        reason = str(error)
+    own = (_own_locks(folder) / name).open("a+b")
+    lock = _locked(own, folder, kind, patience_s)
+    if name == "control.lock":
+        try:
+            _claim_among_machines(folder, lock, reason)
+        except JobError:
+            lock.close()
+            raise
+    return lock
+
+
+class _NoLocks(Exception):
+    """The file system knows no locks."""
+
+
+def _locked(lock: IO[bytes], folder: Path, kind: int, patience_s: float) -> IO[bytes]:
+    """The file once it is locked; closed when it cannot be.
+
+    Raises:
+        JobError: Another process holds it, or the system refuses for another reason.
+        _NoLocks: Its file system has none.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() < deadline:
+        except OSError as error:
+            if error.errno in _IS_HELD and time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
             lock.close()
-            raise JobError(_held(folder)) from None
+            if error.errno in _IS_HELD:
+                raise JobError(_held(folder)) from None
+            reason = error.strerror or str(error)
+            if error.errno in _HAS_NONE:
+                raise _NoLocks(reason.lower()) from None
+            raise JobError(_cannot_lock(folder, reason.lower())) from None
         return lock
+
+
+_IS_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+"""flock(2) has the first; file systems that make it a lock of fcntl(2), such as NFS, all."""
+
+_HAS_NONE = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""Lustre without `-o flock` answers ENOSYS, NFS whose server locks nothing ENOLCK."""
+
+
+def _own_locks(folder: Path) -> Path:
+    """Where this machine's processes lock a run whose file system has no locks. Like any lock, one
+    there ends with the processes that hold it."""
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    locks = Path(tempfile.gettempdir()) / f"paceline-locks-{os.getuid()}" / digest
+    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return locks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owner:
+    """Contents of `control.owner`: who claimed a run whose file system has no locks."""
+
+    host: str
+    pid: int
+    machine: str
+
+
+def _claim_among_machines(folder: Path, lock: IO[bytes], reason: str) -> None:
+    """Leave word, for other machines, of who controls the run; taken away when the lock is let go.
+
+    Processes of this machine are told apart by a lock of its own.
+
+    Raises:
+        JobError: A process of another machine has left its word there.
+    """
+    path = folder / OWNER_FILE
+    mine = _Owner(host=socket.gethostname(), pid=os.getpid(), machine=machine())
+    try:
+        with path.open("xb") as file:  # O_EXCL: one of several wins
+            file.write(msgspec.json.encode(mine))
+        print(
+            f"paceline: {folder} is on a file system without locks ({reason}); the run is held by "
+            f"{OWNER_FILE} there and by a lock of this machine",
+            file=sys.stderr,
+        )
+    except FileExistsError:
+        owner = _owner(path)
+        if owner is None or owner.machine != mine.machine:
+            raise JobError(_owned(folder, owner, reason)) from None
+        write_whole(path, msgspec.json.encode(mine))
+    weakref.finalize(lock, _give_up, path, mine)
+
+
+def _give_up(path: Path, mine: _Owner) -> None:
+    # A process that was forked has this, too.
+    if os.getpid() == mine.pid and _owner(path) == mine:
+        path.unlink(missing_ok=True)
+
+
+def _owner(path: Path) -> _Owner | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Owner)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def machine() -> str:
+    """What tells this machine, since its last start, from every other: their monotonic clocks and
+    process ids have nothing to do with each other."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _cannot_lock(folder: Path, reason: str) -> Problem:
+    return Problem(
+        code="R004",
+        what=f"{folder} cannot be locked: {reason}",
+        where=str(folder),
+        fix="look at the file system, or put the run in another folder with --out",
+    )
+
+
+def _owned(folder: Path, owner: _Owner | None, reason: str) -> Problem:
+    by = "somebody" if owner is None else f"process {owner.pid} on {owner.host}"
+    return Problem(
+        code="R004",
+        what=f"{by} claimed {folder}, on a file system without locks ({reason}): whether that "
+        "process lives cannot be seen from here",
+        where=str(folder / OWNER_FILE),
+        fix="if it has ended, wait for recovery.lease and recovery.grace, so that its workers have "
+        f"stopped, and remove {OWNER_FILE}. With locks this does not happen: mount Lustre with "
+        "-o flock, NFS with locks, or choose another folder with --out",
+    )
 
 
 def _held(folder: Path) -> Problem:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from paceline.control.network import machine
+from paceline.record.holding import machine
 from paceline.runtime.checkpoint._reason import plain_reason
 
 Group = dist.ProcessGroup | None
