@@ -228,3 +228,18 @@ def test_the_risk_of_a_compression_is_said_once_by_the_first_rank(tmp_path):
     (note,), nothing = run_ranks(build_compressed, 2, tmp_path, "powersgd", limit_s=150)
     assert note.startswith("train.gradient_compression powersgd: gradients are approximated")
     assert nothing == []
+
+
+def train_without_a_digest(rank: int, world: int, folder: Path) -> Any:
+    options = ("train.steps=2", "recovery.final_digest=false")
+    session, said = session_in(folder, rank, world, *options)
+    train(session)
+    session.complete()
+    (record,) = said.of(say.Completed)
+    return record.outcome, record.step, record.state_digest
+
+
+@pytest.mark.ranks
+def test_a_run_whose_final_digest_is_left_out_finishes_without_one(tmp_path):
+    Scene(tmp_path)
+    assert run_ranks(train_without_a_digest, 2, tmp_path) == [("finished", 2, None)] * 2

@@ -155,7 +155,9 @@ class ProgressView:
             return
         seen = max(record.peak_bytes for record in records)
         predicted = self._plan.estimate.memory.total_bytes
-        self._line(f"state       sha256 {records[0].state_digest}")
+        digest = records[0].state_digest
+        hashed = "not hashed (recovery.final_digest: false)"
+        self._line(f"state       {hashed if digest is None else f'sha256 {digest}'}")
         self._line(
             f"memory      {format_bytes(seen)} seen at the fullest rank, "
             f"{format_bytes(predicted)} predicted"

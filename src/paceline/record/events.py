@@ -378,7 +378,8 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     """Step of the newest committed checkpoint; None when no rank left a completion record."""
 
     state_digest: str | None
-    """SHA-256 of parameters and optimizer state, the same on every rank; None unless finished."""
+    """SHA-256 of parameters and optimizer state, the same on every rank; None unless finished,
+    and with `recovery.final_digest: false`."""
 
     held_out_loss: float | None
     restarts: int

@@ -140,6 +140,7 @@ class Session:
         self._loop: Loop | None = None
         self._baseline_bytes = 0
         self._digest: str | None = None
+        self._is_through = False
 
     @property
     def place(self) -> Place:
@@ -315,9 +316,9 @@ class Session:
         self._loop = loop
         yield from loop.run()
         self.progress.enter(Phase.ENDING)
-        digest = state_digest(model, optimizer)
+        digest = state_digest(model, optimizer) if spec.recovery.final_digest else None
         self.settle()
-        self._digest = digest
+        self._digest, self._is_through = digest, True
 
     def complete(self) -> None:
         """Leave the completion record of this rank, once the training function has returned.
@@ -327,7 +328,7 @@ class Session:
         Raises:
             RunError: The function returned without going through the steps.
         """
-        if self._digest is None:
+        if not self._is_through:
             raise RunError(
                 Problem(
                     code="R020",
@@ -356,6 +357,7 @@ class Session:
         if self._loop is not None:
             self._loop.leave()
         self._loop = self._digest = None
+        self._is_through = False
         if self._meshes is not None:
             strategy.clear_dtensor_caches(self._meshes)
         self._place = self._meshes = None
