@@ -13,7 +13,7 @@ from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer, load
-from paceline.runtime.checkpoint._share import Dealer
+from paceline.runtime.checkpoint._share import SavePlanner
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.digest import state_digest
 from paceline.runtime.huggingface import build_hf
@@ -119,9 +119,9 @@ def give_state(model, optimizer):
 
 def save(path, model, optimizer):
     """One checkpoint folder; the bytes that this rank wrote."""
-    deal = Dealer().deal(named_state(model, optimizer), None)
+    plan = SavePlanner().plan_save(named_state(model, optimizer), None)
     Checkpointer(path, CheckpointSpec()).save(1, model, optimizer)
-    return sum(record.num_bytes for record in deal.share.records)
+    return sum(record.num_bytes for record in plan.share.records)
 
 
 def save_in_every_layout(rank, world, folder, kinds):

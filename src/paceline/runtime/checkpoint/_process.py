@@ -22,7 +22,7 @@ from paceline.control.messages import CopyDone, CopyError
 from paceline.runtime.checkpoint._files import WriteTask
 from paceline.runtime.checkpoint._memory import make_memory, map_memory
 from paceline.runtime.checkpoint._reason import plain_reason
-from paceline.runtime.checkpoint._share import Deal
+from paceline.runtime.checkpoint._share import SavePlan
 from paceline.runtime.checkpoint._stage import Stage
 from paceline.runtime.checkpoint._talk import NOTHING, WANTED, Ended, GoOn, Memory, Phase, Write
 
@@ -68,7 +68,7 @@ class WriterProcess:
         """Of the process that runs; None before the first save and after its end."""
         return self._link.process.pid if self._link is not None and self._link.is_open else None
 
-    def submit(self, task: WriteTask, deal: Deal, on_phase: OnPhase | None) -> Pending:
+    def submit(self, task: WriteTask, plan: SavePlan, on_phase: OnPhase | None) -> Pending:
         """Copy a share and have it written. Earlier saves must have ended or been abandoned."""
         before: list[CopyDone | CopyError] = []
         if self._link is None or not self._link.is_open:
@@ -76,15 +76,15 @@ class WriterProcess:
             self._link = _Link()
         for told in before:
             self._link.copies.append(told)
-        starts = self._stage.copy(deal.share)
+        starts = self._stage.copy(plan.share)
         self._number += 1
         pending = Pending(self._number, task, on_phase)
         write = Write(
             number=self._number,
             task=task,
-            records=deal.share.records,
+            records=plan.share.records,
             starts=starts,
-            metadata=deal.metadata,
+            metadata=plan.metadata,
             has_phase=on_phase is not None,
         )
         self._link.send(pending, write, self._stage)

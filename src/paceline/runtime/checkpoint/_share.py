@@ -62,7 +62,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
+class SavePlan:
     """What is written in one save."""
 
     share: Share
@@ -78,12 +78,12 @@ class Deal:
     """torch's table of contents of the whole; empty but on rank 0."""
 
 
-class Dealer:
-    """Deals the state out, so that every part of it is written once, whoever holds it.
+class SavePlanner:
+    """Plans saves, so that every part of the state is written once, whoever holds it.
 
     A box that several ranks hold (replicas, what tensor ranks have whole, a tied parameter on two
     stages) is written by one of them: the largest first, each by the rank with the least so far.
-    Every rank comes to the same deal from the same table. The table is gathered again only when
+    Every rank comes to the same plan from the same table. The table is gathered again only when
     some rank holds something else than at the last save.
     """
 
@@ -94,7 +94,7 @@ class Dealer:
         self._num_bytes = 0
         self._metadata = b""
 
-    def deal(self, state: Mapping[str, Stored | Any], group: Group) -> Deal:
+    def plan_save(self, state: Mapping[str, Stored | Any], group: Group) -> SavePlan:
         """What this rank writes of what it holds: live tensors, no copies. Collective."""
         held = dict(_held(state))
         listed = {key: facts for key, (facts, _) in held.items()}
@@ -102,14 +102,14 @@ class Dealer:
         told = gather((seal, secrets.token_hex(4)), group)
         seals = [each for each, _ in told]
         if seals != self._seals:
-            self._deal_anew(gather(listed, group), torch.distributed.get_rank(group))
+            self._plan_anew(gather(listed, group), torch.distributed.get_rank(group))
             self._seals = seals
         records = tuple(
             kept if kept is not None else _record(key, listed[key], held[key][1])
             for key, kept in self._mine.items()
         )
         tensors = (held[key][1] for key in self._mine)
-        return Deal(
+        return SavePlan(
             share=Share(
                 records=records,
                 tensors=tuple(each if isinstance(each, Tensor) else None for each in tensors),
@@ -119,19 +119,20 @@ class Dealer:
             metadata=self._metadata,
         )
 
-    def _deal_anew(self, everyone: list[dict[_Key, _Facts]], rank: int) -> None:
-        hands = _deal(everyone)
+    def _plan_anew(self, everyone: list[dict[_Key, _Facts]], rank: int) -> None:
+        shares = _assign(everyone)
         facts = {key: each for listed in everyone for key, each in listed.items()}
         self._mine = {
-            key: _record(key, facts[key], None) if facts[key].dtype else None for key in hands[rank]
+            key: _record(key, facts[key], None) if facts[key].dtype else None
+            for key in shares[rank]
         }
         self._num_bytes = sum(each.num_bytes for each in facts.values())
         self._num_bytes += len(facts) * _FRAME_BYTES
         self._metadata = b""
         if rank == 0:
             files = [
-                (data_file(number), [_record(key, facts[key], None) for key in hand])
-                for number, hand in enumerate(hands)
+                (data_file(number), [_record(key, facts[key], None) for key in share])
+                for number, share in enumerate(shares)
             ]
             self._metadata = table_of_contents(files)
 
@@ -156,7 +157,7 @@ def _held(state: Mapping[str, Stored | Any]) -> Iterator[tuple[_Key, tuple[_Fact
             yield (name, tuple(box.offset)), (facts, box.tensor)
 
 
-def _deal(everyone: list[dict[_Key, _Facts]]) -> list[list[_Key]]:
+def _assign(everyone: list[dict[_Key, _Facts]]) -> list[list[_Key]]:
     """What each rank writes, in the order of its file."""
     holders: dict[_Key, list[int]] = {}
     for holder, listed in enumerate(everyone):
@@ -164,14 +165,15 @@ def _deal(everyone: list[dict[_Key, _Facts]]) -> list[list[_Key]]:
             holders.setdefault(key, []).append(holder)
     sizes = {key: everyone[ranks[0]][key].num_bytes for key, ranks in holders.items()}
     load = [0] * len(everyone)
-    hands: list[set[_Key]] = [set() for _ in everyone]
+    shares: list[set[_Key]] = [set() for _ in everyone]
     # What only one rank can write comes first, so that the rest evens it out.
     for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -sizes[key], key[0])):
         writer = min(holders[key], key=lambda holder: (load[holder], holder))
         load[writer] += sizes[key]
-        hands[writer].add(key)
+        shares[writer].add(key)
     return [
-        [key for key in listed if key in hand] for listed, hand in zip(everyone, hands, strict=True)
+        [key for key in listed if key in share]
+        for listed, share in zip(everyone, shares, strict=True)
     ]
 
 

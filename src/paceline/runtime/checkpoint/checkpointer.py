@@ -21,7 +21,7 @@ from paceline.control.messages import CopyDone, CopyError
 from paceline.runtime.checkpoint._agree import Group, gather
 from paceline.runtime.checkpoint._files import CopyPolicy, Facts, KnownFacts, WriteTask
 from paceline.runtime.checkpoint._process import OnPhase, Pending, writer_process
-from paceline.runtime.checkpoint._share import Deal, Dealer
+from paceline.runtime.checkpoint._share import SavePlan, SavePlanner
 from paceline.runtime.checkpoint.restore import Restored, restore_newest
 from paceline.runtime.checkpoint.write import (
     PartOutcome,
@@ -78,7 +78,7 @@ class Checkpointer:
         self.policy = policy
         self.group = group
         self._opening = opening
-        self._dealer = Dealer()
+        self._planner = SavePlanner()
         self._writing: _Writing | None = None
         self._untold: list[Outcome] = []
         self._pollers: Group = None
@@ -103,9 +103,9 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._finish_writing()
-        deal = self._deal(model, optimizer)
-        task = self._task(Facts(step=step, **facts), deal)
-        num_bytes = write_together(task, deal, group=self.group, on_phase=on_phase)
+        plan = self._plan(model, optimizer)
+        task = self._task(Facts(step=step, **facts), plan)
+        num_bytes = write_together(task, plan, group=self.group, on_phase=on_phase)
         seconds = time.perf_counter() - start
         return Saved(
             path=task.final,
@@ -135,9 +135,9 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._finish_writing()
-        deal = self._deal(model, optimizer)
-        task = self._task(Facts(step=step, **facts), deal)
-        pending = writer_process().submit(task, deal, on_phase)
+        plan = self._plan(model, optimizer)
+        task = self._task(Facts(step=step, **facts), plan)
+        pending = writer_process().submit(task, plan, on_phase)
         stall_s = time.perf_counter() - start
         self._writing = _Writing(task=task, pending=pending, start=start, stall_s=stall_s)
         return stall_s
@@ -155,7 +155,7 @@ class Checkpointer:
         """
         writing, self._writing = self._writing, None
         self._pollers, self._has_pollers = None, False
-        self._dealer = Dealer()
+        self._planner = SavePlanner()
         if writing is None:
             return None
         writer_process().abandon()
@@ -210,18 +210,18 @@ class Checkpointer:
         """Return once this rank's writer copies nothing any more. Not collective."""
         writer_process().wait_for_copies()
 
-    def _deal(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Deal:
-        return self._dealer.deal(named_state(model, optimizer), self.group)
+    def _plan(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> SavePlan:
+        return self._planner.plan_save(named_state(model, optimizer), self.group)
 
-    def _task(self, facts: Facts, deal: Deal) -> WriteTask:
+    def _task(self, facts: Facts, plan: SavePlan) -> WriteTask:
         policy = self.policy
         return WriteTask(
             folder=self.folder,
             facts=facts,
-            attempt=deal.attempt,
+            attempt=plan.attempt,
             rank=dist.get_rank(self.group),
             world_size=dist.get_world_size(self.group),
-            num_bytes=deal.num_bytes,
+            num_bytes=plan.num_bytes,
             versions=f"paceline {__version__}, torch {torch.__version__}",
             keep={
                 "keep_last": policy.keep_last,

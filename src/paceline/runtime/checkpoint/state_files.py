@@ -101,7 +101,7 @@ def write_state(folder: Path, values: Mapping[str, Load], facts: Facts, *, ranks
         WriteError: It cannot be written there.
     """
     records = {name: _record(name, load()) for name, load in sorted(values.items())}
-    hands = _dealt(records, ranks)
+    hands = _shared_out(records, ranks)
     metadata = table_of_contents(
         [(data_file(rank), [records[name] for name in hand]) for rank, hand in enumerate(hands)]
     )
@@ -154,7 +154,7 @@ def _record(name: str, value: Any) -> Record:
     )
 
 
-def _dealt(records: Mapping[str, Record], ranks: int) -> list[list[str]]:
+def _shared_out(records: Mapping[str, Record], ranks: int) -> list[list[str]]:
     hands: list[list[str]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for name in sorted(records, key=lambda name: (-records[name].length, name)):

@@ -23,7 +23,7 @@ from paceline.runtime.checkpoint._files import (
 )
 from paceline.runtime.checkpoint._process import OnPhase
 from paceline.runtime.checkpoint._reason import plain_reason
-from paceline.runtime.checkpoint._share import Deal
+from paceline.runtime.checkpoint._share import SavePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,9 @@ def failure_of(task: WriteTask, parts: Sequence[PartOutcome]) -> SaveFailed | No
     return SaveFailed(task.facts.step, str(told), task.folder, is_space=first.is_space)
 
 
-def write_together(task: WriteTask, deal: Deal, *, group: Group, on_phase: OnPhase | None) -> int:
+def write_together(
+    task: WriteTask, plan: SavePlan, *, group: Group, on_phase: OnPhase | None
+) -> int:
     """Write a checkpoint with all ranks, and return once it is committed. Collective.
 
     Returns:
@@ -100,10 +102,10 @@ def write_together(task: WriteTask, deal: Deal, *, group: Group, on_phase: OnPha
     Raises:
         SaveFailed: On all ranks alike, with nothing left behind under a checkpoint's name.
     """
-    parts = gather(_write_part(task, deal, on_phase), group)
+    parts = gather(_write_part(task, plan, on_phase), group)
     failed = failure_of(task, parts)
     if failed is None:
-        parts = gather(_seal(task, deal.metadata), group)
+        parts = gather(_seal(task, plan.metadata), group)
         failed = failure_of(task, parts)
     if failed is not None:
         if task.rank == 0:
@@ -113,9 +115,9 @@ def write_together(task: WriteTask, deal: Deal, *, group: Group, on_phase: OnPha
     return parts[0].num_bytes
 
 
-def _write_part(task: WriteTask, deal: Deal, on_phase: OnPhase | None) -> PartOutcome:
+def _write_part(task: WriteTask, plan: SavePlan, on_phase: OnPhase | None) -> PartOutcome:
     try:
-        part = write_part(task, deal.share.records, deal.share.values)
+        part = write_part(task, plan.share.records, plan.share.values)
         if on_phase is not None:
             on_phase("writing")
         publish_part(task, part)
