@@ -475,6 +475,16 @@ class Step:
             for buffer, before in zip(self._buffers.tensors(), self._buffers_before, strict=True):
                 buffer.copy_(before)
 
+    @property
+    def loss_sum(self) -> Tensor:
+        """Of this rank's losses, not divided; 0 on ranks that only repeat another rank's."""
+        return self._loss_sum
+
+    @property
+    def num_targets(self) -> Tensor:
+        """Over how many targets `loss_sum` is."""
+        return self._num_targets
+
     def _lap(self) -> None:
         now = time.perf_counter()
         self.seconds += now - self._mark

@@ -15,12 +15,16 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 
+from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
+from paceline.runtime import strategy
+from paceline.runtime._torch_private import fake_store
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.memory import peak_bytes
 from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.step import Trainer
 from paceline.spec import TrainSpec
 
 DOES_NOT_FIT = 77
@@ -42,22 +46,30 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_step(request: Request) -> int:
-    """Bytes at the peak of one step: forward, backward and optimizer."""
+    """Bytes at the peak of one step, as `run` makes it: forward, backward, vote and optimizer."""
     device = torch.device(request.device)
     _limit(request, device)
+    # One rank's sums are its own numbers: a group that sends nothing gives them.
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=1)
+    layout = Layout(data=1, sharding="none", micro_batch=request.micro_batch, accumulation=1)
     with torch.device(device):
         model = Decoder(DecoderShape(**request.shape), request.seq_len)
-    optimizer = make_optimizer(
-        model, TrainSpec(global_batch=1, steps=1, optimizer=_kind(request.optimizer))
+    train = TrainSpec(global_batch=layout.global_batch, steps=1, optimizer=_kind(request.optimizer))
+    trainer = Trainer(
+        model=model,
+        optimizer=make_optimizer(model, train),
+        layout=layout,
+        meshes=strategy.make_meshes(layout, device.type),
+        device=device,
+        precision="bf16" if request.is_bf16 else "fp32",
+        seed=train.seed,
+        clip_norm=1.0,
     )
     size = (request.micro_batch, request.seq_len)
     tokens_BS = torch.randint(0, request.shape["vocab"], size, device=device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=request.is_bf16):
-        logits_BSV = model(tokens_BS)
-        loss = F.cross_entropy(logits_BSV.flatten(0, 1).float(), tokens_BS.flatten())
-    loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    step = trainer.begin(1, train.learning_rate)
+    step.train(lambda _: (tokens_BS, tokens_BS), layout.global_batch)
+    step.apply()
     return peak_bytes(device)
 
 

@@ -4,16 +4,13 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import PlanError
-from paceline.parallel.rank_map import rank_of
-from paceline.record.verification import Case, Deviation, Run, RunFacts, StepFacts
+from paceline.record.verification import Bytes, Case, Deviation, Run, RunFacts, StepFacts
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer, load
 from paceline.runtime.devices import capability_of
@@ -21,6 +18,8 @@ from paceline.runtime.digest import state_digest
 from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.sampling import Ids, rank_slots, sample_ids
 from paceline.runtime.state import named_parameters
+from paceline.runtime.step import Step, Trainer
+from paceline.runtime.step_hooks import NoHooks
 from paceline.runtime.strategy import Meshes, make_meshes
 from paceline.runtime.strategy.data.hooks import Compression
 from paceline.runtime.verify.compare import (
@@ -34,6 +33,7 @@ from paceline.runtime.verify.masks import Masks
 from paceline.runtime.verify.model import build_model, job_of, micro_batches, train_spec
 from paceline.runtime.verify.reductions import watch_reductions
 from paceline.runtime.verify.watch import Watch
+from paceline.runtime.vote import Outcome
 from paceline.spec import CheckpointSpec, TrainSpec
 
 
@@ -71,8 +71,20 @@ def train(run: Run, bench: Bench) -> RunFacts:
         return RunFacts(name=run.name, refused="; ".join(each.what for each in refused.problems))
 
 
-_MOST_OVERFLOWS = 30
-"""Halvings of the loss scale: from 2^16 to its least, 2^-14."""
+class _Noting(NoHooks):
+    """What is noted inside a step."""
+
+    def __init__(self, training: "_Training") -> None:
+        self._training = training
+
+    def pass_by(self, point: str, step: int) -> set[str]:
+        if point == "vote":  # gradients are reduced, and nothing is concluded from them
+            of = self._training
+            of.faults.before_update(of.run, step, of.model, of.meshes)
+        return set()
+
+    def decided(self, outcome: Outcome) -> None:
+        self._training.note_gradients(outcome.step)
 
 
 class _Training:
@@ -89,7 +101,6 @@ class _Training:
         self.precision: strategy.Precision = "fp32" if self.is_wide else run.precision  # type: ignore[assignment]
         self.train = train_spec(self.case)
         self.seed = job_of(self.case).spec.train.seed
-        self.scaler = strategy.LossScaler() if self.precision == "fp16" else None
         _set_up(self.precision, run, bench.device)
         model = build_model(self.case, is_wide=self.is_wide, dropout=run.dropout)
         ways = strategy.ways_of(model)
@@ -102,7 +113,23 @@ class _Training:
             options=_options(run, self.case, self.train),
         )
         self.optimizer = make_optimizer(self.model, self.train, ways)
+        self.trainer = Trainer(
+            model=self.model,
+            optimizer=self.optimizer,
+            layout=run.layout,
+            meshes=self.meshes,
+            device=bench.device,
+            precision=self.precision,
+            seed=self.seed,
+            clip_norm=self.train.clip_norm,
+            scaler=strategy.LossScaler() if self.precision == "fp16" else None,
+            hooks=_Noting(self),
+        )
         self.watch, self.masks = Watch(), Masks()
+        self.gradients: dict[str, Deviation] = {}
+        self.missing: tuple[str, ...] = ()
+        self.held: Bytes | None = None
+        self.optimizer.register_step_post_hook(self._hold)  # gradients are still there
 
     def facts(self) -> RunFacts:
         """Every step, and what is left at the end."""
@@ -115,10 +142,10 @@ class _Training:
             load(path, self.model, self.optimizer)
             first = int(path.name.removeprefix("step-")) + 1
             loaded = state_digest(self.model, self.optimizer)
-            if self.scaler is not None:
-                self.scaler.load_state_dict(self.bench.scales[run.load])
+            if (scaler := self.trainer.scaler) is not None:
+                scaler.load_state_dict(self.bench.scales[run.load])
         self.faults.built(run, self.model, self.optimizer, self.meshes)
-        steps, held = [], None
+        steps = []
         reductions = None
         for number in range(first, run.steps + 1):
             with watch_reductions(number == first + 1 and run.name == "job") as seen:
@@ -129,15 +156,13 @@ class _Training:
             if run.save_after == number:
                 checkpoints.save(number, self.model, self.optimizer, layout=run.layout.name)
                 saved = state_digest(self.model, self.optimizer)
-                if self.scaler is not None:
-                    self.bench.scales[run.name] = self.scaler.state_dict()
-        held = held_bytes(self.model, self.optimizer) if steps else None
-        self.optimizer.zero_grad()
+                if (scaler := self.trainer.scaler) is not None:
+                    self.bench.scales[run.name] = scaler.state_dict()
         return RunFacts(
             name=run.name,
             steps=tuple(steps),
             pieces=pieces_of(self.model),
-            held=held,
+            held=self.held,
             loaded=loaded,
             saved=saved,
             ended=state_digest(self.model, self.optimizer),
@@ -146,79 +171,58 @@ class _Training:
         )
 
     def step(self, number: int) -> StepFacts:
-        """One optimizer step; its gradients are left for what comes after."""
+        """One optimizer step, by the driver that trains in a run."""
         run, model, meshes = self.run, self.model, self.meshes
         ids = self.faults.ids(run, number, self._ids(number), meshes)
-        losses = self._backward(number, ids)
-        num_overflows = 0
-        while self.scaler is not None and not isfinite(self._norm()):
-            if num_overflows == _MOST_OVERFLOWS:
-                break
+        step, num_overflows = self._try(number, ids), 0
+        while step.overflowed:
             # A refused step changes nothing: the next one has the same parameters, lower scaled.
             num_overflows += 1
-            self.scaler.update(found_inf=True)
-            losses = self._backward(number, ids)
-        if self.scaler is not None:
-            strategy.scale_gradients(model, self.scaler.unscale_factor)
-        self.faults.before_update(run, number, model, meshes)
-        norm = self._norm()
-        gradients, missing = self._gradients(number)
-        strategy.scale_gradients(model, strategy.clip_factor(norm, self.train.clip_norm))
-        self.optimizer.step()
-        strategy.send_buffers(strategy.saved_buffers(model), meshes)
+            step = self._try(number, ids)
         self.faults.after_update(run, number, model, self.optimizer, meshes)
         return StepFacts(
             step=number,
-            loss_sum=float(losses.loss_sum),
-            num_targets=int(losses.num_targets),
-            grad_norm=norm,
+            loss_sum=float(step.loss_sum),
+            num_targets=int(step.num_targets),
+            grad_norm=step.grad_norm,
             ids=tuple(ids.tolist()),
             modules=self.watch.modules,
             inputs=self.watch.inputs,
-            gradients=gradients,
-            missing=missing,
+            gradients=self.gradients,
+            missing=self.missing,
             parameters=self._parameters(number),
             digests=digests_of(model),
             masks=self.masks.digests,
             mask_counts=self.masks.counts,
-            loss_scale=1.0 if self.scaler is None else self.scaler.factor,
+            loss_scale=self.trainer.loss_scale,
             num_overflows=num_overflows,
         )
 
-    def _norm(self) -> float:
-        return float(strategy.gradient_norm(self.model, self.meshes))
-
-    def _backward(self, number: int, ids: Ids) -> strategy.Losses:
-        """Gradients of a step, from nothing."""
+    def _try(self, number: int, ids: Ids) -> Step:
+        """The step applied, or refused by all ranks."""
         run, model, meshes = self.run, self.model, self.meshes
-        self.optimizer.zero_grad()
-        self._begin(number)
+        step = self.trainer.begin(number, learning_rate_at(number, self.train))
+        torch.manual_seed(self.faults.seed(run, number, torch.initial_seed(), meshes))
+        self.watch.clear()
+        self.masks.clear()
+        batches = micro_batches(self.case, ids, meshes, self.bench.device)
         with ExitStack() as stack:
             if run.watched:
                 stack.enter_context(self.watch.over(model))
             if run.dropout:
                 stack.enter_context(self.masks.over(model))
             stack.enter_context(self.faults.around_backward(run, number, model, meshes))
-            return strategy.forward_backward(
-                model,
-                meshes,
-                micro_batches(self.case, ids, meshes, self.bench.device),
-                precision=self.precision,
-                loss_scale=1.0 if self.scaler is None else self.scaler.factor,
-            )
+            step.train(lambda _: next(batches), self.case.num_samples)
+        step.apply()
+        return step
 
-    def _begin(self, number: int) -> None:
-        """Random numbers and the learning rate of a step, as the session sets them."""
-        place = self.meshes.place
-        rank = rank_of(
-            self.run.layout, context=place.context, data=place.data, pipeline=place.pipeline
-        )
-        drawn = np.random.SeedSequence([self.seed, number, rank]).generate_state(1, np.uint32)
-        torch.manual_seed(self.faults.seed(self.run, number, int(drawn[0]), self.meshes))
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(number, self.train)
-        self.watch.clear()
-        self.masks.clear()
+    def _hold(self, *_: object) -> None:
+        self.held = held_bytes(self.model, self.optimizer)
+
+    def note_gradients(self, number: int) -> None:
+        """How far the gradients are from a single device's, before they are clipped."""
+        if self.run.watched or self.run.compared:
+            self.gradients, self.missing = self._gradients(number)
 
     def _ids(self, number: int) -> Ids:
         layout = self.run.layout
@@ -235,9 +239,8 @@ class _Training:
         )
 
     def _gradients(self, number: int) -> tuple[dict[str, Deviation], tuple[str, ...]]:
-        if not (self.run.watched or self.run.compared):
-            return {}, ()
         found: dict[str, Deviation] = {}
+        scale = self.trainer.loss_scale
         missing = []
         for name, parameter in named_parameters(self.model).items():
             truth = self.bench.truth.get(f"gradient/{number}/{name}")
@@ -251,7 +254,8 @@ class _Training:
                 for rank in range(self.case.layout.data)
                 if (share := self.bench.truth.get(f"share/{number}/{rank}/{name}")) is not None
             }
-            found[name] = deviation(parameter.grad, truth, shares)
+            gradient = parameter.grad if scale == 1.0 else parameter.grad / scale
+            found[name] = deviation(gradient, truth, shares)
         return found, tuple(missing)
 
     def _parameters(self, number: int) -> dict[str, Deviation]:
