@@ -8,8 +8,8 @@ A worker is lost -> the others are interrupted and park with what they hold -> t
 spares or new processes -> all join the next generation, and bring each other to the newest step.
 
 What follows from each event is in modules of their own. They are as pure as this one, change the
-state they are given, and add to one decision in the making (`turn.py`). Each uses only those above
-it:
+state they are given, and add to one decision in the making (`decision.py`). Each uses only those
+above it:
 
     seats        who has which rank, and who is still waited for
     crew         processes are started and ended
@@ -29,6 +29,7 @@ from typing import assert_never
 
 from paceline.control import messages as say
 from paceline.control.deadlines import tick, took_over
+from paceline.control.decision import Decision
 from paceline.control.ending import stop_wanted
 from paceline.control.forming import begin, go_on
 from paceline.control.laggards import worker_seen, worker_stuck
@@ -46,7 +47,6 @@ from paceline.control.state import (
     Tick,
     TookOver,
 )
-from paceline.control.turn import Turn
 from paceline.record import events as log
 from paceline.spec.faults import parse_fault
 
@@ -57,45 +57,45 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
     Never raises for anything an agent can send: what does not fit the state, is of a worker that is
     no more, or of an older generation, changes nothing.
     """
-    turn = Turn(clock)
+    decision = Decision(clock)
     if state.phase == "over":
         return []
     match event:
         case Begin():
-            begin(state, turn)
+            begin(state, decision)
         case TookOver(away_s):
-            took_over(state, away_s, turn)
+            took_over(state, away_s, decision)
         case AgentJoined(node=node):
             state.agents.add(node)
             state.leaving.discard(node)
             state.agents_due_s.pop(node, None)
-            go_on(state, turn)
+            go_on(state, decision)
         case AgentLost():
-            agent_lost(state, event, turn)
+            agent_lost(state, event, decision)
         case StopWanted(by):
-            stop_wanted(state, by, turn)
+            stop_wanted(state, by, decision)
         case Tick():
-            tick(state, turn)
+            tick(state, decision)
         case say.Started() | say.Exited() | say.Said() | say.FaultDone() | say.Stuck() | say.Seen():
             if event.worker in state.workers:
-                _from_agent(state, event, turn)
+                _from_agent(state, event, decision)
         case _:
             assert_never(event)
-    return turn.actions
+    return decision.actions
 
 
 def _from_agent(
     state: State,
     event: say.Started | say.Exited | say.Said | say.FaultDone | say.Stuck | say.Seen,
-    turn: Turn,
+    decision: Decision,
 ) -> None:
     worker = state.workers[event.worker]
     match event:
         case say.Started(pid=pid):
             worker.pid = pid
-            turn.record(
+            decision.record(
                 log.WorkerStarted(
-                    at=turn.clock.unix_s,
+                    at=decision.clock.unix_s,
                     generation=state.generation,
                     rank=worker.rank,
                     node=worker.node,
@@ -103,11 +103,11 @@ def _from_agent(
                 )
             )
         case say.Exited():
-            worker_gone(state, event.worker, event, turn)
+            worker_gone(state, event.worker, event, decision)
         case say.FaultDone():
-            turn.record(
+            decision.record(
                 log.FaultInjected(
-                    at=turn.clock.unix_s,
+                    at=decision.clock.unix_s,
                     generation=state.generation,
                     fault=event.fault,
                     rank=worker.rank if worker.rank is not None else -1,
@@ -117,8 +117,8 @@ def _from_agent(
             if parse_fault(event.fault).row.end in ("recovers", "stops"):
                 state.fault_at = event.monotonic_s
         case say.Said():
-            worker_said(state, event, turn)
+            worker_said(state, event, decision)
         case say.Stuck():
-            worker_stuck(state, event, turn)
+            worker_stuck(state, event, decision)
         case say.Seen():
-            worker_seen(state, event, turn)
+            worker_seen(state, event, decision)

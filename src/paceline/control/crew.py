@@ -5,33 +5,33 @@ Leaves out what their end means for the run (`losing.py`).
 
 from paceline.control import messages as say
 from paceline.control import world
-from paceline.control.seats import hire, seat
+from paceline.control.decision import Decision
+from paceline.control.seats import add_worker, assign
 from paceline.control.state import StartAgent, State, Worker
-from paceline.control.turn import Turn
 
 _SPARE_ATTEMPTS = 3
 """Spares that may be lost for each one that is kept, before no more are started. A guess: a spare
 that cannot live says so in its first seconds."""
 
 
-def start_agent(state: State, node: int, turn: Turn) -> None:
+def start_agent(state: State, node: int, decision: Decision) -> None:
     """Have the agent of a node started, and wait for it only so long."""
-    turn.actions.append(StartAgent(node))
-    state.agents_due_s[node] = turn.clock.monotonic_s + state.setup.agent_timeout_s
+    decision.actions.append(StartAgent(node))
+    state.agents_due_s[node] = decision.clock.monotonic_s + state.setup.agent_timeout_s
 
 
-def start_worker(state: State, node: int, rank: int | None, turn: Turn) -> int:
+def start_worker(state: State, node: int, rank: int | None, decision: Decision) -> int:
     """Have a worker started for a rank, or as a spare: its number."""
     number = state.num_started
     state.num_started += 1
-    hire(state, number, Worker(node=node))
+    add_worker(state, number, Worker(node=node))
     if rank is not None:
-        seat(state, number, rank)
-    turn.send(node, say.StartWorker(worker=number, rank=rank))
+        assign(state, number, rank)
+    decision.send(node, say.StartWorker(worker=number, rank=rank))
     return number
 
 
-def fill_slots(state: State, turn: Turn) -> None:
+def fill_slots(state: State, decision: Decision) -> None:
     """A spare for every empty slot, or else a new process."""
     aside = state.history.set_aside
     free: list[int] | None = None
@@ -45,20 +45,20 @@ def fill_slots(state: State, turn: Turn) -> None:
             if not worker.is_fenced and not worker.leaves
         ]
         if spares:
-            seat(state, min(spares)[-1], rank)
+            assign(state, min(spares)[-1], rank)
             free = None
         elif is_there and home not in aside:
-            start_worker(state, home, rank, turn)
+            start_worker(state, home, rank, decision)
             free = None
         else:
             free = world.free_nodes(state) if free is None else free
             if free:
-                start_worker(state, free.pop(0), rank, turn)
+                start_worker(state, free.pop(0), rank, decision)
             elif is_there:
-                start_worker(state, home, rank, turn)
+                start_worker(state, home, rank, decision)
 
 
-def keep_spares(state: State, turn: Turn) -> None:
+def keep_spares(state: State, decision: Decision) -> None:
     """As many spares as were asked for, on the nodes that have the fewest."""
     setup = state.setup
     spares = [state.workers[number].node for number in state.unranked]
@@ -77,12 +77,12 @@ def keep_spares(state: State, turn: Turn) -> None:
                 spares.count(node),
             ),
         )
-        start_worker(state, node, None, turn)
+        start_worker(state, node, None, decision)
         state.num_spares_started += 1
         spares.append(node)
 
 
-def fence(state: State, worker: Worker, turn: Turn) -> None:
+def fence(state: State, worker: Worker, decision: Decision) -> None:
     """From now on nothing of this worker counts; its end is due before long."""
     worker.is_fenced, worker.waits = True, False
-    worker.fence_by_s = turn.clock.monotonic_s + state.setup.fence_timeout_s
+    worker.fence_by_s = decision.clock.monotonic_s + state.setup.fence_timeout_s

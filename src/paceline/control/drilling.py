@@ -5,8 +5,8 @@ Leaves out how a worker or an agent makes it happen (`injection.py`).
 
 from paceline.control import messages as say
 from paceline.control.crew import keep_spares
+from paceline.control.decision import Decision, tell
 from paceline.control.state import State, Worker
-from paceline.control.turn import Turn, tell
 from paceline.spec.faults import parse_fault
 
 
@@ -22,13 +22,13 @@ def faults_due_now(state: State) -> list[str]:
     ]
 
 
-def fault_due(state: State, rank: int, text: str, turn: Turn) -> None:
+def fault_due(state: State, rank: int, text: str, decision: Decision) -> None:
     """A rank stands at the place of a drill's fault, and waits: let it happen to whom it should."""
     if text not in state.faults:
         return
     fault = parse_fault(text)
     if "spare" in (fault.when, fault.kind) and not _spares_ready(state):
-        keep_spares(state, turn)
+        keep_spares(state, decision)
         if any(worker.rank is None for worker in state.workers.values()):
             state.waiting_faults.append((rank, text))
             return
@@ -41,29 +41,29 @@ def fault_due(state: State, rank: int, text: str, turn: Turn) -> None:
         victims = [None, *_spares_ready(state)][1:2]
     if fault.row.is_whole_node and fault.for_s and trigger is not None:
         node = state.workers[trigger].node
-        state.away_until_s[node] = turn.clock.monotonic_s + fault.for_s
+        state.away_until_s[node] = decision.clock.monotonic_s + fault.for_s
     for victim in victims:
         if victim is not None:
-            turn.send(state.workers[victim].node, say.InjectFault(worker=victim, fault=text))
+            decision.send(state.workers[victim].node, say.InjectFault(worker=victim, fault=text))
     dies = trigger in victims and fault.kind in ("kill", "store")
     if fault.row.maker == "agent" and not dies:
-        tell(state, trigger, say.Fire(fault=text), turn)
+        tell(state, trigger, say.Fire(fault=text), decision)
 
 
-def fault_of_spare(state: State, worker: Worker, turn: Turn) -> None:
+def fault_of_spare(state: State, worker: Worker, decision: Decision) -> None:
     """A worker is ready: what waited for a spare need not wait any more, if it is one."""
     if worker.rank is None and worker.waits:
         waiting, state.waiting_faults = state.waiting_faults, []
         for rank, text in waiting:
-            fault_due(state, rank, text, turn)
+            fault_due(state, rank, text, decision)
 
 
-def fault_while_parked(state: State, rank: int, turn: Turn) -> None:
+def fault_while_parked(state: State, rank: int, decision: Decision) -> None:
     """A rank has parked: a drill's fault may be meant for just then."""
     for text in state.faults:
         fault = parse_fault(text)
         if fault.phase == "parked" and fault.ranks[0] == rank and text in faults_due_now(state):
-            fault_due(state, rank, text, turn)
+            fault_due(state, rank, text, decision)
             return
 
 

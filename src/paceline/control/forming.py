@@ -6,22 +6,22 @@ Leaves out what brings a generation to its end (`losing.py`, `resizing.py`).
 from paceline.control import messages as say
 from paceline.control import world
 from paceline.control.crew import fence, fill_slots, keep_spares, start_agent
+from paceline.control.decision import Decision, tell
 from paceline.control.drilling import faults_due_now
 from paceline.control.interrupting import abort_when_all_heard
 from paceline.control.resizing import grow_if_ready, shrink_if_short
 from paceline.control.seats import is_true_of_all, set_slots
 from paceline.control.state import Slot, State, Worker
-from paceline.control.turn import Turn, tell
 from paceline.parallel.shrink import part_of
 from paceline.record import events as log
 
 
-def begin(state: State, turn: Turn) -> None:
+def begin(state: State, decision: Decision) -> None:
     """The first thing that happens: agents are started, and all their workers with them."""
     setup = state.setup
-    turn.record(
+    decision.record(
         log.RunStarted(
-            at=turn.clock.unix_s,
+            at=decision.clock.unix_s,
             generation=state.generation,
             num_ranks=setup.num_ranks,
             num_nodes=setup.num_nodes,
@@ -36,11 +36,11 @@ def begin(state: State, turn: Turn) -> None:
     state.is_numeric = setup.is_numeric
     for node in range(setup.num_nodes):
         if node not in state.agents:
-            start_agent(state, node, turn)
-    go_on(state, turn)
+            start_agent(state, node, decision)
+    go_on(state, decision)
 
 
-def go_on(state: State, turn: Turn) -> None:
+def go_on(state: State, decision: Decision) -> None:
     """Whatever can happen next on the way to a generation at work."""
     if state.phase == "gathering":
         if len(state.agents) < state.setup.num_nodes:
@@ -51,16 +51,16 @@ def go_on(state: State, turn: Turn) -> None:
             return
         _form_anew(state)
     if state.phase == "forming":
-        abort_when_all_heard(state, turn)
-        fill_slots(state, turn)
-        shrink_if_short(state, turn)
-        join_if_all_wait(state, turn)
+        abort_when_all_heard(state, decision)
+        fill_slots(state, decision)
+        shrink_if_short(state, decision)
+        join_if_all_wait(state, decision)
     if state.phase == "training":
-        keep_spares(state, turn)
-        grow_if_ready(state, turn)
+        keep_spares(state, decision)
+        grow_if_ready(state, decision)
 
 
-def join_if_all_wait(state: State, turn: Turn) -> None:
+def join_if_all_wait(state: State, decision: Decision) -> None:
     """Begin the next generation when every slot has a worker that waits for it.
 
     All that a worker with a rank can bring about by being ready or parked.
@@ -70,17 +70,17 @@ def join_if_all_wait(state: State, turn: Turn) -> None:
         return slot.worker is not None and state.workers[slot.worker].waits
 
     if state.phase == "forming" and is_true_of_all(state, "waits", waits):
-        _end_leavers(state, turn)
+        _end_leavers(state, decision)
         if not _waits_for_a_place(state):
-            _join(state, turn)
+            _join(state, decision)
 
 
-def _end_leavers(state: State, turn: Turn) -> None:
+def _end_leavers(state: State, decision: Decision) -> None:
     """Workers that will be taken away have left their generation: what they held, others have."""
     for number, worker in state.workers.items():
         if worker.leaves and not worker.is_fenced:
-            fence(state, worker, turn)
-            turn.send(worker.node, say.KillWorker(worker=number))
+            fence(state, worker, decision)
+            decision.send(worker.node, say.KillWorker(worker=number))
 
 
 def _waits_for_a_place(state: State) -> bool:
@@ -101,10 +101,10 @@ def _form_anew(state: State) -> None:
     set_slots(state, layout.num_ranks if layout else state.setup.num_ranks)
 
 
-def _join(state: State, turn: Turn) -> None:
+def _join(state: State, decision: Decision) -> None:
     """Every slot has a worker that waits: they are a generation now."""
     state.phase, state.symptom = "joining", None
-    state.form_deadline_s = turn.clock.monotonic_s + state.setup.meet_limit_s(len(state.slots))
+    state.form_deadline_s = decision.clock.monotonic_s + state.setup.meet_limit_s(len(state.slots))
     state.num_at_step, state.own_times = {}, {}
     state.inquiry = state.step_done_s = None
     if state.stragglers is not None:
@@ -138,10 +138,10 @@ def _join(state: State, turn: Turn) -> None:
                 layout=layout,
                 skipped=skipped,
             ),
-            turn,
+            decision,
         )
     if state.failure is not None:
-        state.failure.formed_at = turn.clock.monotonic_s
+        state.failure.formed_at = decision.clock.monotonic_s
 
 
 def _free_place(state: State, node: int, rank: int, taken: set[tuple[int, int]]) -> int:

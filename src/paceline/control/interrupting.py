@@ -8,8 +8,8 @@ answered; one that does not answer in time is ended first. One more round trip, 
 """
 
 from paceline.control import messages as say
+from paceline.control.decision import Decision, tell
 from paceline.control.state import State
-from paceline.control.turn import Turn, tell
 
 _STEPS_TO_PARK = 3.0
 """Steps that an interrupted worker may take to leave its groups: it hears of it in its next
@@ -21,7 +21,7 @@ _LEAST_PARK_S = 3.0
 died: torch lets go of that after up to 2.5 s (`runtime/recovery/groups.py`, measured)."""
 
 
-def interrupt(state: State, turn: Turn) -> None:
+def interrupt(state: State, decision: Decision) -> None:
     """Tell every rank of the generation before this one, which is forming, that it is over.
 
     Once for each generation. Ranks that have left it by themselves, as agreed, are not told.
@@ -35,25 +35,25 @@ def interrupt(state: State, turn: Turn) -> None:
         return
     state.unheard = set(members)
     for number in members:
-        tell(state, number, say.Interrupt(generation=generation), turn)
-    state.form_deadline_s = turn.clock.monotonic_s + park_s(state)
+        tell(state, number, say.Interrupt(generation=generation), decision)
+    state.form_deadline_s = decision.clock.monotonic_s + park_s(state)
 
 
-def abort_when_all_heard(state: State, turn: Turn) -> None:
+def abort_when_all_heard(state: State, decision: Decision) -> None:
     """Let all leave their groups, once every one that lives has answered the interruption."""
     if state.unheard is None or state.unheard:
         return
     state.unheard = None
     for number in _members(state, state.interrupted):
-        tell(state, number, say.Abort(generation=state.interrupted), turn)
-    state.form_deadline_s = turn.clock.monotonic_s + park_s(state)
+        tell(state, number, say.Abort(generation=state.interrupted), decision)
+    state.form_deadline_s = decision.clock.monotonic_s + park_s(state)
 
 
-def heard(state: State, number: int, generation: int, turn: Turn) -> None:
+def heard(state: State, number: int, generation: int, decision: Decision) -> None:
     """A worker has answered, or cannot be waited for any more. Late answers change nothing."""
     if generation == state.interrupted and state.unheard:
         state.unheard.discard(number)
-        abort_when_all_heard(state, turn)
+        abort_when_all_heard(state, decision)
 
 
 def park_s(state: State) -> float:

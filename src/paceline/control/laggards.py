@@ -7,28 +7,28 @@ import msgspec
 
 from paceline.control import messages as say
 from paceline.control import suspicion
-from paceline.control.losing import lose
+from paceline.control.decision import Decision
+from paceline.control.losing import handle_loss
 from paceline.control.state import State
-from paceline.control.turn import Turn
 from paceline.record import events as log
 
 
-def worker_stuck(state: State, event: say.Stuck, turn: Turn) -> None:
+def worker_stuck(state: State, event: say.Stuck, decision: Decision) -> None:
     """A worker is late. Among ranks at work it may only be waiting for another one."""
     number, worker = event.worker, state.workers[event.worker]
     if worker.is_fenced or event.generation != worker.generation:
         return
     if worker.rank is None:
         worker.is_fenced = True
-        turn.send(worker.node, say.KillWorker(worker=number))
+        decision.send(worker.node, say.KillWorker(worker=number))
     elif state.phase in ("joining", "training") and worker.generation == state.generation:
-        if suspicion.wants_a_look(state, event, turn.clock):
-            turn.send_all(state.agents, say.Look())
+        if suspicion.wants_a_look(state, event, decision.clock):
+            decision.send_all(state.agents, say.Look())
     elif state.phase == "forming" and not worker.generation:
-        lose(state, [number], suspicion.how_stuck(event), turn, cause="hang")
+        handle_loss(state, [number], suspicion.how_stuck(event), decision, cause="hang")
 
 
-def worker_seen(state: State, event: say.Seen, turn: Turn) -> None:
+def worker_seen(state: State, event: say.Seen, decision: Decision) -> None:
     """What one agent sees of a worker that all agents were asked about."""
     worker = state.workers[event.worker]
     if state.inquiry is not None and worker.rank is not None and not worker.is_fenced:
@@ -37,29 +37,29 @@ def worker_seen(state: State, event: say.Seen, turn: Turn) -> None:
                 # It was told to join and has not, while others have stood still waiting for it.
                 event = msgspec.structs.replace(event, is_late=True)
             state.inquiry.seen[worker.rank] = event
-        judge_when_answered(state, turn)
+        judge_when_answered(state, decision)
 
 
-def judge_when_answered(state: State, turn: Turn) -> None:
+def judge_when_answered(state: State, decision: Decision) -> None:
     """End whoever the others wait for, once all agents or enough time have told."""
     if state.phase not in ("joining", "training"):
         state.inquiry = None
-    if not suspicion.is_answered(state, turn.clock):
+    if not suspicion.is_answered(state, decision.clock):
         return
-    verdict = suspicion.judge(state, turn.clock)
+    verdict = suspicion.judge(state, decision.clock)
     if verdict is None:
         return
     for event in verdict.events:
-        turn.record(event)
+        decision.record(event)
     numbers = [state.slots[rank].worker for rank in verdict.ranks or range(len(state.slots))]
     lost = [number for number in numbers if number is not None]
     if verdict.ranks:
-        lose(state, lost, verdict.how, turn, cause="hang")
+        handle_loss(state, lost, verdict.how, decision, cause="hang")
     elif lost:  # nobody is to blame: all leave, and meet again
-        lose(state, lost[:1], verdict.how, turn, cause="network", ends=False)
+        handle_loss(state, lost[:1], verdict.how, decision, cause="network", ends=False)
 
 
-def note_speed(state: State, rank: int, step: int, own_s: float | None, turn: Turn) -> None:
+def note_speed(state: State, rank: int, step: int, own_s: float | None, decision: Decision) -> None:
     """Take a rank's own time of a step, and end one that is slow when that pays."""
     if state.phase != "training":
         return
@@ -68,9 +68,9 @@ def note_speed(state: State, rank: int, step: int, own_s: float | None, turn: Tu
         if number is None:
             continue
         evicts = suspicion.is_worth_evicting(state, one, step, state.step_s)
-        turn.record(
+        decision.record(
             log.StragglerNamed(
-                at=turn.clock.unix_s,
+                at=decision.clock.unix_s,
                 generation=state.generation,
                 rank=one.rank,
                 node=state.workers[number].node,
@@ -82,5 +82,5 @@ def note_speed(state: State, rank: int, step: int, own_s: float | None, turn: Tu
         )
         if evicts:
             how = f"{one.factor:.2f} times as slow as its peers"
-            lose(state, [number], how, turn, cause="slow")
+            handle_loss(state, [number], how, decision, cause="slow")
             return

@@ -9,19 +9,19 @@ import signal
 from paceline.control import messages as say
 from paceline.control import policy, world
 from paceline.control.crew import fence, start_agent
+from paceline.control.decision import Decision
 from paceline.control.drilling import fault_while_parked
 from paceline.control.ending import give_up
 from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.interrupting import heard, interrupt
 from paceline.control.policy import Cause, Verdict, note
 from paceline.control.resizing import begin_regroup
-from paceline.control.seats import dismiss, set_slots, unseat
+from paceline.control.seats import release, remove_worker, set_slots
 from paceline.control.state import AgentLost, Failure, KillAgent, State, Symptom
-from paceline.control.turn import Turn
 from paceline.record import events as log
 
 
-def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) -> None:
+def worker_parked(state: State, number: int, message: say.Parked, decision: Decision) -> None:
     """A worker has left its generation: as it was told to, as all agreed, or by itself."""
     worker = state.workers[number]
     if worker.is_fenced:
@@ -31,30 +31,30 @@ def worker_parked(state: State, number: int, message: say.Parked, turn: Turn) ->
     as_agreed = message.planned and at_work and state.regroup is not None
     if as_agreed and worker.rank is not None:
         assert state.regroup is not None
-        begin_regroup(state, state.regroup, turn)
-        go_on(state, turn)  # which may begin the next generation, where all others wait
+        begin_regroup(state, state.regroup, decision)
+        go_on(state, decision)  # which may begin the next generation, where all others wait
     elif worker.rank is None:
-        go_on(state, turn)
+        go_on(state, decision)
     elif at_work:
-        peer_lost(state, number, "left its generation", turn)
+        peer_lost(state, number, "left its generation", decision)
     else:
-        heard(state, number, worker.generation, turn)
-        fault_while_parked(state, worker.rank, turn)
-        join_if_all_wait(state, turn)
+        heard(state, number, worker.generation, decision)
+        fault_while_parked(state, worker.rank, decision)
+        join_if_all_wait(state, decision)
 
 
-def peer_lost(state: State, number: int, reason: str, turn: Turn) -> None:
+def peer_lost(state: State, number: int, reason: str, decision: Decision) -> None:
     """A worker lost its connection to another rank, and the cause is still to be known."""
     rank, is_fenced = state.workers[number].rank, state.workers[number].is_fenced
     if rank is None or is_fenced:
         return
     if state.phase in ("joining", "training") and state.symptom is None:
-        state.symptom = Symptom(rank, reason, turn.clock.monotonic_s)
+        state.symptom = Symptom(rank, reason, decision.clock.monotonic_s)
     elif state.phase == "forming":  # it waits to be let out, though all leave as agreed
-        interrupt(state, turn)
+        interrupt(state, decision)
 
 
-def worker_crashed(state: State, number: int, crash: say.Crashed, turn: Turn) -> None:
+def worker_crashed(state: State, number: int, crash: say.Crashed, decision: Decision) -> None:
     """A worker's own exception. A sound process tries again; a second time it is replaced."""
     worker = state.workers[number]
     if worker.rank is None or worker.is_fenced:
@@ -63,54 +63,54 @@ def worker_crashed(state: State, number: int, crash: say.Crashed, turn: Turn) ->
         how = f"{crash.kind}: {crash.message}"
         if say.names_want_of_memory(how):
             how = f"out of memory: {how}"
-        lose(state, [number], how, turn, crash=crash, ends=not crash.parks)
+        handle_loss(state, [number], how, decision, crash=crash, ends=not crash.parks)
 
 
-def worker_gone(state: State, number: int, end: say.Exited, turn: Turn) -> None:
+def worker_gone(state: State, number: int, end: say.Exited, decision: Decision) -> None:
     """A process has ended."""
     worker = state.workers[number]
     holds = worker.rank is not None and state.slots[worker.rank].worker == number
     if holds and not worker.is_fenced and state.phase != "clearing":
         cause: Cause = "out of memory" if end.out_of_memory else "process"
         worker.is_fenced = True
-        lose(state, [number], _how(end), turn, cause=cause)
+        handle_loss(state, [number], _how(end), decision, cause=cause)
     if state.phase != "over":
-        dismiss(state, number)
-        go_on(state, turn)
+        remove_worker(state, number)
+        go_on(state, decision)
 
 
-def agent_lost(state: State, event: AgentLost, turn: Turn) -> None:
+def agent_lost(state: State, event: AgentLost, decision: Decision) -> None:
     """Workers die with their agent. One that cannot be reached ends them when its lease is over;
     until then their ranks are nobody's."""
     node = event.node
     state.agents.discard(node)
-    turn.actions.append(KillAgent(node))  # only the connection may be gone
+    decision.actions.append(KillAgent(node))  # only the connection may be gone
     mine = [number for number, worker in state.workers.items() if worker.node == node]
     ranked = [number for number in mine if state.workers[number].rank is not None]
     for number in mine:
         if number not in ranked:
-            dismiss(state, number)
+            remove_worker(state, number)
     for number in ranked:
         worker = state.workers[number]
         worker.is_fenced = True
         if event.in_doubt_s and worker.generation and worker.rank is not None:
-            state.in_doubt_s[worker.rank] = turn.clock.monotonic_s + event.in_doubt_s
+            state.in_doubt_s[worker.rank] = decision.clock.monotonic_s + event.in_doubt_s
     if ranked and state.phase != "clearing":
-        lose(state, ranked, f"node {node} is lost", turn, cause="node")
+        handle_loss(state, ranked, f"node {node} is lost", decision, cause="node")
     if state.phase == "over":
         return
     for number in ranked:
-        dismiss(state, number)
+        remove_worker(state, number)
     if node not in state.away_until_s:
-        start_agent(state, node, turn)
-    go_on(state, turn)
+        start_agent(state, node, decision)
+    go_on(state, decision)
 
 
-def lose(
+def handle_loss(
     state: State,
     lost: list[int],
     how: str,
-    turn: Turn,
+    decision: Decision,
     *,
     cause: Cause = "process",
     crash: say.Crashed | None = None,
@@ -134,18 +134,18 @@ def lose(
     )
     needs_a_person = crash is not None and not crash.retry
     if at_work or never_ready or never_worked or needs_a_person:
-        verdict = _judge(state, loss, turn, without=lost if ends else [])
+        verdict = _judge(state, loss, decision, without=lost if ends else [])
     else:
         verdict = Verdict(cause=note(state.history, loss), rung="replace process")
-    _note_loss(state, loss, verdict.cause, crash.where if crash is not None else detail, turn)
+    _note_loss(state, loss, verdict.cause, crash.where if crash is not None else detail, decision)
     if state.failure is None:
-        state.failure = _failure(state, loss, turn)
+        state.failure = _failure(state, loss, decision)
     state.fault_at = None
     state.failure.exit_code = verdict.exit_code
     if verdict.rung == "stop":
-        give_up(state, "failed", verdict.reason, turn)
+        give_up(state, "failed", verdict.reason, decision)
         return
-    _note_measures(state, loss, verdict, turn)
+    _note_measures(state, loss, verdict, decision)
     if at_work:
         state.restarts += 1
         state.generation += 1
@@ -154,12 +154,12 @@ def lose(
         state.form_deadline_s = None
     is_sound = crash is None or (crash.parks and verdict.rung in ("retry", "skip"))
     for number in lost:
-        _vacate(state, number, turn, ends=ends or (at_work and not is_sound))
+        _vacate(state, number, decision, ends=ends or (at_work and not is_sound))
     if state.phase == "forming":
-        interrupt(state, turn)
+        interrupt(state, decision)
     if verdict.rung == "clear":
-        _clear(state, turn)
-    go_on(state, turn)
+        _clear(state, decision)
+    go_on(state, decision)
 
 
 def _how(end: say.Exited) -> str:
@@ -194,7 +194,7 @@ def _loss(
     )
 
 
-def _judge(state: State, loss: policy.Loss, turn: Turn, *, without: list[int]) -> Verdict:
+def _judge(state: State, loss: policy.Loss, decision: Decision, *, without: list[int]) -> Verdict:
     # A step that one rank is through was taken by all, even if not all have said so yet.
     advanced = any(slot.last_step for slot in state.slots)
     return policy.judge(
@@ -202,18 +202,18 @@ def _judge(state: State, loss: policy.Loss, turn: Turn, *, without: list[int]) -
         loss,
         state.setup.rules,
         reached=max((slot.step for slot in state.slots), default=0) or state.furthest_step,
-        now_s=turn.clock.monotonic_s,
+        now_s=decision.clock.monotonic_s,
         advanced=advanced and state.phase in ("joining", "training"),
         state_lives=world.state_lives(state, without),
     )
 
 
 def _note_loss(
-    state: State, loss: policy.Loss, cause: Cause, detail: str | None, turn: Turn
+    state: State, loss: policy.Loss, cause: Cause, detail: str | None, decision: Decision
 ) -> None:
-    turn.record(
+    decision.record(
         log.WorkerLost(
-            at=turn.clock.unix_s,
+            at=decision.clock.unix_s,
             generation=state.generation,
             rank=loss.slot,
             node=loss.node,
@@ -226,22 +226,22 @@ def _note_loss(
     )
 
 
-def _failure(state: State, loss: policy.Loss, turn: Turn) -> Failure:
+def _failure(state: State, loss: policy.Loss, decision: Decision) -> Failure:
     happened_at, state.fault_at = state.fault_at, None
     return Failure(
         rank=loss.slot,
         how=loss.how,
         happened_at=happened_at,
-        known_at=turn.clock.monotonic_s,
+        known_at=decision.clock.monotonic_s,
         after_step=max(state.step, state.furthest_step),
     )
 
 
-def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, turn: Turn) -> None:
+def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, decision: Decision) -> None:
     """What is decided for longer than this generation."""
-    at, generation = turn.clock.unix_s, state.generation
+    at, generation = decision.clock.unix_s, state.generation
     if verdict.strikes:
-        turn.record(
+        decision.record(
             log.NodeSetAside(
                 at=at,
                 generation=generation,
@@ -253,28 +253,28 @@ def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, turn: Turn
         )
     if verdict.rung == "skip":
         step, samples = list(state.history.poison.items())[-1]
-        turn.record(
+        decision.record(
             log.BatchSkipped(at=at, generation=generation, step=step, samples=list(samples))
         )
 
 
-def _vacate(state: State, number: int, turn: Turn, *, ends: bool) -> None:
+def _vacate(state: State, number: int, decision: Decision, *, ends: bool) -> None:
     """Take the slot from a worker that ends; one that does not keeps it."""
     worker = state.workers[number]
     if ends and not worker.is_fenced:
-        fence(state, worker, turn)
-        turn.send(worker.node, say.KillWorker(worker=number))
+        fence(state, worker, decision)
+        decision.send(worker.node, say.KillWorker(worker=number))
     if ends:
-        unseat(state, number)
+        release(state, number)
 
 
-def _clear(state: State, turn: Turn) -> None:
+def _clear(state: State, decision: Decision) -> None:
     """The last resort: every process anew, from a checkpoint."""
     state.phase = "clearing"
-    turn.send_all(state.agents, say.KillWorkers())
+    decision.send_all(state.agents, say.KillWorkers())
     for worker in state.workers.values():
         if not worker.is_fenced:
-            fence(state, worker, turn)
+            fence(state, worker, decision)
     set_slots(state, 0)
     state.unheard = None
     state.form_deadline_s = None

@@ -6,6 +6,7 @@ What only tells of something is written into the record here.
 from typing import assert_never
 
 from paceline.control import messages as say
+from paceline.control.decision import Decision
 from paceline.control.drilling import fault_due, fault_of_spare
 from paceline.control.ending import give_up
 from paceline.control.forming import go_on, join_if_all_wait
@@ -16,11 +17,10 @@ from paceline.control.progress import complete, rank_restored, step_done
 from paceline.control.resizing import leave_wanted
 from paceline.control.seats import is_true_of_all
 from paceline.control.state import State
-from paceline.control.turn import Turn
 from paceline.record import events as log
 
 
-def worker_said(state: State, event: say.Said, turn: Turn) -> None:
+def worker_said(state: State, event: say.Said, decision: Decision) -> None:
     """A worker's own words. Those of an older generation change nothing."""
     number, message = event.worker, event.message
     worker = state.workers[number]
@@ -29,57 +29,59 @@ def worker_said(state: State, event: say.Said, turn: Turn) -> None:
             if worker.store is None and not worker.is_fenced:
                 worker.store, worker.waits = (host, port), True
                 if worker.rank is None:
-                    go_on(state, turn)
+                    go_on(state, decision)
                 else:
-                    join_if_all_wait(state, turn)
-                fault_of_spare(state, worker, turn)
+                    join_if_all_wait(state, decision)
+                fault_of_spare(state, worker, decision)
         case say.Parked():
             if event.generation == worker.generation:
-                worker_parked(state, number, message, turn)
+                worker_parked(state, number, message, decision)
         case say.Heard(generation=generation):
-            heard(state, number, generation, turn)
+            heard(state, number, generation, decision)
         case say.PeerLost(reason=reason):
             if event.generation == worker.generation:
-                peer_lost(state, number, reason, turn)
+                peer_lost(state, number, reason, decision)
         case say.Crashed():
             if event.generation == worker.generation:
-                worker_crashed(state, number, message, turn)
+                worker_crashed(state, number, message, decision)
         case say.LeaveWanted(with_node=with_node):
-            leave_wanted(state, number, turn, with_node=with_node)
+            leave_wanted(state, number, decision, with_node=with_node)
         case _:
             rank, is_at_work = worker.rank, state.phase in ("joining", "training")
             if rank is not None and is_at_work and event.generation == state.generation:
-                _news(state, rank, message, turn)
+                _news(state, rank, message, decision)
 
 
-def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
+def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) -> None:
     """From a rank of the generation at work."""
-    at, generation, slot = turn.clock.unix_s, state.generation, state.slots[rank]
+    at, generation, slot = decision.clock.unix_s, state.generation, state.slots[rank]
     match message:
         case say.Met(world_size=world_size):
             slot.met = message
             if world_size != len(state.slots):
                 how = f"met a world of {world_size} ranks, asked for {len(state.slots)}"
-                give_up(state, "failed", f"rank {rank}: {how}", turn)
+                give_up(state, "failed", f"rank {rank}: {how}", decision)
             elif is_true_of_all(state, "met", lambda slot: slot.met is not None):
                 state.form_deadline_s = None
                 if state.failure is not None:
-                    state.failure.met_at = turn.clock.monotonic_s
+                    state.failure.met_at = decision.clock.monotonic_s
         case say.Restored():
-            rank_restored(state, rank, message, turn)
+            rank_restored(state, rank, message, decision)
         case say.StepDone(step=step, own_s=own_s):
-            step_done(state, slot, step, turn)
-            note_speed(state, rank, step, own_s, turn)
+            step_done(state, slot, step, decision)
+            note_speed(state, rank, step, own_s, decision)
         case say.EvaluationDone(step=step, loss=loss, seconds=seconds):
-            turn.record(
+            decision.record(
                 log.Evaluated(at=at, generation=generation, step=step, loss=loss, seconds=seconds)
             )
         case say.BaselineDone(name=name, loss=loss):
-            turn.record(log.BaselineEvaluated(at=at, generation=generation, name=name, loss=loss))
+            decision.record(
+                log.BaselineEvaluated(at=at, generation=generation, name=name, loss=loss)
+            )
         case say.NoteMade(text=text):
-            turn.record(log.Noted(at=at, generation=generation, text=text))
+            decision.record(log.Noted(at=at, generation=generation, text=text))
         case say.SaveDone():
-            turn.record(
+            decision.record(
                 log.CheckpointSaved(
                     at=at,
                     generation=generation,
@@ -91,11 +93,11 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
                 )
             )
         case say.SaveError(step=step, reason=reason):
-            turn.record(
+            decision.record(
                 log.CheckpointFailed(at=at, generation=generation, step=step, reason=reason)
             )
         case say.CopyDone():
-            turn.record(
+            decision.record(
                 log.CheckpointCopied(
                     at=at,
                     generation=generation,
@@ -109,13 +111,13 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
                 )
             )
         case say.CopyError(step=step, reason=reason):
-            turn.record(
+            decision.record(
                 log.CheckpointCopyFailed(at=at, generation=generation, step=step, reason=reason)
             )
         case say.StepVotedDown(step=step, reason=reason):
-            turn.record(log.StepRefused(at=at, generation=generation, step=step, reason=reason))
+            decision.record(log.StepRefused(at=at, generation=generation, step=step, reason=reason))
         case say.CorruptionSeen():
-            turn.record(
+            decision.record(
                 log.CorruptionFound(
                     at=at,
                     generation=generation,
@@ -129,11 +131,11 @@ def _news(state: State, rank: int, message: say.FromWorker, turn: Turn) -> None:
                 )
             )
         case say.FaultDue(fault=fault):
-            fault_due(state, rank, fault, turn)
+            fault_due(state, rank, fault, decision)
         case say.Completed():
             slot.completed = message
             if is_true_of_all(state, "completed", lambda slot: slot.completed is not None):
-                complete(state, turn)
+                complete(state, decision)
         case (
             say.Ready()
             | say.Heard()

@@ -5,10 +5,10 @@ Leaves out what its workers say of other things (`news.py`).
 
 from paceline.control import messages as say
 from paceline.control.crew import keep_spares
+from paceline.control.decision import Decision, tell_all
 from paceline.control.ending import give_up
 from paceline.control.seats import is_true_of_all
 from paceline.control.state import Clock, Failure, Slot, State
-from paceline.control.turn import Turn, tell_all
 from paceline.record import events as log
 
 _WORST_LAST: tuple[say.Source, ...] = (
@@ -21,9 +21,9 @@ _WORST_LAST: tuple[say.Source, ...] = (
 """Where a state may come from, from the least that is lost to the most."""
 
 
-def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) -> None:
+def rank_restored(state: State, rank: int, message: say.Restored, decision: Decision) -> None:
     """A rank has its state back. With the last one, training starts."""
-    at, generation = turn.clock.unix_s, state.generation
+    at, generation = decision.clock.unix_s, state.generation
     if state.slots[rank].restored is not None:
         return
     slot = state.slots[rank]
@@ -32,7 +32,7 @@ def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) ->
         state.workers[slot.worker].holds = True
     if rank == 0:
         for checkpoint, reason in message.refused:
-            turn.record(
+            decision.record(
                 log.CheckpointRefused(
                     at=at, generation=generation, checkpoint=checkpoint, reason=reason
                 )
@@ -40,7 +40,7 @@ def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) ->
     if not is_true_of_all(state, "restored", lambda slot: slot.restored is not None):
         return
     met = state.slots[0].met
-    turn.record(
+    decision.record(
         log.TrainingStarted(
             at=at,
             generation=generation,
@@ -58,12 +58,12 @@ def rank_restored(state: State, rank: int, message: say.Restored, turn: Turn) ->
     )
     state.furthest_step = max(state.furthest_step, message.first_step - 1)
     if state.failure is not None:
-        state.failure.restored_at = turn.clock.monotonic_s
+        state.failure.restored_at = decision.clock.monotonic_s
     if state.stop_by is not None:
-        tell_all(state, say.StopAtBoundary(), turn)
+        tell_all(state, say.StopAtBoundary(), decision)
 
 
-def step_done(state: State, slot: Slot, step: int, turn: Turn) -> None:
+def step_done(state: State, slot: Slot, step: int, decision: Decision) -> None:
     """Every rank's news of a step passes here; what counts is when the last one is through."""
     if step <= slot.last_step:
         return
@@ -73,36 +73,36 @@ def step_done(state: State, slot: Slot, step: int, turn: Turn) -> None:
         return
     state.num_at_step = {other: n for other, n in state.num_at_step.items() if other > step}
     state.furthest_step = max(state.furthest_step, step)
-    before, state.step_done_s = state.step_done_s, turn.clock.monotonic_s
+    before, state.step_done_s = state.step_done_s, decision.clock.monotonic_s
     state.step_s = state.step_done_s - before if before is not None else None
     if state.phase == "joining":
         state.phase = "training"
         if state.failure is not None:
-            turn.record(_recovered(state, state.failure, turn.clock))
+            decision.record(_recovered(state, state.failure, decision.clock))
             state.failure = None
-        keep_spares(state, turn)
+        keep_spares(state, decision)
 
 
-def complete(state: State, turn: Turn) -> None:
+def complete(state: State, decision: Decision) -> None:
     """Every rank has a completion record: do they agree, and on what was asked for?"""
     records = [slot.completed for slot in state.slots if slot.completed is not None]
     worlds = sorted({record.world_size for record in records})
     if worlds != [len(state.slots)]:
         reason = f"asked for {len(state.slots)} ranks, the workers saw {worlds}"
-        give_up(state, "failed", reason, turn)
+        give_up(state, "failed", reason, decision)
     elif len({record.state_digest for record in records}) > 1:
-        give_up(state, "failed", "the ranks ended with different parameters", turn)
+        give_up(state, "failed", "the ranks ended with different parameters", decision)
     elif len({(record.outcome, record.step) for record in records}) > 1:
-        give_up(state, "failed", "the ranks ended at different steps", turn)
+        give_up(state, "failed", "the ranks ended at different steps", decision)
     else:
         if state.failure is not None:  # it came after the last step, so no step ended the recovery
-            turn.record(_recovered(state, state.failure, turn.clock))
+            decision.record(_recovered(state, state.failure, decision.clock))
             state.failure = None
         if records[0].outcome == "finished":
-            give_up(state, "finished", None, turn)
+            give_up(state, "finished", None, decision)
         else:
             by = state.stop_by or "a signal to a worker"
-            give_up(state, "interrupted", f"stopped by {by}", turn)
+            give_up(state, "interrupted", f"stopped by {by}", decision)
 
 
 def _worst_source(state: State) -> say.Source:

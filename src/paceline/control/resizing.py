@@ -9,41 +9,41 @@ Leaves out who takes which rank, and how large the world can be (`world.py`).
 from paceline.control import messages as say
 from paceline.control import world
 from paceline.control.crew import fence, start_worker
+from paceline.control.decision import Decision, tell_all
 from paceline.control.ending import stop_wanted
-from paceline.control.seats import unseat
+from paceline.control.seats import release
 from paceline.control.state import State
-from paceline.control.turn import Turn, tell_all
 from paceline.parallel.layout import Layout
 from paceline.record import events as log
 
 
-def shrink_if_short(state: State, turn: Turn) -> None:
+def shrink_if_short(state: State, decision: Decision) -> None:
     """Go on with fewer ranks, when some have been empty for long enough."""
     if state.in_doubt_s or not state.empty:
         state.short_since_s = None
         return
     if state.short_since_s is None:
-        state.short_since_s = turn.clock.monotonic_s
-    waited_s = turn.clock.monotonic_s - state.short_since_s
+        state.short_since_s = decision.clock.monotonic_s
+    waited_s = decision.clock.monotonic_s - state.short_since_s
     if waited_s < state.setup.replace_timeout_s:
         return
     layout = world.smaller(state)
     if layout is not None:
         away = sorted(set(range(state.setup.num_nodes)) - state.agents)
         reason = f"node(s) {away} stayed away for {waited_s:.3g} s and no spare is left"
-        _resize(state, layout, reason, turn)
+        _resize(state, layout, reason, decision)
 
 
-def grow_if_ready(state: State, turn: Turn) -> None:
+def grow_if_ready(state: State, decision: Decision) -> None:
     """Ask all to leave at a step boundary, once there are processes for a larger world."""
     if state.regroup is not None or state.stop_by is not None:
         return
     layout = world.larger(state)
     if layout is not None:
-        _regroup(state, layout, turn, save=False)
+        _regroup(state, layout, decision, save=False)
 
 
-def leave_wanted(state: State, number: int, turn: Turn, *, with_node: bool) -> None:
+def leave_wanted(state: State, number: int, decision: Decision, *, with_node: bool) -> None:
     """A worker will be taken away: a spare takes its rank at the next step boundary, or a new
     process where its node stays, or the world shrinks there, or else the run stops there and
     saves."""
@@ -56,8 +56,8 @@ def leave_wanted(state: State, number: int, turn: Turn, *, with_node: bool) -> N
     if with_node and state.setup.num_nodes > 1:
         state.leaving.add(leaver.node)
     if leaver.rank is None:
-        fence(state, leaver, turn)
-        turn.send(leaver.node, say.KillWorker(worker=number))
+        fence(state, leaver, decision)
+        decision.send(leaver.node, say.KillWorker(worker=number))
     ranks = [
         rank
         for rank, slot in enumerate(state.slots)
@@ -72,42 +72,42 @@ def leave_wanted(state: State, number: int, turn: Turn, *, with_node: bool) -> N
         if with_node:
             layout = world.smaller(state)
         else:
-            start_worker(state, leaver.node, None, turn)
+            start_worker(state, leaver.node, None, decision)
             taker = f"a new process on node {leaver.node}"
     if layout is None:
-        _note(state, f"{told}nobody can take its rank", turn)
-        stop_wanted(state, f"SIGTERM to rank {ranks[-1]}", turn)
+        _note(state, f"{told}nobody can take its rank", decision)
+        stop_wanted(state, f"SIGTERM to rank {ranks[-1]}", decision)
         return
     is_as_large = layout.num_ranks == len(state.slots)
     how = f"its rank goes to {taker}" if is_as_large else "the others go on"
-    _note(state, f"{told}{how} at the next step boundary", turn)
-    _regroup(state, layout, turn, save=not world.is_kept_by_others(state))
+    _note(state, f"{told}{how} at the next step boundary", decision)
+    _regroup(state, layout, decision, save=not world.is_kept_by_others(state))
 
 
-def begin_regroup(state: State, layout: Layout, turn: Turn) -> None:
+def begin_regroup(state: State, layout: Layout, decision: Decision) -> None:
     """The first rank has left as asked; the others do so at the same boundary."""
     state.generation += 1
     state.phase, state.symptom, state.regroup = "forming", None, None
     state.waiting_faults = []
-    state.form_deadline_s = turn.clock.monotonic_s + state.setup.grace_s
+    state.form_deadline_s = decision.clock.monotonic_s + state.setup.grace_s
     leavers = {number for number, worker in state.workers.items() if worker.leaves}
     gone = [rank for rank, slot in enumerate(state.slots) if slot.worker in leavers]
     for number in leavers:
-        unseat(state, number)
+        release(state, number)
     if layout.num_ranks != len(state.slots):
         reason = "processes for more ranks are ready"
         if layout.num_ranks < len(state.slots):
             reason = f"rank(s) {gone} are taken away with their node and no spare is left"
-        _resize(state, layout, reason, turn)
+        _resize(state, layout, reason, decision)
 
 
-def _resize(state: State, layout: Layout, reason: str, turn: Turn) -> None:
-    at, generation = turn.clock.unix_s, state.generation
+def _resize(state: State, layout: Layout, reason: str, decision: Decision) -> None:
+    at, generation = decision.clock.unix_s, state.generation
     world.resize(state, layout)
     state.short_since_s = None
     state.stragglers = None
     state.num_resizes += 1
-    turn.record(
+    decision.record(
         log.WorldChanged(
             at=at,
             generation=generation,
@@ -118,7 +118,7 @@ def _resize(state: State, layout: Layout, reason: str, turn: Turn) -> None:
     )
     if state.split is not None and not state.is_numeric:
         state.is_numeric = True
-        turn.record(
+        decision.record(
             log.ExactnessChanged(
                 at=at,
                 generation=generation,
@@ -129,10 +129,10 @@ def _resize(state: State, layout: Layout, reason: str, turn: Turn) -> None:
         )
 
 
-def _regroup(state: State, layout: Layout, turn: Turn, *, save: bool) -> None:
+def _regroup(state: State, layout: Layout, decision: Decision, *, save: bool) -> None:
     state.regroup = layout
-    tell_all(state, say.RegroupAtBoundary(generation=state.generation, save=save), turn)
+    tell_all(state, say.RegroupAtBoundary(generation=state.generation, save=save), decision)
 
 
-def _note(state: State, text: str, turn: Turn) -> None:
-    turn.record(log.Noted(at=turn.clock.unix_s, generation=state.generation, text=text))
+def _note(state: State, text: str, decision: Decision) -> None:
+    decision.record(log.Noted(at=decision.clock.unix_s, generation=state.generation, text=text))

@@ -24,22 +24,22 @@ def set_slots(state: State, num_ranks: int) -> None:
     state.witness = {}
 
 
-def hire(state: State, number: int, worker: Worker) -> None:
+def add_worker(state: State, number: int, worker: Worker) -> None:
     """A worker without a rank lives from now on."""
     state.workers[number] = worker
     state.unranked.add(number)
 
 
-def dismiss(state: State, number: int) -> None:
+def remove_worker(state: State, number: int) -> None:
     """A worker is no more; harmless when it is not known."""
     if number in state.workers:
-        unseat(state, number)
+        release(state, number)
         state.unranked.discard(number)
         _expect_no_answer(state, number)
         del state.workers[number]
 
 
-def seat(state: State, number: int, rank: int) -> None:
+def assign(state: State, number: int, rank: int) -> None:
     """Give an empty slot to a worker without a rank."""
     state.slots[rank].worker = number
     state.workers[number].rank = rank
@@ -47,7 +47,7 @@ def seat(state: State, number: int, rank: int) -> None:
     state.unranked.discard(number)
 
 
-def unseat(state: State, number: int) -> None:
+def release(state: State, number: int) -> None:
     """Take its slot from a worker, if it has one."""
     worker = state.workers[number]
     if worker.rank is None:

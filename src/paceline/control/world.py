@@ -7,7 +7,7 @@ brought from elsewhere.
 
 from collections import Counter
 
-from paceline.control.seats import seat, set_slots
+from paceline.control.seats import assign, set_slots
 from paceline.control.state import State
 from paceline.parallel.layout import Layout
 from paceline.parallel.shrink import part_of, shrunk
@@ -116,7 +116,7 @@ def resize(state: State, layout: Layout) -> None:
         if costs:
             taken = min(costs)[-1]
             pool.remove(taken)
-            seat(state, taken, rank)
+            assign(state, taken, rank)
 
 
 def layout_of(state: State) -> Layout | None:

@@ -12,7 +12,7 @@ from paceline.record import events as log
 
 
 @dataclass(slots=True)
-class Turn:
+class Decision:
     """One decision in the making: the moment, and the actions so far."""
 
     clock: Clock
@@ -33,13 +33,13 @@ class Turn:
             self.send(node, message)
 
 
-def tell(state: State, number: int | None, message: say.ToWorker, turn: Turn) -> None:
+def tell(state: State, number: int | None, message: say.ToWorker, decision: Decision) -> None:
     """Have the agent of a worker hand it a message; nobody has the number None."""
     if number is not None:
-        turn.send(state.workers[number].node, say.Tell(worker=number, message=message))
+        decision.send(state.workers[number].node, say.Tell(worker=number, message=message))
 
 
-def tell_all(state: State, message: say.ToWorker, turn: Turn) -> None:
+def tell_all(state: State, message: say.ToWorker, decision: Decision) -> None:
     """Have every worker that has a rank handed a message."""
     for slot in state.slots:
-        tell(state, slot.worker, message, turn)
+        tell(state, slot.worker, message, decision)
