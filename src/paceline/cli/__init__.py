@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "lint": ("paceline.cli.lint", "Find what will go wrong in programs and configurations."),
     "diagnose": ("paceline.cli.diagnose", "What went wrong, from logs: the root cause first."),
     "drill": ("paceline.cli.drill", "Break it on purpose, and prove that it comes through."),
+    "selftest": ("paceline.cli.selftest", "Check this machine: its GPUs, and a killed rank."),
     "bench": ("paceline.cli.bench", "How does it scale over ranks, and where does the time go?"),
     "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
     "adapt": ("paceline.cli.adapt", "Rewrite a one-device script into its distributed form."),

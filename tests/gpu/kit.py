@@ -1,0 +1,171 @@
+"""What one GPU shows of Paceline, check by check: `python -m tests.gpu.kit [NAME ...]`.
+
+Each check is a child process with a time limit of its own. It prints one line of JSON, and the next
+one begins; a table follows, and `--write` puts it into docs/gpu.md. Without a GPU the kit ends with
+2. `--device cpu` runs the same code on a CPU with small sizes, as tests do: it shows nothing of a
+GPU.
+
+Leaves out: pass or fail for what was never measured before. Such lines are `measured`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "gpu.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+Verdict = Literal["pass", "fail", "measured", "not run"]
+
+LIMITS_S = {
+    "contract": 90,
+    "memory": 300,
+    "time": 240,
+    "calibrate": 150,
+    "making": 75,
+    "death": 45,
+    "sticky": 45,
+    "stall": 100,
+    "two-ranks": 60,
+    "gloo-on-gpu": 120,
+    "same-bits": 150,
+    "guard": 40,
+    "compile": 85,
+}
+"""Check -> seconds that its process may take: 25 minutes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What one check found."""
+
+    name: str
+    expected: str
+    found: str
+    verdict: Verdict
+    seconds: float = 0.0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Entry point; 0 when no check failed, 1 when one did, 2 when there is no GPU to check."""
+    parser = argparse.ArgumentParser(prog="./test-gpu", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LIMITS_S))
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the kit itself")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/gpu.md")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    unknown = [name for name in options.names if name not in LIMITS_S]
+    if unknown:
+        parser.error(f"there is no check {unknown[0]}; there are {', '.join(LIMITS_S)}")
+    if options.one:
+        return _one(options.names[0], options.device)
+    if options.device == "cuda" and (why := why_no_gpu()) is not None:
+        print(f"./test-gpu: nothing was checked: {why}", file=sys.stderr)
+        return 2
+    lines = []
+    for name in options.names or LIMITS_S:
+        lines.append(run_check(name, options.device))
+        print(json.dumps(asdict(lines[-1])), flush=True)
+    print(table(lines, options.device))
+    if options.write:
+        PAGE.write_text(with_figures(PAGE.read_text(), table(lines, options.device)))
+    return 1 if any(line.verdict == "fail" for line in lines) else 0
+
+
+def why_no_gpu() -> str | None:
+    """Why there is nothing to check; None where PyTorch has a CUDA device."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"PyTorch cannot be imported ({error})"
+    if torch.cuda.is_available():
+        return None
+    return f"PyTorch {torch.__version__} sees no CUDA device on this machine"
+
+
+def run_check(name: str, device: str, *, limit_s: float | None = None) -> Line:
+    """One check in a process group of its own, which ends with it."""
+    limit_s = limit_s if limit_s is not None else LIMITS_S[name]
+    command = [sys.executable, "-m", "tests.gpu.kit", name, "--one", "--device", device]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    try:
+        said, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        said = ""
+    finally:
+        _end_group(process)
+    seconds = time.monotonic() - began
+    found = [line for line in said.splitlines() if line.startswith('{"name"')]
+    if found:
+        return Line(**(json.loads(found[-1]) | {"seconds": round(seconds, 1)}))
+    how = f"exit code {process.returncode}" if seconds < limit_s else f"nothing in {limit_s} s"
+    return Line(
+        name=name, expected="an answer", found=how, verdict="fail", seconds=round(seconds, 1)
+    )
+
+
+def _end_group(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()  # closes the pipe, too
+
+
+def _one(name: str, device: str) -> int:
+    from tests.gpu.checks import CHECKS
+
+    print(json.dumps(asdict(CHECKS[name](device))), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo, or a broken device, may hold a normal exit
+
+
+def table(lines: Sequence[Line], device: str) -> str:
+    """The lines for people, with the machine above them."""
+    rows = [
+        f"{machine(device)}",
+        "",
+        "| check | expected | found | verdict | s |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    rows += [
+        f"| {line.name} | {line.expected} | {line.found} | {line.verdict} | {line.seconds:g} |"
+        for line in lines
+    ]
+    return "\n".join(rows)
+
+
+def machine(device: str) -> str:
+    """What the figures were taken on, and when."""
+    import torch
+
+    if device == "cuda":
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        name = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, NCCL {nccl}"
+    else:
+        name = "CPU (shows nothing of a GPU)"
+    day = time.strftime("%Y-%m-%d")
+    return f"{name}, PyTorch {torch.__version__}, Python {platform.python_version()}, {day}."
+
+
+def with_figures(page: str, figures: str) -> str:
+    """The page with what is between its marks replaced."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
