@@ -158,6 +158,7 @@ def death(device: str) -> Line:
     process.send_signal(signal.SIGKILL)
     began = time.monotonic()
     process.wait()
+    process.stdout.close()
     gone_s = time.monotonic() - began
     while device == "cuda" and _free_bytes(device) < before + num_bytes * 0.9:
         if time.monotonic() - began > 30:
