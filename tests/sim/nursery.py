@@ -9,11 +9,17 @@ its vote; a test must not leave that to the machine's load.
 - `wait 5`: until the host waits for the device, 5 s at most
 - `3`: seconds
 - `any 7`: by chance, from a seed and the worker's process: at once, at the host's wait, or later
+
+NCCL_DOUBLE_DIE_SENDING names a file: who sends a device tensor while it is not there makes it and
+dies, so that a receiver waits for what never comes.
 """
 
 import os
 import random
+import signal
 import time
+from pathlib import Path
+from typing import Any
 
 from tests.sim import backend, device
 
@@ -52,7 +58,21 @@ def main() -> None:
         take(self, message)
 
     channel.Channel._take = take_late  # type: ignore[method-assign]
+    mark = os.environ.get("NCCL_DOUBLE_DIE_SENDING")
+    if mark is not None:
+        backend.Group.send = _die_once(backend.Group.send, Path(mark))
     nursery.main()
+
+
+def _die_once(send: Any, mark: Path) -> Any:
+    def die(*args: Any, **kwargs: Any) -> Any:
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return send(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""Whole runs on the double of NCCL, with failures that gloo reports and NCCL does not."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.run.scene import Record, Scene, assert_same_end
+
+from paceline.record import events as log
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[2]
+HELD_BACK = "wait 5"
+"""The controller's word comes once the host waits for the device, as on a GPU."""
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """A job of few kernels; undisturbed runs in it are shared."""
+    scene = Scene(tmp_path_factory.mktemp("sim"))
+    scene.job["model"] = {"decoder": {"layers": 1, "hidden": 16, "heads": 2}}
+    scene.job["data"]["seq_len"] = 16
+    scene.job["train"] |= {"global_batch": 6, "steps": 6, "warmup_steps": 0}
+    scene.job["checkpoint"] = {"every": 100}
+    del scene.job["evaluate"]
+    scene.write_job()
+    return scene
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch):
+    """Every worker started from here on computes on the double, with its settings."""
+
+    def settle_on(**settings: str) -> None:
+        monkeypatch.setenv("PACELINE_NURSERY", "tests.sim.nursery")
+        paths = (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        for name, value in settings.items():
+            monkeypatch.setenv(f"NCCL_DOUBLE_{name}", value)
+
+    settle_on()
+    return settle_on
+
+
+def hit(*faults: str) -> tuple[str, str]:
+    return "--set", f"drill.kill=[{', '.join(faults)}]"
+
+
+def undisturbed(scene: Scene, name: str, *asked: str) -> Record:
+    if not (scene.folder / name).exists():
+        scene.run(name, *asked)
+    return scene.record(name)
+
+
+def sources(run: Record) -> list[str]:
+    return [each.source for each in run.of(log.Recovered)]
+
+
+@pytest.mark.parametrize("after", ["own", "nan"])
+def test_a_step_whose_sums_were_aborted_is_not_applied(scene, double, after):
+    clean = undisturbed(scene, "ddp")
+    double(LATE=HELD_BACK, AFTER_ABORT=after)
+    killed = scene.run(f"ddp-{after}", *hit("kill rank=1 step=4 phase=backward"))
+    assert_same_end(killed, clean)
+    assert sources(killed) == ["replica"]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw-8bit", "adafactor"])
+def test_an_optimizer_that_counts_on_the_host_is_healed_from_a_replica(scene, double, optimizer):
+    asked = ("--set", f"train.optimizer={optimizer}")
+    clean = undisturbed(scene, optimizer, *asked)
+    double(LATE=HELD_BACK)
+    killed = scene.run(f"{optimizer}-killed", *asked, *hit("kill rank=1 step=4 phase=backward"))
+    assert_same_end(killed, clean)
+    assert sources(killed) == ["replica"]
+
+
+def test_a_state_whose_sender_died_is_nobodys_newest(scene, double, tmp_path):
+    asked = ("--set", "cluster.per_node=3")
+    clean = undisturbed(scene, "three", *asked)
+    double(LATE=HELD_BACK, DIE_SENDING=str(tmp_path / "died"))
+    killed = scene.run("three-killed", *asked, *hit("kill rank=2 step=4 phase=backward"))
+    assert (tmp_path / "died").exists()
+    assert_same_end(killed, clean)
+
+
+def test_a_lost_shard_comes_back_from_memory_that_host_tensors_travel_from(scene, double):
+    asked = (
+        *("--set", "layout.sharding=full", "--set", "recovery.spares=0"),
+        *("--set", "recovery.snapshot_every=1"),
+    )
+    clean = undisturbed(scene, "fsdp", *asked)
+    killed = scene.run("fsdp-killed", *asked, *hit("kill rank=1 step=4 phase=backward"))
+    assert_same_end(killed, clean)
+    assert sources(killed) == ["memory"]
