@@ -33,7 +33,13 @@ JOB = {
     "model": {"decoder": {"layers": 2, "hidden": 16, "heads": 2}},
     "data": {"path": "text", "seq_len": 16},
     "cluster": {"accelerator": "cpu", "nodes": 1},
-    "train": {"global_batch": 4, "learning_rate": 0.003, "warmup_steps": 0, "precision": "fp32"},
+    "train": {
+        "steps": 12,
+        "global_batch": 4,
+        "learning_rate": 0.003,
+        "warmup_steps": 0,
+        "precision": "fp32",
+    },
     "checkpoint": {"every": 6, "keep_last": 2},
     "recovery": {"fingerprint_every": 0},
 }
@@ -71,7 +77,8 @@ def _soak(name: str, schedules: int, options: argparse.Namespace) -> tuple[objec
     ]
     subprocess.run(command, cwd=runs, env=_environment(options, ranks), check=False)
     ledger = runs / "soak.jsonl"
-    lines = [json.loads(text) for text in ledger.read_text().splitlines()]
+    texts = ledger.read_text().splitlines() if ledger.exists() else []
+    lines = [json.loads(text) for text in texts]
     for line in lines:
         if not line["passed"]:
             print(f"FAILED {name} seed {line['seed']}: {line['says']}; {line['run']}", flush=True)
