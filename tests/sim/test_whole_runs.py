@@ -23,7 +23,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     scene.job["data"]["seq_len"] = 16
     scene.job["train"] |= {"global_batch": 6, "steps": 6, "warmup_steps": 0}
     scene.job["checkpoint"] = {"every": 100}
-    del scene.job["evaluate"]
+    scene.job["evaluate"] = {"every": 100, "samples": 2}
     scene.write_job()
     return scene
 
