@@ -13,6 +13,7 @@ from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
 from paceline.launch.ready import check_runs_here
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
+from paceline.plan.host import check_building
 from paceline.plan.plan import limit_problem
 from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
@@ -164,6 +165,20 @@ def test_a_module_of_your_own_is_planned_with_unknown_time():
     assert "unknown" in format_plan(plan)
     assert plan.wall_s is None
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_a_model_that_every_rank_builds_whole_must_fit_in_the_nodes_memory():
+    job = job_of(LARGE, "model={factory: 'm:f'}", "program=m:t", "engine=paceline")
+    facts = ModuleFacts(num_parameters=80_000_000_000)
+    assert not list(check_building(facts, job, cluster_of(job)))
+    looks = replace(facts, whole_because="looks at a value that is drawn at random")
+    (problem,) = check_building(looks, job, cluster_of(job))
+    assert problem.code == "P004"
+    assert "8 ranks of a node need 2.33 TiB and it has 2 TiB (assumed" in problem.what
+    assert "because its factory looks at a value" in problem.what
+    assert not list(check_building(replace(looks, num_parameters=10**10), job, cluster_of(job)))
+    with pytest.raises(PlanError, match="whole in the host's memory"):
+        plan_job(job, looks)
 
 
 @pytest.mark.parametrize("text", [JOB, TINY])

@@ -5,6 +5,7 @@ Where one fails after an update of torch: `runtime/_torch_private.py` is the one
 
 import ast
 import inspect
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
@@ -116,6 +117,55 @@ def test_storage_key_is_the_same_for_views_alone_also_without_values():
         assert isinstance(one, private.FakeTensor)
         keys = [private.storage_key(each.untyped_storage()) for each in (one, one[1:], other)]
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_is_used_elsewhere_counts_tensors_of_a_storage():
+    tensor = torch.empty(3)
+    storage = tensor.untyped_storage()
+    assert private.is_used_elsewhere(storage)
+    del tensor
+    assert not private.is_used_elsewhere(storage)
+
+
+def test_version_of_grows_with_every_change():
+    tensor = torch.zeros(3)
+    before = private.version_of(tensor)
+    tensor.add_(1)
+    assert private.version_of(tensor) > before
+
+
+def test_trunc_normal_is_what_torchs_own_calls(monkeypatch: pytest.MonkeyPatch):
+    called: list[tuple[Any, ...]] = []
+
+    def trunc_normal(tensor: Any, *args: Any, **_: Any) -> Any:
+        called.append(args)
+        return private.TRUNC_NORMAL(tensor, *args)
+
+    monkeypatch.setattr(nn.init, private.TRUNC_NORMAL_NAME, trunc_normal)
+    drawn = nn.init.trunc_normal_(torch.empty(1000), mean=0.0, std=1.0, a=-1.0, b=1.0)
+    assert called == [(0.0, 1.0, -1.0, 1.0)]
+    assert drawn.abs().max() <= 1
+
+
+def test_item_gives_a_tensors_number():
+    assert private.ITEM(torch.tensor([2.5])) == 2.5
+
+
+def test_written_arguments_and_returns_alias_read_an_operators_schema():
+    tensor, aten = torch.zeros(3), torch.ops.aten
+    assert private.written_arguments(aten.add_.Tensor, (tensor, 1), {}) == [tensor]
+    assert private.written_arguments(aten.add.Tensor, (tensor, 1), {}) == []
+    assert private.returns_alias(aten.detach.default)
+    assert not private.returns_alias(aten.add.Tensor)
+
+
+def test_forget_tensors_leaves_no_weak_reference():
+    mode = private.FakeTensorMode()
+    with mode:
+        weight = nn.Parameter(torch.empty(3))
+        assert weakref.getweakrefcount(weight)
+        private.forget_tensors(mode)
+        assert not weakref.getweakrefcount(weight)
 
 
 def test_is_view_knows_views_and_not_what_unsafe_view_gives():
@@ -382,6 +432,10 @@ def test_dtensor_propagates_and_asks_by_the_names_that_a_proof_patches():
 
 def test_tree_leaves_looks_into_containers():
     assert private.tree_leaves({"a": [1, (2,)]}) == [1, 2]
+
+
+def test_tree_map_only_changes_one_type_in_containers():
+    assert private.tree_map_only(int, str, {"a": [1, (2.0,)]}) == {"a": ["1", (2.0,)]}
 
 
 def test_load_compiler_and_on_compiling_reach_torch_compile(monkeypatch: pytest.MonkeyPatch):

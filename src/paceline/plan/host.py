@@ -1,20 +1,28 @@
-"""Whether a node's own memory, or its disks, hold the optimizer state that is off the accelerators.
+"""Whether a node's own memory, or its disks, hold the optimizer state that is off the accelerators,
+and its memory the models that are built whole.
 
 Leaves out: what else the host needs, such as its data loaders and a checkpoint's copy; and the
 buffers through which the state travels.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from paceline.errors import Problem
 from paceline.estimate import Case
 from paceline.estimate.holdings import holdings_of
 from paceline.estimate.memory import memory_parts
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.table import code_of
+from paceline.profile import ModuleFacts
+from paceline.spec import Job
 from paceline.topology import Cluster
+from paceline.units import format_bytes
+
+_FLOAT32_BYTES = 4
 
 _NODE_BYTES, _NODE_DISK_BYTES, _NODE_RANKS = 2 * 2**40, int(8 * 3.84e12), 8
 """Memory and disks of a node of 8. Source: DGX H100 data sheet: 2 TB of memory, 8 x 3.84 TB of
@@ -33,6 +41,26 @@ def host_limit_source(cluster: Cluster, offload: str) -> str:
     """How that is known."""
     is_measured = offload == "cpu" and cluster.host_bytes is not None
     return "measured" if is_measured else "assumed, as in a DGX H100"
+
+
+def check_building(facts: ModuleFacts, job: Job, cluster: Cluster) -> Iterator[Problem]:
+    """Whether a node's memory holds the model as often as it has ranks, where every rank has to
+    build it whole. Ranks that make their own parts need next to nothing beside them."""
+    if facts.whole_because is None:
+        return
+    needed = facts.num_parameters * _FLOAT32_BYTES * cluster.ranks_per_node
+    limit = host_limit_bytes(cluster, "cpu")
+    if needed > limit:
+        yield Problem(
+            code="P004",
+            what=f"every rank builds {job.spec.model.factory} whole in the host's memory, because "
+            f"its factory {facts.whole_because}: {cluster.ranks_per_node} ranks of a node need "
+            f"{format_bytes(needed)} and it has {format_bytes(limit)} "
+            f"({host_limit_source(cluster, 'cpu')})",
+            where=job.where("model.factory"),
+            fix="let the factory make parameters and draw them with nn.init, without looking at "
+            "their numbers; or set cluster.per_node lower",
+        )
 
 
 def host_bytes_of(layouts: Layouts, case: Case) -> Any:

@@ -20,7 +20,7 @@ from paceline.parallel.abilities import OURS, Abilities
 from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
-from paceline.plan.host import host_bytes_of_one
+from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.recover import check_state, plan_state
 from paceline.plan.refuse import nothing_fits
@@ -54,10 +54,15 @@ def plan_job(job: Job, facts: ModuleFacts | None = None, *, must_fit: bool = Tru
 
     Raises:
         JobError: The model, the engine or the cluster cannot be what the job says.
-        PlanError: Choices contradict each other, or no layout fits in memory.
+        PlanError: Choices contradict each other, no layout fits in memory, or a node's memory does
+            not hold the models that its ranks build.
     """
     cluster = find_cluster(job.spec.cluster, job)
     profile, decoder = resolve_profile(job, facts), resolve_decoder(job)
+    is_ours = find_engine(job.spec.engine, where=job.where("engine")).name == "paceline"
+    problems = list(check_building(facts, job, cluster)) if facts and is_ours else []
+    if problems and must_fit:
+        raise PlanError(*problems)
     return make_plan(job, cluster, profile, decoder, must_fit=must_fit)
 
 

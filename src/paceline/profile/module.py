@@ -51,6 +51,10 @@ class ModuleFacts:
     config: dict[str, Any] | None = None
     """The fields of its config, when it is a Hugging Face model."""
 
+    whole_because: str | None = None
+    """Why every rank has the whole model in host memory while it is built; None where each rank
+    makes its own part."""
+
 
 def profile_module(
     facts: ModuleFacts, seq_len: int | None = None, *, name: str = "module"

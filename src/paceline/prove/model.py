@@ -8,10 +8,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from paceline.prove.proof import ModelRequest
-from paceline.runtime._torch_private import buffers_of, fsdp_parameters, parameters_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.models import build_own
 from paceline.runtime.strategy.blocks import repeated_blocks
@@ -97,35 +95,3 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
         is_place = name.startswith("_") or name in ("layer_idx", "layer_id", "training")
         if not is_place and isinstance(value, int | float | str | bool | None):
             yield name, repr(value)
-
-
-def give_memory(model: nn.Module, device: str = "cpu") -> None:
-    """Storage for every parameter and buffer on meta, once each where one has several names.
-
-    `nn.Module.to_empty` would give a tied parameter two.
-    """
-    given: dict[int, Tensor] = {}
-
-    def of(tensor: Tensor) -> Tensor:
-        new = given.get(id(tensor))
-        if new is None:
-            new = torch.empty_like(tensor, device=device)
-            given[id(tensor)] = new
-        return new
-
-    for module in model.modules():
-        for name, parameter in list(parameters_of(module).items()):
-            if parameter is not None and parameter.is_meta:
-                new = given.get(id(parameter))
-                if new is None:
-                    empty = torch.empty_like(parameter.detach(), device=device)
-                    new = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                    given[id(parameter)] = new
-                parameters_of(module)[name] = new
-        for name, buffer in list(buffers_of(module).items()):
-            if buffer is not None and buffer.is_meta:
-                buffers_of(module)[name] = of(buffer)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for each in fsdp_parameters(module):
-                each.reset_sharded_param()

@@ -25,6 +25,7 @@ from paceline.prove.step import Rank
 from paceline.prove.trace import Trace, Tracer
 from paceline.runtime import strategy
 from paceline.runtime._torch_private import FakeTensorMode, children_of, fake_store
+from paceline.runtime.initial.fill import give_memory
 from paceline.runtime.strategy.blocks import numbered_blocks
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.pipeline.stages import Skip, take_stage
@@ -104,10 +105,10 @@ def trace_step(
     with pretended, tracer:
         if needs_memory:
             with _pruned(model, layout, kept):
-                models.give_memory(model)
+                give_memory(model)
                 model = strategy.apply(model, layout, meshes, precision=precision, ways=ways)
         else:
-            models.give_memory(model)
+            give_memory(model)
         rank = Rank(
             model,
             meshes,

@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -49,6 +49,7 @@ __all__ = [
     "TCPStore",
     "TorchDispatchMode",
     "tree_leaves",
+    "tree_map_only",
 ]
 
 _aten = torch.ops.aten
@@ -103,6 +104,40 @@ def storage_key(storage: Any) -> int:
     return int(storage._cdata)
 
 
+def is_used_elsewhere(storage: Any) -> bool:
+    """Whether anything but this object holds a storage: tensors, or other objects of it."""
+    return int(torch._C._storage_Use_Count(storage._cdata)) > 1
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor's memory was changed."""
+    return int(tensor._version)
+
+
+TRUNC_NORMAL_NAME = "_no_grad_trunc_normal_"
+"""In `nn.init`: draws again what lies outside its bounds, and so looks at numbers."""
+
+TRUNC_NORMAL: Any = getattr(nn.init, TRUNC_NORMAL_NAME)
+
+
+def written_arguments(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments that an operator changes."""
+    schema = operator._schema.arguments
+    named = [(each, kwargs[each.name]) for each in schema if each.name in kwargs]
+    given = [*zip(schema, args, strict=False), *named]
+    return [value for a, value in given if a.alias_info is not None and a.alias_info.is_write]
+
+
+def returns_alias(operator: Any) -> bool:
+    """Whether what an operator returns shares memory with what it is given."""
+    return any(each.alias_info is not None for each in operator._schema.returns)
+
+
+def forget_tensors(mode: FakeTensorMode) -> None:
+    """Drop a mode's weak references: they keep `nn.Module.to` from exchanging a parameter."""
+    mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd takes a tensor for a view of another."""
     return bool(tensor._is_view())
@@ -124,6 +159,9 @@ def norm_of_each(tensors: list[Tensor]) -> Sequence[Tensor]:
 
 
 # Operators that have no public name.
+
+ITEM = _aten._local_scalar_dense.default
+"""What `Tensor.item` calls: the one number of a tensor, for Python."""
 
 SCALED_MM = torch._scaled_mm
 """float8 @ float8 with scales. The public `nn.functional.scaled_mm` (same numbers) calls another

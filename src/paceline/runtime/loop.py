@@ -187,7 +187,7 @@ class Loop:
         self._safekeeping.open()
         if source is None:
             held.decided = None
-            held.is_torn |= held.model is self._model  # it is about to be overwritten
+            held.is_torn = True  # the model may lie in the live one's memory: it is overwritten
             is_first = session.place.rank == 0
             saved = from_first(newest_step(session.run.checkpoints) if is_first else 0, None)
             if self._safekeeping.recall(after=saved) is not None:
@@ -297,7 +297,7 @@ class Loop:
             elif route.to == rank:
                 source = "replica"
                 # Until all of it has come, what is overwritten is the state of no step.
-                held.is_torn |= held.model is model
+                held.is_torn = True
                 received = receive(route.source, model, optimizer)
                 session.settle()
                 session.load_state_dict(received)

@@ -16,6 +16,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from paceline.errors import JobError
 from paceline.profile import FAMILIES, BlockFacts, ModuleFacts, profile_config
 from paceline.runtime._torch_private import FLASH_CPU, GROUPED_MM, FakeTensorMode, storage_key
 from paceline.runtime.huggingface import is_hf, let_experts_be_any_type
+from paceline.runtime.initial.blueprint import why_whole
 from paceline.runtime.models import build_factory, import_named
 from paceline.runtime.strategy import repeated_blocks
 
@@ -265,9 +267,11 @@ def _reason(error: Exception) -> str:
 def main() -> None:
     """Entry point of the helper."""
     folder, name, *rest = sys.argv[1:]
+    factory = import_named(Path(folder), name)
     with torch.device("meta"):
-        model = build_factory(import_named(Path(folder), name))
+        model = build_factory(factory)
     facts = measure(model, int(rest[0]) if rest else 256)
+    facts = replace(facts, whole_because=why_whole(lambda: build_factory(factory)))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(facts) + b"\n")
 
 

@@ -28,7 +28,7 @@ should not ask for `place`, and what is costly there goes into `session.keep`.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -50,18 +50,22 @@ from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.devices import capability_of
 from paceline.runtime.digest import state_digest
 from paceline.runtime.faults import Faults
+from paceline.runtime.initial.blueprint import Blueprints
+from paceline.runtime.initial.fill import Filler
 from paceline.runtime.loop import Evaluate, Loop
 from paceline.runtime.optimizer import learning_rate_at
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
-from paceline.runtime.recovery.undrawn import Undrawn
 from paceline.runtime.step import Step
 from paceline.spec import Job
 
 load_compiler()  # here it counts as start-up, not as training
 
 _T = TypeVar("_T")
+
+BUILT_WHOLE = "the model is built whole in the host memory of every rank before it is split"
+"""Begins the note on a factory that cannot be run without its numbers."""
 
 
 class Session:
@@ -137,6 +141,7 @@ class Session:
         self._place: Place | None = None
         self._meshes: strategy.Meshes | None = None
         self._kept: dict[str, Any] = {}
+        self._blueprints = Blueprints()
         self._loop: Loop | None = None
         self._baseline_bytes = 0
         self._digest: str | None = None
@@ -205,13 +210,12 @@ class Session:
 
         Args:
             make_model: Builds the whole model on the CPU. Called with torch's generator seeded
-                from `train.seed`, so that every layout starts from the same weights. Where this
-                process has the state from before a failure, it is not called, or its parameters
-                are not drawn, as they are replaced at once.
+                from `train.seed`, and without memory for parameters: each rank then draws its own
+                part, the same numbers in every layout. A factory that looks at its parameters'
+                numbers is called again as it is, and the whole model is in memory meanwhile.
+                Where ranks have the state from before a failure, nothing is drawn.
             ways: How a model of your own may be split over tensor and pipeline ranks. Known ones
                 need none, nor do layouts over data ranks alone.
-
-        Leaves out: building larger models than one rank's host memory can hold.
 
         Raises:
             PlanError: The model cannot be split as planned; it says which module and number.
@@ -235,21 +239,31 @@ class Session:
             )
             if kept is not None:
                 return kept
-        torch.manual_seed(self.job.spec.train.seed % 2**63)
-        with nullcontext() if live is None else Undrawn():
-            whole = [make_model()]
+        blueprint = self._blueprints.of(
+            make_model, self.job.spec.train.seed, self.member.generation
+        )
         place = self.place
         self._baseline_bytes = self._baseline_bytes or memory.held_bytes(place.device)
-        self.ways = ways or strategy.ways_of(whole[0])
+        whole = blueprint.take_model()
+        self.ways = ways or strategy.ways_of(whole)
         self._say_risks()
+        if blueprint.why_whole is not None:
+            self._note(f"{BUILT_WHOLE}: its factory {blueprint.why_whole}")
+        offloads = self.plan.layout.offload == "cpu"
         model = strategy.apply(
-            whole.pop(),  # no name here keeps it, and what other ranks have is freed
+            whole,
             self.plan.layout,
             self.meshes,
             precision=self.precision,
             ways=self.ways,
             options=options,
             sends=not self.held.is_anywhere,
+            fill=Filler(
+                blueprint,
+                torch.device("cpu") if offloads else place.device,
+                live=live,
+                draws=not self.held.is_anywhere,
+            ),
             on_note=self._note,
         )
         memory.forget_peak(place.device)

@@ -69,13 +69,14 @@ def apply(
     ways: Ways | None = None,
     options: Options = Options(),
     sends: bool = True,
+    fill: Callable[[nn.Module], None] | None = None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> nn.Module:
     """The model, ready to train in the layout; every rank starts from rank 0's weights.
 
     Args:
-        model: Any module, whole, in host memory or on its device (or on meta, for a dry run). Only
-            what this rank has of it is moved to its device. Not to be used by itself afterwards.
+        model: Any module, whole, its parameters on meta or in memory. Only what this rank has of
+            it is moved to its device. Not to be used by itself afterwards.
         layout: How the work is split.
         meshes: From `make_meshes`.
         precision: Narrow types are set up here for FSDP2 only; elsewhere `autocast` does it.
@@ -83,6 +84,8 @@ def apply(
             by their kind, for others from their structure, and only where the layout needs it.
         options: What is left to choose.
         sends: Whether all start from rank 0's weights; not where other ones are loaded at once.
+        fill: Gives a model that was split on meta its memory and numbers: of each parameter what
+            this rank has. Left out, what is on meta stays there, as for a dry run.
         on_note: Told of what is done otherwise than it was asked for.
 
     Returns:
@@ -107,6 +110,9 @@ def apply(
         split_experts(part, layout, meshes, ways)
         if ways is not None:
             split_tensors(part, layout, meshes, tensor_ways(ways, layout))
+    fills_shards = layout.shard_degree > 1
+    if fill is not None and not fills_shards:
+        fill(model)
     move_parts(model, layout, meshes.device_type)
     if precision == "fp8":
         note = use_float8(model, ways)
@@ -115,7 +121,10 @@ def apply(
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)
-    return _shard(model, layout, meshes, precision, ways, options)
+    model = _shard(model, layout, meshes, precision, ways, options)
+    if fill is not None and fills_shards:
+        fill(model)
+    return model
 
 
 def rejoin(

@@ -1,0 +1,170 @@
+"""Give a model that was split on meta its memory, and the numbers of what this rank has of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from paceline.runtime._torch_private import buffers_of, fsdp_parameters, parameters_of
+from paceline.runtime.initial.blueprint import Blueprint
+from paceline.runtime.initial.program import Target, View
+from paceline.runtime.optimizer.sharded import like
+from paceline.runtime.state import local_part, model_state, named_parameters, parameter_places
+from paceline.runtime.strategy.blocks import parts_of
+from paceline.runtime.strategy.local import local_of
+
+Box = tuple[tuple[int, ...], Tensor]
+"""Where this rank's part of a parameter begins in it, and the part, in its memory."""
+
+
+def give_memory(
+    model: nn.Module,
+    device: torch.device | str = "cpu",
+    ready: Mapping[int, nn.Parameter] | None = None,
+) -> None:
+    """Memory for every parameter and buffer on meta, one for all places of a tensor.
+
+    `nn.Module.to_empty` would give a tied parameter two.
+
+    Args:
+        model: Split, and sharded if it is to be.
+        device: Where.
+        ready: By id of a parameter on meta: what to put in its place.
+    """
+    given: dict[int, Any] = dict(ready or {})
+    for module in model.modules():
+        for places in (parameters_of(module), buffers_of(module)):
+            for name, tensor in list(places.items()):
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in given:
+                    empty: Any = torch.empty_like(tensor.detach(), device=device)
+                    if isinstance(tensor, nn.Parameter):
+                        empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                    given[id(tensor)] = empty
+                places[name] = given[id(tensor)]
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for each in fsdp_parameters(module):
+                each.reset_sharded_param()
+
+
+class Filler:
+    """Fills the model of a blueprint."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        device: torch.device,
+        *,
+        live: nn.Module | None = None,
+        draws: bool = True,
+    ) -> None:
+        """
+        Args:
+            blueprint: Of the model.
+            device: Where parameters live: the host's, where the layout keeps them there.
+            live: The same model, of the same layout and rank, over the groups of an earlier
+                generation: its memory is taken over, with what is in it.
+            draws: Whether the numbers are needed; not where others are put in their place at once.
+        """
+        self._blueprint = blueprint
+        self._device = device
+        self._live = live
+        self._draws = draws
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> None:
+        """Collective, if numbers are drawn."""
+        give_memory(model, self._device, self._ready(model))
+        if self._draws:
+            self._fill(_boxes(model))
+
+    def _ready(self, model: nn.Module) -> dict[int, nn.Parameter]:
+        """The live model's memory, for the new one's parameters."""
+        if self._live is None:
+            return {}
+        model_state(self._live)  # after which no parameter is gathered any more
+        ready: dict[int, nn.Parameter] = {}
+        for part, old_part in zip(parts_of(model), parts_of(self._live), strict=True):
+            before = named_parameters(old_part)
+            for name, parameter in named_parameters(part).items():
+                local, old = local_of(parameter), local_of(before[name])
+                if not parameter.is_meta or local.shape != old.shape or local.dtype != old.dtype:
+                    continue
+                data: Tensor = old.detach()
+                if isinstance(parameter, DTensor):
+                    data = like(parameter.data, data, tuple(parameter.shape))
+                ready[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+        return ready
+
+    def _fill(self, boxes: dict[str, list[Box]]) -> None:
+        numbers = self._blueprint.take_numbers()
+        if not _all_equal(numbers.digest()):
+            numbers = self._blueprint.take_numbers(whole=True)
+        targets: dict[View, Target] = {}
+        wanted: dict[View, list[Box]] = {}
+        sent: dict[int, Tensor] = {}
+        for name, source in numbers.sources.items():
+            mine = boxes.get(name, [])
+            if isinstance(source, View):
+                if mine:
+                    wanted.setdefault(source, []).extend(mine)
+                    targets[source] = Target(source, _putter(wanted[source]))
+                continue
+            if id(source) not in sent:
+                sent[id(source)] = source
+                _send_from_first(source, self._device)
+            _putter(mine)((0,) * source.dim(), source)
+        if numbers.program is not None:
+            numbers.program.run(list(targets.values()))
+
+
+def _boxes(model: nn.Module) -> dict[str, list[Box]]:
+    """By name in the whole model: what lies on this rank of each parameter."""
+    boxes: dict[str, list[Box]] = {}
+    for part in parts_of(model):
+        places = parameter_places(part)
+        for name, parameter in named_parameters(part).items():
+            place = places[name]
+            offset, local = local_part(parameter)
+            begin = tuple(a + b for a, b in zip(place.offset, offset, strict=True))
+            boxes.setdefault(place.name, []).append((begin, local))
+    return boxes
+
+
+def _putter(boxes: list[Box]) -> Callable[[tuple[int, ...], Tensor], None]:
+    """Copies what of a block lies in the boxes."""
+
+    def put(start: tuple[int, ...], block: Tensor) -> None:
+        for begin, local in boxes:
+            here, there = [], []
+            for b, n, s, m in zip(begin, local.shape, start, block.shape, strict=True):
+                low = max(b, s)
+                high = max(low, min(b + n, s + m))
+                here.append(slice(low - b, high - b))
+                there.append(slice(low - s, high - s))
+            local[tuple(here)].copy_(block[tuple(there)])
+
+    return put
+
+
+def _send_from_first(values: Tensor, device: torch.device) -> None:
+    """Every rank takes over rank 0's values: ranks may have read others. Collective."""
+    if dist.get_world_size() == 1:
+        return
+    sent = values.to(device)
+    dist.broadcast(sent, 0)
+    if sent is not values:
+        values.copy_(sent)
+
+
+def _all_equal(digest: str) -> bool:
+    """Whether all ranks will draw the same numbers. Collective."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, digest)
+    return len(set(told)) == 1
