@@ -47,10 +47,13 @@ def give_memory(
                         empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
                     given[id(tensor)] = empty
                 places[name] = given[id(tensor)]
+    exchanges = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(False)  # FSDP2 refuses new objects else
     for module in model.modules():
         if isinstance(module, FSDPModule):
             for each in fsdp_parameters(module):
                 each.reset_sharded_param()
+    torch.__future__.set_swap_module_params_on_conversion(exchanges)
 
 
 class Filler:
