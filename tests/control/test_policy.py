@@ -116,6 +116,26 @@ def test_a_step_finished_after_a_restart_is_progress_though_the_run_was_further_
         assert judged(history, loss(), rules, reached=reached).rung not in ("clear", "stop")
 
 
+def test_a_run_that_falls_back_to_the_same_step_each_time_is_given_up_wherever_it_fails():
+    history, rules = History(), Rules(max_restarts=3)
+    rungs, resumed_at = [], None
+    for reached in (50, 45, 48, 44, 49):
+        verdict = judge(history, loss(), rules, reached=reached, now_s=100.0, resumed_at=resumed_at)
+        rungs.append(verdict.rung)
+        resumed_at = 40
+    assert rungs[-1] == "stop"
+    assert "stop" not in rungs[:-1]
+    assert verdict.reason is not None
+    assert "4 restarts fell back to step 40 or before it, from step 50 or before" in verdict.reason
+
+
+def test_falls_from_further_each_time_or_to_a_newer_checkpoint_are_progress():
+    history, rules = History(), Rules(max_restarts=1)
+    for reached, resumed_at in ((50, None), (60, 40), (70, 40), (75, 40), (72, 60), (80, 70)):
+        verdict = judge(history, loss(), rules, reached=reached, now_s=100.0, resumed_at=resumed_at)
+        assert verdict.rung != "stop"
+
+
 def test_no_step_finished_after_a_restart_is_no_progress_wherever_it_failed():
     history, rules = History(), Rules(max_restarts=1)
     judged(history, loss(), rules, reached=50)

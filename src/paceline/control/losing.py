@@ -197,12 +197,14 @@ def _loss(
 def _judge(state: State, loss: policy.Loss, decision: Decision, *, without: list[int]) -> Verdict:
     # A step that one rank is through was taken by all, even if not all have said so yet.
     advanced = any(slot.last_step for slot in state.slots)
+    restored = [slot.restored.first_step - 1 for slot in state.slots if slot.restored is not None]
     return policy.judge(
         state.history,
         loss,
         state.setup.rules,
         reached=max((slot.step for slot in state.slots), default=0) or state.furthest_step,
         now_s=decision.clock.monotonic_s,
+        resumed_at=max(restored, default=None),
         advanced=advanced and state.phase in ("joining", "training"),
         state_lives=world.state_lives(state, without),
     )

@@ -119,6 +119,15 @@ class History:
     failed_at_step: int = -1
     """Last finished step at the last one; -1 before the first."""
 
+    fell_to: int = -1
+    """Latest step that the run fell back to: it lost finished steps."""
+
+    fell_from: int = -1
+    """Furthest step from which it fell back to that one."""
+
+    falls: int = 0
+    """Falls in a row that began no further and ended no further than one before."""
+
     poison: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Steps that are left out, and the samples on whose account."""
 
@@ -146,6 +155,7 @@ def judge(
     *,
     reached: int,
     now_s: float,
+    resumed_at: int | None = None,
     advanced: bool = True,
     state_lives: bool = False,
 ) -> Verdict:
@@ -154,11 +164,13 @@ def judge(
     A restart makes progress when the run finishes a step after it and does not fail at the step at
     which it failed before. A run that fell back to an old checkpoint so makes progress long before
     it is where it was; one that comes to the same step each time and fails there makes none.
+    Neither does one that falls back to the same checkpoint each time, from no further than before.
 
     Args:
         history: Changed.
         reached: Last step that the run has finished, as far as anybody knows.
         now_s: On the monotonic clock.
+        resumed_at: Step that the last restart resumed from; None before the first.
         advanced: Whether a step was finished since the last restart.
         state_lives: Whether processes that live hold a whole state together.
     """
@@ -170,6 +182,8 @@ def judge(
     if crash is not None and reached == 0 and history.failures == 0:
         reason = f"{blame} (before its first step)"
         return Verdict(cause=loss.cause, rung="stop", reason=reason, exit_code=exit_code)
+    if resumed_at is not None and resumed_at < history.failed_at_step:
+        _note_fall(history, resumed_at)
     if advanced and reached != history.failed_at_step:
         history.failures = 0
         history.repeats.clear()
@@ -198,7 +212,7 @@ def judge(
         return Verdict(
             cause=cause,
             rung="stop",
-            reason=_loop(blame, crash, tried, reached),
+            reason=_loop(history, blame, crash, tried, reached),
             exit_code=CrashLoop.exit_code if rules.max_restarts else exit_code,
         )
     strikes = _strike(history, loss.node, rules, now_s) if cause in HARDWARE else 0
@@ -281,14 +295,27 @@ _OTHERS = 4
 12,000 nodes within the minutes of a recovery (`benchmarks/simulate_validation.py`). A guess."""
 
 
+def _note_fall(history: History, to: int) -> None:
+    """The last restart lost finished steps."""
+    is_further = to > history.fell_to or history.failed_at_step > history.fell_from
+    history.falls = 1 if is_further else history.falls + 1
+    history.fell_to = to
+    history.fell_from = max(history.fell_from, history.failed_at_step)
+
+
 def _num_tried(history: History) -> int:
-    """Attempts that count towards the end: losses that repeat one, or very many that do not."""
-    return max(max(history.repeats.values(), default=0), history.failures // _OTHERS)
+    """Attempts that count towards the end: losses that repeat one, or very many that do not, and
+    restarts that fell back to where one had begun before."""
+    repeats = max(history.repeats.values(), default=0)
+    return max(repeats, history.failures // _OTHERS, history.falls)
 
 
-def _loop(blame: str, crash: Crash | None, tried: int, reached: int) -> str:
+def _loop(history: History, blame: str, crash: Crash | None, tried: int, reached: int) -> str:
     which = f"; sample ids {_ids(crash.samples)}" if crash is not None and crash.samples else ""
     tries = f"{tried} restart(s) in a row made no progress"
+    if history.falls > tried:
+        tries = f"{history.falls} restarts fell back to step {history.fell_to} or before it, from "
+        tries += f"step {history.fell_from} or before it"
     return f"{blame}; {tries}, last finished step {reached}{which}"
 
 
