@@ -1018,3 +1018,19 @@ def test_a_worker_lost_while_stopping_is_replaced_and_told_to_stop_too():
     scene.parks(0)
     scene.meet(first_step=2)
     assert [number for number, _ in scene.told(say.StopAtBoundary)] == [0, 1, 0, 2]
+
+
+def test_what_a_driver_says_is_recorded_and_only_a_fatal_sign_is_a_strike():
+    scene = Scene(replace(SETUP, node_strikes=1))
+    scene.feed(state.Begin())
+
+    def says(what: str, value: int, *, is_fatal: bool) -> None:
+        scene.feed(say.GpuChanged(node=1, gpu="GPU-a", what=what, value=value, is_fatal=is_fatal))
+
+    says("power brake", 1, is_fatal=False)
+    assert not scene.state.history.set_aside
+    says("xid", 79, is_fatal=True)
+    assert scene.state.history.set_aside == {1}
+    seen = [one for one in scene.events if isinstance(one, log.GpuHealth | log.NodeSetAside)]
+    assert [type(one) for one in seen] == [log.GpuHealth, log.GpuHealth, log.NodeSetAside]
+    assert (seen[1].what, seen[1].value, seen[2].node) == ("xid", 79, 1)

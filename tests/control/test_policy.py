@@ -11,6 +11,7 @@ from paceline.control.policy import (
     Verdict,
     cause_of,
     judge,
+    sign,
 )
 from paceline.errors import EXIT_CODES, CrashLoop
 
@@ -214,3 +215,19 @@ def test_a_broken_accelerator_strikes_its_node():
     history, rules = History(), Rules(max_restarts=9, node_strikes=1)
     verdict = judged(history, crash(kind="AcceleratorError", is_sound=False), rules)
     assert (verdict.cause, verdict.rung) == ("accelerator", "replace node")
+
+
+def test_a_sign_of_a_failing_accelerator_is_a_strike_against_its_node():
+    history, rules = History(), Rules(max_restarts=5, node_strikes=3)
+    assert sign(history, 4, rules, 100.0) == 0
+    assert sign(history, 4, rules, 101.0) == 0  # of the same failure
+    assert sign(history, 4, rules, 200.0) == 0
+    lost = loss("accelerator", node=4)
+    verdict = judge(history, lost, rules, reached=6, now_s=300.0)
+    assert (verdict.rung, verdict.strikes) == ("replace node", 3)
+    assert history.set_aside == {4}
+
+
+def test_signs_alone_set_a_node_aside():
+    history, rules = History(), Rules(max_restarts=5, node_strikes=2)
+    assert [sign(history, 1, rules, at) for at in (100.0, 200.0, 300.0)] == [0, 2, 0]

@@ -237,6 +237,9 @@ def describe(event: log.AnyEvent) -> str | None:
                 f"node {event.node} failed {event.strikes} times within "
                 f"{format_seconds(event.window_s)}: {goes}"
             )
+        case log.GpuHealth():
+            sign = "; a strike against its node" if event.is_fatal else ""
+            return f"node {event.node}, GPU {event.gpu}: {event.what} {event.value}{sign}"
         case log.BatchSkipped():
             ids = ", ".join(map(str, event.samples))
             return f"step {event.step} is left out by all ranks: poison batch, sample ids {ids}"

@@ -18,6 +18,7 @@ for that at its start, see `parent.die_with_parent`).
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -34,6 +35,7 @@ import msgspec
 from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S
 from paceline.control.environment import environment_of_workers
+from paceline.control.health import EVERY_S, open_health
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
@@ -126,10 +128,11 @@ class Agent:
         self._grace_s = spec.recovery.grace
         cluster = run.cluster()
         num_ranks = cluster.ranks_per_node * cluster.num_nodes
+        self._on_accelerator = cluster.backend != "gloo"
         self._lookout = Lookout(
             floor_s=spec.recovery.patience,
             num_ranks=num_ranks,
-            on_accelerator=cluster.backend != "gloo",
+            on_accelerator=self._on_accelerator,
         )
         # Snapshots lie by node, and on a single machine every rank stands for a node.
         is_alone = cluster.is_local and cluster.num_nodes == 1
@@ -150,12 +153,14 @@ class Agent:
             asyncio.create_task(work())
             for work in (self._beat, self._watch, self._follow_controllers, self._keep_lease)
         ]
+        # Beside them: that it ends, or fails, ends nothing else.
+        gpus = asyncio.create_task(self._watch_gpus())
         try:
             done, _ = await asyncio.wait(always, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in always:
+            for task in (*always, gpus):
                 task.cancel()
             await self._end_all()
             self._lookout.close()
@@ -303,6 +308,14 @@ class Agent:
                         limit_s=found.limit_s,
                     )
                 )
+
+    async def _watch_gpus(self) -> None:
+        """Tell of what the driver says of this machine's GPUs, where they are used."""
+        health = await asyncio.to_thread(open_health) if self._on_accelerator else None
+        while health is not None:
+            for change in await asyncio.to_thread(health.changes):
+                self._report(say.GpuChanged(node=self._node, **dataclasses.asdict(change)))
+            await asyncio.sleep(EVERY_S)
 
     async def _look_closer(self) -> None:
         """Tell what is to be seen of every worker; a late one's log gets it too."""

@@ -33,7 +33,7 @@ from paceline.control.decision import Decision
 from paceline.control.ending import stop_wanted
 from paceline.control.forming import begin, go_on
 from paceline.control.laggards import worker_seen, worker_stuck
-from paceline.control.losing import agent_lost, worker_gone
+from paceline.control.losing import agent_lost, gpu_changed, worker_gone
 from paceline.control.news import worker_said
 from paceline.control.state import (
     Action,
@@ -76,6 +76,8 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             stop_wanted(state, by, decision)
         case Tick():
             tick(state, decision)
+        case say.GpuChanged():
+            gpu_changed(state, event, decision)
         case say.Started() | say.Exited() | say.Said() | say.FaultDone() | say.Stuck() | say.Seen():
             if event.worker in state.workers:
                 _from_agent(state, event, decision)

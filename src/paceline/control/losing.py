@@ -106,6 +106,27 @@ def agent_lost(state: State, event: AgentLost, decision: Decision) -> None:
     go_on(state, decision)
 
 
+def gpu_changed(state: State, event: say.GpuChanged, decision: Decision) -> None:
+    """A sign that a GPU fails is a strike against its node: the ranks there work on, and go to
+    other nodes when they are lost."""
+    now_s, strikes = decision.clock.monotonic_s, 0
+    if event.is_fatal:
+        strikes = policy.sign(state.history, event.node, state.setup.rules, now_s)
+    decision.record(
+        log.GpuHealth(
+            at=decision.clock.unix_s,
+            generation=state.generation,
+            node=event.node,
+            gpu=event.gpu,
+            what=event.what,
+            value=event.value,
+            is_fatal=event.is_fatal,
+        )
+    )
+    if strikes:
+        _note_set_aside(state, event.node, strikes, decision)
+
+
 def handle_loss(
     state: State,
     lost: list[int],
@@ -243,21 +264,25 @@ def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, decision: 
     """What is decided for longer than this generation."""
     at, generation = decision.clock.unix_s, state.generation
     if verdict.strikes:
-        decision.record(
-            log.NodeSetAside(
-                at=at,
-                generation=generation,
-                node=loss.node,
-                strikes=verdict.strikes,
-                window_s=state.setup.strike_window_s,
-                is_only=state.setup.num_nodes == 1,
-            )
-        )
+        _note_set_aside(state, loss.node, verdict.strikes, decision)
     if verdict.rung == "skip":
         step, samples = list(state.history.poison.items())[-1]
         decision.record(
             log.BatchSkipped(at=at, generation=generation, step=step, samples=list(samples))
         )
+
+
+def _note_set_aside(state: State, node: int, strikes: int, decision: Decision) -> None:
+    decision.record(
+        log.NodeSetAside(
+            at=decision.clock.unix_s,
+            generation=state.generation,
+            node=node,
+            strikes=strikes,
+            window_s=state.setup.strike_window_s,
+            is_only=state.setup.num_nodes == 1,
+        )
+    )
 
 
 def _vacate(state: State, number: int, decision: Decision, *, ends: bool) -> None:

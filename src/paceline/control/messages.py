@@ -450,7 +450,17 @@ class Seen(Message, frozen=True, kw_only=True, tag=True):
     """How far it is in each of its process groups, by their ranks; None when it did not answer."""
 
 
-FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen
+class GpuChanged(Message, frozen=True, kw_only=True, tag=True):
+    """The driver says something new of one of the node's GPUs; see `health.py`."""
+
+    node: int
+    gpu: str
+    what: str
+    value: int
+    is_fatal: bool
+
+
+FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen | GpuChanged
 
 # To an agent.
 

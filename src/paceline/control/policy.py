@@ -16,6 +16,7 @@ Shrinking has no rung: it is what filling a slot comes to when nothing is left t
 Leaves out: how a rung is carried out (`losing.py`).
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,6 +49,10 @@ it, or has the lowest rank where all wait for each other, is not shown to be at 
 
 _ACCELERATOR = ("CUDA error", "AcceleratorError", "NCCL error", "cuDNN error", "ECC", "Xid")
 """What torch says of an accelerator that is broken or lost."""
+
+
+SAME_SIGN_S = 60.0
+"""After a strike, within which a sign of the node's GPUs is taken for the same failure. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +227,15 @@ def judge(
         exit_code=exit_code,
         strikes=strikes,
     )
+
+
+def sign(history: History, node: int, rules: Rules, now_s: float) -> int:
+    """How often the node was struck, when a sign that its accelerator fails sets it aside;
+    otherwise 0. It is the strike of a loss with the cause `accelerator`. Signs that come together,
+    such as an Xid and a counter, are one."""
+    if now_s - max(history.strikes.get(node, []), default=-math.inf) < SAME_SIGN_S:
+        return 0
+    return _strike(history, node, rules, now_s)
 
 
 def note(history: History, loss: Loss) -> Cause:

@@ -434,6 +434,7 @@ Happening = (
     | say.FaultDone
     | say.Stuck
     | say.Seen
+    | say.GpuChanged
 )
 
 # What the controller wants done.

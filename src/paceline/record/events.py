@@ -299,6 +299,26 @@ class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
     """Whether the run has no other node."""
 
 
+class GpuHealth(Event, frozen=True, kw_only=True, tag=True):
+    """The driver says something new of a GPU. Where there is no NVML (`pip install paceline[gpu]`)
+    there is no such event."""
+
+    node: int
+    gpu: str
+    """Its UUID."""
+
+    what: str
+    """`xid`, `uncorrected ecc errors`, `row remap pending`, `row remap failed`, `too hot`,
+    `hardware slowdown`, `hardware thermal slowdown`, `software thermal slowdown`, `power brake`."""
+
+    value: int
+    """The number of the Xid, or of the errors since the driver was loaded; else 1 when it begins
+    and 0 when it is over."""
+
+    is_fatal: bool
+    """Whether it counts against the node as a loss with the cause `accelerator` does."""
+
+
 class BatchSkipped(Event, frozen=True, kw_only=True, tag=True):
     """A batch that no process gets through is left out from now on: every rank refuses its step.
     The job asks for this with `recovery.poison: skip`."""
@@ -417,6 +437,7 @@ AnyEvent = (
     | WorldChanged
     | ExactnessChanged
     | NodeSetAside
+    | GpuHealth
     | BatchSkipped
     | Recovered
     | ControllerReplaced

@@ -31,7 +31,7 @@ KERNEL_LINES = re.compile(
 )
 """Lines of the kernel's log that are kept: hardware, and what ends processes."""
 
-_THROTTLES = {
+THROTTLES = {
     0x0000000000000008: "hardware slowdown",
     0x0000000000000020: "software thermal slowdown",
     0x0000000000000040: "hardware thermal slowdown",
@@ -188,7 +188,7 @@ def _gpu_state(
         pages_pending=_is_yes(errors.get("retired_pages.pending", ""))
         or _is_yes(rows.get("remapped_rows.pending", "")),
         rows_failed=_is_yes(rows.get(ROWS_FAILED, "")),
-        throttles=tuple(word for bit, word in _THROTTLES.items() if mask & bit),
+        throttles=tuple(word for bit, word in THROTTLES.items() if mask & bit),
         fabric=_word(fabric.get("fabric.state", "")),
     )
 

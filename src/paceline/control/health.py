@@ -1,0 +1,162 @@
+"""How the GPUs of this machine are, as NVIDIA's driver says: each change is told once.
+
+Leaves out: what a change means for the run (`policy.py`), and machines without NVML or without
+`nvidia-ml-py`, of which nothing is known.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.topology.node.read_state import THROTTLES
+
+EVERY_S = 5.0
+"""Between two looks. A guess: a look takes milliseconds, and a strike is for later losses."""
+
+WAIT_MS = 100
+"""For an event of the driver's, which keeps those that come between two looks."""
+
+MOST_XIDS = 100
+"""Of one look. A guess: the next look has the rest."""
+
+FATAL_XIDS = frozenset({48, 64, 74, 79, 95, 109, 119, 140, *range(144, 151)})
+"""Those after which the GPU or the node has to be reset or drained. Left out: 63, a row that was
+remapped as it should be. `check/preflight/xids.py` has the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something about a GPU that is not as it was at the last look."""
+
+    gpu: str
+    what: str
+    value: int
+    is_fatal: bool = False
+
+
+@dataclass(slots=True)
+class Health:
+    """The GPUs that are watched, and how they were at the last look."""
+
+    nvml: Any
+    handles: dict[str, Any]
+    """By UUID."""
+
+    xids: Any
+    """NVML's set of events."""
+
+    last: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By GPU and figure; what the driver cannot say is missing."""
+
+    def changes(self) -> list[Change]:
+        """What has changed since the last look; takes `WAIT_MS` and some milliseconds. Flags that
+        are set at the first look are changes, counters are not."""
+        found = list(self._new_xids())
+        for gpu, handle in self.handles.items():
+            for what, value in _figures(self.nvml, handle).items():
+                is_counter = what == "uncorrected ecc errors"
+                before = self.last.get((gpu, what), value if is_counter else 0)
+                self.last[gpu, what] = value
+                if value != before:
+                    is_fatal = value > before and what in _FATAL
+                    found.append(Change(gpu, what, value, is_fatal))
+        return found
+
+    def _new_xids(self) -> Iterator[Change]:
+        try:
+            for _ in range(MOST_XIDS):
+                event = self.nvml.nvmlEventSetWait(self.xids, WAIT_MS)
+                number = int(event.eventData)
+                gpu = _ask(self.nvml, self.nvml.nvmlDeviceGetUUID, event.device)
+                yield Change(_text(gpu or "unknown"), "xid", number, number in FATAL_XIDS)
+        except self.nvml.NVMLError:
+            return  # no more of them within the time
+
+
+_FATAL = ("uncorrected ecc errors", "row remap failed")
+
+
+def open_health() -> Health | None:
+    """The GPUs that this process may use, to be watched; None where there is no NVML."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+        names = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
+        chosen = visible(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        health = Health(nvml, {names[at]: every[at] for at in chosen}, nvml.nvmlEventSetCreate())
+    except nvml.NVMLError:
+        return None
+    for handle in health.handles.values():
+        _ask(
+            nvml,
+            nvml.nvmlDeviceRegisterEvents,
+            handle,
+            nvml.nvmlEventTypeXidCriticalError,
+            health.xids,
+        )
+    return health
+
+
+def visible(uuids: Sequence[str], variable: str | None) -> list[int]:
+    """Numbers of the GPUs that `CUDA_VISIBLE_DEVICES` leaves, up to the first that is none.
+
+    Leaves out: slices of a GPU (MIG), and machines with GPUs of several kinds, where CUDA's own
+    order may not be the one of the bus.
+
+    >>> visible(["GPU-aa", "GPU-bb", "GPU-cc"], "2,GPU-a,-1,1")
+    [2, 0]
+    """
+    if variable is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in (each.strip() for each in variable.split(",")):
+        if entry.isdigit():
+            matches = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            matches = [at for at, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found.extend(matches)
+    return found
+
+
+def _figures(nvml: Any, handle: Any) -> dict[str, int]:
+    """What is watched of one GPU; what the driver or the GPU does not have is left out."""
+    found: dict[str, int | None] = {
+        "uncorrected ecc errors": _ask(
+            nvml,
+            nvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.NVML_VOLATILE_ECC,
+        )
+    }
+    rows = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    if rows is not None:
+        found |= {"row remap pending": int(rows[2]), "row remap failed": int(rows[3])}
+    reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    if reasons is not None:
+        found |= {word: int(bool(reasons & bit)) for bit, word in THROTTLES.items()}
+    at = _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    limit = _ask(nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, slowdown)
+    if at is not None and limit is not None:
+        found["too hot"] = int(at >= limit)
+    return {what: int(value) for what, value in found.items() if value is not None}
+
+
+def _ask(nvml: Any, call: Any, *given: Any) -> Any:
+    """What the driver answers; None where it or this GPU cannot say."""
+    try:
+        return call(*given)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,166 @@
+"""What an agent says of its GPUs, from a driver that is played."""
+
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.check.preflight.xids import _ACTS, _failure_of
+from paceline.control.health import FATAL_XIDS, Change, open_health, visible
+
+
+class NVMLError(Exception):
+    """What the driver cannot do."""
+
+
+@dataclass
+class Driver:
+    """As much of `pynvml` as is used, of GPUs that the test changes."""
+
+    gpus: list[SimpleNamespace]
+    xids: list[tuple[int, int]] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
+
+    NVMLError = NVMLError
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    NVML_TEMPERATURE_GPU = 0
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
+    nvmlEventTypeXidCriticalError = 8
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, at):
+        return self.gpus[at]
+
+    def nvmlDeviceGetUUID(self, gpu):
+        if gpu.is_lost:
+            raise NVMLError("GPU is lost")
+        return gpu.uuid
+
+    def nvmlEventSetCreate(self):
+        return "set"
+
+    def nvmlDeviceRegisterEvents(self, gpu, kinds, events):
+        assert (kinds, events) == (8, "set")
+        self.registered.append(gpu.uuid)
+
+    def nvmlEventSetWait(self, events, wait_ms):
+        if not self.xids:
+            raise NVMLError("timeout")
+        at, number = self.xids.pop(0)
+        return SimpleNamespace(device=self.gpus[at], eventData=number)
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu, kind, counter):
+        if gpu.ecc is None:
+            raise NVMLError("not supported")
+        return gpu.ecc
+
+    def nvmlDeviceGetRemappedRows(self, gpu):
+        return (0, 0, *gpu.remap)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
+        return gpu.reasons
+
+    def nvmlDeviceGetTemperature(self, gpu, sensor):
+        return gpu.temperature
+
+    def nvmlDeviceGetTemperatureThreshold(self, gpu, threshold):
+        return 90
+
+
+def gpu(uuid: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        uuid=uuid, ecc=2, remap=(0, 0), reasons=0x4, temperature=60, is_lost=False
+    )
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    played = Driver([gpu("GPU-a"), gpu("GPU-b")])
+    monkeypatch.setitem(sys.modules, "pynvml", played)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return played
+
+
+def test_what_does_not_change_is_not_said(driver):
+    health = open_health()
+    assert driver.registered == ["GPU-a", "GPU-b"]
+    assert health.changes() == []
+    assert health.changes() == []
+
+
+def test_each_change_is_said_once_and_also_that_it_is_over(driver):
+    health = open_health()
+    health.changes()
+    driver.gpus[1].reasons = 0x40 | 0x80
+    driver.gpus[1].temperature = 90
+    assert health.changes() == [
+        Change("GPU-b", "hardware thermal slowdown", 1),
+        Change("GPU-b", "power brake", 1),
+        Change("GPU-b", "too hot", 1),
+    ]
+    driver.gpus[1].reasons = 0x80
+    assert [(each.what, each.value) for each in health.changes()] == [
+        ("hardware thermal slowdown", 0)
+    ]
+
+
+def test_more_uncorrected_errors_and_a_failed_remap_are_fatal_and_a_pending_one_is_not(driver):
+    health = open_health()
+    health.changes()
+    driver.gpus[0].ecc, driver.gpus[0].remap = 3, (1, 1)
+    assert health.changes() == [
+        Change("GPU-a", "uncorrected ecc errors", 3, is_fatal=True),
+        Change("GPU-a", "row remap pending", 1),
+        Change("GPU-a", "row remap failed", 1, is_fatal=True),
+    ]
+    driver.gpus[0].ecc = 0  # a reset
+    assert health.changes() == [Change("GPU-a", "uncorrected ecc errors", 0)]
+
+
+def test_every_xid_is_said_and_a_programs_own_is_not_fatal(driver):
+    health = open_health()
+    driver.xids = [(0, 31), (1, 79)]
+    assert health.changes() == [Change("GPU-a", "xid", 31), Change("GPU-b", "xid", 79, True)]
+    driver.gpus[1].is_lost, driver.xids = True, [(1, 79)]
+    assert health.changes() == [Change("unknown", "xid", 79, is_fatal=True)]
+
+
+def test_what_a_gpu_does_not_count_is_not_watched(driver):
+    driver.gpus[0].ecc = None
+    health = open_health()
+    health.changes()
+    assert ("GPU-a", "uncorrected ecc errors") not in health.last
+    assert ("GPU-b", "uncorrected ecc errors") in health.last
+
+
+def test_only_the_gpus_of_this_run_are_watched(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    open_health()
+    assert driver.registered == ["GPU-b"]
+    assert visible(["GPU-a", "GPU-b"], "") == []
+    assert visible(["GPU-a", "GPU-b"], "GPU-") == []  # of two, which
+
+
+def test_without_nvml_nothing_is_watched(driver, monkeypatch):
+    def fail(self):
+        raise NVMLError("driver not loaded")
+
+    monkeypatch.setattr(Driver, "nvmlInit", fail)
+    assert open_health() is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+    assert open_health() is None
+
+
+def test_fatal_xids_are_those_for_which_the_gpu_or_the_node_is_reset_or_drained():
+    spared = {"xid-63-row-remap-event"}
+    ends = {"reset the GPU", "reboot the node", "drain the node"}
+    named = {number: _failure_of(number, "") for number in range(200)}
+    worst = {n for n, name in named.items() if name and _ACTS[name] in ends and name not in spared}
+    assert worst == FATAL_XIDS
