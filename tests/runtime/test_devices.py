@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paceline.runtime.devices import DEVICES, current_device, device_of, is_accelerator, synchronize
-from paceline.runtime.memory import forget_peak, held_bytes, peak_bytes
+from paceline.runtime.memory import forget_peak, held_bytes, peak_bytes, reserved_bytes
 
 
 class Recording:
@@ -59,3 +59,10 @@ def test_an_accelerator_without_an_allocator_to_ask_holds_nothing_known(module):
     device = torch.device("cuda", 0)
     forget_peak(device)
     assert held_bytes(device) == peak_bytes(device) == 0
+    assert reserved_bytes(device) is None
+
+
+def test_what_an_allocator_keeps_is_told_where_it_counts_that(module):
+    module.max_memory_reserved = lambda device: 4096
+    assert reserved_bytes(torch.device("cuda", 0)) == 4096
+    assert reserved_bytes(torch.device("cpu")) is None

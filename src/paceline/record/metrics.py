@@ -70,6 +70,11 @@ class StepMetrics:
     """Reading the samples, and their way to the accelerator; None where the program's forward part
     has it."""
 
+    reserved_bytes: int | None = None
+    """The most that the accelerator's allocator has held for rank 0, with what it keeps for later
+    tensors: far more than `memory_bytes` is memory in pieces. None on a CPU, and where the device
+    does not count it."""
+
     mfu: float | None = None
     """Share of the ranks' peak that the step's useful FLOPs used, counted as the plan counts them;
     None where the plan knows no peak or no FLOPs."""

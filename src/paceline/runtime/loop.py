@@ -460,6 +460,7 @@ class Loop:
             apply_s=step.times.apply_s,
             mfu=mfu_at(plan.estimate, step.seconds, ranks_now=ranks_now),
             memory_bytes=memory.peak_bytes(place.device),
+            reserved_bytes=memory.reserved_bytes(place.device),
             applied=step.refused is None,
             samples_digest=step.samples_digest,
             state_digest=None,

@@ -27,6 +27,15 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def reserved_bytes(device: torch.device) -> int | None:
+    """The most that the allocator has held of an accelerator, with what it keeps for later tensors;
+    None on a CPU, and where the device does not count it."""
+    has_it = is_accelerator(device) and hasattr(
+        torch.get_device_module(device), "max_memory_reserved"
+    )
+    return _allocator(device, "max_memory_reserved") if has_it else None
+
+
 def forget_peak(device: torch.device) -> None:
     """Let `peak_bytes` count from now on; on a CPU it counts the whole process's life."""
     if is_accelerator(device):
