@@ -135,7 +135,9 @@ def test_a_full_memory_is_told_apart_and_not_held_against_the_node(tmp_path):
 
 
 def test_a_worker_that_exits_quietly_is_no_success(tmp_path):
-    scene = own_scene(tmp_path, fault="import os; step.number == 6 and os._exit(0)")
+    scene = own_scene(
+        tmp_path, fault="import os; step.number == 6 and session.is_first and os._exit(0)"
+    )
     run = scene.run("run", code=CrashLoop.exit_code)
     assert "exited with 0 without a completion record" in run.output
     assert run.finished.restarts == 1
