@@ -39,6 +39,14 @@ def test_communicators_may_be_made_for_as_long_as_all_may_take_to_meet(cluster: 
     assert environment_of_workers(large, "127.0.0.1")[CONNECT_LIMIT] == "388"
 
 
+def test_the_flight_recorder_is_on_unless_the_operator_says_how_large_it_is(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert environment_of_workers(cluster, "127.0.0.1")["TORCH_FR_BUFFER_SIZE"] == "2000"
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "500")
+    assert "TORCH_FR_BUFFER_SIZE" not in environment_of_workers(cluster, "127.0.0.1")
+
+
 def test_what_the_operator_has_set_stays(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")
     monkeypatch.setenv("SECRET", "word")

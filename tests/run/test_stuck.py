@@ -6,6 +6,9 @@ import signal
 import pytest
 from tests.run.scene import Record, Scene, is_alive, wait_until
 
+from paceline.check.diagnose.diagnose import diagnose
+from paceline.check.diagnose.flight import read_dump
+from paceline.cli.log_files import find_logs
 from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
@@ -48,3 +51,11 @@ def test_a_stopped_worker_is_fenced_within_its_limit_and_the_end_has_the_same_bi
     assert record.digest == clean.digest
     assert record.samples == clean.samples
     assert not is_alive(victim.pid)
+    kept = record.folder / "logs" / "flight-rank-0.json"
+    dump = read_dump(kept.read_bytes(), source=kept.name, rank=None)
+    assert (dump.rank, dump.generation) == (0, 1)  # of the rank that waited, in its hang
+    logs = find_logs([str(record.folder)], scene.folder)
+    found = diagnose(logs)
+    assert "waits in collective" in found.facts["dump"]
+    assert not found.has_failed
+    assert not found.unknown

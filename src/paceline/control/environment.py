@@ -50,6 +50,8 @@ def environment_of_workers(
     for name, value in NCCL.items():
         environment.setdefault(name, value)
     environment.setdefault(CONNECT_LIMIT, str(round(meet_limit_s(num_ranks))))
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environment:  # the older name, which gives way to it
+        environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     environment.setdefault("OMP_NUM_THREADS", str(max(1, int(cluster.cores_per_rank or 1))))
     own = environment.setdefault("PACELINE_HOST", address_toward(controller))
     # Gloo would take the interface of the host's name, which may be one that nobody else reaches.

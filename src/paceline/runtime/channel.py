@@ -25,6 +25,7 @@ class Channel:
         """Called in that thread with a generation whose groups are to be left. Must not block."""
 
         self.collectives: Callable[[], dict[str, say.At]] = dict
+        self.after_report: Callable[[], object] = lambda: None
         """How far this worker is in each of its process groups. Asked in that thread."""
 
         self._socket = socket.socket(fileno=fd)
@@ -165,6 +166,7 @@ class Channel:
 
     def _report_collectives(self, generation: int) -> None:
         self.send(say.Collectives(groups=self.collectives()))
+        self.after_report()
 
 
 def _survive(call: Callable[[int], None], generation: int) -> None:

@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -95,6 +96,7 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     )
     channel.on_interrupt, channel.on_abort = groups.interrupt, groups.abort
     channel.collectives = groups.collectives
+    channel.after_report = partial(groups.keep_dump, run.logs)
     member = Member(
         channel=channel, groups=groups, run=run, backend=plan.cluster.backend, progress=progress
     )

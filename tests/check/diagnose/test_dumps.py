@@ -5,6 +5,7 @@ import os
 import pickle
 
 from paceline.check.diagnose.diagnose import Log, diagnose, diagnose_text
+from paceline.check.diagnose.flight import of_newest_generation, read_dump
 from paceline.report.diagnose_text import diagnosis_lines
 
 IN_TORCH = "/opt/lib/python3.10/site-packages/torch/distributed/distributed_c10d.py"
@@ -301,3 +302,12 @@ def test_one_ranks_dump_alone_says_where_it_stands_and_concludes_nothing():
     assert not ended.is_concluded
     assert f"{group}: all ended, the last was collective 1" in ended.unknown[0].text
     assert "unknown" in next(diagnosis_lines(ended))
+
+
+def test_dumps_of_an_earlier_generation_are_not_compared_with_the_newest():
+    old = read_dump(json.dumps({"generation": 1, "entries": [entry(9, "x", [1], "started", 1)]})
+                    .encode(), source="old", rank=1)  # fmt: skip
+    new = read_dump(json.dumps({"generation": 2, "entries": [entry(3, "x", [1], "started", 1)]})
+                    .encode(), source="new", rank=0)  # fmt: skip
+    assert of_newest_generation([old, new]) == [new]
+    assert of_newest_generation([]) == []

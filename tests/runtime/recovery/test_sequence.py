@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.runtime.recovery.sequence import collectives
+from paceline.check.diagnose.flight import last_calls, read_dump
+from paceline.cli.log_files import find_logs
+from paceline.runtime.recovery.sequence import collectives, keep_dump
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +38,18 @@ def test_what_an_earlier_generation_did_in_a_group_of_the_same_name_does_not_cou
     assert collectives(began) == {}
     dist.all_reduce(torch.ones(1))
     assert collectives(began) == {"0": (1, 1)}
+
+
+def test_what_is_kept_of_a_hang_is_what_diagnose_reads(tmp_path: Path) -> None:
+    dist.all_reduce(torch.ones(3))
+    began = time.time_ns()
+    keep_dump(tmp_path, rank=5, generation=2, since_ns=began)
+    assert not list(tmp_path.glob("flight*"))  # nothing of this generation
+    dist.all_reduce(torch.ones(3))
+    keep_dump(tmp_path, rank=5, generation=2, since_ns=began)
+    [log] = [each for each in find_logs([str(tmp_path)], tmp_path) if "flight" in each.name]
+    assert (Path(log.name).name, log.rank) == ("flight-rank-5.json", 5)
+    dump = read_dump(b"".join(log.blocks), source=log.name, rank=None)
+    assert (dump.rank, dump.generation, len(dump.entries)) == (5, 2, 1)
+    assert dump.groups["0"]["ranks"] == "[0]"
+    assert "collective" in last_calls(dump)

@@ -11,6 +11,7 @@ from paceline.check.diagnose.flight import (
     first_difference,
     is_dump,
     last_calls,
+    of_newest_generation,
     read_dump,
 )
 from paceline.check.diagnose.hang import around
@@ -71,7 +72,7 @@ def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:
             blocks = iter([text])
         scan.read(log.name, blocks, rank=log.rank, host=log.host)
     name_ranks(scan.seen)
-    _conclude(scan.seen, dumps, stacks)
+    _conclude(scan.seen, of_newest_generation(dumps), stacks)
     return judge(scan.seen)
 
 
@@ -84,6 +85,11 @@ def _conclude(seen: Seen, dumps: list[Dump], stacks: list[Stack]) -> None:
     """What the readers of dumps, stacks and NCCL's report say."""
     seen.ranks |= {dump.rank for dump in dumps if dump.rank is not None}
     seen.ranks |= {stack.rank for stack in stacks if stack.rank is not None}
+    kept = [dump for dump in dumps if dump.generation]
+    if kept and (seen.has_finished or len(kept) == 1):  # of a hang that was recovered from, or of
+        difference = first_difference(kept)  # one rank: who hung could not answer
+        seen.facts["dump"] = difference.what if difference is not None else last_calls(kept[0])
+        dumps = [dump for dump in dumps if not dump.generation]
     if len(dumps) == 1:
         told = last_calls(dumps[0])
         seen.facts["dump"] = "one rank's flight recorder alone; the other ranks' are needed too"

@@ -24,6 +24,8 @@ class Dump:
     rank: int | None
     entries: Sequence[Mapping[str, Any]]
     groups: Mapping[str, Mapping[str, Any]]
+    generation: int = 0
+    """Of the run, in a dump that Paceline kept; 0 in any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def read_dump(data: bytes, *, source: str, rank: int | None) -> Dump:
     if not any(isinstance(each.get("collective_seq_id"), int) or "p2p_seq_id" in each
                or "record_id" in each for each in entries):  # fmt: skip
         raise ValueError("a flight-recorder dump without a collective in it")
-    groups = content.get("pg_config")
+    groups, generation = content.get("pg_config"), content.get("generation")
     if rank is None and isinstance(content.get("rank"), int):
         rank = content["rank"]
     return Dump(
@@ -82,6 +84,7 @@ def read_dump(data: bytes, *, source: str, rank: int | None) -> Dump:
         rank=rank,
         entries=entries,
         groups=groups if isinstance(groups, dict) else {},
+        generation=generation if isinstance(generation, int) else 0,
     )
 
 
@@ -95,6 +98,12 @@ def first_difference(dumps: Sequence[Dump]) -> Difference | None:
             found.append(difference)
     mismatch = [each for each in found if each.id == "collective-mismatch"]
     return next(iter([*mismatch, *found]), None)
+
+
+def of_newest_generation(dumps: Sequence[Dump]) -> list[Dump]:
+    """Those that can be compared: collectives are counted anew in each generation of a run."""
+    newest = max((dump.generation for dump in dumps), default=0)
+    return [dump for dump in dumps if dump.generation == newest]
 
 
 def last_calls(dump: Dump) -> str:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ from paceline.runtime._torch_private import (
     set_time_limit,
 )
 from paceline.runtime.devices import is_accelerator, synchronize
-from paceline.runtime.recovery.sequence import collectives
+from paceline.runtime.recovery.sequence import collectives, keep_dump
 from paceline.runtime.strategy.data.sums import break_off, take_broken_off
 
 _STORE_TIMEOUT = timedelta(seconds=300)
@@ -93,7 +94,7 @@ class Groups:
         self._interrupted = self._aborted = 0
         self._sockets: _Sockets = {}
         self._before: _Sockets | None = None
-        self._store_port = self._since_ns = 0
+        self._store_port = self._since_ns = self._rank = 0
         self._aborting: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -104,7 +105,7 @@ class Groups:
             Interrupted: Before all had met, the generation was given up.
         """
         self._generation, self._store_port = order.generation, order.port
-        self._since_ns = time.time_ns()
+        self._rank, self._since_ns = order.rank, time.time_ns()
         with self.opening():
             self._store = self._find_store(order)
             if order.rank == 0:  # a watchdog of an earlier generation may have left it (torch 2.13)
@@ -177,6 +178,10 @@ class Groups:
     def collectives(self) -> dict[str, At]:
         """How far this worker is in each group of its generation."""
         return collectives(self._since_ns)
+
+    def keep_dump(self, logs: Path) -> None:
+        """Leave in the run's logs how this worker got there."""
+        keep_dump(logs, rank=self._rank, generation=self._generation, since_ns=self._since_ns)
 
     def interrupt(self, generation: int) -> None:
         """This generation is over: nothing that comes over its groups counts from now on. Whatever

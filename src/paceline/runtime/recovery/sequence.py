@@ -2,6 +2,10 @@
 others wait for (`control/blame.py`).
 """
 
+from pathlib import Path
+
+import msgspec
+
 from paceline.control.messages import At
 from paceline.runtime._torch_private import ranks_by_group, recorded_collectives
 
@@ -25,3 +29,17 @@ def collectives(since_ns: int) -> dict[str, At]:
         has_ended = entry["retired"] or entry["state"] == "completed"
         found[key] = max(called, number), max(ended, number if has_ended else 0)
     return found
+
+
+def keep_dump(logs: Path, *, rank: int, generation: int, since_ns: int) -> None:
+    """Write what the recorder has of this generation into the run's logs, for `paceline diagnose`:
+    `flight-rank-N.json`, in the place of an older one. Nothing where it has nothing."""
+    entries = [one for one in recorded_collectives() if one["time_created_ns"] >= since_ns]
+    if not entries:
+        return
+    groups = {name: {"ranks": str(ranks)} for name, ranks in ranks_by_group().items()}
+    dump = {"rank": rank, "generation": generation, "pg_config": groups, "entries": entries}
+    path = logs / f"flight-rank-{rank}.json"
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(msgspec.json.encode(dump))
+    unfinished.replace(path)
