@@ -47,6 +47,16 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers():
     assert "4 ranks were asked for; 2 GPUs are visible here" in problem.what
 
 
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "mine").touch()
+    for keep, why in (("/proc/none", "no such file or directory"), (".", "directory not empty")):
+        done = run_command("selftest", "--keep", keep, "--json", folder=tmp_path)
+        (problem,) = json.loads(done.stdout)["problems"]
+        assert (done.returncode, problem["code"], problem["where"]) == (2, "R002", "--keep")
+        assert why in problem["what"]
+        assert "Traceback" not in done.stderr
+
+
 def answers(monkeypatch, **by_verb):
     asked = []
 

@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.gpu.kit import LIMITS_S, ROOT, Line
+from tests.gpu.kit import CPU_PATIENCE, LIMITS_S, ROOT, Line, tied
 from tests.gpu.layouts import LAYOUTS, job_of, median_s, real_rank, stage_of
 
 from paceline.launch.prove import Prover
+from paceline.launch.selftest import Check, drilled, job_text
 from paceline.plan import Plan, plan_job
 from paceline.prove.proof import Proof
 from paceline.prove.request import request_of
@@ -27,7 +30,7 @@ BYTES = {"cuda": 20 << 30, "cpu": 8 << 20}
 GUARDED = {"cuda": 7_000_000_000, "cpu": 1_000_000}
 """Device -> parameters that are fingerprinted, in float32 (28 GB on a GPU)."""
 
-CALIBRATE_S = {"cuda": 100, "cpu": 5}
+CALIBRATE_S = {"cuda": 80, "cpu": 5}
 MAKING_LIMIT_S = 5
 
 
@@ -37,7 +40,7 @@ def contract(device: str) -> Line:
     backend = {"PACELINE_CONTRACT": "nccl"} if device == "cuda" else {}
     command = [sys.executable, "-m", "pytest", "-q", "tests/sim/test_contract.py"]
     done = subprocess.run(
-        [*command, "-k", "one_rank", "-p", "no:cacheprovider"],
+        tied([*command, "-k", "one_rank", "-p", "no:cacheprovider"]),
         capture_output=True, text=True, cwd=ROOT, env=os.environ | backend, check=False,
     )  # fmt: skip
     said = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
@@ -47,17 +50,19 @@ def contract(device: str) -> Line:
 def memory(device: str) -> Line:
     """The allocator's peak of ten layouts against `prove`."""
     differing, shares, reserved = [], [], []
-    for name in LAYOUTS:
-        seen, (plan, proof) = _layout(name, device), _proved(name, device)
-        if seen["peak"] is None:
-            continue
+    for name, seen, (plan, proof) in _layouts(device):
         wanted = proof.stages[stage_of(name, plan)].peak_bytes
-        shares.append(seen["peak"] / wanted)
-        reserved.append(seen["reserved"] / seen["peak"])
-        if abs(shares[-1] - 1) > 0.01:
-            differing.append(f"{name} {shares[-1]:.3f} of {wanted / 2**30:.2f} GiB")
+        if "failed" in seen:
+            differing.append(f"{name} failed: {seen['failed']}")
+        elif seen["peak"] is not None:
+            shares.append(seen["peak"] / wanted)
+            reserved.append(seen["reserved"] / seen["peak"])
+            if abs(shares[-1] - 1) > 0.01:
+                differing.append(f"{name} {shares[-1]:.3f} of {wanted / 2**30:.2f} GiB")
     if not shares:
-        found = f"{len(LAYOUTS)} layouts ran; a CPU has no allocator to ask"
+        found = f"{len(LAYOUTS) - len(differing)} layouts ran; a CPU has no allocator to ask"
+        if differing:
+            return _line("memory", "-", f"{found}; {'; '.join(differing)}", ok=False)
         return Line(name="memory", expected="-", found=found, verdict="not run")
     found = (
         f"{len(shares)} layouts, {min(shares):.3f} to {max(shares):.3f} of what is proved; "
@@ -68,15 +73,18 @@ def memory(device: str) -> Line:
 
 def step_time(device: str) -> Line:
     """Compute of the layouts' steps against the planner's; communication is free here."""
-    ratios = {}
-    for name in LAYOUTS:
-        plan, proof = _proved(name, device)
-        if plan.layout.pipeline == 1 and proof.simulated is not None:
+    ratios, failed = {}, []
+    for name, seen, (plan, proof) in _layouts(device):
+        if "failed" in seen:
+            failed.append(f"{name} failed: {seen['failed']}")
+        elif plan.layout.pipeline == 1 and proof.simulated is not None:
             # A stage alone waits for nobody, so pipelines are left out.
-            ratios[name] = _layout(name, device)["seconds"] / proof.simulated.compute_s
+            ratios[name] = seen["seconds"] / proof.simulated.compute_s
     said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     found = f"measured / planned: {said}" if ratios else "the planner has no rates for this device"
     ok = all(0.9 <= ratio <= 1.1 for ratio in ratios.values()) if device == "cuda" else None
+    if failed:
+        return _line("time", "-", f"{found}; {'; '.join(failed)}", ok=False)
     return _line("time", "within 10 % of the planner's compute", found, ok=ok if ratios else None)
 
 
@@ -84,12 +92,13 @@ def calibrate(device: str) -> Line:
     """Products, attention and copies at the rates that the catalog's estimates rest on."""
     command = [sys.executable, "-m", "paceline.runtime.calibrate", "--device", device]
     command += ["--seconds", str(CALIBRATE_S[device])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(tied(command), capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         return _line("calibrate", "it runs", done.stderr.strip()[-300:], ok=False)
     measured = json.loads(done.stdout)
     rates = [
-        2.0 * each["m"] * each["k"] * each["n"] / each["seconds"] for each in measured["products"]
+        2.0 * each["rows"] * each["inner"] * each["columns"] / each["seconds"]
+        for each in measured["products"]
     ]
     copies = [each["num_bytes"] / each["seconds"] for each in measured["memory"]]
     found = f"products up to {max(rates) / 1e12:.1f} TFLOP/s" if rates else "no product"
@@ -151,7 +160,7 @@ def death(device: str) -> Line:
     """How long a killed process keeps its device memory, and whether another can start at once."""
     num_bytes = 2 * BYTES[device]
     command = [sys.executable, "-c", _HOLDER, device, str(num_bytes)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(tied(command), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
     before = _free_bytes(device)
@@ -226,15 +235,51 @@ def stall(device: str) -> Line:
 
 
 def two_ranks(device: str) -> Line:
-    """Two ranks of NCCL on one GPU, where it can."""
-    expected = "needs NCCL 2.30: NCCL_MULTI_RANK_GPU_ENABLE=1"
-    version = torch.cuda.nccl.version() if device == "cuda" else ()
-    if tuple(version) < (2, 30):
-        known = ".".join(str(part) for part in version) or "no NCCL"
-        return Line(name="two-ranks", expected=expected, found=f"{known}", verdict="not run")
+    """Two ranks of NCCL on one GPU, where it can: faults in whole runs, and SHA-256 compared."""
+    if device != "cuda":
+        return Line(name="two-ranks", expected="-", found="a CPU has no NCCL", verdict="not run")
+    version = tuple(torch.cuda.nccl.version())
+    if version < (2, 30):
+        known = ".".join(str(part) for part in version)
+        found = f"NCCL is {known}, which gives two ranks no GPU in common; put 2.30 before torch's"
+        return Line(name="two-ranks", expected="-", found=found, verdict="not run")
     env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
     said = _pair(_SUM, device, "nccl", env=env, limit_s=40)
-    return _line("two-ranks", "one all_reduce ends", "; ".join(said), ok=said == ["3.0", "3.0"])
+    if said != ["3.0", "3.0"]:
+        found = f"no all_reduce: {'; '.join(said)}"
+        return _line("two-ranks", "an all_reduce gives 3.0", found, ok=False)
+    os.environ.update(env)
+    checks = list(drills("tests.gpu.nursery"))
+    found = "; ".join(f"{each.name} {each.status}: {each.found}" for each in checks)
+    ok = all(each.status == "pass" for each in checks)
+    return _line("two-ranks", "the undisturbed SHA-256 after every fault", found, ok=ok)
+
+
+def drills(nursery: str) -> Iterator[Check]:
+    """The faults in runs of two ranks, whose workers come from this nursery."""
+    os.environ["PACELINE_NURSERY"] = nursery
+    for name, (optimizer, steps, faults) in DRILLS.items():
+        with TemporaryDirectory() as folder:
+            job = Path(folder) / "job.yaml"
+            job.write_text(job_text("cpu", nodes=2, per_node=1, steps=steps, optimizer=optimizer))
+            yield drilled(job, Path(folder), faults, name=name, steps=steps)
+
+
+DRILLS = {
+    "kills and a stop": (
+        "adamw",
+        18,
+        (
+            "kill rank=1 step=4 phase=backward",
+            "kill rank=1 step=8 phase=vote",
+            "kill rank=1 step=8 phase=restore",
+            "stop rank=1 step=14",
+        ),
+    ),
+    "Muon's step": ("muon", 9, ("kill rank=1 step=6 phase=apply",)),
+}
+"""Name -> the optimizer, the steps and the faults of one run. The kill while a state is restored
+hits the rank that takes the killed one's place."""
 
 
 _MEET = """
@@ -243,7 +288,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 device, backend, store, rank = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-def meet(name, seconds=30):
+def meet(name, seconds=100):
     dist.init_process_group(backend, init_method=f"file://{store}-{name}", rank=rank,
                             world_size=2, timeout=timedelta(seconds=seconds))
 """
@@ -312,18 +357,21 @@ def gloo_on_gpu(device: str) -> Line:
     """Device tensors over gloo: one of two processes is killed, another one is healed by it."""
     calm = _pair(_HEAL, device, "gloo", roles=("calm", "calm"))
     broken = _pair(_HEAL, device, "gloo", roles=("survives", "dies", "comes"))
+    expected = "the undisturbed SHA-256, the same memory"
+    if failed := [said for said in (*calm, *broken) if said.startswith(_NOTHING)]:
+        return _line("gloo-on-gpu", expected, failed[0], ok=False)
     states = {said.split()[0] for said in (*calm, *broken) if said}
     more = max((int(said.split()[1]) for said in broken if said), default=0)
     found = f"SHA-256 {', '.join(sorted(states))}; device memory after - before: {more} bytes"
     ok = len(states) == 1 and more == 0 and sum(map(bool, broken)) == 2
-    return _line("gloo-on-gpu", "the undisturbed SHA-256, the same memory", found, ok=ok)
+    return _line("gloo-on-gpu", expected, found, ok=ok)
 
 
 def same_bits(device: str) -> Line:
     """A run twice with deterministic kernels, and what those cost a step."""
     words = [] if device == "cuda" else ["--cpu"]
     command = [sys.executable, "-m", "paceline", "selftest", "--ranks", "1", "--json", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(tied(command), capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode not in (0, 1):
         return _line("same-bits", "it runs", done.stderr.strip()[-300:], ok=False)
     checks = json.loads(done.stdout)["checks"]
@@ -405,11 +453,24 @@ def _layout(name: str, device: str, *, deterministic: bool = False) -> dict[str,
     """What `layouts.measure` says, in a process of its own."""
     words = [name, device, _accelerator(device), "on" if deterministic else "off"]
     command = [sys.executable, "-m", "tests.gpu.layouts", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(tied(command), capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+def _layouts(device: str) -> Iterator[tuple[str, dict[str, Any], tuple[Plan, Proof]]]:
+    """Every layout with what was measured, or why it `failed`, and its proof. Proofs need no
+    device: as many are made beside the measurements as there are cores for it."""
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        proofs = {name: pool.submit(_proved, name, device) for name in LAYOUTS}
+        for name in LAYOUTS:
+            try:
+                seen = _layout(name, device)
+            except RuntimeError as error:
+                seen = {"failed": str(error).strip().splitlines()[-1][-200:]}
+            yield name, seen, proofs[name].result()
 
 
 def _proved(name: str, device: str) -> tuple[Plan, Proof]:
@@ -428,9 +489,10 @@ def _child(
     program: str, words: list[str], *, limit_s: float = 60, env: Mapping[str, str] = os.environ
 ) -> str:
     """The last line that a process prints; empty where it did not end."""
+    limit_s *= CPU_PATIENCE if words[0] == "cpu" else 1
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program, *words],
+            tied([sys.executable, "-c", program, *words]),
             capture_output=True, text=True, timeout=limit_s, env={**os.environ, **env}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -447,22 +509,31 @@ def _pair(
     env: Mapping[str, str] | None = None,
     limit_s: float = 50,
 ) -> list[str]:
-    """What the processes print at last: the first is rank 0, all others are rank 1."""
+    """What the processes print at last, or why they print `_NOTHING`; empty where one was to die.
+    The first is rank 0, all others are rank 1."""
+    limit_s *= CPU_PATIENCE if device == "cpu" else 1
     with TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", program, device, backend, f"{folder}/store",
-                 str(min(number, 1)), role],
-                stdout=subprocess.PIPE, text=True, env={**os.environ, **(env or {})},
+                tied([sys.executable, "-c", program, device, backend, f"{folder}/store",
+                      str(min(number, 1)), role]),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, **(env or {})},
             )
             for number, role in enumerate(roles)
         ]  # fmt: skip
         end, said = time.monotonic() + limit_s, []
         for process in processes:
             try:
-                printed, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
+                printed, why = process.communicate(timeout=max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                printed, _ = process.communicate()
-            said.append((printed.strip().splitlines() or [""])[-1])
+                printed, why = process.communicate()[0], f"nothing in {limit_s:.0f} s"
+            nothing = f"{_NOTHING} {(why.strip().splitlines() or ['it ended'])[-1]}"
+            was_killed = process.returncode == -signal.SIGKILL and not why
+            lines = printed.strip().splitlines() or ["" if was_killed else nothing]
+            said.append(lines[-1])
         return said
+
+
+_NOTHING = "no answer:"

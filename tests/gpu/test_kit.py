@@ -1,14 +1,17 @@
 """The GPU kit's own code, on a CPU: what it shows of a GPU, only a GPU can say."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
-from tests.gpu import kit
+from tests.gpu import checks, kit
 from tests.gpu.checks import CHECKS
 from tests.gpu.kit import BEGIN, END, LIMITS_S, PAGE, Line, run_check, table, with_figures
+
+from paceline.control import parent
 
 
 def test_without_a_gpu_the_kit_says_so_in_one_sentence_and_does_not_pass(monkeypatch, capsys):
@@ -47,6 +50,32 @@ def test_a_check_that_dies_or_hangs_is_a_fail_and_the_next_one_begins(monkeypatc
     assert (line.verdict, line.found) == ("fail", said)
 
 
+def test_a_check_that_raises_is_a_fail_with_the_reason(monkeypatch, capsys):
+    def broken(device):
+        raise RuntimeError("no |memory| left")
+
+    monkeypatch.setitem(CHECKS, "death", broken)
+    monkeypatch.setattr(kit.os, "_exit", lambda code: None)
+    monkeypatch.setattr(parent, "die_with_parent", lambda pid: None)
+    kit._one("death", "cpu", 1)
+    line = Line(**json.loads(capsys.readouterr().out))
+    assert (line.verdict, line.found) == ("fail", "RuntimeError: no /memory/ left")
+
+
+def test_what_a_check_started_ends_when_the_check_is_killed():
+    child = "import time; print('alive', flush=True); time.sleep(60); print('still alive')"
+    program = (
+        "import subprocess, sys; from tests.gpu.kit import tied; "
+        "subprocess.run(tied([sys.executable, '-c', sys.argv[1]]))"
+    )
+    command = [sys.executable, "-c", program, child]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=kit.ROOT) as check:
+        assert check.stdout is not None
+        assert check.stdout.readline() == "alive\n"
+        check.kill()
+        assert check.stdout.read() == ""  # at its end nobody holds the pipe any more
+
+
 def test_the_table_replaces_the_pages_figures_and_nothing_else():
     lines = [Line(name="death", expected="-", found="0.1 s", verdict="measured", seconds=1.5)]
     page = PAGE.read_text()
@@ -72,12 +101,25 @@ def test_a_check_runs_on_a_cpu_and_holds(name):
 
 def test_two_ranks_on_one_gpu_are_not_run_without_nccl():
     line = CHECKS["two-ranks"]("cpu")
-    assert (line.verdict, line.found) == ("not run", "no NCCL")
+    assert (line.verdict, line.found) == ("not run", "a CPU has no NCCL")
 
 
 @pytest.mark.slow
-def test_one_rank_of_a_layout_takes_real_steps_under_a_fake_group():
-    words = ["pipeline 4, last", "cpu", "cpu", "off"]
+@pytest.mark.parametrize("nursery", ["paceline.runtime.nursery", "tests.sim.nursery"])
+def test_the_drills_of_two_ranks_hold_over_gloo_and_over_the_double(monkeypatch, nursery):
+    if nursery == "tests.sim.nursery":  # every kernel of it takes 0.4 ms
+        few = ("kill rank=1 step=3 phase=backward", "kill rank=1 step=3 phase=restore")
+        monkeypatch.setattr(checks, "DRILLS", {"kills": ("adamw", 5, few)})
+    monkeypatch.setenv("PACELINE_NURSERY", nursery)
+    paths = (str(kit.ROOT), str(kit.ROOT / "src"), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    assert [each.found for each in checks.drills(nursery) if each.status == "fail"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pipeline 4, last", "tensor 8 + FSDP2", "experts 8"])
+def test_one_rank_of_a_layout_takes_real_steps_under_a_fake_group(name):
+    words = [name, "cpu", "cpu", "off"]
     command = [sys.executable, "-m", "tests.gpu.layouts", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=kit.ROOT, check=False)
     assert done.returncode == 0, done.stderr

@@ -7,8 +7,8 @@ their JSON is read. Leaves out other machines, and whatever needs a large model.
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,7 +94,7 @@ def run_selftest(
         on_note: Told what is being waited for.
     """
     job = folder / "job.yaml"
-    job.write_text(_job(accelerator, ranks), encoding="utf-8")
+    job.write_text(job_text(accelerator, per_node=ranks), encoding="utf-8")
     on_gpus = accelerator != "cpu"
     on_note("looking at this machine, and multiplying matrices on each device")
     checks = [_preflight(job, folder)]
@@ -110,13 +110,23 @@ def run_selftest(
     )
 
 
-def _job(accelerator: str, ranks: int) -> str:
+def job_text(
+    accelerator: str,
+    *,
+    per_node: int,
+    nodes: int = 1,
+    steps: int = _STEPS,
+    optimizer: str = "adamw",
+) -> str:
+    """The tiny job."""
     return f"""\
 name: selftest
 model: {{decoder: {{layers: 2, hidden: 64, heads: 4}}}}
 data: {{corpus: python-stdlib, seq_len: 64}}
-train: {{global_batch: {2 * ranks}, steps: {_STEPS}, precision: fp32, deterministic: true}}
-cluster: {{accelerator: {accelerator}, nodes: 1, per_node: {ranks}}}
+train:
+  {{global_batch: {2 * nodes * per_node}, steps: {steps}, optimizer: {optimizer}, precision: fp32,
+  deterministic: true}}
+cluster: {{accelerator: {accelerator}, nodes: {nodes}, per_node: {per_node}}}
 """
 
 
@@ -134,16 +144,30 @@ def _preflight(job: Path, folder: Path) -> Check:
 
 def _kill_one(job: Path, folder: Path) -> Check:
     """SIGKILL in the backward pass; the state must end as an undisturbed run's does."""
-    name = "kill a rank"
-    fault = f"kill rank=1 step={_KILLED_STEP} phase=backward"
+    faults = (f"kill rank=1 step={_KILLED_STEP} phase=backward",)
+    found = drilled(job, folder, faults, name="kill a rank", steps=_STEPS)
+    if found.status == "fail":
+        return found
+    return replace(found, found=f"rank 1 killed in step {_KILLED_STEP}, {found.found}")
+
+
+def drilled(job: Path, folder: Path, faults: Sequence[str], *, name: str, steps: int) -> Check:
+    """What `paceline drill` says of these faults in one run.
+
+    Args:
+        job: Its file.
+        folder: For the runs.
+        faults: As `--fault` takes them.
+        name: Of the check that comes back.
+        steps: Of the run.
+    """
+    asked = [word for fault in faults for word in ("--fault", fault)]
     code, answer, why = _command(
-        *("drill", str(job), "--fault", fault, "--steps", str(_STEPS)),
-        *("--runs", str(folder / "runs")),
+        "drill", str(job), *asked, "--steps", str(steps), "--runs", str(folder / "runs")
     )
     if "problems" in answer or not answer:
         return Check(name=name, status="fail", found=_first(answer, why))
-    said = _drill_words(answer)
-    return Check(name=name, status="fail" if code else "pass", found=said)
+    return Check(name=name, status="fail" if code else "pass", found=_drill_words(answer))
 
 
 def _run_twice(job: Path, folder: Path) -> Check:
@@ -183,7 +207,7 @@ def _drill_words(answer: dict[str, Any]) -> str:
         return f"{'; '.join(failing)}; see {answer['run']} (with --keep)"
     held = ", ".join(each["name"] for each in answer["checks"])
     lost = answer["steps_lost"]
-    return f"rank 1 killed in step {_KILLED_STEP}, {lost} finished steps lost; held: {held}"
+    return f"{lost} finished steps lost; held: {held}"
 
 
 def _first(answer: dict[str, Any], why: str) -> str:
