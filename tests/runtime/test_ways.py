@@ -3,7 +3,9 @@
 import pytest
 import torch
 from tests.runtime.tensor_models import FAMILIES, tiny
+from tests.runtime.tiny import build, fake_rank, layout_of
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PlanError
 from paceline.runtime.strategy.ways.generic import generic_ways
@@ -63,6 +65,16 @@ def test_what_a_model_carries_is_used_first():
     model = Model()
     model.paceline_ways = PLAIN
     assert ways_of(model) is PLAIN
+
+
+def test_a_survivor_finds_the_ways_of_its_model_inside_ddp():
+    model = Model()
+    model.paceline_ways = PLAIN
+    layout = layout_of(2, "none")
+    with fake_rank(layout, 0):
+        live, _ = build(layout)
+        assert ways_of(live) is OWN
+        assert ways_of(DistributedDataParallel(model)) is PLAIN
 
 
 def test_nothing_is_known_of_a_model_of_ones_own():

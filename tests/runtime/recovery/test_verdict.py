@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.runtime.recovery.verdict import Verdict, differing, farther, judge
+from paceline.runtime.recovery.verdict import Verdict, differing, farther, held_by_all, judge
 
 PAIR, THREE, PAIRS = ((0, 1),), ((0, 1, 2),), ((0, 2), (1, 3))
 
@@ -72,6 +72,22 @@ def test_tensors_are_those_that_differ_from_the_replica_that_is_right():
     alone = judge(((0,), (1,)), [5, 6], [False, True])
     assert alone is not None
     assert differing(alone, [clean, clean], [(), ("a",)]) == {1: ("a",)}
+
+
+def test_only_what_replicas_hold_alike_is_copied_or_compared():
+    one, other = {"a": 1, "b": 2}, {"a": 9, "c": 2}
+    pair = judge(PAIR, [5, 6], still(2))
+    assert pair is not None
+    tensors = differing(pair, [one, other], [()] * 2)
+    assert tensors == {0: ("a", "c", "b"), 1: ("a", "c", "b")}
+    assert held_by_all(pair, [one, other], tensors) == {0: ("a",), 1: ("a",)}
+    odd = judge(THREE, [5, 6, 5], still(3))
+    assert odd is not None
+    tensors = differing(odd, [one, other, one], [()] * 3)
+    assert held_by_all(odd, [one, other, one], tensors) == {1: ("a",)}
+    alone = judge(((0,), (1,)), [5, 6], [False, True])
+    assert alone is not None
+    assert held_by_all(alone, [one, other], {1: ("c",)}) == {1: ("c",)}
 
 
 def test_the_replay_accuses_the_rank_that_is_farther_from_it():

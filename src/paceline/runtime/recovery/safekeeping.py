@@ -26,7 +26,7 @@ from paceline.runtime.recovery.mend import Suspects, copy_from_replicas
 from paceline.runtime.recovery.peer import Peers
 from paceline.runtime.recovery.recall import recall
 from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
-from paceline.runtime.recovery.verdict import Verdict, differing
+from paceline.runtime.recovery.verdict import Verdict, differing, held_by_all
 
 if TYPE_CHECKING:
     from paceline.runtime.session import Session
@@ -200,10 +200,12 @@ class Safekeeping:
         step, session = self._state_step, self._session
         evidence = gather(self.guard.evidence(), None)
         moved = [changed for _, changed in evidence]
-        tensors = differing(verdict, [each for each, _ in evidence], moved)
+        by_name = [each for each, _ in evidence]
+        tensors = differing(verdict, by_name, moved)
+        shared = held_by_all(verdict, by_name, tensors)
         is_unused = self._is_unused(step, verdict, moved)
         if verdict.undecided:
-            suspects = Suspects(step, verdict, tensors, self.state)
+            suspects = Suspects(step, verdict, shared, self.state)
             session.settle()
             self._suspects = suspects
         how: Literal["moved", "majority"] = (
@@ -219,7 +221,7 @@ class Safekeeping:
             goes_on_after=0,
         )
         healed: say.Healed = "replica"
-        is_copied = verdict.can_copy and is_unused
+        is_copied = verdict.can_copy and is_unused and shared == tensors
         # Until it is right again, what a rank replaces is the state of no step.
         session.held.is_torn |= not is_copied or session.place.rank in verdict.odd
         if is_copied:

@@ -100,6 +100,25 @@ def differing(
     return found
 
 
+def held_by_all(
+    verdict: Verdict, by_name: Sequence[Mapping[str, int]], tensors: Mapping[int, Sequence[str]]
+) -> dict[int, tuple[str, ...]]:
+    """Those of the tensors that a wrong rank's source has too, or all suspects of a group have: no
+    other can be copied or compared.
+
+    Args:
+        verdict: Of the same comparison.
+        by_name: Each rank's fingerprint of every tensor.
+        tensors: As `differing` gives them.
+    """
+    peers = {rank: (rank, source) for rank, source in verdict.source_of.items()}
+    peers |= {rank: group for group in verdict.undecided for rank in group}
+    return {
+        rank: tuple(n for n in names if all(n in by_name[r] for r in peers.get(rank, (rank,))))
+        for rank, names in tensors.items()
+    }
+
+
 def farther(distances: Mapping[int, float], noise: float = 0.0) -> tuple[int, ...]:
     """The ranks that are wrong, from how far each suspect's numbers were from the recomputed ones.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime.strategy.ways.ways import Way, Ways
 
@@ -296,7 +297,12 @@ def ways_of(model: nn.Module) -> Ways | None:
     """How a model may be split: what it carries as `paceline_ways`, else what is known of its kind.
 
     None when nothing is known; `generic_ways` may find something.
+
+    Args:
+        model: As its factory made it, or inside DDP, which hides what it carries.
     """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
     own = getattr(model, "paceline_ways", None)
     if isinstance(own, Ways):
         return own
