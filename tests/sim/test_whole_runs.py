@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.run.scene import Record, Scene, assert_same_end
+from tests.run.test_own_code import own_scene
 
 from paceline.record import events as log
 
@@ -73,6 +74,22 @@ def test_an_optimizer_that_counts_on_the_host_is_healed_from_a_replica(scene, do
     clean = undisturbed(scene, optimizer, *asked)
     double(LATE=HELD_BACK)
     killed = scene.run(f"{optimizer}-killed", *asked, *hit("kill rank=1 step=4 phase=backward"))
+    assert_same_end(killed, clean)
+    assert sources(killed) == ["replica"]
+
+
+@pytest.mark.slow
+def test_a_program_with_torchs_adamw_is_healed_from_a_replica(double, tmp_path):
+    scene = own_scene(tmp_path)
+    program = scene.folder / "mine.py"
+    text = program.read_text().replace("points[ids]", "points[ids].to(session.place.device)")
+    program.write_text(text.replace("nn.Dropout(0.5), ", ""))
+    scene.job["train"]["steps"] = 6
+    scene.job["checkpoint"]["every"] = 100
+    scene.write_job()
+    clean = scene.run("clean")
+    double(LATE=HELD_BACK)
+    killed = scene.run("killed", *hit("kill rank=1 step=4 phase=backward"))
     assert_same_end(killed, clean)
     assert sources(killed) == ["replica"]
 

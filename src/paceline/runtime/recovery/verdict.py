@@ -111,7 +111,9 @@ def held_by_all(
         by_name: Each rank's fingerprint of every tensor.
         tensors: As `differing` gives them.
     """
-    peers = {rank: (rank, source) for rank, source in verdict.source_of.items()}
+    peers: dict[int, tuple[int, ...]] = {
+        rank: (rank, source) for rank, source in verdict.source_of.items()
+    }
     peers |= {rank: group for group in verdict.undecided for rank in group}
     return {
         rank: tuple(n for n in names if all(n in by_name[r] for r in peers.get(rank, (rank,))))
