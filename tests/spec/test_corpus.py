@@ -1,7 +1,7 @@
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import JobError
@@ -63,6 +63,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
     assert corpus(tmp_path, "'a[1].txt'").train == (tmp_path / "a[1].txt",)
 
 
+@settings(deadline=None)
 @given(share=st.floats(0.01, 0.9), num_files=st.integers(2, 30))
 def test_both_sides_have_a_file_and_no_file_is_on_both(tmp_path_factory, share, num_files):
     folder = tmp_path_factory.mktemp("many")

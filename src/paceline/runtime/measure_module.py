@@ -264,12 +264,21 @@ def _reason(error: Exception) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
 
 
+def _on_meta(factory: Callable[[], Any]) -> nn.Module:
+    """The factory's model without numbers. One that looks at its numbers is built with them first,
+    which takes the memory of the whole model for a moment."""
+    try:
+        with torch.device("meta"):
+            return build_factory(factory)
+    except Exception:  # noqa: BLE001 - whatever a person's code raises that has no values
+        return build_factory(factory).to("meta")
+
+
 def main() -> None:
     """Entry point of the helper."""
     folder, name, *rest = sys.argv[1:]
     factory = import_named(Path(folder), name)
-    with torch.device("meta"):
-        model = build_factory(factory)
+    model = _on_meta(factory)
     facts = measure(model, int(rest[0]) if rest else 256)
     facts = replace(facts, whole_because=why_whole(lambda: build_factory(factory)))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(facts) + b"\n")

@@ -404,9 +404,9 @@ class RecoverySpec:
     the run shrinks."""
 
     spares: Annotated[Whole, Field(le=1024)] | Auto = "auto"
-    """Warm spares: processes that have imported everything and built the model, and wait to take a
-    lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of one more
-    rank before training."""
+    """Warm spares: processes that have imported everything, hold no numbers of the model, and wait
+    to take a lost rank's place. `auto` is one, or none on a single rank. Each takes the memory of
+    one more process that has imported torch."""
 
     grace: Wait = 60.0
     """How long workers may take to reach a step boundary and save when asked to stop."""
@@ -442,7 +442,7 @@ class RecoverySpec:
     the kernel says that it is stopped. Beyond, what counts is how long the same phase took before:
     see `docs/concepts/detection.md`."""
 
-    collective_timeout: Wait = 600.0
+    collective_timeout: Annotated[Wait, Field(ge=10)] = 600.0
     """How long one operation between accelerators may take before NCCL gives it up; its default. A
     hang is found long before, as `patience` has it. What ranks agree on over gloo, such as a
     restore, has two hours."""
