@@ -58,6 +58,18 @@ def test_an_interruption_is_answered_after_its_flag_is_set(line: Line) -> None:
     assert line.channel.is_interrupted
 
 
+def test_over_gloo_a_worker_leaves_its_groups_when_it_is_interrupted(line: Line) -> None:
+    aborted: list[int] = []
+    line.channel.leaves_at_once = True
+    line.channel.on_abort = aborted.append
+    waiting = line.waits_for_abort()
+    line.order(say.Interrupt(generation=3))
+    assert line.next_word() == say.Heard(generation=3)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert aborted == [3]
+
+
 def test_a_worker_stays_in_its_groups_until_all_ranks_have_heard(line: Line) -> None:
     aborted = threading.Event()
     line.channel.on_abort = lambda generation: aborted.set()

@@ -5,6 +5,11 @@ told to leave post their steps to their neighbours without data (NVIDIA/nccl 2.3
 `src/device/prims_simple.h`, `prims_ll.h`). So `Interrupt` only sets a flag, which each rank checks
 before it acts on anything that came over a group. `Abort` follows when every rank that lives has
 answered; one that does not answer in time is ended first. One more round trip, in failures alone.
+
+Over gloo an abort raises at the other ranks and completes nothing, so a worker there leaves at the
+first word (`Channel.leaves_at_once`). With the second one recovery took 35 ms longer on 4 ranks of
+2 cores, and ranks that went on into another message took seconds to come free (measured:
+`benchmarks/recovery.py`).
 """
 
 from paceline.control import messages as say

@@ -28,6 +28,10 @@ class Channel:
         self.after_report: Callable[[], object] = lambda: None
         """How far this worker is in each of its process groups. Asked in that thread."""
 
+        self.leaves_at_once = False
+        """Whether an interruption is the abort as well. Over gloo a rank's abort raises at the
+        others and completes nothing, so nobody has to wait until all have answered."""
+
         self._socket = socket.socket(fileno=fd)
         self._joins: list[say.Join] = []
         self._fires: list[str] = []
@@ -141,6 +145,8 @@ class Channel:
                 case say.Interrupt(generation=generation):
                     self._interrupted = max(self._interrupted, generation)
                     _survive(self.on_interrupt, generation)
+                    if self.leaves_at_once:
+                        self._aborted = max(self._aborted, generation)
                 case say.Abort(generation=generation):
                     self._interrupted = max(self._interrupted, generation)
                     self._aborted = max(self._aborted, generation)
@@ -157,10 +163,12 @@ class Channel:
                 case _:
                     assert_never(message)
             self._news.notify_all()
+        if isinstance(message, say.Abort) or (
+            isinstance(message, say.Interrupt) and self.leaves_at_once
+        ):
+            _survive(self.on_abort, message.generation)
         if isinstance(message, say.Interrupt):
             self.send(say.Heard(generation=message.generation))
-        elif isinstance(message, say.Abort):
-            _survive(self.on_abort, message.generation)
         elif isinstance(message, say.ReportCollectives):
             _survive(self._report_collectives, self.generation)
 

@@ -95,6 +95,7 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
         limit_s=job.spec.recovery.collective_timeout,
     )
     channel.on_interrupt, channel.on_abort = groups.interrupt, groups.abort
+    channel.leaves_at_once = DEVICES[plan.cluster.backend].transports == "gloo"
     channel.collectives = groups.collectives
     channel.after_report = partial(groups.keep_dump, run.logs)
     member = Member(
