@@ -491,7 +491,7 @@ class Agent:
 
 
 _WAITS_AFTER = (say.Parked, say.Completed, say.PeerLost, say.Crashed)
-"""Messages after which a worker has nothing to do until it is told."""
+"""Messages after which a worker waits for an order."""
 
 
 def _is_passing(message: say.FromAgent) -> bool:

@@ -1,4 +1,4 @@
-"""How the GPUs of this machine are, as NVIDIA's driver says: each change is told once.
+"""The health of this machine's GPUs, from NVIDIA's driver: each change is reported once.
 
 Leaves out: what a change means for the run (`policy.py`), and machines without NVML or without
 `nvidia-ml-py`, of which nothing is known.
@@ -18,7 +18,7 @@ WAIT_MS = 100
 """For an event of the driver's, which keeps those that come between two looks."""
 
 MOST_XIDS = 100
-"""Of one look. A guess: the next look has the rest."""
+"""Xids read in one look. A guess: the next look reads the rest."""
 
 FATAL_XIDS = frozenset({48, 64, 74, 79, 95, 109, 119, 140, *range(144, 151)})
 """Those after which the GPU or the node has to be reset or drained. Left out: 63, a row that was

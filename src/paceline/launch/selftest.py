@@ -18,7 +18,7 @@ from paceline.record.run import open_run
 from paceline.topology.machine import Machine
 
 MOST_GPUS = 8
-"""Of one machine. More are several machines, which `paceline preflight` and `drill` are for."""
+"""GPUs tested on one machine. `paceline preflight` and `drill` are for several machines."""
 
 _LIMIT_S = 600.0
 """Of each command. A guess: a drill of this job takes 10 s on two CPU cores, and CUDA starts in

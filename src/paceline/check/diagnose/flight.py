@@ -25,7 +25,7 @@ class Dump:
     entries: Sequence[Mapping[str, Any]]
     groups: Mapping[str, Mapping[str, Any]]
     generation: int = 0
-    """Of the run, in a dump that Paceline kept; 0 in any other."""
+    """The run's generation, in a dump that Paceline kept; 0 in any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
