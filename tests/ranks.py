@@ -39,7 +39,7 @@ _CONTEXT.set_forkserver_preload(
 
 
 def run_ranks(
-    function: Callable[..., Any], world: int, *args: Any, limit_s: float = 60.0
+    function: Callable[..., Any], world: int, *args: Any, limit_s: float = 180.0
 ) -> list[Any]:
     """`function(rank, world, *args)` on each of `world` ranks; their results, by rank.
 

@@ -161,11 +161,10 @@ def test_written_arguments_and_returns_alias_read_an_operators_schema():
 
 def test_forget_tensors_leaves_no_weak_reference():
     mode = private.FakeTensorMode()
-    with mode:
-        weight = nn.Parameter(torch.empty(3))
-        assert weakref.getweakrefcount(weight)
-        private.forget_tensors(mode)
-        assert not weakref.getweakrefcount(weight)
+    fake = mode.from_tensor(torch.empty(3))
+    assert weakref.getweakrefcount(fake)
+    private.forget_tensors(mode)
+    assert not weakref.getweakrefcount(fake)
 
 
 def test_is_view_knows_views_and_not_what_unsafe_view_gives():
