@@ -1,5 +1,5 @@
-"""Makes `tests.ranks` importable from every test, lets commands keep their compiled modules, and
-starts the longest files first."""
+"""Makes `tests.ranks` importable from every test, lets commands keep their compiled modules, gives
+ranks one thread each, and starts the longest files first."""
 
 import os
 import sys
@@ -11,8 +11,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 # A test of ranks starts five processes or more: where this is set each would compile our modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Four files are tested at a time: ranks with several threads each would wait for one another's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 LONGEST_FIRST = (
+    *("runtime/test_initial.py", "runtime/test_layouts.py"),
     *("run/test_own_code.py", "drill/test_fault_matrix.py", "run/test_resume.py"),
     *("prove/test_against_real_runs.py", "run/test_foreign_programs.py"),
     *("drill/test_fault_matrix_wide.py", "run/test_sharded_recovery.py", "run/test_recovery.py"),

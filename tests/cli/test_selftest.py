@@ -103,7 +103,7 @@ def test_a_command_that_gives_no_answer_is_a_fail(monkeypatch, tmp_path):
 
 
 def test_two_ranks_on_cpus_lose_one_and_end_with_the_same_state(tmp_path):
-    done = run_command("selftest", "--cpu", "--json", folder=tmp_path, timeout=300)
+    done = run_command("selftest", "--cpu", "--json", folder=tmp_path, timeout=500)
     found = json.loads(done.stdout)
     assert done.returncode == 0, found
     assert found["passed"]
@@ -115,7 +115,7 @@ def test_two_ranks_on_cpus_lose_one_and_end_with_the_same_state(tmp_path):
 def test_one_rank_runs_twice_and_says_that_recovery_was_not_shown(tmp_path):
     kept = tmp_path / "kept"
     done = run_command(
-        "selftest", "--cpu", "--ranks", "1", "--keep", str(kept), folder=tmp_path, timeout=300
+        "selftest", "--cpu", "--ranks", "1", "--keep", str(kept), folder=tmp_path, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same bits twice: SHA-256" in done.stdout

@@ -126,6 +126,7 @@ data: {{corpus: python-stdlib, seq_len: 64}}
 train:
   {{global_batch: {2 * nodes * per_node}, steps: {steps}, optimizer: {optimizer}, precision: fp32,
   deterministic: true}}
+evaluate: {{every: {steps}, samples: {2 * nodes * per_node}}}
 cluster: {{accelerator: {accelerator}, nodes: {nodes}, per_node: {per_node}}}
 """
 
