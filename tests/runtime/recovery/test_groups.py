@@ -149,6 +149,24 @@ def test_an_abort_that_blocks_or_raises_holds_up_no_other_and_no_later_order(
     assert "did not abort: unhandled cuda error" in capfd.readouterr().err
 
 
+def test_a_communicator_that_is_made_during_an_abort_is_aborted_as_well(
+    joined: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [Part()]
+    monkeypatch.setattr(module, "_abortable", lambda: list(parts))
+
+    def open_two() -> None:
+        with joined.opening():
+            joined.abort(1)
+            assert parts[0].begun.wait(30)
+            parts.append(Part())  # a mesh has several groups: this one is made now
+
+    with pytest.raises(Interrupted):
+        open_two()
+    joined.leave()
+    assert parts[1].begun.is_set()
+
+
 def test_a_worker_whose_groups_cannot_be_aborted_ends_itself(
     joined: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,25 +245,27 @@ class Groups:
         self._store = None
 
     def _abort(self) -> None:
-        """A thread for each group, so that none waits for another's; gloo has sockets only."""
-        threads = [
-            threading.Thread(target=_abort_one, args=[backend], daemon=True)
-            for backend in _abortable()
-        ]
-        for thread in threads:
-            thread.start()
+        """A thread for each group, so that none waits for another's; gloo has sockets only. What is
+        being opened meanwhile is aborted as well."""
+        threads: dict[Backend, threading.Thread] = {}
         while True:
             with self._lock:
                 sockets, is_opening = self._sockets | self._opened(), self._before is not None
+            for backend in _abortable():
+                if backend not in threads:
+                    threads[backend] = threading.Thread(
+                        target=_abort_one, args=[backend], daemon=True
+                    )
+                    threads[backend].start()
             _shut_down(sockets)
             break_off(Interrupted("this generation is over"))
             if not is_opening:
                 break
             time.sleep(_LOOK_S)
         deadline = time.monotonic() + _ABORT_S
-        for thread in threads:
+        for thread in threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in threads):
+        if any(thread.is_alive() for thread in threads.values()):
             print(f"aborting the process groups took over {_ABORT_S:.0f} s", file=sys.stderr)
             sys.stderr.flush()
             os._exit(1)
