@@ -1,5 +1,6 @@
 """Models built without their numbers, and each rank's part drawn into the split model."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,31 @@ def test_a_factory_that_cannot_be_recorded_is_built_whole_and_says_why(alone, ma
     assert why in blueprint.why_whole
     assert same(filled(blueprint), expected)
     KEPT.clear()
+
+
+def draws_elsewhere() -> nn.Module:
+    model = nn.Linear(4, 2)
+    model.scale = random.random()
+    model.weight.data.copy_(torch.from_numpy(np.random.rand(2, 4)))
+    return model
+
+
+@pytest.mark.parametrize("looks_first", [False, True])
+def test_numpys_and_pythons_draws_in_a_factory_are_those_of_the_seed(alone, looks_first):
+    def make_model() -> nn.Module:
+        model = draws_elsewhere()
+        if looks_first:  # then it is built whole
+            float(nn.Linear(1, 1).weight.sum())
+        return model
+
+    np.random.seed(1)  # each rank has its own history
+    random.seed(1)
+    first = Blueprint(make_model, SEED)
+    assert (first.why_whole is not None) == looks_first
+    models = [filled(first), filled(Blueprint(make_model, SEED))]
+    assert models[0].scale == models[1].scale
+    assert same(*models)
+    assert models[0].weight.std() > 0
 
 
 def test_why_whole_names_what_a_plan_has_to_know():

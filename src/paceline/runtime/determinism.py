@@ -1,7 +1,9 @@
-"""Whether the same step gives the same bits again: torch's deterministic kernels, on or off."""
+"""Whether the same step gives the same bits again: seeds, and torch's deterministic kernels."""
 
 import os
+import random
 
+import numpy as np
 import torch
 
 CUBLAS = ":4096:8"
@@ -20,3 +22,10 @@ def set_deterministic(wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators that a model's factory may draw from: torch's, numpy's and Python's."""
+    torch.manual_seed(seed % 2**63)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -209,10 +209,11 @@ class Session:
         """The model, split as planned, with the same initial weights on every rank.
 
         Args:
-            make_model: Builds the whole model on the CPU. Called with torch's generator seeded
-                from `train.seed`, and without memory for parameters: each rank then draws its own
-                part, the same numbers in every layout. A factory that looks at its parameters'
-                numbers is called again as it is, and the whole model is in memory meanwhile.
+            make_model: Builds the whole model on the CPU. Called with torch's, numpy's and Python's
+                generators seeded from `train.seed`, and without memory for parameters: each rank
+                then draws its own part, the same numbers in every layout. A factory that looks at
+                its parameters' numbers is called again as it is, and the whole model is in memory
+                meanwhile.
                 Where ranks have the state from before a failure, nothing is drawn.
             ways: How a model of your own may be split over tensor and pipeline ranks. Known ones
                 need none, nor do layouts over data ranks alone.

@@ -6,18 +6,17 @@ whole model is in memory until its parts are where they belong: `why_whole` says
 """
 
 import copy
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.runtime._torch_private import buffers_of, parameters_of, tree_leaves, tree_map_only
+from paceline.runtime.determinism import seed_everything
 from paceline.runtime.initial.program import Program, Target, View
 from paceline.runtime.initial.record import Recorder, Undeferrable, is_deferred, recording
 
@@ -56,7 +55,7 @@ class _Built:
 
 
 class Blueprint:
-    """What a factory builds, but for its numbers. Torch's generator is seeded for it."""
+    """What a factory builds, but for its numbers. Every generator is seeded for it."""
 
     def __init__(self, make_model: MakeModel, seed: int) -> None:
         self._make_model = make_model
@@ -129,14 +128,9 @@ def why_whole(make_model: MakeModel) -> str | None:
 
 def _build(make_model: MakeModel, seed: int) -> _Built:
     """A factory's model without its numbers, where that can be; else with them."""
-    torch.manual_seed(seed % 2**63)
-    others = random.getstate(), np.random.get_state()
+    seed_everything(seed)
     built = _try_without_numbers(make_model)
-    if not isinstance(built, str):
-        return built
-    random.setstate(others[0])
-    np.random.set_state(others[1])
-    return _build_whole(make_model, seed, built)
+    return built if not isinstance(built, str) else _build_whole(make_model, seed, built)
 
 
 def _try_without_numbers(make_model: MakeModel) -> _Built | str:
@@ -158,7 +152,7 @@ def _try_without_numbers(make_model: MakeModel) -> _Built | str:
 
 
 def _build_whole(make_model: MakeModel, seed: int, why: str) -> _Built:
-    torch.manual_seed(seed % 2**63)
+    seed_everything(seed)
     model = make_model()
     named = dict(model.named_parameters(remove_duplicate=False))
     sources: dict[str, View | Tensor] = {name: each.detach() for name, each in named.items()}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
 from paceline.record.verification import Case
+from paceline.runtime.determinism import seed_everything
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.models import make_model
 from paceline.runtime.sampling import Ids
@@ -39,7 +40,7 @@ def build_model(case: Case, *, is_wide: bool, dropout: bool = False) -> nn.Modul
         dropout: Leave dropout as the model has it; else it is off.
     """
     job = job_of(case)
-    torch.manual_seed(job.spec.train.seed % 2**63)
+    seed_everything(job.spec.train.seed)
     if case.config is not None:
         fields: Mapping[str, Any] = case.config | (case.dropout if dropout else {})
         model = build_hf(fields, source=case.source, where=job.where("model"))
