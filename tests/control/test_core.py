@@ -272,9 +272,9 @@ def test_a_resumed_run_counts_its_generations_on():
 def test_what_a_worker_notes_is_in_the_record():
     scene = Scene()
     scene.train()
-    scene.says(0, say.NoteMade(text="bf16 sends as few bytes"))
+    scene.says(0, say.ForRecord(event=log.Noted(text="bf16 sends as few bytes")))
     (note,) = scene.of(log.Noted)
-    assert (note.text, note.generation) == ("bf16 sends as few bytes", 1)
+    assert (note.text, note.generation, note.at) == ("bf16 sends as few bytes", 1, scene.now + 1e9)
 
 
 # Losing workers.
@@ -1025,7 +1025,8 @@ def test_what_a_driver_says_is_recorded_and_only_a_fatal_sign_is_a_strike():
     scene.feed(state.Begin())
 
     def says(what: str, value: int, *, is_fatal: bool) -> None:
-        scene.feed(say.GpuChanged(node=1, gpu="GPU-a", what=what, value=value, is_fatal=is_fatal))
+        health = log.GpuHealth(node=1, gpu="GPU-a", what=what, value=value, is_fatal=is_fatal)
+        scene.feed(say.ForRecord(event=health))
 
     says("power brake", 1, is_fatal=False)
     assert not scene.state.history.set_aside

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.check.preflight.xids import _ACTS, _failure_of
-from paceline.control.health import FATAL_XIDS, Change, open_health, visible
+from paceline.control.health import FATAL_XIDS, open_health, visible
+from paceline.record.events import GpuHealth
 
 
 class NVMLError(Exception):
@@ -80,6 +81,10 @@ def gpu(uuid: str) -> SimpleNamespace:
     )
 
 
+def change(uuid: str, what: str, value: int, is_fatal: bool = False) -> GpuHealth:
+    return GpuHealth(node=0, gpu=uuid, what=what, value=value, is_fatal=is_fatal)
+
+
 @pytest.fixture
 def driver(monkeypatch):
     played = Driver([gpu("GPU-a"), gpu("GPU-b")])
@@ -89,21 +94,21 @@ def driver(monkeypatch):
 
 
 def test_what_does_not_change_is_not_said(driver):
-    health = open_health()
+    health = open_health(0)
     assert driver.registered == ["GPU-a", "GPU-b"]
     assert health.changes() == []
     assert health.changes() == []
 
 
 def test_each_change_is_said_once_and_also_that_it_is_over(driver):
-    health = open_health()
+    health = open_health(0)
     health.changes()
     driver.gpus[1].reasons = 0x40 | 0x80
     driver.gpus[1].temperature = 90
     assert health.changes() == [
-        Change("GPU-b", "hardware thermal slowdown", 1),
-        Change("GPU-b", "power brake", 1),
-        Change("GPU-b", "too hot", 1),
+        change("GPU-b", "hardware thermal slowdown", 1),
+        change("GPU-b", "power brake", 1),
+        change("GPU-b", "too hot", 1),
     ]
     driver.gpus[1].reasons = 0x80
     assert [(each.what, each.value) for each in health.changes()] == [
@@ -112,29 +117,29 @@ def test_each_change_is_said_once_and_also_that_it_is_over(driver):
 
 
 def test_more_uncorrected_errors_and_a_failed_remap_are_fatal_and_a_pending_one_is_not(driver):
-    health = open_health()
+    health = open_health(0)
     health.changes()
     driver.gpus[0].ecc, driver.gpus[0].remap = 3, (1, 1)
     assert health.changes() == [
-        Change("GPU-a", "uncorrected ecc errors", 3, is_fatal=True),
-        Change("GPU-a", "row remap pending", 1),
-        Change("GPU-a", "row remap failed", 1, is_fatal=True),
+        change("GPU-a", "uncorrected ecc errors", 3, is_fatal=True),
+        change("GPU-a", "row remap pending", 1),
+        change("GPU-a", "row remap failed", 1, is_fatal=True),
     ]
     driver.gpus[0].ecc = 0  # a reset
-    assert health.changes() == [Change("GPU-a", "uncorrected ecc errors", 0)]
+    assert health.changes() == [change("GPU-a", "uncorrected ecc errors", 0)]
 
 
 def test_every_xid_is_said_and_a_programs_own_is_not_fatal(driver):
-    health = open_health()
+    health = open_health(0)
     driver.xids = [(0, 31), (1, 79)]
-    assert health.changes() == [Change("GPU-a", "xid", 31), Change("GPU-b", "xid", 79, True)]
+    assert health.changes() == [change("GPU-a", "xid", 31), change("GPU-b", "xid", 79, True)]
     driver.gpus[1].is_lost, driver.xids = True, [(1, 79)]
-    assert health.changes() == [Change("unknown", "xid", 79, is_fatal=True)]
+    assert health.changes() == [change("unknown", "xid", 79, is_fatal=True)]
 
 
 def test_what_a_gpu_does_not_count_is_not_watched(driver):
     driver.gpus[0].ecc = None
-    health = open_health()
+    health = open_health(0)
     health.changes()
     assert ("GPU-a", "uncorrected ecc errors") not in health.last
     assert ("GPU-b", "uncorrected ecc errors") in health.last
@@ -142,7 +147,7 @@ def test_what_a_gpu_does_not_count_is_not_watched(driver):
 
 def test_only_the_gpus_of_this_run_are_watched(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
-    open_health()
+    open_health(0)
     assert driver.registered == ["GPU-b"]
     assert visible(["GPU-a", "GPU-b"], "") == []
     assert visible(["GPU-a", "GPU-b"], "GPU-") == []  # of two, which
@@ -153,9 +158,9 @@ def test_without_nvml_nothing_is_watched(driver, monkeypatch):
         raise NVMLError("driver not loaded")
 
     monkeypatch.setattr(Driver, "nvmlInit", fail)
-    assert open_health() is None
+    assert open_health(0) is None
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
-    assert open_health() is None
+    assert open_health(0) is None
 
 
 def test_fatal_xids_are_those_for_which_the_gpu_or_the_node_is_reset_or_drained():

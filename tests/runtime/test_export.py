@@ -180,7 +180,7 @@ def test_a_run_that_lost_its_checkpoints_goes_on_from_a_copy(tmp_path):
     pytest.importorskip("zstandard")
     store = f"file://{tmp_path}/store"
     first, second = run_ranks(copy_and_lose, 2, tmp_path, store)
-    assert first[0] == [(step, "CopyDone") for step in (1, 2, 3)]
+    assert first[0] == [(step, "CheckpointCopied") for step in (1, 2, 3)]
     assert second[0] == []
     assert first[1:] == second[1:] == (3, True, ["C004"] * 3)
     copies = sorted(path.name for path in (tmp_path / "store/run").iterdir())
@@ -206,4 +206,10 @@ def copy_to_nowhere(rank, world, folder):
 def test_a_copy_that_fails_stops_nothing_and_is_tried_again_with_the_next(tmp_path):
     pytest.importorskip("fsspec")
     (outcomes,) = run_ranks(copy_to_nowhere, 1, tmp_path)
-    assert outcomes == [1, (1, "CopyError"), 2, (1, "CopyDone"), (2, "CopyDone")]
+    assert outcomes == [
+        1,
+        (1, "CheckpointCopyFailed"),
+        2,
+        (1, "CheckpointCopied"),
+        (2, "CheckpointCopied"),
+    ]

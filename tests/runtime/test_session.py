@@ -12,6 +12,7 @@ from tests.run.scene import Scene
 from paceline.control import messages as say
 from paceline.errors import RunError
 from paceline.plan import plan_job
+from paceline.record import events as log
 from paceline.record.run import RunFolder, create_run
 from paceline.runtime.data import load_text
 from paceline.runtime.faults import Faults
@@ -34,7 +35,7 @@ class Said:
         self.messages: list[Any] = []
 
     def send(self, message: Any) -> None:
-        self.messages.append(message)
+        self.messages.append(message.event if isinstance(message, say.ForRecord) else message)
 
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]
@@ -77,7 +78,7 @@ def train_in_fp16(rank: int, world: int, folder: Path, *steps: int) -> Any:
         # Far above what fits, and doubled every other step: it changes all the time.
         session.scaler = LossScaler(initial=2.0**26, patience=2)
         train(session)
-        refused += [message.step for message in said.of(say.StepVotedDown)]
+        refused += [message.step for message in said.of(log.StepRefused)]
     session.complete()
     (record,) = said.of(say.Completed)
     return record.state_digest, session.scaler.state_dict(), refused
@@ -219,7 +220,7 @@ def build_compressed(rank: int, world: int, folder: Path, kind: str) -> list[str
     compression = f"train.gradient_compression={kind}"
     session, said = session_in(folder, rank, world, compression, "layout.sharding=none")
     session.build(lambda: torch.nn.Linear(4, 4))
-    return [note.text for note in said.of(say.NoteMade)]
+    return [note.text for note in said.of(log.Noted)]
 
 
 @pytest.mark.ranks

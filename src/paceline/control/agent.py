@@ -18,7 +18,6 @@ for that at its start, see `parent.die_with_parent`).
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import math
 import os
@@ -311,10 +310,10 @@ class Agent:
 
     async def _watch_gpus(self) -> None:
         """Tell of what the driver says of this machine's GPUs, where they are used."""
-        health = await asyncio.to_thread(open_health) if self._on_accelerator else None
+        health = await asyncio.to_thread(open_health, self._node) if self._on_accelerator else None
         while health is not None:
             for change in await asyncio.to_thread(health.changes):
-                self._report(say.GpuChanged(node=self._node, **dataclasses.asdict(change)))
+                self._report(say.ForRecord(event=change))
             await asyncio.sleep(EVERY_S)
 
     async def _look_closer(self) -> None:

@@ -33,8 +33,8 @@ from paceline.control.decision import Decision
 from paceline.control.ending import stop_wanted
 from paceline.control.forming import begin, go_on
 from paceline.control.laggards import worker_seen, worker_stuck
-from paceline.control.losing import agent_lost, gpu_changed, worker_gone
-from paceline.control.news import worker_said
+from paceline.control.losing import agent_lost, worker_gone
+from paceline.control.news import to_record, worker_said
 from paceline.control.state import (
     Action,
     AgentJoined,
@@ -57,7 +57,7 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
     Never raises for anything an agent can send: what does not fit the state, is of a worker that is
     no more, or of an older generation, changes nothing.
     """
-    decision = Decision(clock)
+    decision = Decision(state, clock)
     if state.phase == "over":
         return []
     match event:
@@ -76,8 +76,8 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             stop_wanted(state, by, decision)
         case Tick():
             tick(state, decision)
-        case say.GpuChanged():
-            gpu_changed(state, event, decision)
+        case say.ForRecord(event=reported):
+            to_record(state, reported, decision)
         case say.Started() | say.Exited() | say.Said() | say.FaultDone() | say.Stuck() | say.Seen():
             if event.worker in state.workers:
                 _from_agent(state, event, decision)
@@ -97,8 +97,6 @@ def _from_agent(
             worker.pid = pid
             decision.record(
                 log.WorkerStarted(
-                    at=decision.clock.unix_s,
-                    generation=state.generation,
                     rank=worker.rank,
                     node=worker.node,
                     pid=pid,
@@ -109,8 +107,6 @@ def _from_agent(
         case say.FaultDone():
             decision.record(
                 log.FaultInjected(
-                    at=decision.clock.unix_s,
-                    generation=state.generation,
                     fault=event.fault,
                     rank=worker.rank if worker.rank is not None else -1,
                     pid=event.pid,

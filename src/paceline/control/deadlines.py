@@ -59,8 +59,6 @@ def took_over(state: State, away_s: float, decision: Decision) -> None:
     state.epoch += 1
     decision.record(
         log.ControllerReplaced(
-            at=decision.clock.unix_s,
-            generation=state.generation,
             epoch=state.epoch,
             away_s=away_s,
         )

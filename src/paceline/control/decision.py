@@ -6,6 +6,8 @@ Leaves out what is decided: see `core.py` for where that is.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from paceline.control import messages as say
 from paceline.control.state import Action, Clock, Record, Send, State
 from paceline.record import events as log
@@ -15,13 +17,16 @@ from paceline.record import events as log
 class Decision:
     """One decision in the making: the moment, and the actions so far."""
 
+    state: State
     clock: Clock
     actions: list[Action] = field(default_factory=list)
     """In the order in which they are to be done."""
 
     def record(self, event: log.AnyEvent) -> None:
-        """Write an event into the run's record."""
-        self.actions.append(Record(event))
+        """Write an event into the run's record, as of now and of the generation there is now."""
+        at, generation = self.clock.unix_s, self.state.generation
+        stamped = msgspec.structs.replace(event, at=at, generation=generation)
+        self.actions.append(Record(stamped))
 
     def send(self, node: int, message: say.ToAgent) -> None:
         """Give the agent of a node a message."""

@@ -11,7 +11,7 @@ from paceline.record import events as log
 
 def stop_wanted(state: State, by: str, decision: Decision) -> None:
     """The run shall end: at a step boundary, or at once when it is asked for again."""
-    decision.record(log.StopAsked(at=decision.clock.unix_s, generation=state.generation, by=by))
+    decision.record(log.StopAsked(by=by))
     state.stop_by = by
     state.stops += 1
     first = state.generation == state.setup.first_generation
@@ -32,8 +32,6 @@ def give_up(state: State, outcome: Outcome, reason: str | None, decision: Decisi
     everyone = known if len(known) == len(state.slots) else []
     decision.record(
         log.RunFinished(
-            at=decision.clock.unix_s,
-            generation=state.generation,
             outcome=outcome,
             step=first.step if first is not None else state.furthest_step,
             saved_step=first.saved_step if first is not None else None,

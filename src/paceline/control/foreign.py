@@ -12,6 +12,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from paceline.control.state import Clock, Outcome
 from paceline.errors import CrashLoop, RunError
 from paceline.record import events as log
@@ -162,15 +164,26 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
     """Advance the state, and say what to do now."""
     if state.phase == "over":
         return []
+    actions = _decide(state, event, clock)
+    at, generation = clock.unix_s, state.attempt
+    return [
+        Record(msgspec.structs.replace(each.event, at=at, generation=generation))
+        if isinstance(each, Record)
+        else each
+        for each in actions
+    ]
+
+
+def _decide(state: State, event: Happening, clock: Clock) -> list[Action]:
     match event:
         case Begin():
-            return [Record(_run_started(state, clock)), *_start(state, clock)]
+            return [Record(_run_started(state)), *_start(state, clock)]
         case Started(rank, pid):
             state.alive[rank] = pid
-            return [Record(_worker_started(state, rank, pid, clock))]
+            return [Record(log.WorkerStarted(rank=rank, node=0, pid=pid))]
         case NotStarted(rank, reason):
-            loss = _lost(state, rank, reason, clock, cause="program")
-            return [loss, *_over(state, "failed", f"rank {rank}: {reason}", clock)]
+            loss = _lost(rank, reason, cause="program")
+            return [loss, *_over(state, "failed", f"rank {rank}: {reason}")]
         case Exited() if event.attempt == state.attempt:
             return _exited(state, event, clock)
         case Printed():
@@ -199,14 +212,14 @@ def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
     if event.returncode != 0 and state.phase in ("running", "looking") and state.stop_by is None:
         how = _how(event)
         cause = "out of memory" if event.out_of_memory else "process"
-        actions.append(_lost(state, event.rank, how, clock, pid=pid, cause=cause))
+        actions.append(_lost(event.rank, how, pid=pid, cause=cause))
         actions += _end(state, f"rank {event.rank}: {how}", clock)
     if len(state.ended) < state.setup.num_ranks:
         return actions
     if state.stop_by is not None:
-        return [*actions, *_over(state, "interrupted", f"stopped by {state.stop_by}", clock)]
+        return [*actions, *_over(state, "interrupted", f"stopped by {state.stop_by}")]
     if state.phase == "running":  # and so all exits were 0
-        return [*actions, *_over(state, "finished", None, clock)]
+        return [*actions, *_over(state, "finished", None)]
     return [*actions, *_try_again(state, clock)]
 
 
@@ -223,12 +236,12 @@ def _try_again(state: State, clock: Clock) -> list[Action]:
     if state.failures > setup.max_restarts:
         tried = f"; {setup.max_restarts} restart(s) in a row did not last" if state.restarts else ""
         state.exit_code = CrashLoop.exit_code if setup.max_restarts else RunError.exit_code
-        return _over(state, "failed", f"{state.why}{tried}", clock)
+        return _over(state, "failed", f"{state.why}{tried}")
     pause_s = min(setup.backoff_s * 2 ** (state.failures - 1), setup.most_backoff_s)
     state.phase, state.due_s = "pausing", clock.monotonic_s + pause_s
     state.restarts += 1
     text = f"starting all ranks again in {pause_s:g} s, from what the program itself has saved"
-    noted = log.Noted(at=clock.unix_s, generation=state.attempt, text=text)
+    noted = log.Noted(text=text)
     return [Record(noted)]
 
 
@@ -237,8 +250,6 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
     actions: list[Action] = [
         Record(
             log.WorkerStuck(
-                at=clock.unix_s,
-                generation=state.attempt,
                 rank=rank,
                 node=0,
                 pid=pid,
@@ -254,7 +265,7 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
     ]
     how = f"no rank has printed anything for {silence_s:.1f} s"
     rank, pid = min(state.alive.items(), default=(0, 0))
-    actions.append(_lost(state, rank, how, clock, pid=pid, cause="hang"))
+    actions.append(_lost(rank, how, pid=pid, cause="hang"))
     return [*actions, *_end(state, how, clock)]
 
 
@@ -276,24 +287,22 @@ def _tick(state: State, clock: Clock) -> list[Action]:
 
 def _stop_wanted(state: State, by: str, clock: Clock) -> list[Action]:
     state.stop_by, state.stops = by, state.stops + 1
-    asked = Record(log.StopAsked(at=clock.unix_s, generation=state.attempt, by=by))
+    asked = Record(log.StopAsked(by=by))
     if not state.alive and state.phase == "pausing":
-        return [asked, *_over(state, "interrupted", f"stopped by {by}", clock)]
+        return [asked, *_over(state, "interrupted", f"stopped by {by}")]
     if state.stops > 1:
         return [asked, Signal(signal.SIGKILL)]
     state.due_s = clock.monotonic_s + state.setup.grace_s
     return [asked, Signal(signal.SIGTERM)]
 
 
-def _over(state: State, outcome: Outcome, reason: str | None, clock: Clock) -> list[Action]:
+def _over(state: State, outcome: Outcome, reason: str | None) -> list[Action]:
     state.phase, state.outcome, state.reason = "over", outcome, reason
     if outcome == "interrupted":
         state.exit_code = 130
     elif outcome == "failed":
         state.exit_code = state.exit_code or RunError.exit_code
     end = log.RunFinished(
-        at=clock.unix_s,
-        generation=state.attempt,
         outcome=outcome,
         step=0,
         saved_step=None,
@@ -308,11 +317,11 @@ def _over(state: State, outcome: Outcome, reason: str | None, clock: Clock) -> l
     return [Signal(signal.SIGKILL), Record(end)]
 
 
-def _run_started(state: State, clock: Clock) -> log.RunStarted:
+def _run_started(
+    state: State,
+) -> log.RunStarted:
     setup = state.setup
     return log.RunStarted(
-        at=clock.unix_s,
-        generation=setup.first_attempt,
         num_ranks=setup.num_ranks,
         num_nodes=1,
         num_steps=0,
@@ -322,17 +331,9 @@ def _run_started(state: State, clock: Clock) -> log.RunStarted:
     )
 
 
-def _worker_started(state: State, rank: int, pid: int, clock: Clock) -> log.WorkerStarted:
-    return log.WorkerStarted(at=clock.unix_s, generation=state.attempt, rank=rank, node=0, pid=pid)
-
-
-def _lost(
-    state: State, rank: int, how: str, clock: Clock, *, pid: int | None = None, cause: str
-) -> Record:
+def _lost(rank: int, how: str, *, pid: int | None = None, cause: str) -> Record:
     return Record(
         log.WorkerLost(
-            at=clock.unix_s,
-            generation=state.attempt,
             rank=rank,
             node=0,
             pid=pid,

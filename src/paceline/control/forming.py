@@ -21,8 +21,6 @@ def begin(state: State, decision: Decision) -> None:
     setup = state.setup
     decision.record(
         log.RunStarted(
-            at=decision.clock.unix_s,
-            generation=state.generation,
             num_ranks=setup.num_ranks,
             num_nodes=setup.num_nodes,
             num_steps=setup.num_steps,

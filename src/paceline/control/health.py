@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.record.events import GpuHealth
 from paceline.topology.node.read_state import THROTTLES
 
 EVERY_S = 5.0
@@ -25,20 +26,11 @@ FATAL_XIDS = frozenset({48, 64, 74, 79, 95, 109, 119, 140, *range(144, 151)})
 remapped as it should be. `check/preflight/xids.py` has the source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something about a GPU that is not as it was at the last look."""
-
-    gpu: str
-    what: str
-    value: int
-    is_fatal: bool = False
-
-
 @dataclass(slots=True)
 class Health:
     """The GPUs that are watched, and how they were at the last look."""
 
+    node: int
     nvml: Any
     handles: dict[str, Any]
     """By UUID."""
@@ -49,7 +41,7 @@ class Health:
     last: dict[tuple[str, str], int] = field(default_factory=dict)
     """By GPU and figure; what the driver cannot say is missing."""
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[GpuHealth]:
         """What has changed since the last look; takes `WAIT_MS` and some milliseconds. Flags that
         are set at the first look are changes, counters are not."""
         found = list(self._new_xids())
@@ -60,16 +52,19 @@ class Health:
                 self.last[gpu, what] = value
                 if value != before:
                     is_fatal = value > before and what in _FATAL
-                    found.append(Change(gpu, what, value, is_fatal))
+                    found.append(self._change(gpu, what, value, is_fatal))
         return found
 
-    def _new_xids(self) -> Iterator[Change]:
+    def _change(self, gpu: str, what: str, value: int, is_fatal: bool) -> GpuHealth:
+        return GpuHealth(node=self.node, gpu=gpu, what=what, value=value, is_fatal=is_fatal)
+
+    def _new_xids(self) -> Iterator[GpuHealth]:
         try:
             for _ in range(MOST_XIDS):
                 event = self.nvml.nvmlEventSetWait(self.xids, WAIT_MS)
                 number = int(event.eventData)
                 gpu = _ask(self.nvml, self.nvml.nvmlDeviceGetUUID, event.device)
-                yield Change(_text(gpu or "unknown"), "xid", number, number in FATAL_XIDS)
+                yield self._change(_text(gpu or "unknown"), "xid", number, number in FATAL_XIDS)
         except self.nvml.NVMLError:
             return  # no more of them within the time
 
@@ -77,7 +72,7 @@ class Health:
 _FATAL = ("uncorrected ecc errors", "row remap failed")
 
 
-def open_health() -> Health | None:
+def open_health(node: int) -> Health | None:
     """The GPUs that this process may use, to be watched; None where there is no NVML."""
     try:
         import pynvml as nvml
@@ -88,7 +83,9 @@ def open_health() -> Health | None:
         every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
         names = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
         chosen = visible(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        health = Health(nvml, {names[at]: every[at] for at in chosen}, nvml.nvmlEventSetCreate())
+        health = Health(
+            node, nvml, {names[at]: every[at] for at in chosen}, nvml.nvmlEventSetCreate()
+        )
     except nvml.NVMLError:
         return None
     for handle in health.handles.values():

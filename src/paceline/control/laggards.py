@@ -46,7 +46,7 @@ def judge_when_answered(state: State, decision: Decision) -> None:
         state.inquiry = None
     if not suspicion.is_answered(state, decision.clock):
         return
-    verdict = suspicion.judge(state, decision.clock)
+    verdict = suspicion.judge(state)
     if verdict is None:
         return
     for event in verdict.events:
@@ -70,8 +70,6 @@ def note_speed(state: State, rank: int, step: int, own_s: float | None, decision
         evicts = suspicion.is_worth_evicting(state, one, step, state.step_s)
         decision.record(
             log.StragglerNamed(
-                at=decision.clock.unix_s,
-                generation=state.generation,
                 rank=one.rank,
                 node=state.workers[number].node,
                 factor=one.factor,

@@ -106,25 +106,12 @@ def agent_lost(state: State, event: AgentLost, decision: Decision) -> None:
     go_on(state, decision)
 
 
-def gpu_changed(state: State, event: say.GpuChanged, decision: Decision) -> None:
+def gpu_fails(state: State, node: int, decision: Decision) -> None:
     """A sign that a GPU fails is a strike against its node: the ranks there work on, and go to
     other nodes when they are lost."""
-    now_s, strikes = decision.clock.monotonic_s, 0
-    if event.is_fatal:
-        strikes = policy.sign(state.history, event.node, state.setup.rules, now_s)
-    decision.record(
-        log.GpuHealth(
-            at=decision.clock.unix_s,
-            generation=state.generation,
-            node=event.node,
-            gpu=event.gpu,
-            what=event.what,
-            value=event.value,
-            is_fatal=event.is_fatal,
-        )
-    )
+    strikes = policy.sign(state.history, node, state.setup.rules, decision.clock.monotonic_s)
     if strikes:
-        _note_set_aside(state, event.node, strikes, decision)
+        _note_set_aside(state, node, strikes, decision)
 
 
 def handle_loss(
@@ -236,8 +223,6 @@ def _note_loss(
 ) -> None:
     decision.record(
         log.WorkerLost(
-            at=decision.clock.unix_s,
-            generation=state.generation,
             rank=loss.slot,
             node=loss.node,
             pid=state.workers[loss.worker].pid,
@@ -262,21 +247,16 @@ def _failure(state: State, loss: policy.Loss, decision: Decision) -> Failure:
 
 def _note_measures(state: State, loss: policy.Loss, verdict: Verdict, decision: Decision) -> None:
     """What is decided for longer than this generation."""
-    at, generation = decision.clock.unix_s, state.generation
     if verdict.strikes:
         _note_set_aside(state, loss.node, verdict.strikes, decision)
     if verdict.rung == "skip":
         step, samples = list(state.history.poison.items())[-1]
-        decision.record(
-            log.BatchSkipped(at=at, generation=generation, step=step, samples=list(samples))
-        )
+        decision.record(log.BatchSkipped(step=step, samples=list(samples)))
 
 
 def _note_set_aside(state: State, node: int, strikes: int, decision: Decision) -> None:
     decision.record(
         log.NodeSetAside(
-            at=decision.clock.unix_s,
-            generation=state.generation,
             node=node,
             strikes=strikes,
             window_s=state.setup.strike_window_s,

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from paceline.parallel.layout import Layout
+from paceline.record import events as log
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -67,85 +68,10 @@ class StepDone(Message, frozen=True, kw_only=True, tag=True):
     """Seconds of the step in which this rank was not waiting; None when it cannot be told."""
 
 
-class EvaluationDone(Message, frozen=True, kw_only=True, tag=True):
-    """Rank 0 has the held-out loss of all ranks."""
+class ForRecord(Message, frozen=True, kw_only=True, tag=True):
+    """Something for the run's record: what a worker or an agent has found out."""
 
-    step: int
-    loss: float | None
-    seconds: float
-
-
-class BaselineDone(Message, frozen=True, kw_only=True, tag=True):
-    """Rank 0 has the held-out loss of a simple model, to compare with."""
-
-    name: str
-    loss: float
-
-
-class NoteMade(Message, frozen=True, kw_only=True, tag=True):
-    """Rank 0 has something to say about how the run is carried out."""
-
-    text: str
-
-
-class SaveDone(Message, frozen=True, kw_only=True, tag=True):
-    """A checkpoint is committed."""
-
-    step: int
-    checkpoint: str
-    num_bytes: int
-    stall_s: float
-    write_s: float
-
-
-class SaveError(Message, frozen=True, kw_only=True, tag=True):
-    """A checkpoint could not be written; training goes on."""
-
-    step: int
-    reason: str
-
-
-class CopyDone(Message, frozen=True, kw_only=True, tag=True):
-    """A checkpoint is in the other storage."""
-
-    step: int
-    url: str
-    num_bytes: int
-    stored_bytes: int
-    seconds: float
-    checked: str
-    note: str
-
-
-class CopyError(Message, frozen=True, kw_only=True, tag=True):
-    """A checkpoint could not be copied; training goes on."""
-
-    step: int
-    reason: str
-
-
-class StepVotedDown(Message, frozen=True, kw_only=True, tag=True):
-    """All ranks refused a step."""
-
-    step: int
-    reason: str
-
-
-Healed = Literal["replica", "memory", "checkpoint", "initial", "recomputed"]
-"""Where a wrong state's numbers are now from; `recomputed`: all went back before, and the steps
-since then are done again."""
-
-
-class CorruptionSeen(Message, frozen=True, kw_only=True, tag=True):
-    """Ranks' parameters or optimizer state were found wrong, and made right."""
-
-    step: int
-    ranks: list[int]
-    suspects: list[int]
-    tensors: list[str]
-    verdict: Literal["majority", "moved", "replay", "undecided"]
-    healed: Healed
-    goes_on_after: int
+    event: log.Reported
 
 
 class FaultDue(Message, frozen=True, kw_only=True, tag=True):
@@ -241,15 +167,7 @@ FromWorker = (
     | Met
     | Restored
     | StepDone
-    | EvaluationDone
-    | BaselineDone
-    | NoteMade
-    | SaveDone
-    | SaveError
-    | CopyDone
-    | CopyError
-    | StepVotedDown
-    | CorruptionSeen
+    | ForRecord
     | FaultDue
     | Heard
     | Collectives
@@ -450,17 +368,7 @@ class Seen(Message, frozen=True, kw_only=True, tag=True):
     """How far it is in each of its process groups, by their ranks; None when it did not answer."""
 
 
-class GpuChanged(Message, frozen=True, kw_only=True, tag=True):
-    """The driver says something new of one of the node's GPUs; see `health.py`."""
-
-    node: int
-    gpu: str
-    what: str
-    value: int
-    is_fatal: bool
-
-
-FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen | GpuChanged
+FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen | ForRecord
 
 # To an agent.
 

@@ -12,7 +12,7 @@ from paceline.control.ending import give_up
 from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.interrupting import heard
 from paceline.control.laggards import note_speed
-from paceline.control.losing import peer_lost, worker_crashed, worker_parked
+from paceline.control.losing import gpu_fails, peer_lost, worker_crashed, worker_parked
 from paceline.control.progress import complete, rank_restored, step_done
 from paceline.control.resizing import leave_wanted
 from paceline.control.seats import is_true_of_all
@@ -52,9 +52,16 @@ def worker_said(state: State, event: say.Said, decision: Decision) -> None:
                 _news(state, rank, message, decision)
 
 
+def to_record(state: State, event: log.Reported, decision: Decision) -> None:
+    """Something for the record, which only of a GPU has consequences."""
+    decision.record(event)
+    if isinstance(event, log.GpuHealth) and event.is_fatal:
+        gpu_fails(state, event.node, decision)
+
+
 def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) -> None:
     """From a rank of the generation at work."""
-    at, generation, slot = decision.clock.unix_s, state.generation, state.slots[rank]
+    slot = state.slots[rank]
     match message:
         case say.Met(world_size=world_size):
             slot.met = message
@@ -70,66 +77,8 @@ def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) 
         case say.StepDone(step=step, own_s=own_s):
             step_done(state, slot, step, decision)
             note_speed(state, rank, step, own_s, decision)
-        case say.EvaluationDone(step=step, loss=loss, seconds=seconds):
-            decision.record(
-                log.Evaluated(at=at, generation=generation, step=step, loss=loss, seconds=seconds)
-            )
-        case say.BaselineDone(name=name, loss=loss):
-            decision.record(
-                log.BaselineEvaluated(at=at, generation=generation, name=name, loss=loss)
-            )
-        case say.NoteMade(text=text):
-            decision.record(log.Noted(at=at, generation=generation, text=text))
-        case say.SaveDone():
-            decision.record(
-                log.CheckpointSaved(
-                    at=at,
-                    generation=generation,
-                    step=message.step,
-                    checkpoint=message.checkpoint,
-                    num_bytes=message.num_bytes,
-                    stall_s=message.stall_s,
-                    write_s=message.write_s,
-                )
-            )
-        case say.SaveError(step=step, reason=reason):
-            decision.record(
-                log.CheckpointFailed(at=at, generation=generation, step=step, reason=reason)
-            )
-        case say.CopyDone():
-            decision.record(
-                log.CheckpointCopied(
-                    at=at,
-                    generation=generation,
-                    step=message.step,
-                    url=message.url,
-                    num_bytes=message.num_bytes,
-                    stored_bytes=message.stored_bytes,
-                    seconds=message.seconds,
-                    checked=message.checked,
-                    note=message.note,
-                )
-            )
-        case say.CopyError(step=step, reason=reason):
-            decision.record(
-                log.CheckpointCopyFailed(at=at, generation=generation, step=step, reason=reason)
-            )
-        case say.StepVotedDown(step=step, reason=reason):
-            decision.record(log.StepRefused(at=at, generation=generation, step=step, reason=reason))
-        case say.CorruptionSeen():
-            decision.record(
-                log.CorruptionFound(
-                    at=at,
-                    generation=generation,
-                    step=message.step,
-                    ranks=message.ranks,
-                    suspects=message.suspects,
-                    tensors=message.tensors,
-                    verdict=message.verdict,
-                    healed=message.healed,
-                    goes_on_after=message.goes_on_after,
-                )
-            )
+        case say.ForRecord(event=event):
+            to_record(state, event, decision)
         case say.FaultDue(fault=fault):
             fault_due(state, rank, fault, decision)
         case say.Completed():

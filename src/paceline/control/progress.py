@@ -23,7 +23,6 @@ _WORST_LAST: tuple[say.Source, ...] = (
 
 def rank_restored(state: State, rank: int, message: say.Restored, decision: Decision) -> None:
     """A rank has its state back. With the last one, training starts."""
-    at, generation = decision.clock.unix_s, state.generation
     if state.slots[rank].restored is not None:
         return
     slot = state.slots[rank]
@@ -32,18 +31,12 @@ def rank_restored(state: State, rank: int, message: say.Restored, decision: Deci
         state.workers[slot.worker].holds = True
     if rank == 0:
         for checkpoint, reason in message.refused:
-            decision.record(
-                log.CheckpointRefused(
-                    at=at, generation=generation, checkpoint=checkpoint, reason=reason
-                )
-            )
+            decision.record(log.CheckpointRefused(checkpoint=checkpoint, reason=reason))
     if not is_true_of_all(state, "restored", lambda slot: slot.restored is not None):
         return
     met = state.slots[0].met
     decision.record(
         log.TrainingStarted(
-            at=at,
-            generation=generation,
             first_step=message.first_step,
             checkpoint=message.checkpoint,
             source=_worst_source(state),
@@ -119,8 +112,6 @@ def _recovered(state: State, failure: Failure, clock: Clock) -> log.Recovered:
     back = failure.restored_at or met
     began = failure.happened_at if failure.happened_at is not None else failure.known_at
     return log.Recovered(
-        at=clock.unix_s,
-        generation=state.generation,
         lost_rank=failure.rank,
         failed_after_step=failure.after_step,
         resumed_from_step=resumed_from,

@@ -102,15 +102,12 @@ def begin_regroup(state: State, layout: Layout, decision: Decision) -> None:
 
 
 def _resize(state: State, layout: Layout, reason: str, decision: Decision) -> None:
-    at, generation = decision.clock.unix_s, state.generation
     world.resize(state, layout)
     state.short_since_s = None
     state.stragglers = None
     state.num_resizes += 1
     decision.record(
         log.WorldChanged(
-            at=at,
-            generation=generation,
             num_ranks=layout.num_ranks,
             layout=layout.name,
             reason=reason,
@@ -120,8 +117,6 @@ def _resize(state: State, layout: Layout, reason: str, decision: Decision) -> No
         state.is_numeric = True
         decision.record(
             log.ExactnessChanged(
-                at=at,
-                generation=generation,
                 exactness="numeric",
                 reason=f"the batch is added up over {layout.data} data ranks",
                 tolerance=state.setup.tolerance,
@@ -135,4 +130,4 @@ def _regroup(state: State, layout: Layout, decision: Decision, *, save: bool) ->
 
 
 def _note(state: State, text: str, decision: Decision) -> None:
-    decision.record(log.Noted(at=decision.clock.unix_s, generation=state.generation, text=text))
+    decision.record(log.Noted(text=text))

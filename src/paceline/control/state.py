@@ -434,7 +434,7 @@ Happening = (
     | say.FaultDone
     | say.Stuck
     | say.Seen
-    | say.GpuChanged
+    | say.ForRecord
 )
 
 # What the controller wants done.

@@ -54,7 +54,7 @@ def is_answered(state: State, clock: Clock) -> bool:
     return all_seen or clock.monotonic_s - inquiry.asked_s >= ANSWER_S
 
 
-def judge(state: State, clock: Clock) -> Stuck | None:
+def judge(state: State) -> Stuck | None:
     """Give the verdict, and close the inquiry; None is to wait on."""
     inquiry, state.inquiry = state.inquiry, None
     assert inquiry is not None
@@ -76,10 +76,10 @@ def judge(state: State, clock: Clock) -> Stuck | None:
     verdict = blame(sightings, num_ranks=len(state.slots), in_order=state.setup.in_order)
     match verdict:
         case Fence(ranks):
-            events = [_stuck_event(state, rank, seen[rank], clock) for rank in ranks]
+            events = [_stuck_event(state, rank, seen[rank]) for rank in ranks]
             return Stuck(ranks, how_stuck(seen[ranks[0]]), list(events))
         case NobodyBehind():
-            events = [_stuck_event(state, rank, one, clock) for rank, one in sorted(seen.items())]
+            events = [_stuck_event(state, rank, one) for rank, one in sorted(seen.items())]
             longest = max(seen.values(), key=lambda one: one.waited_s)
             how = f"every rank waits for the others, {_where(longest)}"
             return Stuck((), how, list(events))
@@ -101,11 +101,9 @@ def _where(seen: say.Seen | say.Stuck) -> str:
     return f"in {seen.phase} for {seen.waited_s:.1f} s{limit}"
 
 
-def _stuck_event(state: State, rank: int, seen: say.Seen, clock: Clock) -> log.WorkerStuck:
+def _stuck_event(state: State, rank: int, seen: say.Seen) -> log.WorkerStuck:
     worker = state.workers[seen.worker]
     return log.WorkerStuck(
-        at=clock.unix_s,
-        generation=state.generation,
         rank=rank,
         node=worker.node,
         pid=worker.pid,

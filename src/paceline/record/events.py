@@ -2,7 +2,8 @@
 
 Every line has `event` (the name of a class here), `at` (seconds since 1970, UTC) and
 `generation` (how many times the workers have been started, from 1). The controller is the only
-writer. docs/reference/events.md is generated from the texts below.
+writer. What a worker or an agent finds out it sends as the event itself (`Reported`), and the
+controller adds these two. docs/reference/events.md is generated from the texts below.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from paceline.record.lines import LineFile
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """What every event has."""
 
-    at: float
-    """When, in seconds since 1970 (UTC)."""
+    at: float = 0.0
+    """When, in seconds since 1970 (UTC). The controller sets it, as it does the generation."""
 
-    generation: int
+    generation: int = 0
     """How many times the workers have been started, from 1."""
 
 
@@ -444,6 +445,20 @@ AnyEvent = (
     | StopAsked
     | RunFinished
 )
+
+Reported = (
+    CheckpointSaved
+    | CheckpointFailed
+    | CheckpointCopied
+    | CheckpointCopyFailed
+    | Evaluated
+    | BaselineEvaluated
+    | Noted
+    | StepRefused
+    | CorruptionFound
+    | GpuHealth
+)
+"""What workers and agents report; the controller alone knows of the others."""
 
 
 class EventLog:

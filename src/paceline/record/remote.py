@@ -34,6 +34,7 @@ from paceline.record.checkpoints import (
     read_manifest,
     verify_checkpoint,
 )
+from paceline.record.events import CheckpointCopied
 from paceline.record.planes import compressed, decompressed, spans_of
 from paceline.record.tensors import read_tensors
 from paceline.units import format_bytes
@@ -80,26 +81,6 @@ class Copy:
     files: Mapping[str, _Stored] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uploaded:
-    """One checkpoint that was copied."""
-
-    step: int
-    url: str
-    num_bytes: int
-    """Of the checkpoint."""
-
-    stored_bytes: int
-    """Of the objects."""
-
-    seconds: float
-    checked: str
-    """How the objects were compared with what was sent: `hash` or `size`."""
-
-    note: str
-    """How it was decided whether to compress."""
-
-
 class Remote:
     """A place where copies are kept."""
 
@@ -143,7 +124,7 @@ class Remote:
         except Exception as error:  # noqa: BLE001 - every storage has its own
             raise JobError(_problem(self.url, _reason(error), self._where)) from None
 
-    def upload(self, path: Path, compress: Compress) -> Uploaded:
+    def upload(self, path: Path, compress: Compress) -> CheckpointCopied:
         """Copy a committed checkpoint; COMMIT is written last.
 
         Raises:
@@ -176,7 +157,7 @@ class Remote:
             (COMMIT, (path / COMMIT).read_bytes()),
         ):
             self._send(target, name, iter([content]), "")
-        return Uploaded(
+        return CheckpointCopied(
             step=manifest.step,
             url=f"{self.url}/{path.name}",
             num_bytes=manifest.num_bytes,

@@ -17,6 +17,7 @@ from paceline.errors import Problem, RunError
 from paceline.estimate import mfu_at
 from paceline.parallel import replicas_of
 from paceline.parallel.shrink import part_of
+from paceline.record import events as log
 from paceline.record.checkpoints import newest_step, set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
@@ -103,7 +104,11 @@ class Loop:
         lost_save, session.held.lost_save = session.held.lost_save, 0
         if lost_save and session.is_first:
             self._channel.send(
-                say.SaveError(step=lost_save, reason="a rank was lost; it is saved anew")
+                say.ForRecord(
+                    event=log.CheckpointFailed(
+                        step=lost_save, reason="a rank was lost; it is saved anew"
+                    )
+                )
             )
         if session.last_step > session.told_step or lost_save:
             self._after(session.last_step, ended=bool(lost_save) or session.last_step == last)
@@ -307,7 +312,9 @@ class Loop:
         if self._session.is_first:
             ranks = ", ".join(map(str, plan.lost))
             text = f"no living rank has the state of rank(s) {ranks} at step {plan.step}: "
-            self._channel.send(say.NoteMade(text=text + "all ranks resume from an older one"))
+            self._channel.send(
+                say.ForRecord(event=log.Noted(text=text + "all ranks resume from an older one"))
+            )
 
     def _begin(self, number: int) -> Step:
         session = self._session
@@ -331,7 +338,9 @@ class Loop:
         if step.refused is None:
             return
         if session.is_first:
-            self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
+            self._channel.send(
+                say.ForRecord(event=log.StepRefused(step=step.number, reason=step.refused))
+            )
         if session.refused_in_a_row >= session.job.spec.train.max_refused_steps:
             raise RunError(
                 Problem(
@@ -349,7 +358,9 @@ class Loop:
         self._session.last_step = step.number
         step.leave_out(f"poison batch, sample ids {', '.join(map(str, samples))}")
         if self._session.is_first and step.refused is not None:
-            self._channel.send(say.StepVotedDown(step=step.number, reason=step.refused))
+            self._channel.send(
+                say.ForRecord(event=log.StepRefused(step=step.number, reason=step.refused))
+            )
 
     def _count_refusal(self, step: Step) -> None:
         session = self._session
@@ -393,7 +404,9 @@ class Loop:
         if session.is_first:
             seconds = time.perf_counter() - start
             self._channel.send(
-                say.EvaluationDone(step=number, loss=session.held_out_loss, seconds=seconds)
+                say.ForRecord(
+                    event=log.Evaluated(step=number, loss=session.held_out_loss, seconds=seconds)
+                )
             )
 
     def _save(self, number: int) -> None:
@@ -422,24 +435,20 @@ class Loop:
     def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
         if isinstance(outcome, Saved):
             self._session.saved_step = outcome.step
-        if not self._session.is_first:
-            return
-        for told in self._checkpointer.take_copies():
-            self._channel.send(told)
-        if outcome is None:
-            return
+        for copied in self._checkpointer.take_copies():
+            self._session.report(copied)
         if isinstance(outcome, SaveFailed):
-            self._channel.send(say.SaveError(step=outcome.step, reason=outcome.reason))
-            return
-        self._channel.send(
-            say.SaveDone(
-                step=outcome.step,
-                checkpoint=outcome.path.name,
-                num_bytes=outcome.num_bytes,
-                stall_s=outcome.stall_s,
-                write_s=outcome.write_s,
+            self._session.report(log.CheckpointFailed(step=outcome.step, reason=outcome.reason))
+        elif outcome is not None:
+            self._session.report(
+                log.CheckpointSaved(
+                    step=outcome.step,
+                    checkpoint=outcome.path.name,
+                    num_bytes=outcome.num_bytes,
+                    stall_s=outcome.stall_s,
+                    write_s=outcome.write_s,
+                )
             )
-        )
 
     def _metrics(self, step: Step) -> StepMetrics:
         place, plan = self._session.place, self._session.plan

@@ -41,6 +41,7 @@ from paceline.control.slots import Phase
 from paceline.errors import PlanError, Problem, RunError
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
+from paceline.record import events as log
 from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
@@ -286,8 +287,13 @@ class Session:
 
     def note_baseline(self, name: str, loss: float) -> None:
         """Put a simple model's held-out loss beside ours, in the events and the report."""
-        if self.is_first and math.isfinite(loss):
-            self.channel.send(say.BaselineDone(name=name, loss=loss))
+        if math.isfinite(loss):
+            self.report(log.BaselineEvaluated(name=name, loss=loss))
+
+    def report(self, event: log.Reported) -> None:
+        """Send what all ranks have found out to the run's record, from the first rank."""
+        if self.is_first:
+            self.channel.send(say.ForRecord(event=event))
 
     def steps(
         self,
@@ -425,8 +431,8 @@ class Session:
             self._note(f"train.gradient_compression {asked}: {strategy.RISKS[asked]}")
 
     def _note(self, text: str) -> None:
-        if self.is_first and self.place.generation == 1:
-            self.channel.send(say.NoteMade(text=text))
+        if self.place.generation == 1:
+            self.report(log.Noted(text=text))
 
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Sums over all ranks; every rank gets the same numbers."""

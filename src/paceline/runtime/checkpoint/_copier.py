@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.control.messages import CopyDone, CopyError
 from paceline.errors import PacelineError
 from paceline.record.checkpoints import list_checkpoints
-from paceline.record.remote import Remote, Uploaded
+from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
+from paceline.record.remote import Remote
 from paceline.runtime.checkpoint._files import CopyPolicy
 from paceline.runtime.checkpoint._reason import plain_reason
 
-Tell = Callable[[CopyDone | CopyError], None]
+Tell = Callable[[CheckpointCopied | CheckpointCopyFailed], None]
 
 
 class Copier:
@@ -41,7 +41,7 @@ class Copier:
             except Exception as error:  # noqa: BLE001 - every storage has its own
                 told = error.problems[0].what if isinstance(error, PacelineError) else None
                 with contextlib.suppress(OSError):  # the worker is gone
-                    self._tell(CopyError(step=step, reason=told or plain_reason(error)))
+                    self._tell(CheckpointCopyFailed(step=step, reason=told or plain_reason(error)))
 
     def _bring_up_to_date(self, folder: Path, policy: CopyPolicy, step: int) -> None:
         """An earlier step that failed is tried again here, before this one."""
@@ -52,18 +52,5 @@ class Copier:
         for entry in sorted(here, key=lambda entry: entry.step):
             if entry.step > step or (entry.path.name in there and entry.step != step):
                 continue
-            done = self._remote.upload(entry.path, policy.compress)
-            self._tell(_told(done))
+            self._tell(self._remote.upload(entry.path, policy.compress))
         self._remote.prune(policy.keep)
-
-
-def _told(done: Uploaded) -> CopyDone:
-    return CopyDone(
-        step=done.step,
-        url=done.url,
-        num_bytes=done.num_bytes,
-        stored_bytes=done.stored_bytes,
-        seconds=done.seconds,
-        checked=done.checked,
-        note=done.note,
-    )

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from paceline.control.messages import CopyDone, CopyError
+from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
 from paceline.runtime.checkpoint._files import WriteTask
 from paceline.runtime.checkpoint._memory import make_memory, map_memory
 from paceline.runtime.checkpoint._reason import plain_reason
@@ -70,7 +70,7 @@ class WriterProcess:
 
     def submit(self, task: WriteTask, plan: SavePlan, on_phase: OnPhase | None) -> Pending:
         """Copy a share and have it written. Earlier saves must have ended or been abandoned."""
-        before: list[CopyDone | CopyError] = []
+        before: list[CheckpointCopied | CheckpointCopyFailed] = []
         if self._link is None or not self._link.is_open:
             before = self.take_copies()
             self._link = _Link()
@@ -90,7 +90,7 @@ class WriterProcess:
         self._link.send(pending, write, self._stage)
         return pending
 
-    def take_copies(self) -> list[CopyDone | CopyError]:
+    def take_copies(self) -> list[CheckpointCopied | CheckpointCopyFailed]:
         """What became of copies since it was last asked."""
         copies = self._link.copies if self._link is not None else deque()
         return [copies.popleft() for _ in range(len(copies))]
@@ -133,7 +133,7 @@ class _Link:
         self.is_open = True
         self._pending: dict[int, Pending] = {}
         self._told_fd: int | None = None
-        self.copies: deque[CopyDone | CopyError] = deque()
+        self.copies: deque[CheckpointCopied | CheckpointCopyFailed] = deque()
         self.uncopied: set[int] = set()
         self._outbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         descriptor = make_memory("paceline-wanted", mmap.PAGESIZE)
@@ -185,7 +185,7 @@ class _Link:
                         threading.Thread(
                             target=self._pass_phase, args=(number,), daemon=True
                         ).start()
-                    case CopyDone() | CopyError() as told:
+                    case CheckpointCopied() | CheckpointCopyFailed() as told:
                         self.copies.append(told)
                         self.uncopied.discard(told.step)
                     case Ended() as ended:
@@ -195,7 +195,9 @@ class _Link:
                                 self.uncopied.add(pending.step)
                             pending.end(ended)
         for step in sorted(self.uncopied):
-            self.copies.append(CopyError(step=step, reason="the process that copies it ended"))
+            self.copies.append(
+                CheckpointCopyFailed(step=step, reason="the process that copies it ended")
+            )
         self.uncopied.clear()
         self.is_open = False
         self._outbox.put(lambda: None)  # wakes who sends, which ends

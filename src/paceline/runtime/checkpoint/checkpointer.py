@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline import __version__
-from paceline.control.messages import CopyDone, CopyError
+from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
 from paceline.runtime.checkpoint._agree import Group, gather
 from paceline.runtime.checkpoint._files import CopyPolicy, Facts, KnownFacts, WriteTask
 from paceline.runtime.checkpoint._process import OnPhase, Pending, writer_process
@@ -201,7 +201,7 @@ class Checkpointer:
             return None
         return f"{self.policy.copy_to.rstrip('/')}/{self.folder.parent.name}"
 
-    def take_copies(self) -> list[CopyDone | CopyError]:
+    def take_copies(self) -> list[CheckpointCopied | CheckpointCopyFailed]:
         """What became of copies to the other storage since it was last asked. Not collective; only
         rank 0's writer copies, and one that failed is tried again after the next save."""
         return writer_process().take_copies()

@@ -23,8 +23,8 @@ import socket
 import threading
 from multiprocessing.connection import Connection
 
-from paceline.control.messages import CopyDone, CopyError
 from paceline.control.parent import die_with_parent
+from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
 from paceline.runtime.checkpoint._copier import Copier
 from paceline.runtime.checkpoint._files import (
     Abandoned,
@@ -64,7 +64,7 @@ class Writer:
                 self._overtaken = None
                 self._send(ended)
 
-    def _send(self, message: Ended | Phase | CopyDone | CopyError) -> None:
+    def _send(self, message: Ended | Phase | CheckpointCopied | CheckpointCopyFailed) -> None:
         with self._sending:  # copies are told of by a thread of their own
             self._talk.send(message)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paceline.control import messages as say
 from paceline.parallel.replicas import neighbour_of
+from paceline.record import events as log
 from paceline.runtime.checkpoint._agree import gather
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.held import StartOver
@@ -162,7 +163,8 @@ class Safekeeping:
         if failures and not self._has_failed:
             # The others' are of no use without it: all would go back to a checkpoint.
             self._has_failed = True
-            session.channel.send(say.NoteMade(text=f"no snapshot in memory: {failures[0]}"))
+            note = log.Noted(text=f"no snapshot in memory: {failures[0]}")
+            session.channel.send(say.ForRecord(event=note))
 
     def suspect(self, step: int) -> None:
         """A step was refused: a wrong parameter may be why, so compare after it."""
@@ -211,7 +213,7 @@ class Safekeeping:
         how: Literal["moved", "majority"] = (
             "moved" if any(moved[rank] for rank in verdict.odd) else "majority"
         )
-        seen = say.CorruptionSeen(
+        seen = log.CorruptionFound(
             step=step,
             ranks=list(verdict.odd),
             suspects=list(verdict.suspects),
@@ -220,7 +222,7 @@ class Safekeeping:
             healed="initial",
             goes_on_after=0,
         )
-        healed: say.Healed = "replica"
+        healed = "replica"
         is_copied = verdict.can_copy and is_unused and shared == tensors
         # Until it is right again, what a rank replaces is the state of no step.
         session.held.is_torn |= not is_copied or session.place.rank in verdict.odd
@@ -262,19 +264,18 @@ class Safekeeping:
             return
         self._suspects = None
         named = suspects.named(self.state)
-        if self._session.is_first:
-            told = {name for names in suspects.tensors.values() for name in names}
-            self._session.channel.send(
-                say.CorruptionSeen(
-                    step=step,
-                    ranks=list(named),
-                    suspects=[] if named else sorted(suspects.tensors),
-                    tensors=sorted(told),
-                    verdict="replay" if named else "undecided",
-                    healed="recomputed",
-                    goes_on_after=step,
-                )
+        told = {name for names in suspects.tensors.values() for name in names}
+        self._session.report(
+            log.CorruptionFound(
+                step=step,
+                ranks=list(named),
+                suspects=[] if named else sorted(suspects.tensors),
+                tensors=sorted(told),
+                verdict="replay" if named else "undecided",
+                healed="recomputed",
+                goes_on_after=step,
             )
+        )
 
     def _keeps(self, step: int) -> bool:
         return self.snapshot_every > 0 and step % self.snapshot_every == 0
@@ -290,10 +291,9 @@ class Safekeeping:
             return True
         return self.guard.certified_step is None or self.guard.certified_step >= step - 1
 
-    def _tell(self, seen: say.CorruptionSeen, *, healed: say.Healed, goes_on_after: int) -> None:
-        if self._session.is_first:
-            told = msgspec.structs.replace(seen, healed=healed, goes_on_after=goes_on_after)
-            self._session.channel.send(told)
+    def _tell(self, seen: log.CorruptionFound, *, healed: str, goes_on_after: int) -> None:
+        told = msgspec.structs.replace(seen, healed=healed, goes_on_after=goes_on_after)
+        self._session.report(told)
 
     def _choose_interval(self) -> None:
         """The same on every rank: the dearest check against the shortest step. Collective."""
@@ -301,14 +301,13 @@ class Safekeeping:
         everyone = gather((cost_s, min(self._step_s)), None)
         dearest_s, shortest_s = max(cost for cost, _ in everyone), min(s for _, s in everyone)
         self.guard.every = interval(dearest_s, shortest_s)
-        if self._session.is_first and self._session.generation == 1:
-            self._session.channel.send(
-                say.NoteMade(
-                    text=f"all ranks' parameters and optimizer state are compared every "
-                    f"{self.guard.every} step(s): {dearest_s * 1e3:.2f} ms of a step's "
-                    f"{shortest_s * 1e3:.3g} ms"
-                )
+        if self._session.generation == 1:
+            text = (
+                f"all ranks' parameters and optimizer state are compared every "
+                f"{self.guard.every} step(s): {dearest_s * 1e3:.2f} ms of a step's "
+                f"{shortest_s * 1e3:.3g} ms"
             )
+            self._session.report(log.Noted(text=text))
 
 
 def snapshot_interval(session: Session) -> int:
