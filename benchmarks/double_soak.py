@@ -43,7 +43,7 @@ JOB = {
         "precision": "fp32",
     },
     "checkpoint": {"every": 6, "keep_last": 2},
-    "evaluate": {"every": 100_000, "samples": 2},
+    "evaluate": {"every": 100_000, "samples": 4},
     "recovery": {"fingerprint_every": 0},
 }
 

@@ -44,6 +44,13 @@ def test_samples_come_in_the_order_asked_for():
     assert targets.tolist() == [[13, 14, 15, 16], [1, 2, 3, 4]]
 
 
+def test_who_marks_the_targets_of_one_sample_leaves_its_inputs_as_they_are():
+    data = TextData(text=as_array(bytes(range(20))), seq_len=4)
+    inputs, targets = data.samples([3])
+    targets[:] = -100
+    assert inputs.tolist() == [[12, 13, 14, 15]]
+
+
 @pytest.mark.parametrize("sample", [-1, 4])
 def test_a_sample_that_is_not_there_is_an_error(sample):
     data = TextData(text=as_array(bytes(20)), seq_len=4)

@@ -44,8 +44,10 @@ class TextData:
         if len(starts) and (starts.min() < 0 or starts.max() + self.seq_len >= len(self.text)):
             raise IndexError(f"sample ids are 0 to {self.num_samples - 1}, got {list(ids)}")
         windows = self.text[starts[:, None] + np.arange(self.seq_len + 1)]
-        tokens = torch.from_numpy(windows.astype(np.int64))
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        # `astype` copies; `contiguous` of a single window would not: whoever marks targets as
+        # ignored would write into the inputs.
+        inputs, targets = (part.astype(np.int64) for part in (windows[:, :-1], windows[:, 1:]))
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def load_text(job: Job) -> tuple[TextData, TextData | None]:
