@@ -5,12 +5,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
 from tests.prove.cases import ON_TWO, SHAPE, layout, request
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import JobError, PlanError
 from paceline.estimate.rates import MatmulRate, Rates
 from paceline.prove.proof import ModelRequest
 from paceline.prove.prove import prove
+from paceline.prove.world import world
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -226,3 +231,13 @@ def test_a_model_without_ways_is_not_split_over_tensor_ranks(tmp_path):
 def test_offloaded_state_is_left_to_the_estimate():
     with pytest.raises(PlanError, match="F003: optimizer state on cpu is not proved"):
         prove(request(replace(ON_TWO["FSDP2"], offload="cpu")))
+
+
+def test_a_world_is_not_given_the_groups_of_an_earlier_one():
+    for num_before in (0, 3):
+        with world(0, 4):
+            for _ in range(num_before):  # the mesh's groups have other names then
+                dist.new_group([0, 1])
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))["tensor"]
+            made = DTensor.from_local(torch.ones(2), mesh, [Shard(0)]).relu()
+            assert made.device_mesh.get_group() is mesh.get_group()

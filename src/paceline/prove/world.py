@@ -24,7 +24,7 @@ from paceline.prove.replay import Replay
 from paceline.prove.step import Rank
 from paceline.prove.trace import Trace, Tracer
 from paceline.runtime import strategy
-from paceline.runtime._torch_private import FakeTensorMode, children_of, fake_store
+from paceline.runtime._torch_private import FakeTensorMode, children_of, fake_store, forget_groups
 from paceline.runtime.initial.fill import give_memory
 from paceline.runtime.strategy.blocks import numbered_blocks
 from paceline.runtime.strategy.pipeline import pipeline
@@ -49,6 +49,7 @@ def world(rank: int, size: int) -> Iterator[None]:
     try:
         yield
     finally:
+        forget_groups()  # an equal mesh of a later world would be given these groups
         dist.destroy_process_group()
 
 

@@ -261,13 +261,15 @@ def join_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     return DeviceMesh._concatenate(list(meshes))
 
 
-def forget_groups(meshes: Sequence[DeviceMesh]) -> None:
-    """Take process groups out of meshes and of DTensor's cache of what it has seen, which keep them
-    alive for ever, with their sockets and threads."""
-    # Not imported above: the package brings the compiler along, which proofs do without.
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+def forget_groups(meshes: Sequence[DeviceMesh] = ()) -> None:
+    """Take process groups out of meshes and of DTensor's caches of what it has seen, which keep them
+    alive for ever, with their sockets and threads, and hand out an old mesh for an equal one."""
+    from torch.distributed.tensor import DTensor
 
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    # As in `torch.distributed.tensor.debug`, which brings the compiler along.
+    known: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    known.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
     for mesh in meshes:
         mesh._get_root_mesh()._pg_registry.clear()
         mesh._pg_registry.clear()
