@@ -57,6 +57,15 @@ def test_a_folder_that_cannot_be_used_is_refused_before_anything_runs(tmp_path):
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_path_is_refused_and_is_not_the_current_folder(tmp_path, empty):
+    for arguments in (("selftest", "--keep", empty), ("runs", "--runs", empty)):
+        done = run_command(*arguments, folder=tmp_path)
+        assert done.returncode == 2
+        assert "it is empty; name a file or folder" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def answers(monkeypatch, **by_verb):
     asked = []
 

@@ -197,6 +197,29 @@ def test_page_draws_the_fullest_and_the_least_full_of_many_ranks():
     assert "seen, rank 7" not in page
 
 
+def test_memory_that_was_not_measured_is_left_out_and_is_not_0_bytes():
+    whole = made.killed_and_finished()
+    end = msgspec.structs.replace(
+        whole.events[-1], peak_bytes=[None, None], baseline_bytes=[None, None]
+    )
+    lines = tuple(replace(line, memory_bytes=None) for line in whole.metrics)
+    text = Tags(render_page(replace(whole, events=(*whole.events[:-1], end), metrics=lines))).text
+    assert "seen, rank" not in text
+    assert "at the fullest rank" not in text
+    assert "None" not in text
+
+
+def test_page_says_what_the_allocator_reserved_and_what_the_driver_reported():
+    whole = made.killed_and_finished()
+    lines = tuple(replace(line, reserved_bytes=700 * made.MIB) for line in whole.metrics)
+    xid = log.GpuHealth(at=made.T0 + 3, node=1, gpu="GPU-6a", what="xid", value=79, is_fatal=True)
+    text = Tags(render_page(replace(whole, events=(*whole.events, xid), metrics=lines))).text
+    assert "700 MiB reserved by rank 0's allocator" in text
+    assert "What the driver reported of GPUs" in text
+    assert "GPU-6a" in text
+    assert "against its node" in text
+
+
 def test_failure_is_marked_at_its_step():
     """The vertical line of step 60 stands where the axis has 60 between its ticks 0 and 100."""
     data = LossData(

@@ -55,11 +55,10 @@ def test_only_what_the_host_runs_ahead_of_is_an_accelerator(device, expected):
     assert is_accelerator(device) is expected
 
 
-def test_an_accelerator_without_an_allocator_to_ask_holds_nothing_known(module):
+def test_memory_that_nothing_counts_is_none(module):
     device = torch.device("cuda", 0)
     forget_peak(device)
-    assert held_bytes(device) == peak_bytes(device) == 0
-    assert reserved_bytes(device) is None
+    assert held_bytes(device) is peak_bytes(device) is reserved_bytes(device) is None
 
 
 def test_what_an_allocator_keeps_is_told_where_it_counts_that(module):

@@ -5,11 +5,14 @@ import torch
 
 from paceline.control.policy import cause_of
 from paceline.errors import JobError
+from paceline.runtime import own_gpu
 from paceline.runtime.own_gpu import check_own_gpu
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(monkeypatch):
+def two_gpus(monkeypatch, tmp_path):
+    monkeypatch.setattr(own_gpu, "DRIVER", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("RANK", "3")
@@ -26,6 +29,39 @@ def test_a_rank_without_a_gpu_ends_the_run_with_the_numbers():
     assert problem.code == "R062"
     assert problem.what == "rank 3 needs GPU 3; CUDA_VISIBLE_DEVICES='0,1' shows 2"
     assert "cluster.per_node to 2" in problem.fix
+
+
+def refusal(local_rank):
+    with pytest.raises(JobError) as refused:
+        check_own_gpu(local_rank, is_first=True)
+    (problem,) = refused.value.problems
+    return problem
+
+
+def test_a_machine_without_a_driver_blames_no_variable(monkeypatch, tmp_path):
+    monkeypatch.setattr(own_gpu, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    problem = refusal(0)
+    assert problem.what == (
+        "rank 3 needs GPU 0; no NVIDIA driver is loaded here, so there is no GPU"
+    )
+    assert "cluster.accelerator to cpu" in problem.fix
+    assert "CUDA_VISIBLE_DEVICES" not in problem.what + problem.fix
+
+
+def test_a_torch_without_cuda_is_what_is_replaced(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    problem = refusal(0)
+    assert "was built without CUDA" in problem.what
+    assert "CUDA_VISIBLE_DEVICES" not in problem.what + problem.fix
+
+
+def test_a_variable_that_is_not_set_is_not_named(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    problem = refusal(3)
+    assert problem.what == "rank 3 needs GPU 3; PyTorch shows 2"
+    assert "CUDA_VISIBLE_DEVICES" not in problem.fix
 
 
 def test_a_gpu_that_disappears_in_a_run_counts_as_broken_hardware():

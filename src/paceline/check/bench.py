@@ -14,6 +14,7 @@ from paceline.estimate import case_of, price_one
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.record.bench import PHASES, Measured, Scaling
+from paceline.record.metrics import most_bytes
 from paceline.units import format_bytes, format_seconds
 
 Limit = Literal["cores", "communication", "data", "memory", "optimizer", "overhead", "compute"]
@@ -69,8 +70,8 @@ class Row:
     profiler_stretch: float | None
     """A profiled step over a timed one, less 1: how far communication may be off."""
 
-    peak_bytes: int
-    """Of the fullest rank."""
+    peak_bytes: int | None
+    """Of the fullest rank; None where a rank's was not measured."""
 
     predicted_bytes: int | None
     predicted_step_s: float | None
@@ -171,7 +172,7 @@ def _row(measured: Measured, first: Row | None) -> Row:
         exposed_s=exposed,
         hidden_s=None if flight is None or exposed is None else flight - exposed,
         profiler_stretch=max(each.step_s for each in seen) / step_s - 1 if seen else None,
-        peak_bytes=max(rank.peak_bytes for rank in ranks),
+        peak_bytes=most_bytes(rank.peak_bytes for rank in ranks),
         predicted_bytes=plan.estimate.memory.total_bytes,
         predicted_step_s=plan.estimate.step_s,
         limit_bytes=plan.cluster.usable_bytes,
@@ -273,6 +274,8 @@ def _part(row: Row, limit: Limit, phases: Sequence[str], change: str) -> Iterato
 
 
 def _memory(row: Row, plan: Plan) -> Iterator[Advice]:
+    if row.peak_bytes is None:
+        return
     share, layout = row.peak_bytes / max(row.limit_bytes, 1), plan.layout
     used = (
         f"the fullest rank held {format_bytes(row.peak_bytes)} of {format_bytes(row.limit_bytes)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import PathName, json_option
 
 if TYPE_CHECKING:
     from paceline.adapt import Adapted
@@ -30,11 +30,11 @@ _LEFT = 1
 
 
 @click.command()
-@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("script", type=PathName(path_type=Path))
 @click.option("--to", "target", type=click.Choice(_TARGETS), required=True, help="The form.")
 @click.option("--write", is_flag=True, help="Change SCRIPT itself; SCRIPT.orig keeps what it was.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write into this file instead."
+    "--out", type=PathName(path_type=Path, dir_okay=False), help="Write into this file instead."
 )
 @json_option
 def command(script: Path, target: str, write: bool, out: Path | None, as_json: bool) -> None:

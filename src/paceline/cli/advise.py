@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from paceline import units
-from paceline.cli.options import FiniteRange, json_option, set_option
+from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
@@ -165,7 +165,7 @@ def rate(
 
 
 @command.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @click.option(
     "--margin",
     type=FiniteRange(min=0, max=1, max_open=True),

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, is_given, json_option, set_option
+from paceline.cli.options import FiniteRange, PathName, is_given, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.check.bench import Verdict
 
 
 @click.command()
-@click.argument("job_file", metavar="[JOB]", required=False, type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="[JOB]", required=False, type=PathName(path_type=Path))
 @click.option(
     "--all-reduce",
     is_flag=True,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     "out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PathName(path_type=Path, file_okay=False),
     help="Folder for bench.html, the page with plots, and bench.json.",
 )
 @click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import FiniteRange, json_option
+from paceline.cli.options import FiniteRange, PathName, json_option
 from paceline.cli.table import format_table
 
 
@@ -28,7 +28,7 @@ from paceline.cli.table import format_table
 @click.option(
     "--out",
     "out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathName(path_type=Path, dir_okay=False),
     default=Path("paceline-catalog.toml"),
     show_default=True,
     help="The catalog file to write, new or with other tables; only [efficiencies.NAME] of this "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import PathName, json_option
 from paceline.cli.table import format_table, write_new
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ _KINDS = ("accelerators", "links", "prices", "models")
 @click.option(
     "--file",
     "file",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Your own catalog file: check it, and show what is known with it.",
 )
 @click.option(
     "--write",
     "write",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Write a commented catalog file to start from.",
 )
 @click.option("--force", is_flag=True, help="With --write: write over a file that is there.")

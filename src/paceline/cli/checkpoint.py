@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import PathName, json_option
 from paceline.cli.table import format_table
 from paceline.units import format_bytes, parse_bytes
 
@@ -135,7 +135,7 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
 
 @command.command("convert")
 @_path
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PathName(path_type=Path))
 @click.option(
     "--to",
     "form",

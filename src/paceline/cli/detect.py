@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import PathName, json_option
 from paceline.cli.table import format_table, write_new
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     "--write",
     "write",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Write the `cluster:` section of a job file that says the same.",
 )
 @click.option("--force", is_flag=True, help="With --write: write over a file that is there.")
 @click.option(
     "--file",
     "file",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Your own catalog file, for the names of accelerators.",
 )
 @json_option

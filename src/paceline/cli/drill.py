@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, json_option, runs_option, set_option
+from paceline.cli.options import FiniteRange, PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
     from paceline.check.drill.oracle import Drilled, Outcome, Reference, Verdict
@@ -28,7 +28,7 @@ _ROOM = 10
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", required=False, type=PathName(path_type=Path))
 @click.option(
     "--fault",
     "faults",
@@ -63,7 +63,7 @@ _ROOM = 10
 )
 @click.option(
     "--reference",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="A finished run of the same job without faults. Left out: run it, once for each job.",
 )
 @click.option(

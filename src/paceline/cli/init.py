@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
+from paceline.cli.options import PathName
 from paceline.errors import JobError, Problem
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path), default=Path("job.yaml"))
+@click.argument("path", type=PathName(path_type=Path), default=Path("job.yaml"))
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 def command(path: Path, force: bool) -> None:
     """Write a commented job file to PATH (job.yaml when left out).

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import PathName, json_option
 
 if TYPE_CHECKING:
     from paceline.check.finding import Finding
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     metavar="PATH...",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path, readable=False),  # one that may not be read is said, as others
+    type=PathName(path_type=Path, readable=False),  # one that may not be read is said, as others
 )
 @click.option("--gpu", metavar="NAME", help="Accelerator they run on: V100, A100, H100-SXM.")
 @click.option("--nodes", type=click.IntRange(min=1), help="Machines of the job.")
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "--context",
     "context_file",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathName(path_type=Path, dir_okay=False),
     help='JSON with more facts: {"launch": "torchrun ...", "home_fs": "nfs", "nodes": 8}.',
 )
 @click.option(

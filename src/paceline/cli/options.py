@@ -24,6 +24,18 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class PathName(click.Path):
+    """A path that names something: an empty text, as of a variable that is not set, would be the
+    current folder."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        if isinstance(value, str) and not value.strip():
+            self.fail("it is empty; name a file or folder", parameter, context)
+        return super().convert(value, parameter, context)
+
+
 def set_option(function: _F) -> _F:
     """`--set key.key=value`, as often as needed."""
     return click.option(
@@ -40,7 +52,7 @@ def runs_option(function: _F) -> _F:
     return click.option(
         "--runs",
         "runs",
-        type=click.Path(path_type=Path),
+        type=PathName(path_type=Path),
         default=Path("runs"),
         show_default=True,
         help="The folder that holds all runs.",

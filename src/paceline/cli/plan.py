@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import click
 
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import PathName, json_option, set_option
 
 
 class _Command(click.Command):
@@ -34,7 +34,7 @@ def _read_limits(context: click.Context, option: click.Parameter, value: str | N
 
 
 @click.command(cls=_Command)
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @set_option
 @click.option(
     "--objective",
@@ -73,7 +73,7 @@ def _read_limits(context: click.Context, option: click.Parameter, value: str | N
 @click.option("--only", metavar="K", type=int, help="With --phases: one phase's JSON.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PathName(path_type=Path, file_okay=False),
     help="With --phases: write its files into this folder.",
 )
 @click.option("--yes", is_flag=True, help="With --phases: take reviews as approved.")

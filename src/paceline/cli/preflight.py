@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, json_option, runs_option, set_option
+from paceline.cli.options import FiniteRange, PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
     from paceline.check.preflight.need import Need
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @click.option(
     "--on",
     "place",
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--record",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Keep what the nodes said in this file, to be judged elsewhere or again; - prints it, and "
     "nothing else.",
 )
@@ -68,13 +68,13 @@ if TYPE_CHECKING:
     "--from",
     "recorded",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Judge what was recorded, and look at no machine. May be given again: each file's nodes "
     "are taken together.",
 )
 @click.option(
     "--nodes-file",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Write the nodes that pass, one a line: a hostfile for --hosts or srun --nodefile.",
 )
 @click.option("--all", "shows_all", is_flag=True, help="Show what passes too, with its evidence.")

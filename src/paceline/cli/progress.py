@@ -13,6 +13,7 @@ from paceline.control.state import State
 from paceline.plan import Plan
 from paceline.record import events as log
 from paceline.record.checkpoints import list_checkpoints
+from paceline.record.metrics import most_bytes
 from paceline.record.run import RunFolder
 from paceline.report.plan_text import format_plan
 from paceline.spec import Job
@@ -153,17 +154,14 @@ class ProgressView:
         records = [slot.completed for slot in state.slots if slot.completed is not None]
         if not records:
             return
-        seen = max(record.peak_bytes for record in records)
+        most = most_bytes(record.peak_bytes for record in records)
+        seen = "not measured" if most is None else f"{format_bytes(most)} seen at the fullest rank"
         predicted = self._plan.estimate.memory.total_bytes
         digest = records[0].state_digest
         hashed = "not hashed (recovery.final_digest: false)"
         self._line(f"state       {hashed if digest is None else f'sha256 {digest}'}")
-        self._line(
-            f"memory      {format_bytes(seen)} seen at the fullest rank, "
-            f"{format_bytes(predicted)} predicted"
-            if predicted is not None
-            else f"memory      {format_bytes(seen)} seen at the fullest rank"
-        )
+        asked = f", {format_bytes(predicted)} predicted" if predicted is not None else ""
+        self._line(f"memory      {seen}{asked}")
 
     def _left(self, steps: int) -> str:
         if len(self._step_times) < 2:

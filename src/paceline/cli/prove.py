@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import PathName, json_option, set_option
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @set_option
 @click.option(
     "--layout",
@@ -27,14 +27,14 @@ from paceline.cli.options import json_option, set_option
     "--trace",
     "trace_file",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathName(path_type=Path, dir_okay=False),
     help="Write the simulated step for chrome://tracing or ui.perfetto.dev.",
 )
 @click.option(
     "--plot",
     "plot_file",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathName(path_type=Path, dir_okay=False),
     help="Draw memory over the step, as SVG.",
 )
 @json_option

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option, set_option
+from paceline.cli.options import PathName, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.spec import Job
 
 
 @click.command()
-@click.argument("job_file", metavar="[JOB]", required=False, type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="[JOB]", required=False, type=PathName(path_type=Path))
 @click.option("--for", "engine", metavar="ENGINE", required=True, help="The engine, or `list`.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PathName(path_type=Path, file_okay=False),
     help="Write the files into this folder; left out, they are printed.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files in --out that differ.")

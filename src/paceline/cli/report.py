@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from paceline.cli.options import PathName
 from paceline.errors import JobError, Problem
 
 if TYPE_CHECKING:
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="[default: report.html in the run]")
+@click.argument("run_folder", metavar="RUN", type=PathName(path_type=Path))
+@click.option("--out", type=PathName(path_type=Path), help="[default: report.html in the run]")
 def command(run_folder: Path, out: Path | None) -> None:
     """Write the page of the run in folder RUN: one HTML file, plots inside.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import json_option, runs_option, set_option
+from paceline.cli.options import PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
     from paceline.cli.run_preflight import Looking
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", required=False, type=PathName(path_type=Path))
 @click.argument("arguments", metavar="", required=False, nargs=-1)
 @click.option(
     "--script",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Start this Python script, which need not know Paceline, instead of a job; its arguments "
     "follow `--`.",
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     "--resume",
     "resume",
     metavar="RUN",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Go on with the run in this folder, from its newest valid checkpoint.",
 )
 @click.option(
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     "--from",
     "source",
     metavar="CHECKPOINT",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Begin the new run with this checkpoint: another run's, or weights that `paceline "
     "checkpoint convert` made one of.",
 )
 @click.option(
     "--out",
     "out",
-    type=click.Path(path_type=Path),
+    type=PathName(path_type=Path),
     help="Folder of the new run. [default: RUNS/NAME-DATE-TIME]",
 )
 @click.option(

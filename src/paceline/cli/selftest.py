@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import json_option
+from paceline.cli.options import PathName, json_option
 from paceline.errors import JobError, Problem
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--cpu", "on_cpu", is_flag=True, help="Leave the GPUs alone: ranks on CPUs, gloo.")
 @click.option(
     "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=PathName(path_type=Path, file_okay=False),
     help="Keep the job and its runs in this folder. [default: removed at the end]",
 )
 @json_option

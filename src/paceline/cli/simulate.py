@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paceline.cli.options import FiniteRange, json_option, set_option
+from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 
 if TYPE_CHECKING:
     from paceline.simulation.costs import System
@@ -18,7 +18,7 @@ _MOST_NODES = 200_000
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @click.option(
     "--nodes",
     "nodes_text",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.job_input import read_job
-from paceline.cli.options import FiniteRange, json_option, set_option
+from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 from paceline.cli.output_file import check_can_write
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--facts",
     "facts_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PathName(path_type=Path, dir_okay=False),
     help="Also write everything the ranks saw into this JSON file.",
 )
 @click.option(

@@ -125,8 +125,8 @@ class Completed(Message, frozen=True, kw_only=True, tag=True):
     world_size: int
     state_digest: str | None
     held_out_loss: float | None
-    baseline_bytes: int
-    peak_bytes: int
+    baseline_bytes: int | None
+    peak_bytes: int | None
 
 
 class Crashed(Message, frozen=True, kw_only=True, tag=True):

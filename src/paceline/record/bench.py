@@ -65,11 +65,12 @@ class RankTimes:
     """Phase -> its seconds in every timed step. Their sum is the step."""
 
     communication: Communication | None = None
-    peak_bytes: int = 0
-    """Highest in all steps: resident on a CPU, allocated on an accelerator."""
+    peak_bytes: int | None = None
+    """Highest in all steps: resident on a CPU, allocated on an accelerator; None where that is not
+    counted."""
 
-    baseline_bytes: int = 0
-    """The same before the model was built."""
+    baseline_bytes: int | None = None
+    """Memory before the model was built, counted as in `peak_bytes`."""
 
     backend: str = ""
     problems: tuple[Problem, ...] = ()

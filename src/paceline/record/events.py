@@ -410,11 +410,12 @@ class RunFinished(Event, frozen=True, kw_only=True, tag=True):
     exactness: Exactness = "bitwise"
     """What is promised of the state: see `ExactnessChanged`."""
 
-    baseline_bytes: list[int]
-    """Memory of each rank before the model was built, in rank order; empty when unknown."""
+    baseline_bytes: list[int | None]
+    """Memory of each rank before the model was built, in rank order; None is what was not
+    measured."""
 
-    peak_bytes: list[int]
-    """Highest memory of each rank, in rank order; empty when unknown."""
+    peak_bytes: list[int | None]
+    """Highest memory of each rank, in rank order; None is what was not measured."""
 
 
 AnyEvent = (

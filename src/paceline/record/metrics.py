@@ -6,6 +6,7 @@ again with a higher generation, and `read_metrics` keeps the newest of each step
 docs/reference/metrics.md is generated from the texts below.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,9 @@ class StepMetrics:
     """Clipping and optimizer; on an accelerator of the step before, as this step's update is still
     ahead when the line is written."""
 
-    memory_bytes: int
-    """Highest memory of rank 0 so far: resident on a CPU, allocated on an accelerator."""
+    memory_bytes: int | None
+    """Highest memory of rank 0 so far: resident on a CPU, allocated on an accelerator; None where
+    the device does not count it."""
 
     applied: bool
     """False when the step was refused."""
@@ -82,6 +84,11 @@ class StepMetrics:
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for
     it and no recovery came between."""
+
+
+def most_bytes(sizes: Iterable[int | None]) -> int | None:
+    """The largest of what was measured; None where nothing was."""
+    return max((size for size in sizes if size is not None), default=None)
 
 
 class MetricsLog:

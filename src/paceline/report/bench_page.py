@@ -66,7 +66,7 @@ def _row(row: Row) -> dict[str, Any]:
         "rate": format_count(rate_of(row)[0]),
         "speedup": f"{row.speedup:.2f}",
         "efficiency": f"{row.efficiency:.0%}",
-        "memory": format_bytes(row.peak_bytes),
+        "memory": "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),
         "phases": {phase: share_text(row.phases_s.get(phase), row) for phase in PHASES},
         "pieces": [
             {"key": key, "percent": 100 * seconds / total, "value": format_seconds(seconds)}

@@ -85,7 +85,7 @@ def _throughput(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             f"{row.samples_per_s:.3g}",
             f"{row.speedup:.2f}",
             f"{row.efficiency:.0%}",
-            format_bytes(row.peak_bytes),
+            "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),
             planned,
         )
 

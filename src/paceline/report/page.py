@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
+from paceline.record.metrics import most_bytes
 from paceline.report.curves import (
     Curves,
     draw_curves,
@@ -30,6 +31,7 @@ from paceline.report.sections import (
     failure_rows,
     format_share,
     front_points,
+    gpu_health_rows,
     layout_rows,
     memory_section,
     time_section,
@@ -85,6 +87,7 @@ def render_page(record: RunRecord) -> str:
     end = every[-1].finished if every else None
     refused = [e for e in record.events if isinstance(e, log.StepRefused)]
     passed_over = [e for e in record.events if isinstance(e, log.CheckpointRefused)]
+    gpu_health = gpu_health_rows(record, clock)
     curves = draw_curves(record)
     environment = Environment(
         loader=PackageLoader("paceline.report"),
@@ -110,6 +113,8 @@ def render_page(record: RunRecord) -> str:
         refused=refused[:_MOST_ROWS],
         num_refused=len(refused),
         passed_over=passed_over[:_MOST_ROWS],
+        gpu_health=gpu_health[:_MOST_ROWS],
+        num_gpu_health=len(gpu_health),
         checkpoints=checkpoint_rows(record)[-_MOST_ROWS:],
         num_checkpoints=len(checkpoint_rows(record)),
         plan=record.plan,
@@ -268,15 +273,17 @@ def _failure_tile(broken: list[Failure], how: str) -> Tile | None:
 
 def _memory_tile(record: RunRecord) -> Tile | None:
     ends = [e for e in record.events if isinstance(e, log.RunFinished) and e.peak_bytes]
-    seen = [max(ends[-1].peak_bytes)] if ends else [m.memory_bytes for m in record.metrics]
+    seen = most_bytes(ends[-1].peak_bytes if ends else (m.memory_bytes for m in record.metrics))
+    held = most_bytes(m.reserved_bytes for m in record.metrics)
     predicted = comparable_bytes(record.plan) if record.plan is not None else None
-    if not seen:
+    if seen is None:
         return None
     return Tile(
         name="Memory",
-        value=format_bytes(max(seen)),
+        value=format_bytes(seen),
         note="at the fullest rank"
-        + (f"; {format_bytes(predicted)} estimated" if predicted is not None else ""),
+        + (f"; {format_bytes(predicted)} estimated" if predicted is not None else "")
+        + (f"; {format_bytes(held)} reserved by rank 0's allocator" if held is not None else ""),
         how="measured",
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.plan import Plan
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
+from paceline.record.metrics import most_bytes
 from paceline.report.time_account import HEADINGS, TimeShare, recovery_phases
 from paceline.report.timeline import Failure, Part, RunningClock
 from paceline.units import format_bytes, format_count, format_seconds
@@ -105,6 +106,19 @@ class FailureRow:
 
     width: float
     """Percent of the longest recovery."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealthRow:
+    """Something new that the driver reported of a GPU."""
+
+    when: str
+    node: int
+    gpu: str
+    what: str
+    value: int
+    is_fatal: bool
+    """Whether it counts against the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +238,15 @@ def memory_section(record: RunRecord, end: log.RunFinished | None) -> MemorySect
 
 
 def _seen(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, int, int]]:
-    """Name, bytes before the model was built (0: not known) and highest bytes of each rank."""
+    """Name, bytes before the model was built (0: not known) and highest bytes of each rank whose
+    memory was measured."""
     if end is not None and end.peak_bytes:
         pairs = zip(end.baseline_bytes, end.peak_bytes, strict=False)
-        ranks = [(f"rank {rank}", base, peak) for rank, (base, peak) in enumerate(pairs)]
+        ranks = [
+            (f"rank {rank}", base or 0, peak)
+            for rank, (base, peak) in enumerate(pairs)
+            if peak is not None
+        ]
         if len(ranks) <= _MOST_RANKS:
             return ranks
         by_peak = sorted(ranks, key=lambda entry: entry[2])
@@ -236,9 +255,8 @@ def _seen(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, int
             (f"{most[0]}, fullest of {len(ranks)}", most[1], most[2]),
             (f"{least[0]}, least full", least[1], least[2]),
         ]
-    if record.metrics:
-        return [("rank 0, so far", 0, max(line.memory_bytes for line in record.metrics))]
-    return []
+    so_far = most_bytes(line.memory_bytes for line in record.metrics)
+    return [("rank 0, so far", 0, so_far)] if so_far is not None else []
 
 
 def _predicted_bar(plan: Plan, scale: float) -> MemoryBar:
@@ -316,6 +334,22 @@ def _limit_text(plan: Plan, *, is_near: bool) -> str:
     how = f" ({known})" if known else ""
     far = "" if is_near else ", far off this scale"
     return f"Limit of one rank: {format_bytes(plan.cluster.usable_bytes)}{how}{far}."
+
+
+def gpu_health_rows(record: RunRecord, clock: RunningClock) -> list[GpuHealthRow]:
+    """What the driver reported of GPUs, in order."""
+    return [
+        GpuHealthRow(
+            when=format_seconds(clock(event.at)),
+            node=event.node,
+            gpu=event.gpu,
+            what=event.what,
+            value=event.value,
+            is_fatal=event.is_fatal,
+        )
+        for event in record.events
+        if isinstance(event, log.GpuHealth)
+    ]
 
 
 def failure_rows(broken: Iterable[tuple[Part, Failure]], clock: RunningClock) -> list[FailureRow]:

@@ -262,8 +262,9 @@ def join_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
 
 
 def forget_groups(meshes: Sequence[DeviceMesh] = ()) -> None:
-    """Take process groups out of meshes and of DTensor's caches of what it has seen, which keep them
-    alive for ever, with their sockets and threads, and hand out an old mesh for an equal one."""
+    """Take process groups out of meshes and of DTensor's caches of what it has seen, which keep
+    them alive for ever, with their sockets and threads, and hand out an old mesh for an equal one.
+    """
     from torch.distributed.tensor import DTensor
 
     # As in `torch.distributed.tensor.debug`, which brings the compiler along.

@@ -9,17 +9,17 @@ import torch
 from paceline.runtime.devices import is_accelerator
 
 
-def held_bytes(device: torch.device) -> int:
-    """Memory now: allocated on an accelerator, resident on a CPU (0 where that is not told)."""
+def held_bytes(device: torch.device) -> int | None:
+    """Memory now: allocated on an accelerator, resident on a CPU; None where it is not counted."""
     if is_accelerator(device):
         return _allocator(device, "memory_allocated")
     statm = Path("/proc/self/statm")
     if not statm.exists():
-        return 0
+        return None
     return int(statm.read_text().split()[1]) * resource.getpagesize()
 
 
-def peak_bytes(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int | None:
     """Highest so far, counted as in `held_bytes`."""
     if is_accelerator(device):
         return _allocator(device, "max_memory_allocated")
@@ -30,10 +30,7 @@ def peak_bytes(device: torch.device) -> int:
 def reserved_bytes(device: torch.device) -> int | None:
     """The most that the allocator has held of an accelerator, with what it keeps for later tensors;
     None on a CPU, and where the device does not count it."""
-    has_it = is_accelerator(device) and hasattr(
-        torch.get_device_module(device), "max_memory_reserved"
-    )
-    return _allocator(device, "max_memory_reserved") if has_it else None
+    return _allocator(device, "max_memory_reserved") if is_accelerator(device) else None
 
 
 def forget_peak(device: torch.device) -> None:
@@ -42,7 +39,7 @@ def forget_peak(device: torch.device) -> None:
         _allocator(device, "reset_peak_memory_stats")
 
 
-def _allocator(device: torch.device, question: str) -> int:
-    """The answer of the device's allocator; 0 where it has none to ask."""
+def _allocator(device: torch.device, question: str) -> int | None:
+    """The answer of the device's allocator; None where it has none to ask."""
     ask = getattr(torch.get_device_module(device), question, None)
-    return int(ask(device) or 0) if ask is not None else 0
+    return ask(device) if ask is not None else None

@@ -1,10 +1,14 @@
 """Whether the GPU that a rank was given is there, asked before anything of the rank is built."""
 
 import os
+from pathlib import Path
 
 import torch
 
 from paceline.errors import JobError, Problem
+
+DRIVER = Path("/proc/driver/nvidia/version")
+"""There while NVIDIA's kernel driver is loaded."""
 
 
 def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
@@ -21,9 +25,8 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
     num_seen = torch.cuda.device_count()
     if local_rank < num_seen:
         return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    through = f"CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else "PyTorch"
-    said = f"rank {os.environ.get('RANK', '?')} needs GPU {local_rank}; {through} shows {num_seen}"
+    through, fix = _why(num_seen)
+    said = f"rank {os.environ.get('RANK', '?')} needs GPU {local_rank}; {through}"
     if not is_first:
         raise RuntimeError(f"CUDA error: a GPU disappeared: {said}")
     raise JobError(
@@ -31,7 +34,31 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
             code="R062",
             what=said,
             where="cluster.per_node",
-            fix="unset CUDA_VISIBLE_DEVICES or name a GPU for each rank in it; nvidia-smi -L shows "
-            f"those that the driver knows; or set cluster.per_node to {max(1, num_seen)}",
+            fix=fix,
         )
+    )
+
+
+def _why(num_seen: int) -> tuple[str, str]:
+    """What leaves this process so few GPUs, and what to do about it."""
+    on_cpus = "or set cluster.accelerator to cpu"
+    if not DRIVER.exists():
+        return "no NVIDIA driver is loaded here, so there is no GPU", (
+            f"take a node that has GPUs (in a container: --gpus all), {on_cpus}"
+        )
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA", (
+            "pip install torch --index-url https://download.pytorch.org/whl/cu130 (or your "
+            f"driver's CUDA), {on_cpus}"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    per_node = f"or set cluster.per_node to {num_seen}" if num_seen else on_cpus
+    if visible is None:
+        return f"PyTorch shows {num_seen}", (
+            "nvidia-smi -L shows those that the driver knows (in a container: --gpus all), "
+            + per_node
+        )
+    return f"CUDA_VISIBLE_DEVICES={visible!r} shows {num_seen}", (
+        "unset CUDA_VISIBLE_DEVICES or name a GPU for each rank in it; nvidia-smi -L shows "
+        f"those that the driver knows; {per_node}"
     )

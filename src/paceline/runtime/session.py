@@ -144,7 +144,7 @@ class Session:
         self._kept: dict[str, Any] = {}
         self._blueprints = Blueprints()
         self._loop: Loop | None = None
-        self._baseline_bytes = 0
+        self._baseline_bytes: int | None = None
         self._digest: str | None = None
         self._is_through = False
 
@@ -222,7 +222,7 @@ class Session:
         Raises:
             PlanError: The model cannot be split as planned; it says which module and number.
         """
-        if self._baseline_bytes == 0 and self.plan.cluster.backend == "gloo":
+        if self._baseline_bytes is None and self.plan.cluster.backend == "gloo":
             self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
         self.progress.enter(Phase.BUILDING)
         options = strategy.options_of(self.job.spec.train)
@@ -245,7 +245,8 @@ class Session:
             make_model, self.job.spec.train.seed, self.member.generation
         )
         place = self.place
-        self._baseline_bytes = self._baseline_bytes or memory.held_bytes(place.device)
+        if self._baseline_bytes is None:
+            self._baseline_bytes = memory.held_bytes(place.device)
         whole = blueprint.take_model()
         self.ways = ways or strategy.ways_of(whole)
         self._say_risks()

@@ -65,7 +65,7 @@ def bench_rank(
         step_s=tuple(clock.step_s),
         phases={phase: tuple(seconds) for phase, seconds in clock.phases.items()},
         communication=steps.communication,
-        peak_bytes=steps.peak_bytes or memory.peak_bytes(device),
+        peak_bytes=memory.peak_bytes(device) if steps.peak_bytes is None else steps.peak_bytes,
         baseline_bytes=baseline_bytes,
         backend=dist.get_backend(),
     )
@@ -130,7 +130,7 @@ class _Steps:
         self._end = self._profiled_from + stretch.profiled
         self._num_done = 0
         self.communication: Communication | None = None
-        self.peak_bytes = 0
+        self.peak_bytes: int | None = None
         on_progress(f"building, then {stretch.warm_up} steps to warm up")
 
     def finished_one(self) -> None:
