@@ -497,3 +497,9 @@ def test_the_other_ways_to_print_a_plan(flag: list[str], tmp_path: Path):
     done = CliRunner().invoke(command, [str(tmp_path / "job.yaml"), *flag])
     assert done.exit_code == 0, done.output
     assert len(done.output.splitlines()) > 3
+
+
+def test_experts_without_a_balancing_loss_are_warned_of():
+    moe = ("model={hf_config: mixtral-8x7b}", "layout.sharding=full", "cluster.nodes=8")
+    assert "adds no load-balancing loss" in reasons(*moe)["balancing loss"]
+    assert "balancing loss" not in reasons()

@@ -41,6 +41,7 @@ def decisions_of(
         *_precision_decision(job, cluster, precision),
         *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
+        *_balancing_decision(job.spec, profile),
         *_silent_faults(job, cluster),
     )
 
@@ -165,6 +166,17 @@ def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
             field="evaluate.every",
             value=f"{evaluate} steps",
             reason=f"a tenth of {spec.train.steps} steps",
+        )
+
+
+def _balancing_decision(spec: JobSpec, profile: ModelProfile) -> Iterator[Decision]:
+    """A warning where Paceline's own trainer would train a router without a balancing loss."""
+    if spec.engine == "paceline" and any(block.experts for block in profile.blocks):
+        yield Decision(
+            field="balancing loss",
+            value="none",
+            reason="warning: the built-in trainer adds no load-balancing loss, so a router trained "
+            "from scratch may send most tokens to few experts; a program of your own can add one",
         )
 
 
