@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from tests.prove.cases import ON_TWO, SHAPE, layout, request
+from tests.prove.cases import ON_TWO, SHAPE, layout, request, tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -122,6 +122,18 @@ def test_every_block_is_gathered_forward_and_backward_and_reduced_once():
     counts = {(c.kind, c.phase): c.count for c in stage.collectives if c.where == "blocks"}
     assert counts["all-gather", "forward"] == 8
     assert counts["reduce-scatter", "backward"] == 8
+
+
+@pytest.mark.parametrize("of", [layout(), tensor()])
+def test_muon_keeps_the_same_for_every_block_though_there_be_but_one(of):
+    """As in a run, where the model's ways say which matrices are a block's."""
+
+    def state_bytes(blocks: int) -> int:
+        model = ModelRequest(decoder=replace(SHAPE, layers=blocks))
+        (stage,) = prove(request(of, model=model, optimizer="muon", whole=True)).stages
+        return stage.parts["optimizer"]
+
+    assert state_bytes(3) - state_bytes(2) == state_bytes(2) - state_bytes(1)
 
 
 def test_one_rank_is_proved_without_any_collective():

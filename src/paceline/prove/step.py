@@ -31,6 +31,7 @@ class Rank:
         *,
         precision: strategy.Precision,
         optimizer: Any,
+        ways: strategy.Ways | None,
         seq_len: int,
     ) -> None:
         self.model = model
@@ -38,7 +39,7 @@ class Rank:
         self.tracer = tracer
         self.precision: strategy.Precision = precision
         train = TrainSpec(global_batch=1, steps=1, optimizer=optimizer)
-        self.optimizer = make_optimizer(model, train)
+        self.optimizer = make_optimizer(model, train, ways)
         shape = (meshes.layout.micro_batch, seq_len)
         inputs_BS, targets_BS = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         self.batches = [(inputs_BS, targets_BS)] * meshes.layout.accumulation

@@ -116,6 +116,7 @@ def trace_step(
             tracer,
             precision=precision,
             optimizer=request.optimizer,
+            ways=ways,
             seq_len=request.seq_len,
         )
         if make_replay is not None:

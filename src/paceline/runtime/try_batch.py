@@ -57,7 +57,7 @@ def try_step(request: Request) -> int:
     train = TrainSpec(global_batch=layout.global_batch, steps=1, optimizer=_kind(request.optimizer))
     trainer = Trainer(
         model=model,
-        optimizer=make_optimizer(model, train),
+        optimizer=make_optimizer(model, train, strategy.ways_of(model)),
         layout=layout,
         meshes=strategy.make_meshes(layout, device.type),
         device=device,

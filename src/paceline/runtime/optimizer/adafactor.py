@@ -75,7 +75,7 @@ class _Update:
 
     def _begin(self) -> None:
         shape, part = list(self.parameter.shape), self.weights
-        self.state["step"] = torch.zeros(())
+        self.state["step"] = torch.tensor(0.0)
         if not self.is_matrix:
             self.state["variance"] = torch.zeros_like(self.parameter)
             return

@@ -85,7 +85,7 @@ def _move(parameter: Tensor, state: dict[str, Any], options: dict[str, Any]) -> 
 
 
 def _begin(parameter: Tensor, state: dict[str, Any]) -> None:
-    state["step"] = torch.zeros(())
+    state["step"] = torch.tensor(0.0)
     is_small = parameter.dim() < 2 or parameter.numel() < LEAST_SIZE
     for key, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         if is_small:

@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
         self, parameter: Tensor, state: dict[str, Any], options: dict[str, Any]
     ) -> None:
         if "step" not in state:
-            state["step"] = torch.zeros(())
+            state["step"] = torch.tensor(0.0)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
