@@ -466,6 +466,30 @@ def test_a_dry_run_sends_as_many_rows_as_it_gets_and_holds_no_table_of_tokens_by
     assert largest.numel == num_tokens * chosen * hidden
 
 
+@pytest.mark.parametrize("left", [0, -1, 7, 2**40])
+def test_counts_of_rows_that_never_arrived_are_refused_before_any_kernel_reads_them(
+    left: int, monkeypatch: pytest.MonkeyPatch
+):
+    """What an aborted collective of NCCL leaves in its buffer, without an error."""
+
+    def aborted(received: Tensor, sent: Tensor, **_: Any) -> None:
+        received.fill_(left)
+
+    monkeypatch.setattr(dist, "all_to_all_single", aborted)
+    with (
+        fake_rank(0, layout_of(data=2, expert=2)) as meshes,
+        pytest.raises(dist.DistBackendError, match="did not arrive"),
+    ):
+        run_spread_experts(
+            lambda tokens_QH, *_: tokens_QH,
+            torch.randn(6, 4),
+            torch.zeros(6, 1, dtype=torch.long),
+            torch.ones(6, 1),
+            2,
+            meshes.expert.get_group(),
+        )
+
+
 def on_meta(name: str, **changes: Any) -> nn.Module:
     with torch.device("meta"):
         return family(name, **changes)

@@ -76,12 +76,12 @@ def joined() -> Iterator[Groups]:
     groups.leave()
 
 
-def test_a_socket_that_another_thread_opens_meanwhile_outlives_an_abort(joined: Groups) -> None:
-    """Such as one to a place that keeps logs or checkpoints."""
+def test_sockets_that_other_threads_open_meanwhile_outlive_an_abort(joined: Groups) -> None:
+    """Such as one to a place that keeps logs, and those of a server of the program's own."""
     with socket.create_server(("127.0.0.1", 0)) as service:
         with joined.opening():
             client = socket.create_connection(service.getsockname())
-        served, _ = service.accept()
+            served, _ = service.accept()
         with client, served:
             joined.interrupt(1)
             joined.abort(1)
@@ -224,3 +224,25 @@ def test_on_an_accelerator_a_group_with_an_error_settles_nothing(monkeypatch):
     group.error = ErrorType.REMOTE_ERROR
     with pytest.raises(dist.DistBackendError, match="REMOTE_ERROR"):
         groups.settle(torch.device("cuda"))
+
+
+def test_an_abort_frees_a_worker_that_waits_for_its_peers_while_it_leaves(monkeypatch) -> None:
+    groups = Groups(backend="gloo", listener=listen_for_store(0))
+    groups.join(order(1, groups.address[1]), CPU)
+    leaving, freed = threading.Event(), threading.Event()
+    destroy = dist.destroy_process_group
+
+    def wait_for_peers() -> None:
+        leaving.set()
+        assert freed.wait(60), "nothing aborted it"
+        destroy()
+
+    monkeypatch.setattr(module, "_abortable", lambda: [Part(freed.set)])
+    monkeypatch.setattr(dist, "destroy_process_group", wait_for_peers)
+    with ThreadPoolExecutor(1) as pool:
+        left = pool.submit(groups.leave)
+        assert leaving.wait(60)
+        groups.abort(1)
+        left.result()
+    groups.abort(1)
+    assert groups._aborting is None  # nor does it start for what has been left

@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -94,6 +94,7 @@ class Groups:
         self._interrupted = self._aborted = 0
         self._sockets: _Sockets = {}
         self._before: _Sockets | None = None
+        self._servers: set[int] = set()
         self._store_port = self._since_ns = self._rank = 0
         self._aborting: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -162,7 +163,7 @@ class Groups:
         if self._is_interrupted:
             raise Interrupted
         with self._lock:
-            self._before = _tcp_sockets()
+            self._before, self._servers = _tcp_sockets(), _listening_ports()
         try:
             yield
             self._set_limits()
@@ -226,23 +227,31 @@ class Groups:
                 raise dist.DistBackendError(f"a process group has an error: {error}")
 
     def leave(self) -> None:
-        """Destroy the groups, so that others can be made under the same names."""
+        """Destroy the groups, so that others can be made under the same names. NCCL waits for its
+        peers in that, until `abort`, where one of them has died."""
         with self._lock:
-            self._interrupted = self._aborted = max(self._interrupted, self._generation)
+            self._interrupted = max(self._interrupted, self._generation)
             _shut_down(self._sockets)
             self._sockets = {}
         break_off(Interrupted("this generation is over"))
         _outlive(take_broken_off())
-        if self._aborting is not None:
-            self._aborting.join()
-            self._aborting = None
+        self._wait_for_abort()
         if dist.is_initialized():
             dist.destroy_process_group()
+        with self._lock:  # from here on an abort would meet the next generation's groups
+            self._aborted = max(self._aborted, self._generation)
+        self._wait_for_abort()
         # torch names the default group by a count that only destroying one resets. Where a meeting
         # broke off there was none to destroy, and the others would wait for this rank under a name
         # that it does not use (torch 2.13, `_process_group_name`).
         forget_group_count()
         self._store = None
+
+    def _wait_for_abort(self) -> None:
+        with self._lock:
+            aborting, self._aborting = self._aborting, None
+        if aborting is not None:
+            aborting.join()
 
     def _abort(self) -> None:
         """A thread for each group, so that none waits for another's; gloo has sockets only. What is
@@ -287,7 +296,7 @@ class Groups:
         """Those of process groups, since `opening` began."""
         if self._before is None:
             return {}
-        found = _tcp_sockets(store_port=self._store_port, own_port=self.address[1])
+        found = _tcp_sockets(store_port=self._store_port, servers=self._servers)
         return {fd: inode for fd, inode in found.items() if self._before.get(fd) != inode}
 
 
@@ -321,27 +330,48 @@ def _answers(host: str, port: int) -> bool:
     return True
 
 
-def _tcp_sockets(*, store_port: int | None = None, own_port: int = 0) -> _Sockets:
+def _tcp_sockets(*, store_port: int | None = None, servers: Container[int] = ()) -> _Sockets:
     """The connected TCP sockets of this process.
 
     Args:
         store_port: Given one, only those of process groups: gloo's, and the connection to the store
             at this port. A program has sockets of its own, and other threads open some meanwhile.
-        own_port: Of the store that is served here: what others opened to it is theirs.
+        servers: Ports that the process listened at before: what others opened to them is theirs.
     """
     found: _Sockets = {}
-    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
-        fd = int(name)
+    for fd in _descriptors():
         with _borrowed(fd) as each:
-            if each is not None and (store_port is None or _is_ours(each, store_port, own_port)):
+            if each is None or _is_listening(each):
+                continue
+            if store_port is None or _is_ours(each, store_port, servers):
                 found[fd] = os.fstat(fd).st_ino
     return found
 
 
-def _is_ours(connected: socket.socket, store_port: int, own_port: int) -> bool:
+def _listening_ports() -> set[int]:
+    ports = set()
+    for fd in _descriptors():
+        with _borrowed(fd) as each:
+            if each is not None and _is_listening(each):
+                ports.add(each.getsockname()[1])
+    return ports
+
+
+def _descriptors() -> list[int]:
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    return [int(name) for name in os.listdir(folder)]
+
+
+def _is_listening(each: socket.socket) -> bool:
+    return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _is_ours(connected: socket.socket, store_port: int, servers: Container[int]) -> bool:
     """Whether a socket is gloo's, or leads to the store. gloo sets SO_REUSEADDR at both ends (torch
-    2.13, gloo's transport/tcp/socket.cc), which neither a client of anything else nor NCCL does."""
-    if connected.getsockname()[1] == own_port:
+    2.13, gloo's transport/tcp/socket.cc), which neither a client of anything else nor NCCL does;
+    what a server accepts has it from the server, and each of gloo's groups is a server of its own.
+    """
+    if connected.getsockname()[1] in servers:
         return False
     if connected.getpeername()[1] == store_port:
         return True
@@ -351,17 +381,15 @@ def _is_ours(connected: socket.socket, store_port: int, own_port: int) -> bool:
 def _shut_down(sockets: _Sockets) -> None:
     for fd, inode in sockets.items():
         with _borrowed(fd) as each:
-            if each is not None and os.fstat(fd).st_ino == inode:
+            # gloo's thread ends the process when its listener is shut down
+            if each is not None and not _is_listening(each) and os.fstat(fd).st_ino == inode:
                 each.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket | None]:
-    """A connected TCP socket by its descriptor, which is left open; None for anything else. A
-    socket that breaks meanwhile is as good as closed.
-
-    Listening ones are none: gloo's thread ends the process when its listener is shut down.
-    """
+    """A TCP socket by its descriptor, which is left open; None for anything else. A socket that
+    breaks meanwhile is as good as closed."""
     try:
         copy = socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
     except OSError:  # closed meanwhile
@@ -370,11 +398,8 @@ def _borrowed(fd: int) -> Iterator[socket.socket | None]:
         yield None
         return
     try:
-        is_tcp = (
-            copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-        )
-        is_listening = is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        yield copy if is_tcp and not is_listening else None
+        is_ip = copy.family in (socket.AF_INET, socket.AF_INET6)
+        yield copy if is_ip and copy.type == socket.SOCK_STREAM else None
     except OSError:
         pass
     finally:

@@ -10,7 +10,7 @@ Letters in tensor names:
     T  tokens of this rank           R  ranks that share the experts
     K  experts that a token goes to  L  experts of one rank
     P  T x K pairs to send           H  width of the residual stream
-    Q  pairs received
+    Q  pairs received                C  L + 1
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +49,10 @@ def run_spread_experts(
     num_chosen = expert_TK.shape[-1]
     expert_P = expert_TK.reshape(-1)
     order_P = torch.argsort(expert_P, stable=True)
-    sent_RL, received_RL = _exchange_counts(expert_P, num_local, group)
-    send, receive = _rows_per_rank(sent_RL, received_RL, expert_P.numel())
+    sent_RC, received_RC = _exchange_counts(expert_P, num_local, group)
+    send, receive = _rows_per_rank(sent_RC, received_RC, expert_P.numel())
     rows_QH = _exchange(tokens_TH[order_P // num_chosen], send, receive, group)
-    outputs_QH = _run_on_rows(run_local, rows_QH, _local_ids(received_RL, sum(receive)))
+    outputs_QH = _run_on_rows(run_local, rows_QH, _local_ids(received_RC[:, :-1], sum(receive)))
     outputs_PH = _exchange(outputs_QH, receive, send, group)
     pairs_PH = torch.empty_like(outputs_PH).index_copy(0, order_P, outputs_PH)
     pairs_TKH = pairs_PH.view(*expert_TK.shape, -1)
@@ -62,26 +62,36 @@ def run_spread_experts(
 def _exchange_counts(
     expert_P: Tensor, num_local: int, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """Rows that this rank sends to each expert, and those it is sent, by rank and its experts."""
+    """Rows that this rank sends to each expert, and those it is sent, by rank and its experts; in
+    the last column how many in all, and one."""
     num_ranks = dist.get_world_size(group)
     sent_E = expert_P.new_zeros(num_ranks * num_local)
     sent_E.scatter_add_(0, expert_P, torch.ones_like(expert_P))
-    received_E = torch.empty_like(sent_E)
-    dist.all_to_all_single(received_E, sent_E, group=group)
-    return sent_E.view(num_ranks, num_local), received_E.view(num_ranks, num_local)
+    sent_RL = sent_E.view(num_ranks, num_local)
+    sent_RC = torch.cat([sent_RL, sent_RL.sum(dim=1, keepdim=True) + 1], dim=1)
+    received_RC = torch.empty_like(sent_RC)
+    dist.all_to_all_single(received_RC, sent_RC, group=group)
+    return sent_RC, received_RC
 
 
 def _rows_per_rank(
-    sent_RL: Tensor, received_RL: Tensor, num_pairs: int
+    sent_RC: Tensor, received_RC: Tensor, num_pairs: int
 ) -> tuple[list[int], list[int]]:
-    """The same without the experts, as numbers of the host."""
-    num_ranks = sent_RL.shape[0]
-    if isinstance(sent_RL, FakeTensor):
+    """Rows sent to and received from each rank, as numbers of the host.
+
+    Raises:
+        DistBackendError: The counts never came: a collective of NCCL that was aborted returns with
+            whatever its buffer held, and kernels that index by it would end the process.
+    """
+    num_ranks = sent_RC.shape[0]
+    if isinstance(sent_RC, FakeTensor):
         each, left = divmod(num_pairs, num_ranks)
         even = [each + (rank < left) for rank in range(num_ranks)]
         return even, even
-    send, receive = torch.stack([sent_RL.sum(dim=1), received_RL.sum(dim=1)]).tolist()
-    return send, receive
+    sent, received = torch.stack([sent_RC, received_RC]).tolist()
+    if not all(min(counts) >= 0 and sum(counts) + 1 == whole for *counts, whole in received):
+        raise dist.DistBackendError("the counts of experts' rows did not arrive")
+    return [whole - 1 for *_, whole in sent], [whole - 1 for *_, whole in received]
 
 
 def _local_ids(received_RL: Tensor, num_rows: int) -> Tensor:
