@@ -56,10 +56,9 @@ def _count(node: str, num_gpus: int, visible: str | None, need: Need) -> Result:
     there = counted(num_gpus, "GPU")
     if num_gpus < wanted:
         said = f"{there} here; the job puts {wanted} ranks here, each needs a GPU of its own"
-        fewer = f"cluster.per_node to {num_gpus}" if num_gpus else "cluster.accelerator to cpu"
         fix = (
             "compare nvidia-smi -L with lspci | grep -i nvidia (a GPU that fell off the bus comes "
-            f"back with a reboot), or set {fewer}"
+            f"back with a reboot), or set cluster.per_node to {num_gpus}"
         )
         return failed(name, node, said, id="too-few-accelerators", fix=fix)
     twice = named_twice(visible) if visible is not None else None
