@@ -12,7 +12,7 @@ from paceline.estimate.recovery import (
     copies_of,
     state_plan,
 )
-from paceline.parallel import Layout, replicas_of_rank
+from paceline.parallel import Layout, replicas_of
 
 TRAINING = Training(
     num_parameters=8_000_000_000,
@@ -47,7 +47,7 @@ def layout_of(sharding: str = "full", **changes: int) -> Layout:
 )
 def test_copies_are_counted_as_the_rank_map_places_them(layout: Layout, per_node: int):
     for rank in range(layout.num_ranks):
-        same = replicas_of_rank(layout, rank)
+        same = next(group for group in replicas_of(layout) if rank in group)
         elsewhere = [each for each in same if each // per_node != rank // per_node]
         assert copies_of(layout) == len(same)
         assert copies_elsewhere(layout, per_node) == len(elsewhere)

@@ -408,7 +408,7 @@ def train_in_fp16(rank, world, sharding):
         bad = torch.tensor(float(not torch.isfinite(whole(norm))))
         torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX)
         scaler.update(found_inf=bool(bad))
-        found.append((bool(bad), scaler.factor, float(whole(norm)) * scaler.unscale_factor))
+        found.append((bool(bad), scaler.factor, float(whole(norm)) / scaler.factor))
         model.zero_grad()
     return found
 

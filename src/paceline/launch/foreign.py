@@ -24,8 +24,6 @@ from paceline.record.run import RunFolder
 from paceline.spec import Script
 
 _TICK_S = 0.1
-_LAST_BYTES = 2000
-"""Of a rank's log, kept with the record of its end."""
 
 
 def check_script(script: Script) -> Iterator[Problem]:
@@ -282,12 +280,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def last_lines(run: RunFolder, rank: int) -> str:
-    """The end of what a rank printed."""
-    try:
-        content = run.rank_log(rank).read_bytes()[-_LAST_BYTES:]
-    except OSError:
-        return ""
-    return content.decode(errors="replace")

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from paceline.parallel.abilities import Abilities, abilities_of, reasons_ours_cannot
     from paceline.parallel.candidates import Space, grids
     from paceline.parallel.laws import check_layout_choices
-    from paceline.parallel.replicas import neighbour_of, replicas_of, replicas_of_rank
+    from paceline.parallel.replicas import neighbour_of, replicas_of
     from paceline.parallel.table import Layouts, table_of
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "neighbour_of",
     "reasons_ours_cannot",
     "replicas_of",
-    "replicas_of_rank",
     "table_of",
 ]
 
@@ -37,7 +36,6 @@ _WHERE = {
     "neighbour_of": "replicas",
     "reasons_ours_cannot": "abilities",
     "replicas_of": "replicas",
-    "replicas_of_rank": "replicas",
     "table_of": "table",
 }
 

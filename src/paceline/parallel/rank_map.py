@@ -34,11 +34,6 @@ class Coordinates:
     replica: int
     """Which whole copy its shard belongs to."""
 
-    @property
-    def is_first_stage(self) -> bool:
-        """Whether it holds the embedding."""
-        return self.pipeline == 0
-
 
 def coordinates(layout: Layout, rank: int) -> Coordinates:
     """A rank's place.

@@ -33,11 +33,6 @@ def replicas_of(layout: Layout) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in found.values())
 
 
-def replicas_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:
-    """The ranks that hold what a rank holds, itself among them."""
-    return next(group for group in replicas_of(layout) if rank in group)
-
-
 def neighbour_of(layout: Layout, ranks_per_node: int, rank: int) -> int | None:
     """The rank whose node keeps a copy of this rank's state, or None where there is one node only.
 

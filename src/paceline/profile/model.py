@@ -118,11 +118,6 @@ class ModelProfile:
         head_tokens = self.seq_len if self.head_tokens is None else self.head_tokens
         return float(inside + 2.0 * self.head_inputs * self.head_outputs * head_tokens)
 
-    @property
-    def largest_unit_parameters(self) -> int:
-        """Parameters of the largest unit that full sharding gathers."""
-        return max(self.num_block_parameters, self.num_root_parameters)
-
     def _measured_flops(self, outside: MeasuredCosts) -> float | None:
         costs = [(block.count, block.measured) for block in self.blocks]
         flops = [

@@ -82,9 +82,6 @@ class Kernels:
     loss_peak_bytes: Value = 8
     """Besides, at the moment the loss goes backward: gradients of log-softmax and of logits."""
 
-    has_inputs_of_frozen: bool = False
-    """Whether a linear keeps its input even when its matrix is frozen."""
-
 
 class SavedBytes(NamedTuple):
     """Bytes for one token and one block, by what divides them."""

@@ -171,10 +171,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places.micro_batch = 0
         self._place = None
 
-    def live_bytes(self) -> int:
-        """Of all storages that are alive now."""
-        return sum(entry[1] for entry in self._live.values())
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -18,9 +18,6 @@ from paceline.profile import DecoderShape
 
 _T = TypeVar("_T")
 
-Wide = Literal["fp64"]
-"""The precision in which a right layout equals one device up to rounding of 1e-16."""
-
 Compressed = Literal["none", "bf16", "fp16", "powersgd"]
 
 

@@ -70,13 +70,6 @@ def measure(model: nn.Module, seq_len: int = 256) -> ModuleFacts:
     )
 
 
-def block_costs(model: nn.Module, seq_len: int) -> tuple[float, int]:
-    """FLOPs and saved bytes of one sample in all blocks of a module on the meta device."""
-    costs = _sample_costs(model, seq_len)
-    each = [costs.of(index) for index in range(len(repeated_blocks(model)))]
-    return sum(flops for flops, _ in each), sum(saved or 0 for _, saved in each)
-
-
 def _own_parameters(blocks: list[nn.Module]) -> list[int]:
     """Parameters of each block that no earlier one has."""
     counted: set[nn.Parameter] = set()

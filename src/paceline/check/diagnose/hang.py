@@ -48,8 +48,6 @@ class Standing:
     is_small: bool
     """One element: mostly a barrier."""
 
-    ran_out_s: float | None
-
     crossed: str | None = None
     """That a rank finished a collective in which another still waits, in words."""
 
@@ -100,7 +98,6 @@ def stand(seen: Seen) -> Standing | None:
         sizes=sorted({each.num_in for each in at if each.num_in is not None}),
         is_early=seq <= 10,
         is_small=size is not None and size <= 8,
-        ran_out_s=limit / 1000 if limit else None,
         crossed=_crossed(first),
     )
 
@@ -184,7 +181,6 @@ _MODAL = re.compile(
 _SKIP = re.compile(
     r"(?i)skip|nan|inf\b|no valid|empty batch|continue|early stop|best (model|metric)"
 )
-_FILES = re.compile(r"(?i)broadcast_object_list|resum(e|ing) from|loading checkpoint|exists")
 
 
 def reasons(seen: Seen, standing: Standing | None) -> Iterator[tuple[str, float, str]]:

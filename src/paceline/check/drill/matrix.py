@@ -27,11 +27,6 @@ class Row:
 
     needs: tuple[Needs, ...] = ()
 
-    @property
-    def is_drilled(self) -> bool:
-        """Whether `paceline drill` injects it."""
-        return bool(self.faults)
-
 
 MATRIX: tuple[Row, ...] = (
     Row(number=1, title="SIGKILL of a worker", faults=("kill rank=1 step=6",)),

@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.check.lint.choices import implies_alone
 from paceline.check.lint.names import RANK_NAMES
@@ -344,8 +343,3 @@ class Exit(Event):
     """A `return`, `continue`, `break` or `raise`."""
 
     kind: str
-
-
-def any_call(events: Iterator[Any], *names: str) -> bool:
-    """Whether one of the calls has one of these names."""
-    return any(isinstance(one, Call) and one.name in names for one in events)

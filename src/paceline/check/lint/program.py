@@ -48,7 +48,6 @@ from paceline.check.lint.events import Assign, Call, Class, Event, Exit, Functio
 from paceline.check.lint.imports import Files
 from paceline.check.lint.names import ACCELERATOR, COLLECTIVES
 from paceline.check.lint.source import Source, Unreadable, parse, path_of
-from paceline.check.lint.values import Value
 from paceline.check.lint.walk import Walk
 
 
@@ -322,8 +321,3 @@ def read_program(path: str, source: bytes | str, files: Files | None = None) -> 
 def until(events: Iterable[Event], order: int) -> Iterator[Event]:
     """Events that come before one."""
     return (one for one in events if one.order < order)
-
-
-def value_names(value: Value) -> Iterator[str]:
-    """The names a value and its sources go by, as the program writes them."""
-    return (one.label for one in value.origins() if one.label)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from paceline.check.preflight.need import Need
-from paceline.check.preflight.result import Result, passed, unknown, warned
+from paceline.check.preflight.result import Result, passed, warned
 from paceline.topology.node.facts import NodeAnswer, SweepFacts
 from paceline.units import format_bytes, format_flops_per_s
 
@@ -112,8 +112,3 @@ def _failed_sweep(name: str, node: str, said: str, fix: str) -> Result:
     elif "no module named" in words:
         id = "environment-differs-between-nodes"
     return failed(name, node, said, id=id, fix=fix)
-
-
-def not_measured(why: str) -> Result:
-    """Said where no sweep was started."""
-    return unknown("all-reduce", _ALL, why)

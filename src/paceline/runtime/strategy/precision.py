@@ -111,7 +111,7 @@ class LossScaler:
     rank found one, by the vote that all ranks take before a step is applied.
 
         (loss * scaler.factor).backward()
-        norm = gradient_norm(model) * scaler.unscale_factor   # and gradients with it
+        norm = gradient_norm(model) / scaler.factor   # and gradients with it
         scaler.update(found_inf=vote(...))
 
     Source: Micikevicius et al., arXiv:1710.03740, section 3.2; `torch.amp.GradScaler` has the same
@@ -132,11 +132,6 @@ class LossScaler:
     def factor(self) -> float:
         """What the loss is multiplied by now; a power of two, so that nothing is rounded."""
         return self._scale
-
-    @property
-    def unscale_factor(self) -> float:
-        """What gradients are multiplied by to undo it."""
-        return 1 / self._scale
 
     def update(self, *, found_inf: bool) -> None:
         """After each step.
