@@ -127,7 +127,9 @@ def test_blocks_of_keys_add_up_to_attention_over_all_of_them(kernel, kv_heads, q
         whole = sum(part * (part_lse - lse).exp().unsqueeze(-1) for part, part_lse in parts)
         assert_close(whole, output, EXACT)
         grads = [
-            kernel.backward(grad, query, key[:, :, half], value[:, :, half], whole, lse, False, 0.3)
+            kernel.backward(
+                grad, (query, key[:, :, half], value[:, :, half], whole, lse), False, 0.3
+            )
             for half in halves
         ]
     assert_close(grads[0][0] + grads[1][0], expected[0], EXACT)
@@ -151,7 +153,7 @@ def test_the_kernels_of_cuda_are_called_as_torch_declares_them(kernel):
         query, key, value, grad = draw(4, kv_heads, torch.bfloat16, generator=None)
     with torch.no_grad():
         output, lse = kernel.forward(query, key, value, True, 0.3)
-        grads = kernel.backward(grad, query, key, value, output, lse, True, 0.3)
+        grads = kernel.backward(grad, (query, key, value, output, lse), True, 0.3)
     assert output.shape == query.shape
     assert lse.shape == query.shape[:3]
     assert [each.shape for each in grads] == [query.shape, key.shape, value.shape]

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem
 from paceline.launch.factory import measure_factory
-from paceline.launch.ranks import OnProgress, RankProcess, wait_for_ranks
+from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
@@ -94,14 +94,8 @@ def measure(
         count = case.plan.layout.num_ranks
         ranks = [_rank(rank, count, run, case.plan, stretch) for rank in range(count)]
         late = _late(count, limit_s)
-        try:
-            for rank in ranks:
-                rank.start()
-            wait_for_ranks(ranks, limit_s=limit_s, on_progress=on_progress, late=late, died=_died)
-            times = tuple(read_times(_times_file(run, rank), RankTimes) for rank in range(count))
-        finally:
-            for rank in ranks:
-                rank.end()
+        run_ranks(ranks, limit_s=limit_s, on_progress=on_progress, late=late, died=_died)
+        times = tuple(read_times(_times_file(run, rank), RankTimes) for rank in range(count))
     spec = case.job.spec
     return Measured(
         plan=case.plan,

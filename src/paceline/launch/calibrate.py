@@ -4,13 +4,10 @@ Under torchrun (RANK and WORLD_SIZE are set) this process is one rank of many, a
 own helper; only rank 0 hears what was measured.
 """
 
-import importlib.util
 import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +15,9 @@ import msgspec
 
 from paceline.catalog import Catalog
 from paceline.catalog.measured import Measurements
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, RunError
+from paceline.launch.packages import need_package
+from paceline.launch.ranks import RankProcess, run_ranks
 from paceline.spec import parse_job
 from paceline.topology import Cluster, find_cluster
 from paceline.topology.find import catalog_name
@@ -126,81 +125,49 @@ def measure_machine(
     Raises:
         JobError: `R010` without PyTorch, `T017` when a rank fails or hangs.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise JobError(
-            Problem(
-                code="R010",
-                what="measuring needs PyTorch, which is not installed",
-                where=sys.prefix,
-                fix="pip install torch numpy",
-            )
-        )
+    need_package("torch", "measuring needs PyTorch")
     with tempfile.TemporaryDirectory(prefix="paceline-calibrate-") as name:
         folder = Path(name)
         ranks = [place.rank] if place.rank is not None else list(range(cluster.num_ranks))
-        helpers = [_Helper(rank, folder, cluster, place, seconds) for rank in ranks]
+        limit_s = seconds + _START_S
         try:
-            _wait(helpers, seconds + _START_S, on_progress)
-        finally:
-            for helper in helpers:
-                helper.end()
+            run_ranks(
+                [_rank(rank, folder, cluster, place, seconds) for rank in ranks],
+                limit_s=limit_s,
+                on_progress=lambda line: on_progress(f"{_MARK}{line}"),
+                late=_failed(f"it took longer than {limit_s:.0f} s"),
+                died=lambda rank: _failed(f"rank {rank.rank} failed: {rank.last_line()}"),
+            )
+        except RunError as error:
+            raise JobError(*error.problems) from None
         if ranks[0] != 0:
             return None
-        answer = helpers[0].answer()
-    return msgspec.json.decode(answer, type=Measurements)
+        return msgspec.json.decode((folder / "answer").read_bytes(), type=Measurements)
 
 
-class _Helper:
-    """One rank's process, its output in files."""
+_MARK = "calibrate: "
 
-    def __init__(
-        self, rank: int, folder: Path, cluster: Cluster, place: Place, seconds: float
-    ) -> None:
-        self.rank = rank
-        self._out, self._err = folder / f"out-{rank}", folder / f"err-{rank}"
-        self._told = 0
-        device = "cpu" if cluster.backend == "gloo" else "cuda"
-        command = [sys.executable, "-m", "paceline.runtime.calibrate", "--device", device]
-        command += ["--seconds", str(seconds)]
-        environment = dict(os.environ)
+
+def _rank(rank: int, folder: Path, cluster: Cluster, place: Place, seconds: float) -> RankProcess:
+    device = "cpu" if cluster.backend == "gloo" else "cuda"
+    command = [sys.executable, "-m", "paceline.runtime.calibrate", "--device", device]
+    command += ["--seconds", str(seconds), "--answer", str(folder / "answer")]
+    environment = dict(os.environ)
+    if cluster.backend == "gloo":
+        threads = max(1, int(cluster.cores_per_rank or 1))
+        command += ["--threads", str(threads)]
+        # The threads wait for each other at every product: not by spinning.
+        environment |= {"OMP_NUM_THREADS": str(threads)}
+        peaks = cluster.peak_flops_per_s
+        if peaks.get("bf16", 0) > peaks.get("fp32", 0):
+            command.append("--bf16")
+    if place.rank is None:
+        command += ["--store", str(folder / "store")]
+        environment |= _ranks_of(rank, cluster.num_ranks)
         if cluster.backend == "gloo":
-            threads = max(1, int(cluster.cores_per_rank or 1))
-            command += ["--threads", str(threads)]
-            # The threads wait for each other at every product: not by spinning.
-            environment |= {"OMP_NUM_THREADS": str(threads)}
-            peaks = cluster.peak_flops_per_s
-            if peaks.get("bf16", 0) > peaks.get("fp32", 0):
-                command.append("--bf16")
-        if place.rank is None:
-            command += ["--store", str(folder / "store")]
-            environment |= _ranks_of(rank, cluster.num_ranks)
-            if cluster.backend == "gloo":
-                environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment
-            )
-
-    def progress(self) -> Sequence[str]:
-        """New lines about how far it is."""
-        text = self._err.read_text(encoding="utf-8", errors="replace")
-        lines = text.splitlines()[: text.count("\n")]
-        new, self._told = lines[self._told :], len(lines)
-        return [line for line in new if line.startswith("calibrate: ")]
-
-    def last_line(self) -> str:
-        """Of what it said about its end."""
-        lines = self._err.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = [line for line in lines if not line.startswith("calibrate: ")]
-        return said[-1] if said else f"it ended with {self.process.returncode}"
-
-    def answer(self) -> bytes:
-        return self._out.read_bytes().splitlines()[-1]
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    log = folder / f"log-{rank}"
+    return RankProcess(rank, command, log=log, environment=environment, mark=_MARK)
 
 
 def _ranks_of(rank: int, num_ranks: int) -> dict[str, str]:
@@ -208,26 +175,6 @@ def _ranks_of(rank: int, num_ranks: int) -> dict[str, str]:
     return dict(zip(names, map(str, (rank, rank, num_ranks, num_ranks)), strict=True))
 
 
-def _wait(helpers: Sequence[_Helper], limit_s: float, on_progress: Callable[[str], None]) -> None:
-    """Until all have ended well; the first that fails ends the others, which wait for it."""
-    end = time.monotonic() + limit_s
-    while True:
-        codes = [helper.process.poll() for helper in helpers]
-        for line in helpers[0].progress():
-            on_progress(line)
-        for helper, code in zip(helpers, codes, strict=True):
-            if code:
-                raise _failed(f"rank {helper.rank} failed: {helper.last_line()}")
-        if all(code == 0 for code in codes):
-            return
-        if time.monotonic() > end:
-            raise _failed(f"it took longer than {limit_s:.0f} s")
-        time.sleep(_POLL_S)
-
-
-_POLL_S = 0.1
-
-
-def _failed(what: str) -> JobError:
+def _failed(what: str) -> Problem:
     fix = "try --ranks 1, and free memory and cores of this machine"
-    return JobError(Problem(code="T017", what=what, where="paceline calibrate", fix=fix))
+    return Problem(code="T017", what=what, where="paceline calibrate", fix=fix)

@@ -1,6 +1,5 @@
 """Convert a checkpoint in a helper process, as torch is imported in `runtime/` alone."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
+from paceline.errors import CheckpointError, PacelineError, Problem, RunError
+from paceline.launch.packages import need_package
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.profile.hf_names import hf_config_of
 from paceline.record.conversion import Conversion, Converted
@@ -26,15 +26,7 @@ def convert(asked: Conversion) -> Converted:
         RunError: `C012`, the helper ended without a word.
     """
     for package in ("torch", *(["safetensors"] if "safetensors" in _forms(asked) else [])):
-        if importlib.util.find_spec(package) is None:
-            raise JobError(
-                Problem(
-                    code="R010",
-                    what=f"converting needs {package}, which is not installed",
-                    where=sys.prefix,
-                    fix=f"pip install {package}",
-                )
-            )
+        need_package(package, f"converting needs {package}")
     command = [sys.executable, "-m", "paceline.runtime.checkpoint.export"]
     told = subprocess.run(
         command, input=msgspec.json.encode(asked), capture_output=True, check=False

@@ -1,12 +1,12 @@
 """Count a person's own model in a helper process, so that planning needs no torch here."""
 
-import importlib.util
 import subprocess
 import sys
 
 import msgspec
 
 from paceline.errors import JobError, Problem
+from paceline.launch.packages import need_package
 from paceline.profile import ModuleFacts
 from paceline.spec import Job
 
@@ -22,15 +22,8 @@ def measure_factory(job: Job) -> ModuleFacts:
     """
     factory = job.spec.model.factory
     assert factory is not None
-    if importlib.util.find_spec("torch") is None:
-        raise JobError(
-            Problem(
-                code="R010",
-                what="counting a model of your own needs PyTorch, which is not installed",
-                where=job.where("model.factory"),
-                fix="pip install torch numpy",
-            )
-        )
+    need = "counting a model of your own needs PyTorch"
+    need_package("torch", need, where=job.where("model.factory"))
     seq_len = str(job.spec.data.seq_len)
     helper = (sys.executable, "-m", "paceline.runtime.measure_module")
     command = [*helper, str(job.folder), factory, seq_len]

@@ -339,3 +339,19 @@ def _spawn(command: Sequence[str], token: str, log: IO[bytes]) -> "subprocess.Po
         client.stdin.write(f"{token}\n".encode())
         client.stdin.close()
     return client
+
+
+@dataclass(frozen=True, slots=True)
+class HostSite:
+    """The hosts of one run, and this machine's address as they reach it."""
+
+    hosts: Hosts
+    address: str
+
+    def agents(self, lock: IO[bytes]) -> HostAgents:
+        """Each holds the run itself."""
+        return HostAgents(self.hosts)
+
+    def end_by_force(self) -> None:
+        """By SIGKILL on every host that is reached."""
+        self.hosts.end_all()

@@ -4,7 +4,6 @@ The helper is started before its request is known: it imports torch, which takes
 else, while the plan is made.
 """
 
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+from paceline.launch.packages import need_package
 from paceline.prove.proof import Proof, Request
 
 _TIMEOUT_S = 1800
@@ -27,15 +27,7 @@ class Prover:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Prover":
-        if importlib.util.find_spec("torch") is None:
-            raise JobError(
-                Problem(
-                    code="R010",
-                    what="a proof runs PyTorch's own code, and PyTorch is not installed",
-                    where="this Python",
-                    fix="pip install torch numpy; `paceline plan` needs none",
-                )
-            )
+        need_package("torch", "a proof runs the code of PyTorch")
         command = [sys.executable, "-m", "paceline.prove"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)

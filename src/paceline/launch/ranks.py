@@ -1,4 +1,5 @@
-"""Processes that are ranks of a helper (`verify`, `bench`): started together, heard, and ended.
+"""Processes that are ranks of a helper (`verify`, `bench`, `calibrate`): started together, heard,
+and ended.
 
 Leaves out: ranks of a run, which the agents start and restart.
 """
@@ -32,7 +33,7 @@ class RankProcess:
         log: Path,
         environment: Mapping[str, str],
         mark: str,
-        read_problems: Callable[[], Sequence[Problem]],
+        read_problems: Callable[[], Sequence[Problem]] = tuple,
     ) -> None:
         """
         Args:
@@ -90,7 +91,7 @@ class RankProcess:
         self._process.wait()
 
 
-def wait_for_ranks(
+def run_ranks(
     ranks: Sequence[RankProcess],
     *,
     limit_s: float,
@@ -98,21 +99,36 @@ def wait_for_ranks(
     late: Problem,
     died: Callable[[RankProcess], Problem],
 ) -> None:
-    """Until all have ended well.
+    """Start them, and return once all have ended well; none is left behind.
 
     Args:
-        ranks: Started.
+        ranks: Not started.
         limit_s: After which it is given up.
-        on_progress: Told of rank 0's progress.
-        late: Said when the time is over.
-        died: Said of a rank that failed without a problem that a person can mend; its code is also
+        on_progress: Told of the first rank's progress.
+        late: Raised when the time is over.
+        died: Raised of a rank that failed without a problem that a person can fix; its code is also
             that of what the ranks write about such an end.
 
     Raises:
-        JobError, PlanError: What a person can mend, as the ranks say.
-        RunError: `late`, or what `died` says of the rank that failed by itself.
+        JobError, PlanError: What a person can fix, as the ranks report.
+        RunError: `late`, or what `died` makes of the rank that failed by itself.
     """
-    end = time.monotonic() + limit_s
+    try:
+        for rank in ranks:
+            rank.start()
+        _wait(ranks, time.monotonic() + limit_s, on_progress, late, died)
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def _wait(
+    ranks: Sequence[RankProcess],
+    end: float,
+    on_progress: OnProgress,
+    late: Problem,
+    died: Callable[[RankProcess], Problem],
+) -> None:
     while True:
         codes = [rank.exit_code() for rank in ranks]
         for line in ranks[0].progress():

@@ -12,11 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
-from paceline.launch.hosts import HostAgents, Hosts, check_hosts, starts_of
+from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.launch.ray_step import UNREACHED
 from paceline.plan import Plan
@@ -98,7 +97,7 @@ def open_site(
     run: RunFolder,
     on_note: Callable[[str], None],
     inspection: Inspection | None,
-) -> "Site":
+) -> HostSite:
     """The nodes that have room for the plan's ranks, each with the run's folder and this Paceline.
 
     Raises:
@@ -131,7 +130,7 @@ def open_site(
         place="ray",
     )
     check_hosts(hosts, on_note, inspection)
-    return Site(hosts, _address(able))
+    return HostSite(hosts, _address(able))
 
 
 def _way(job: Job, plan: Plan) -> Through:
@@ -143,22 +142,6 @@ def _way(job: Job, plan: Plan) -> Through:
         python_there=job.spec.ray.python or sys.executable,
         address=job.spec.ray.address,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The nodes of one run."""
-
-    hosts: Hosts
-    address: str
-
-    def agents(self, lock: IO[bytes]) -> HostAgents:
-        """Each holds the run itself."""
-        return HostAgents(self.hosts)
-
-    def end_by_force(self) -> None:
-        """By SIGKILL on every node that is reached."""
-        self.hosts.end_all()
 
 
 def find_nodes(address: str | None) -> list[Node]:

@@ -1,10 +1,9 @@
 """Whether a job can be run, before anything is written or started."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 
 from paceline.errors import Problem
+from paceline.launch.packages import check_package
 from paceline.launch.places import attached, find_place
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
@@ -27,30 +26,19 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:
-    if importlib.util.find_spec("torch") is None:
-        yield Problem(
-            code="R010",
-            what="training needs PyTorch, which is not installed",
-            where=sys.prefix,
-            fix="pip install torch numpy",
-        )
-    if job.spec.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        yield Problem(
-            code="R010",
-            what="TensorBoard was asked for, which is not installed",
+    yield from check_package("torch", "training needs PyTorch")
+    if job.spec.metrics.tensorboard:
+        yield from check_package(
+            "tensorboard",
+            "TensorBoard was asked for",
             where=job.where("metrics.tensorboard"),
             fix="pip install tensorboard, or set metrics.tensorboard to false",
         )
     against = list(check_runnable(job))
     yield from against
-    of_transformers = not against and job.spec.program is None and needs_transformers(job)
-    if of_transformers and importlib.util.find_spec("transformers") is None:
-        yield Problem(
-            code="R010",
-            what="this model is built by transformers, which is not installed",
-            where=job.where("model"),
-            fix="pip install transformers",
-        )
+    if not against and job.spec.program is None and needs_transformers(job):
+        need = "this model is built by transformers"
+        yield from check_package("transformers", need, where=job.where("model"))
 
 
 def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:

@@ -12,13 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 from paceline.control.agent import ORPHANED
 from paceline.control.network import address_toward
 from paceline.control.visit import GONE, LIVES
 from paceline.errors import JobError, Problem
-from paceline.launch.hosts import HostAgents, Hosts, check_hosts, starts_of
+from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
@@ -140,7 +139,7 @@ def open_site(
     run: RunFolder,
     on_note: Callable[[str], None],
     inspection: Inspection | None,
-) -> "Site":
+) -> HostSite:
     """The nodes of the allocation, each with the run's folder and this Paceline."""
     way = Srun(job.spec.slurm.python or sys.executable)
     hosts = Hosts(
@@ -151,23 +150,7 @@ def open_site(
         place="slurm",
     )
     check_hosts(hosts, on_note, inspection)
-    return Site(hosts, _address(hosts.names))
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The nodes of one run."""
-
-    hosts: Hosts
-    address: str
-
-    def agents(self, lock: IO[bytes]) -> HostAgents:
-        """Each holds the run itself."""
-        return HostAgents(self.hosts)
-
-    def end_by_force(self) -> None:
-        """By SIGKILL on every node that is reached."""
-        self.hosts.end_all()
+    return HostSite(hosts, _address(hosts.names))
 
 
 def _address(names: Sequence[str]) -> str:

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
-from paceline.launch.hosts import HostAgents, Hosts, check_hosts, starts_of
+from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
@@ -120,29 +119,13 @@ def open_site(
     run: RunFolder,
     on_note: Callable[[str], None],
     inspection: Inspection | None,
-) -> "Site":
+) -> HostSite:
     """The hosts, each of them reached, with the run's folder and this Paceline."""
     names = tuple(host for host, _ in find_hosts(job))
     way = Ssh(job.spec.ssh, job.folder)
     hosts = Hosts(run=run, names=names, num_nodes=plan.cluster.num_nodes, way=way, place="ssh")
     check_hosts(hosts, on_note, inspection)
-    return Site(hosts, _address(job, names[0]))
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The hosts of one run."""
-
-    hosts: Hosts
-    address: str
-
-    def agents(self, lock: IO[bytes]) -> HostAgents:
-        """Each holds the run itself."""
-        return HostAgents(self.hosts)
-
-    def end_by_force(self) -> None:
-        """By SIGKILL on every host that is reached."""
-        self.hosts.end_all()
+    return HostSite(hosts, _address(job, names[0]))
 
 
 def _address(job: Job, host: str) -> str:

@@ -3,7 +3,6 @@
 The program is the one that `paceline render --for network` hands over for several nodes.
 """
 
-import importlib.util
 import os
 import socket
 import sys
@@ -11,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
-from paceline.launch.ranks import OnProgress, RankProcess, wait_for_ranks
+from paceline.launch.packages import need_package
+from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.record.sweep import Sweep, read_sweep
 from paceline.render.example import script_text
 from paceline.topology.machine import find_local_machine
@@ -40,33 +40,18 @@ def sweep_all_reduce(
         command = [sys.executable, str(program), "--max-bytes", str(max_bytes)]
         command += ["--json", str(found)]
         port = _free_port()
-        ranks = [_rank(rank, num_ranks, command, folder, port) for rank in range(num_ranks)]
-        try:
-            for rank in ranks:
-                rank.start()
-            wait_for_ranks(
-                ranks,
-                limit_s=limit_s,
-                on_progress=on_progress,
-                late=_failed(f"{num_ranks} ranks took longer than {limit_s:.0f} s"),
-                died=lambda rank: _failed(f"rank {rank.rank} died: {rank.last_line()[:400]}"),
-            )
-            return read_sweep(found)
-        finally:
-            for rank in ranks:
-                rank.end()
+        run_ranks(
+            [_rank(rank, num_ranks, command, folder, port) for rank in range(num_ranks)],
+            limit_s=limit_s,
+            on_progress=on_progress,
+            late=_failed(f"{num_ranks} ranks took longer than {limit_s:.0f} s"),
+            died=lambda rank: _failed(f"rank {rank.rank} died: {rank.last_line()[:400]}"),
+        )
+        return read_sweep(found)
 
 
 def _check(num_ranks: int) -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise JobError(
-            Problem(
-                code="R010",
-                what="measuring needs PyTorch, which is not installed",
-                where=sys.prefix,
-                fix="pip install torch numpy",
-            )
-        )
+    need_package("torch", "measuring needs PyTorch")
     gpus = find_local_machine().gpus
     if gpus and num_ranks > len(gpus):
         raise JobError(
@@ -95,7 +80,6 @@ def _rank(rank: int, world: int, command: list[str], folder: Path, port: int) ->
         log=folder / f"rank-{rank}.log",
         environment=environment,
         mark="  ",
-        read_problems=lambda: (),
     )
 
 

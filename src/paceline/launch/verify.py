@@ -1,6 +1,5 @@
 """Run a verification's case on this machine: one process for each rank, and their facts."""
 
-import importlib.util
 import os
 import sys
 import tempfile
@@ -8,27 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
-from paceline.launch.ranks import OnProgress, RankProcess, wait_for_ranks
+from paceline.launch.packages import check_package
+from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.record.verification import Case, Facts, RankFacts, Reference, read_facts, write_facts
 
 
 def check_verifiable(case: Case) -> Iterator[Problem]:
     """What this machine lacks, before anything is started."""
-    if importlib.util.find_spec("torch") is None:
-        yield Problem(
-            code="R010",
-            what="verifying needs PyTorch, which is not installed",
-            where=sys.prefix,
-            fix="pip install torch numpy",
-        )
-    if case.config is not None and importlib.util.find_spec("transformers") is None:
-        yield Problem(
-            code="R010",
-            what=f"a {case.config.get('model_type')} model needs transformers, which is not "
-            "installed",
-            where=sys.prefix,
-            fix="pip install transformers",
-        )
+    yield from check_package("torch", "verifying needs PyTorch")
+    if case.config is not None:
+        kind = case.config.get("model_type")
+        yield from check_package("transformers", f"a {kind} model needs transformers")
 
 
 def verify_on_ranks(
@@ -52,20 +41,13 @@ def verify_on_ranks(
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
         folder = Path(name)
         write_facts(folder / "case.json", case)
-        ranks = [_rank(rank, world, folder, case) for rank in range(world)]
-        try:
-            for rank in ranks:
-                rank.start()
-            wait_for_ranks(
-                ranks,
-                limit_s=limit_s,
-                on_progress=lambda line: on_progress(f"verify: {line}"),
-                late=_late(limit_s),
-                died=_died,
-            )
-        finally:
-            for rank in ranks:
-                rank.end()
+        run_ranks(
+            [_rank(rank, world, folder, case) for rank in range(world)],
+            limit_s=limit_s,
+            on_progress=lambda line: on_progress(f"verify: {line}"),
+            late=_late(limit_s),
+            died=_died,
+        )
         return Facts(
             case=case,
             reference=read_facts(folder / "reference.json", Reference),

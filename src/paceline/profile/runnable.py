@@ -18,8 +18,8 @@ BUILT_IN = ("llama", "mistral", "qwen2")
 _CAUSAL = ("CausalLM", "GPT2LMHeadModel")
 """Classes of transformers that predict the next token: `AutoModelForCausalLM` builds these."""
 
-_SPLIT = frozenset(
-    (
+SPLIT = frozenset(
+    [
         "falcon",
         "gemma",
         "gemma2",
@@ -40,11 +40,11 @@ _SPLIT = frozenset(
         "qwen3",
         "qwen3_moe",
         "starcoder2",
-    )
+    ]
 )
-"""`model_type`s whose matrices and stages our runtime knows how to split. Source:
-`runtime.strategy.ways_known.HUGGING_FACE` and `stages.PROVEN`, held together by
-tests/profile/test_splits.py."""
+"""`model_type`s whose matrices and stages our runtime knows how to split. The stages, one after the
+other, give the same bits as the model: tests/runtime/test_pipeline.py. A family that looks at its
+embeddings again later would not."""
 
 _ONE_ATTENTION = frozenset(("falcon", "gpt_neo", "gptj"))
 """Of these, those with one fixed attention in transformers, so that samples cannot be split."""
@@ -104,11 +104,11 @@ def splits_of(config: Mapping[str, Any], seq_len: int) -> Splits:
     has_window = isinstance(window, int) and 0 < window < seq_len
     is_plain = not (default if dropout is None else dropout) and not has_window
     contexts: tuple[Literal["ring", "ulysses"], ...] = ()
-    if kind in _SPLIT - _ONE_ATTENTION:
+    if kind in SPLIT - _ONE_ATTENTION:
         contexts = ("ring", "ulysses") if is_plain and kind not in _CAPPED else ("ulysses",)
     return Splits(
-        tensor=kind in _SPLIT and not (kind == "falcon" and config.get("alibi")),
-        pipeline=kind in _SPLIT,
+        tensor=kind in SPLIT and not (kind == "falcon" and config.get("alibi")),
+        pipeline=kind in SPLIT,
         expert=kind in _EXPERTS,
         context_kinds=contexts,
     )

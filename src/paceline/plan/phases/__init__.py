@@ -2,7 +2,7 @@
 
 from paceline.plan.phases.case import Gate, Goals, Phase
 from paceline.plan.phases.gates import exit_code, format_gates
-from paceline.plan.phases.make import PHASES, PhasePlan, make_phases, phase_schemas
+from paceline.plan.phases.make import PHASES, PhasePlan, make_phases
 
 __all__ = [
     "PHASES",
@@ -13,5 +13,4 @@ __all__ = [
     "exit_code",
     "format_gates",
     "make_phases",
-    "phase_schemas",
 ]

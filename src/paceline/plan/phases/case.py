@@ -73,7 +73,7 @@ class Phase:
     """Its name among the files."""
 
     output: Mapping[str, Any]
-    """JSON values, as `phase_schemas` says."""
+    """JSON values, of the form of `Row.schema`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple, get_type_hints
 
 from paceline.catalog import Price
 from paceline.errors import PlanError
@@ -36,89 +34,44 @@ from paceline.spec import Job, dump_job
 from paceline.topology import find_cluster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One phase: its name, what makes its output, and of what type that is."""
+class Row(NamedTuple):
+    """One phase: its name, and what makes its output, which says of what type that is."""
 
     name: str
     make: Callable[[Case], Any]
-    schema: type
     file: str | None = None
     """Where it is not `phase<N>-<name>.json`."""
+
+    @property
+    def schema(self) -> type:
+        """Of the output."""
+        returned: type = get_type_hints(self.make)["return"]
+        return returned
 
 
 PHASES: Mapping[int, Row] = dict(
     enumerate(
         (
+            Row("resource-assessment", resources.assess_resources),
+            Row("model-analysis", resources.analyse_model),
+            Row("parallelization-strategy", split.choose_strategy),
+            Row("data-distribution", split.distribute_data),
+            Row("communication-optimization", communicate.plan_communication),
+            Row("gradient-synchronization", communicate.synchronise_gradients),
+            Row("memory-optimization", memory.optimise_memory),
+            Row("fault-tolerance", survive.survive_faults),
+            Row("monitoring-plan", survive.plan_monitoring),
+            Row("training-configuration", train.configure_training),
             Row(
-                name="resource-assessment",
-                make=resources.assess_resources,
-                schema=resources.ResourceAssessment,
+                "distributed-hyperparameters",
+                train.choose_hyperparameters,
+                "phase11-hyperparameters.json",
             ),
-            Row(
-                name="model-analysis",
-                make=resources.analyse_model,
-                schema=resources.ModelAnalysis,
-            ),
-            Row(
-                name="parallelization-strategy",
-                make=split.choose_strategy,
-                schema=split.ParallelizationStrategy,
-            ),
-            Row(
-                name="data-distribution", make=split.distribute_data, schema=split.DataDistribution
-            ),
-            Row(
-                name="communication-optimization",
-                make=communicate.plan_communication,
-                schema=communicate.CommunicationPlan,
-            ),
-            Row(
-                name="gradient-synchronization",
-                make=communicate.synchronise_gradients,
-                schema=communicate.GradientSynchronization,
-            ),
-            Row(
-                name="memory-optimization",
-                make=memory.optimise_memory,
-                schema=memory.MemoryOptimization,
-            ),
-            Row(name="fault-tolerance", make=survive.survive_faults, schema=survive.FaultTolerance),
-            Row(
-                name="monitoring-plan", make=survive.plan_monitoring, schema=survive.MonitoringPlan
-            ),
-            Row(
-                name="training-configuration",
-                make=train.configure_training,
-                schema=train.TrainingConfiguration,
-            ),
-            Row(
-                name="distributed-hyperparameters",
-                make=train.choose_hyperparameters,
-                schema=train.Hyperparameters,
-                file="phase11-hyperparameters.json",
-            ),
-            Row(
-                name="performance-optimization",
-                make=train.optimise_performance,
-                schema=train.PerformanceOptimization,
-            ),
-            Row(
-                name="launch-orchestration",
-                make=launch.plan_launch,
-                schema=launch.LaunchOrchestration,
-            ),
-            Row(name="cost-estimation", make=cost.estimate_cost, schema=cost.CostEstimation),
-            Row(
-                name="validation-plan",
-                make=validate.plan_validation,
-                schema=validate.ValidationPlan,
-            ),
-            Row(
-                name="training-plan-documentation",
-                make=final.document,
-                schema=final.Documentation,
-            ),
+            Row("performance-optimization", train.optimise_performance),
+            Row("launch-orchestration", launch.plan_launch),
+            Row("cost-estimation", cost.estimate_cost),
+            Row("validation-plan", validate.plan_validation),
+            Row("training-plan-documentation", final.document),
         ),
         start=1,
     )
@@ -198,11 +151,6 @@ def make_phases(
     listed = {**made_before, **{phase.file: digest for phase in phases}}
     files[INDEX] = _json(listed)
     return PhasePlan(phases=phases, gates=gates, files=files, kept=tuple(kept))
-
-
-def phase_schemas() -> dict[str, Any]:
-    """JSON Schema of every phase's output, by its name."""
-    return {row.name: msgspec.json.schema(row.schema) for row in PHASES.values()}
 
 
 def _case(

@@ -1,10 +1,10 @@
 """Helper process: measure what this machine reaches. One process for each rank.
 
-    python -m paceline.runtime.calibrate --seconds 60 --device cpu
+    python -m paceline.runtime.calibrate --seconds 60 --device cpu --answer FILE
 
 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are what torchrun sets;
-`launch/calibrate.py` sets them for the ranks of one machine. Rank 0 prints one line of JSON, a
-`Measurements`, and how far it is on standard error.
+`launch/calibrate.py` sets them for the ranks of one machine. Rank 0 writes a `Measurements` as JSON
+into FILE, and how far it is on standard error.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import torch
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--answer", type=Path, required=True, help="what rank 0 writes")
     parser.add_argument("--store", help="a file where the ranks meet; left out, torchrun's")
     parser.add_argument("--bf16", action="store_true", help="the CPU has bf16 instructions")
     options = parser.parse_args()
@@ -65,8 +67,7 @@ def main() -> None:
         has_bf16=options.bf16,
     )
     if rank == 0:
-        sys.stdout.buffer.write(msgspec.json.encode(measured) + b"\n")
-        sys.stdout.flush()
+        options.answer.write_bytes(msgspec.json.encode(measured))
     if world > 1:
         dist.barrier()
     sys.stderr.flush()

@@ -23,11 +23,11 @@ from paceline.runtime import _torch_private as torch_private
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
 """(query_BNSD, key_BKTD, value_BKTD, is_causal, scale) -> (output_BNSD, lse_BNS)."""
 
-Backward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor, Tensor]
-]
-"""(grad_BNSD, query_BNSD, key_BKTD, value_BKTD, output_BNSD, lse_BNS, is_causal, scale) -> the
-gradients of query, key and value."""
+Kept = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""(query_BNSD, key_BKTD, value_BKTD, output_BNSD, lse_BNS)."""
+
+Backward = Callable[[Tensor, Kept, bool, float], tuple[Tensor, Tensor, Tensor]]
+"""(grad_BNSD, kept, is_causal, scale) -> the gradients of query, key and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,10 @@ def _flash_cpu_forward(
 
 
 def _flash_cpu_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
+    grad: Tensor, kept: Kept, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads: tuple[Tensor, Tensor, Tensor] = torch_private.FLASH_CPU_BACKWARD(
-        grad, query, key, value, output, lse, 0.0, is_causal, scale=scale
+        grad, *kept, 0.0, is_causal, scale=scale
     )
     return grads
 
@@ -102,32 +95,14 @@ def _flash_cuda_forward(
 
 
 def _flash_cuda_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
+    grad: Tensor, kept: Kept, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse = kept
     seed = query.new_zeros(2, dtype=torch.uint64)  # of dropout, which there is none of
+    held = query, key, value, output, lse.contiguous(), None, None, query.shape[2], key.shape[2]
+    offset = query.new_zeros((), dtype=torch.uint64)
     grads: tuple[Tensor, Tensor, Tensor] = torch_private.FLASH_BACKWARD(
-        grad,
-        query,
-        key,
-        value,
-        output,
-        lse.contiguous(),
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        0.0,
-        is_causal,
-        seed,
-        query.new_zeros((), dtype=torch.uint64),
-        scale=scale,
+        grad, *held, 0.0, is_causal, seed, offset, scale=scale
     )
     return grads
 
@@ -146,33 +121,14 @@ def _cudnn_forward(
 
 
 def _cudnn_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
+    grad: Tensor, kept: Kept, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse = kept
     seed = query.new_zeros((), dtype=torch.int64)
+    held = query, key, value, output, lse.unsqueeze(-1).contiguous(), seed, seed
+    lengths = None, None, None, query.shape[2], key.shape[2]
     grads: tuple[Tensor, Tensor, Tensor] = torch_private.CUDNN_BACKWARD(
-        grad,
-        query,
-        key,
-        value,
-        output,
-        lse.unsqueeze(-1).contiguous(),
-        seed,
-        seed,
-        None,
-        None,
-        None,
-        query.shape[2],
-        key.shape[2],
-        0.0,
-        is_causal,
-        scale=scale,
+        grad, *held, *lengths, 0.0, is_causal, scale=scale
     )
     return grads
 
@@ -195,32 +151,16 @@ def _efficient_forward(
 
 
 def _efficient_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
+    grad: Tensor, kept: Kept, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse = kept
     seed = query.new_zeros((), dtype=torch.int64)
     # Infinity gives the rows that are not there a weight of exp(-infinity), as the forward does.
-    padded_lse = F.pad(lse, (0, -lse.shape[-1] % _LSE_ROWS), value=float("inf"))
+    padded_lse = F.pad(lse, (0, -lse.shape[-1] % _LSE_ROWS), value=float("inf")).contiguous()
+    heads = query, _repeated(query, key), _repeated(query, value)
+    wanted = [True, True, True, False]
     grad_query, grad_key, grad_value, _ = torch_private.EFFICIENT_BACKWARD(
-        grad,
-        query,
-        _repeated(query, key),
-        _repeated(query, value),
-        None,
-        output,
-        padded_lse.contiguous(),
-        seed,
-        seed,
-        0.0,
-        [True, True, True, False],
-        is_causal,
-        scale=scale,
+        grad, *heads, None, output, padded_lse, seed, seed, 0.0, wanted, is_causal, scale=scale
     )
     shared = (key.shape[1], -1)
     return (
@@ -245,15 +185,9 @@ def _written_out_forward(
 
 
 def _written_out_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    scale: float,
+    grad: Tensor, kept: Kept, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse = kept
     shared = (key.shape[1], -1)
     query_BKGSD, grad_BKGSD = (torch.unflatten(_wide(each), 1, shared) for each in (query, grad))
     along_BKGS = torch.unflatten((_wide(grad) * _wide(output)).sum(-1), 1, shared)

@@ -135,15 +135,10 @@ def _backward(
         coming = held.send_on(group, _HEADS) if step < world - 1 else None
         block = _block(rank, (rank - step) % world, query.shape[2], is_causal)
         rows, keys = slice(block.first_query, None), slice(0, block.num_keys)
+        own_query, own_output, own_lse = (each[:, :, rows] for each in (query, output, lse))
+        kept = own_query, held.first[:, :, keys], held.second[:, :, keys], own_output, own_lse
         of_query, of_key, of_value = kernel.backward(
-            grad[:, :, rows],
-            query[:, :, rows],
-            held.first[:, :, keys],
-            held.second[:, :, keys],
-            output[:, :, rows],
-            lse[:, :, rows],
-            block.is_diagonal and is_causal,
-            scale,
+            grad[:, :, rows], kept, block.is_diagonal and is_causal, scale
         )
         grad_query[:, :, rows] += of_query
         gradients = _Pair.zeros(key, value, lse.dtype) if behind is None else behind.arrived()

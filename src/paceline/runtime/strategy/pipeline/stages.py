@@ -14,37 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import PlanError, Problem
+from paceline.profile.runnable import SPLIT
 
 ENTERS_AT_BLOCKS = "_paceline_plain_call"
 """Attribute of models whose hidden states enter at the first block, whatever the model does to its
 embeddings: those of `runtime.huggingface.as_plain_model`."""
-
-PROVEN = frozenset(
-    {
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "starcoder2",
-    }
-)
-"""Families of transformers whose stages, one after the other, give the same bits as the model:
-tests/runtime/test_pipeline.py. A family that looks at its embeddings again later would not."""
 
 
 class StageWays(Protocol):
@@ -142,7 +116,7 @@ def check_stages(model: nn.Module, ways: StageWays) -> Iterator[Problem]:
             yield _problem(model, f"`{first}` and `{second}` are one parameter on several stages")
     if hasattr(model, ENTERS_AT_BLOCKS):
         family = getattr(model.config, "model_type", None)
-        if family not in PROVEN:
+        if family not in SPLIT:
             yield _problem(model, f"stages of {family} have not been compared with the whole model")
         return
     for container in containers:

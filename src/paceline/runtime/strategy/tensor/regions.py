@@ -9,6 +9,7 @@ Tokens are the last dim but one: `hidden_BSH`, or `hidden_TH` where a model flat
 share is contiguous; the tokens must divide over the ranks.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,118 +26,74 @@ TOKENS = -2
 
 def copy_to(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The same tensor, handed to a computation whose ranks each give a part of its gradient."""
-    return _call(_CopyTo, whole, group)
+    return _cross(whole, group, _same, _sum)
 
 
 def reduce_from(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the ranks, the same on all of them; so is its gradient."""
-    return _call(_ReduceFrom, partial, group)
+    return _cross(partial, group, _sum, _given)
 
 
 def gather_from(share: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All tokens, from every rank's share; the ranks each give a part of the gradient."""
-    return _call(_GatherFrom, share, group)
+    return _cross(share, group, _gather, _scatter)
 
 
 def scatter_to(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's tokens of the sum over the ranks."""
-    return _call(_ScatterTo, partial, group)
+    return _cross(partial, group, _scatter, _gather)
 
 
 def keep_share(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's tokens of a tensor that all ranks hold; its gradient is whole again."""
-    return _call(_KeepShare, whole, group)
+    return _cross(whole, group, _own_share, _gather)
 
 
 def join_shares(share: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All tokens, for a computation that every rank repeats: its gradient is the same on all."""
-    return _call(_JoinShares, share, group)
+    return _cross(share, group, _gather, _packed_share)
 
 
 def sum_everywhere(partial: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum over the ranks, for ranks that compute different things with it."""
-    return _call(_SumEverywhere, partial, group)
+    return _cross(partial, group, _sum, _sum)
 
 
-class _CopyTo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradients[0], ctx.group), None
+_Way = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
-class _ReduceFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _sum(tensor, group)
+class _Crossing(torch.autograd.Function):
+    """One way forward, and for the gradient another one back."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _GatherFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _gather(tensor, group)
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, to: _Way, back: _Way) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return to(tensor, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _scatter(gradients[0], ctx.group), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(gradients[0], ctx.group), None, None, None
 
 
-class _ScatterTo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _scatter(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.group), None
-
-
-class _KeepShare(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _share(tensor, group).clone()  # a view would keep all tokens alive
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _gather(gradients[0], ctx.group), None
-
-
-class _JoinShares(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _gather(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _share(gradients[0], ctx.group).contiguous(), None
-
-
-class _SumEverywhere(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _sum(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum(gradients[0], ctx.group), None
-
-
-def _call(crossing: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    result: Tensor = crossing.apply(tensor, group)
+def _cross(tensor: Tensor, group: dist.ProcessGroup, to: _Way, back: _Way) -> Tensor:
+    result: Tensor = _Crossing.apply(tensor, group, to, back)  # type: ignore[no-untyped-call]
     return result
+
+
+def _same(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _given(gradient: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return gradient
+
+
+def _own_share(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return _share(tensor, group).clone()  # a view would keep all tokens alive
+
+
+def _packed_share(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return _share(tensor, group).contiguous()
 
 
 def _wait(result: Tensor) -> Tensor:

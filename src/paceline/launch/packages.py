@@ -1,0 +1,38 @@
+"""Whether a package that a helper or a run needs is installed."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+
+from paceline.errors import JobError, Problem
+
+
+def check_package(
+    package: str, need: str, *, where: str = sys.prefix, fix: str | None = None
+) -> Iterator[Problem]:
+    """`R010` where a package is missing.
+
+    Args:
+        package: As it is imported.
+        need: What needs it, to be followed by "which is not installed".
+        where: Shown with it.
+        fix: Left out, how pip installs it.
+    """
+    if importlib.util.find_spec(package) is None:
+        install = "torch numpy" if package == "torch" else package
+        yield Problem(
+            code="R010",
+            what=f"{need}, which is not installed",
+            where=where,
+            fix=fix or f"pip install {install}",
+        )
+
+
+def need_package(package: str, need: str, *, where: str = sys.prefix) -> None:
+    """See that it is installed.
+
+    Raises:
+        JobError: `R010`.
+    """
+    if problems := list(check_package(package, need, where=where)):
+        raise JobError(*problems)
