@@ -1,7 +1,8 @@
 """What can go wrong, in the reader's own words: problems, and one exception per exit code."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 EXIT_CODES: dict[int, str] = {
     0: "done",
@@ -48,6 +49,17 @@ class PacelineError(Exception):
     def __init__(self, *problems: Problem) -> None:
         self.problems: Sequence[Problem] = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+    @classmethod
+    def of(cls, *, code: str, what: str, where: str, fix: str) -> Self:
+        """The error of one problem."""
+        return cls(Problem(code=code, what=what, where=where, fix=fix))
+
+    @classmethod
+    def raise_for(cls, problems: Iterable[Problem]) -> None:
+        """Raise the error of all these problems, where there are any."""
+        if found := list(problems):
+            raise cls(*found)
 
 
 class JobError(PacelineError):

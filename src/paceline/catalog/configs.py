@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from paceline.catalog.load import ModelPreset, load_model_presets
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +47,12 @@ def find_published(name: str, *, where: str) -> ModelPreset | PublishedConfig:
     if found is not None:
         return found
     near = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.5)
-    raise JobError(
-        Problem(
-            code="M001",
-            what=f"the catalog has no model preset `{name}`",
-            where=where,
-            fix=f"did you mean {' or '.join(f'`{each}`' for each in near)}? "
-            "`paceline plan --help` lists all"
-            if near
-            else f"choose one of {', '.join(preset_names())}",
-        )
+    raise JobError.of(
+        code="M001",
+        what=f"the catalog has no model preset `{name}`",
+        where=where,
+        fix=f"did you mean {' or '.join(f'`{each}`' for each in near)}? "
+        "`paceline plan --help` lists all"
+        if near
+        else f"choose one of {', '.join(preset_names())}",
     )

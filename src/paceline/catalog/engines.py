@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +88,10 @@ def find_engine(name: str, *, where: str) -> Engine:
     if matches:
         return max(matches, key=lambda match: match[0])[1]
     near = difflib.get_close_matches(wanted, engines, n=2, cutoff=0.4)
-    raise JobError(
-        Problem(
-            code="E001",
-            what=f"the catalog has no engine `{name}`",
-            where=where,
-            fix=(f"did you mean {' or '.join(near)}? " if near else "")
-            + f"Known are {', '.join(engines)}",
-        )
+    raise JobError.of(
+        code="E001",
+        what=f"the catalog has no engine `{name}`",
+        where=where,
+        fix=(f"did you mean {' or '.join(near)}? " if near else "")
+        + f"Known are {', '.join(engines)}",
     )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 def write_measured(
@@ -72,7 +72,7 @@ def _told(path: Path) -> Iterator[None]:
         fix = "give a file in a folder that exists and that you may write to"
     else:
         return
-    raise JobError(Problem(code="T016", what=what, where="--out", fix=fix))
+    raise JobError.of(code="T016", what=what, where="--out", fix=fix)
 
 
 def format_measured(name: str, row: Mapping[str, Any], comments: Sequence[str]) -> str:

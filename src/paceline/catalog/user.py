@@ -302,4 +302,4 @@ def _read(path: Path) -> dict[str, Any]:
         what, fix = f"{path} is not UTF-8 text", "save it as UTF-8"
     except OSError as error:
         what, fix = f"{path} cannot be read: {text(error.strerror)}", "give a readable TOML file"
-    raise JobError(Problem(code="T010", what=what, where=str(path), fix=fix))
+    raise JobError.of(code="T010", what=what, where=str(path), fix=fix)

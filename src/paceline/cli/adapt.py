@@ -121,9 +121,9 @@ def _read(path: Path) -> _Source:
 
 
 def _unreadable(path: Path, why: str, fix: str) -> "JobError":
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
-    return JobError(Problem(code="A001", what=f"{path} {why}", where=str(path), fix=fix))
+    return JobError.of(code="A001", what=f"{path} {why}", where=str(path), fix=fix)
 
 
 def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) -> list[Path]:
@@ -162,9 +162,9 @@ def _write(source: _Source, adapted: "Adapted", script: Path, out: Path | None) 
 
 
 def _unwritten(path: Path, why: str, fix: str) -> "JobError":
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
-    return JobError(Problem(code="A003", what=f"{path} {why}", where="--out", fix=fix))
+    return JobError.of(code="A003", what=f"{path} {why}", where="--out", fix=fix)
 
 
 def _free(path: Path) -> Path:

@@ -225,8 +225,8 @@ def _write(out: Path, name: str, verdict: "Verdict", text: str) -> None:
 
 
 def _unwritable(out: Path, error: OSError) -> Exception:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     what = f"{out} cannot be written: {error.strerror}"
     fix = "give a folder you may write to, on a disk with room"
-    return JobError(Problem(code="R002", what=what, where="--out", fix=fix))
+    return JobError.of(code="R002", what=what, where="--out", fix=fix)

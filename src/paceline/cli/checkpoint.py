@@ -211,13 +211,11 @@ def convert(
         )
         raise JobError(problem)
     if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise JobError(
-            Problem(
-                code="R002",
-                what=f"{out} is there already",
-                where="OUT",
-                fix="give a new name; nothing is written over",
-            )
+        raise JobError.of(
+            code="R002",
+            what=f"{out} is there already",
+            where="OUT",
+            fix="give a new name; nothing is written over",
         )
     asked = Conversion(
         source=str(source.resolve()),
@@ -311,19 +309,17 @@ def _copies_at(url: str) -> "tuple[Remote, list[Copy]]":
     Raises:
         JobError: `R010`, `C014`: it cannot be reached; `C011`: there are none.
     """
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.record.remote import Remote
 
     remote = Remote(url, where="PATH")
     copies = remote.copies()
     if not copies:
-        raise JobError(
-            Problem(
-                code="C011",
-                what=f"there is no copy of a checkpoint at {url}",
-                where="PATH",
-                fix="give checkpoint.copy_to with the run's name behind it: s3://bucket/jobs/RUN",
-            )
+        raise JobError.of(
+            code="C011",
+            what=f"there is no copy of a checkpoint at {url}",
+            where="PATH",
+            fix="give checkpoint.copy_to with the run's name behind it: s3://bucket/jobs/RUN",
         )
     return remote, copies
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import click
 
-from paceline.errors import JobError, Problem, RunError
+from paceline.errors import JobError, RunError
 from paceline.launch.skills import SKILLS, find_skill, run_skill
 from paceline.spec.skills.read import schema_of
 
@@ -67,7 +67,7 @@ def _read() -> str:
     except UnicodeDecodeError:
         what = "the request is not UTF-8 text"
         fix = "write it as UTF-8"
-        raise JobError(Problem(code="H030", what=what, where="standard input", fix=fix)) from None
+        raise JobError.of(code="H030", what=what, where="standard input", fix=fix) from None
 
 
 @contextlib.contextmanager

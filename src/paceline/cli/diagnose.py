@@ -103,21 +103,19 @@ def _print_unique(found: "list[Log]", as_json: bool) -> None:
 
 
 def _check_something_was_read(diagnosis: "Diagnosis", logs: tuple[str, ...]) -> None:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     nothing_read = diagnosis.num_sources and len(diagnosis.troubles) == diagnosis.num_sources
     says_something = diagnosis.causes or diagnosis.num_lines or not nothing_read
     if diagnosis.num_bytes and says_something:
         return
     why = diagnosis.troubles[0] if diagnosis.troubles else f"{' '.join(logs)}: empty"
-    raise JobError(
-        Problem(
-            code="V011",
-            what=f"nothing was read: {why}",
-            where=" ".join(logs),
-            fix="give a log with text in it, or whole dumps of all ranks; "
-            "`... 2>&1 | paceline diagnose -` reads both outputs",
-        )
+    raise JobError.of(
+        code="V011",
+        what=f"nothing was read: {why}",
+        where=" ".join(logs),
+        fix="give a log with text in it, or whole dumps of all ranks; "
+        "`... 2>&1 | paceline diagnose -` reads both outputs",
     )
 
 

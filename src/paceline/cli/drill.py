@@ -199,20 +199,18 @@ def _drawn(
     """So many random faults, no more than one for each step that can be hit: of more, some would
     find no step finished between them, which is what `recovery.max_restarts` ends a run for."""
     from paceline.check.drill.schedule import random_schedule
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     last = max(_FIRST + 1, (steps or min(job.spec.train.steps, _USUAL)) - _QUIET)
     most = last - _FIRST + 1
     if num > most:
-        raise JobError(
-            Problem(
-                code="R061",
-                what=f"{num} faults do not fit into a run of {last + _QUIET} steps: one a step is "
-                f"the most, and steps {_FIRST} to {last} can be hit",
-                where="--random",
-                fix=f"--random {most}, or --steps {num + _FIRST - 1 + _QUIET}; "
-                "--soak N draws many short schedules",
-            )
+        raise JobError.of(
+            code="R061",
+            what=f"{num} faults do not fit into a run of {last + _QUIET} steps: one a step is "
+            f"the most, and steps {_FIRST} to {last} can be hit",
+            where="--random",
+            fix=f"--random {most}, or --steps {num + _FIRST - 1 + _QUIET}; "
+            "--soak N draws many short schedules",
         )
     return random_schedule(
         seed,

@@ -12,7 +12,7 @@ import click
 
 from paceline.cli.options import json_option
 from paceline.cli.table import format_table
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 if TYPE_CHECKING:
     from paceline.catalog.code import Code
@@ -74,15 +74,11 @@ def _find(name: str) -> "tuple[Code | Failure | BenignLine | Symptom, ...]":
         what = (
             f"{name} is a check of `paceline preflight`; the code of what it found is in brackets"
         )
-    raise JobError(
-        Problem(
-            code="T020",
-            what=what,
-            where="CODE",
-            fix=f"did you mean {' or '.join(near)}?"
-            if near
-            else "`paceline explain --list` has all",
-        )
+    raise JobError.of(
+        code="T020",
+        what=what,
+        where="CODE",
+        fix=f"did you mean {' or '.join(near)}?" if near else "`paceline explain --list` has all",
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import PathName
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 @click.command()
@@ -24,23 +24,19 @@ def command(path: Path, force: bool) -> None:
     from paceline.spec.template import job_template
 
     if path.exists() and not force:
-        raise JobError(
-            Problem(
-                code="J008",
-                what=f"{path} exists",
-                where=str(path),
-                fix="give another name, or --force to write over it",
-            )
+        raise JobError.of(
+            code="J008",
+            what=f"{path} exists",
+            where=str(path),
+            fix="give another name, or --force to write over it",
         )
     try:
         path.write_text(job_template(), encoding="utf-8")
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="J008",
-                what=f"{path} cannot be written: {error.strerror}",
-                where=str(path),
-                fix="give a file in a folder that exists and that you may write to",
-            )
+        raise JobError.of(
+            code="J008",
+            what=f"{path} cannot be written: {error.strerror}",
+            where=str(path),
+            fix="give a file in a folder that exists and that you may write to",
         ) from None
     click.echo(f"wrote {path}; edit data.path, then: paceline plan {path}", err=True)

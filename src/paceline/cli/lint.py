@@ -144,19 +144,17 @@ def _left_out(ignored: tuple[str, ...]) -> set[str]:
         JobError: No failure is called so.
     """
     from paceline.check.lint.suppress import ids_of
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     found: set[str] = set()
     for name in ignored:
         ids = ids_of(name)
         if not ids:
-            raise JobError(
-                Problem(
-                    code="V021",
-                    what=f"no finding is called {name}",
-                    where="--ignore",
-                    fix="`paceline explain --list` has all ids",
-                )
+            raise JobError.of(
+                code="V021",
+                what=f"no finding is called {name}",
+                where="--ignore",
+                fix="`paceline explain --list` has all ids",
             )
         found |= ids
     return found
@@ -172,7 +170,7 @@ def _context(
     """
     from paceline.check.lint.context import context_from_facts, unread_facts
     from paceline.check.lint.gpus import known_gpus, knows_gpu
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     facts: dict[str, Any] = {}
     if file is not None:
@@ -181,13 +179,11 @@ def _context(
             if not isinstance(read, dict):
                 raise ValueError("not an object")
         except (OSError, ValueError, RecursionError) as error:
-            raise JobError(
-                Problem(
-                    code="V022",
-                    what=f"{file} is no JSON object with facts: {error}",
-                    where="--context",
-                    fix='{"nodes": 2, "gpus_per_node": 8, "gpu": "H100-SXM", "home_fs": "nfs"}',
-                )
+            raise JobError.of(
+                code="V022",
+                what=f"{file} is no JSON object with facts: {error}",
+                where="--context",
+                fix='{"nodes": 2, "gpus_per_node": 8, "gpu": "H100-SXM", "home_fs": "nfs"}',
             ) from None
         facts.update(read)
     for what in unread_facts(facts):
@@ -260,17 +256,15 @@ def _print_fixes(
 
 
 def _write(fixed: "Fixed", sources: "Sources") -> None:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     path = sources.paths[fixed.path]
     try:
         path.write_bytes(fixed.after.encode())
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="V023",
-                what=f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-                where="--fix --write",
-                fix="make the file writable, or apply the printed diff elsewhere",
-            )
+        raise JobError.of(
+            code="V023",
+            what=f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
+            where="--fix --write",
+            fix="make the file writable, or apply the printed diff elsewhere",
         ) from None

@@ -12,7 +12,7 @@ from typing import IO
 
 from paceline.check.diagnose.diagnose import Log
 from paceline.check.diagnose.scan import BLOCK_BYTES
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 MAX_FILES = 100_000
 """Files of one folder that are read: more ranks than any job has had."""
@@ -55,13 +55,11 @@ def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
                 files.append(path / "events.jsonl")
             found += [Log(name=str(each.filename), blocks=_failing(each)) for each in closed]
             if not files and not closed:
-                raise JobError(
-                    Problem(
-                        code="V010",
-                        what=f"there is no log in {path}",
-                        where=name,
-                        fix="name the files themselves, or a folder of *.log, *.out, *.txt",
-                    )
+                raise JobError.of(
+                    code="V010",
+                    what=f"there is no log in {path}",
+                    where=name,
+                    fix="name the files themselves, or a folder of *.log, *.out, *.txt",
                 )
             found += [_log(file, path) for file in files]
         else:
@@ -92,22 +90,18 @@ def _check_can_be_read(path: Path, name: str) -> None:
         elif stat.S_ISREG(mode):
             path.open("rb").close()
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="V010",
-                what=f"{name} cannot be read: {error.strerror}",
-                where=name,
-                fix="give a log file, a folder of logs, a run's id, or - for input",
-            )
+        raise JobError.of(
+            code="V010",
+            what=f"{name} cannot be read: {error.strerror}",
+            where=name,
+            fix="give a log file, a folder of logs, a run's id, or - for input",
         ) from None
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-        raise JobError(
-            Problem(
-                code="V010",
-                what=f"{name} is neither a file nor a folder",
-                where=name,
-                fix="give a log file, a folder of logs, a run's id, or - for input",
-            )
+        raise JobError.of(
+            code="V010",
+            what=f"{name} is neither a file nor a folder",
+            where=name,
+            fix="give a log file, a folder of logs, a run's id, or - for input",
         )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 def check_can_write(path: Path | None, option: str) -> None:
@@ -24,11 +24,9 @@ def check_can_write(path: Path | None, option: str) -> None:
         if not was_there:
             path.unlink()
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="R002",
-                what=f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-                where=option,
-                fix="name a file in a folder that exists and that you may write to",
-            )
+        raise JobError.of(
+            code="R002",
+            what=f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
+            where=option,
+            fix="name a file in a folder that exists and that you may write to",
         ) from None

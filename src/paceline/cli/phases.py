@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.plan import plan_job
 from paceline.plan.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
 from paceline.plan.phases.make import INDEX, PHASES
@@ -121,11 +121,9 @@ def _write(out: Path, made: PhasePlan) -> None:
 
 
 def _refused(out: Path, why: str) -> JobError:
-    return JobError(
-        Problem(
-            code="J025",
-            what=f"the folder {out} {why}",
-            where="--out",
-            fix="give a new folder, or one that `paceline plan --phases` made",
-        )
+    return JobError.of(
+        code="J025",
+        what=f"the folder {out} {why}",
+        where="--out",
+        fix="give a new folder, or one that `paceline plan --phases` made",
     )

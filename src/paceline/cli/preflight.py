@@ -195,18 +195,16 @@ def _look(
 
 
 def _write_nodes(path: Path, verdict: "Preflight") -> None:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     try:
         path.write_text("".join(f"{node}\n" for node in verdict.good_nodes), encoding="utf-8")
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="T014",
-                what=f"{path} cannot be written: {error.strerror}",
-                where="--nodes-file",
-                fix="give a file in a folder that exists and that you may write to",
-            )
+        raise JobError.of(
+            code="T014",
+            what=f"{path} cannot be written: {error.strerror}",
+            where="--nodes-file",
+            fix="give a file in a folder that exists and that you may write to",
         ) from None
 
 

@@ -105,9 +105,7 @@ def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":
 
     if job.spec.ssh.hostfile is None:
         return job
-    problems = list(check_slots(job, ranks_per_node))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(check_slots(job, ranks_per_node))
     return with_hosts(job)
 
 
@@ -140,7 +138,7 @@ def _write(files: Any, out: Path, *, force: bool) -> None:
     Raises:
         JobError: `H004`, a file is there and differs; `H005`, the folder cannot be written.
     """
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     try:
         differing = [
@@ -149,13 +147,11 @@ def _write(files: Any, out: Path, *, force: bool) -> None:
             if (out / name).exists() and (out / name).read_bytes() != text.encode()
         ]
         if differing and not force:
-            raise JobError(
-                Problem(
-                    code="H004",
-                    what=f"{', '.join(sorted(differing))} in {out} would be overwritten",
-                    where="--out",
-                    fix="name a new folder, or overwrite with --force",
-                )
+            raise JobError.of(
+                code="H004",
+                what=f"{', '.join(sorted(differing))} in {out} would be overwritten",
+                where="--out",
+                fix="name a new folder, or overwrite with --force",
             )
         for name, text in files.items():
             path = out / name
@@ -164,12 +160,10 @@ def _write(files: Any, out: Path, *, force: bool) -> None:
             if text.startswith("#!"):
                 path.chmod(path.stat().st_mode | 0o111)
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="H005",
-                what=f"{error.filename or out} cannot be written: "
-                f"{(error.strerror or str(error)).lower()}",
-                where="--out",
-                fix="name a folder that you may write to",
-            )
+        raise JobError.of(
+            code="H005",
+            what=f"{error.filename or out} cannot be written: "
+            f"{(error.strerror or str(error)).lower()}",
+            where="--out",
+            fix="name a folder that you may write to",
         ) from None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import PathName
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 if TYPE_CHECKING:
     from paceline.record.run import RunFolder
@@ -31,22 +31,18 @@ def command(run_folder: Path, out: Path | None) -> None:
     try:
         click.echo(write_report(run, out))
     except ImportError as error:
-        raise JobError(
-            Problem(
-                code="R010",
-                what=f"the page needs {error.name}, which is not installed",
-                where="paceline report",
-                fix="pip install matplotlib Jinja2",
-            )
+        raise JobError.of(
+            code="R010",
+            what=f"the page needs {error.name}, which is not installed",
+            where="paceline report",
+            fix="pip install matplotlib Jinja2",
         ) from None
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="R002",
-                what=f"the page cannot be written: {error.filename}: {error.strerror}",
-                where="--out" if out is not None else str(run.report_file),
-                fix="give a file in a folder you may write to, on a disk with room",
-            )
+        raise JobError.of(
+            code="R002",
+            what=f"the page cannot be written: {error.filename}: {error.strerror}",
+            where="--out" if out is not None else str(run.report_file),
+            fix="give a file in a folder you may write to, on a disk with room",
         ) from None
 
 

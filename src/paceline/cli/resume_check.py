@@ -176,18 +176,16 @@ def _is_ours(path: Path) -> bool:
 
 
 def _readable(path: Path, find: Any) -> "ForeignCheckpoint | None":
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     try:
         found: ForeignCheckpoint | None = find(path)
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="C011",
-                what=f"{error.filename or path} cannot be read: {error.strerror}",
-                where="--resume",
-                fix="give a folder that you may read",
-            )
+        raise JobError.of(
+            code="C011",
+            what=f"{error.filename or path} cannot be read: {error.strerror}",
+            where="--resume",
+            fix="give a folder that you may read",
         ) from None
     return found
 

@@ -318,7 +318,7 @@ def _start_script(program: "Script", asked: _Asked) -> int:
 def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     from paceline.cli.run_job import go_on, refuse_hosts
     from paceline.cli.run_preflight import keep_look, look_here
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.launch.handover import check_not_queued
     from paceline.launch.places import find_place
     from paceline.record.placement import read_placement
@@ -332,13 +332,11 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     asked.looking.check(place, is_job=program is None)
     if program is not None:
         if overrides:
-            raise JobError(
-                Problem(
-                    code="R051",
-                    what="a program's run goes on as it was started",
-                    where="--set",
-                    fix="leave --set out, or start a new run",
-                )
+            raise JobError.of(
+                code="R051",
+                what="a program's run goes on as it was started",
+                where="--set",
+                fix="leave --set out, or start a new run",
             )
         refuse_hosts(asked.hosts, place)
         if kind == "queued":
@@ -451,9 +449,7 @@ def _check_script(job: "Script", place: str) -> None:
 
     if place != "local":
         raise click.UsageError(f"--on {place} takes jobs of Paceline's own runtime only.")
-    problems = list(check_script(job))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(check_script(job))
 
 
 def _run_script(job: "Script", run: "RunFolder", as_json: bool, *, reports: bool) -> int:

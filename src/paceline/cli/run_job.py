@@ -103,7 +103,7 @@ def _check_paths_there(job: "Job", place: str) -> None:
     Raises:
         JobError: `W027`, the data would not be on the machines.
     """
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.launch.places import find_place
 
     paths = job.spec.data.path
@@ -111,15 +111,13 @@ def _check_paths_there(job: "Job", place: str) -> None:
         each for each in ([paths] if isinstance(paths, str) else paths or []) if each[:1] != "/"
     ]
     if relative and not (place == "kubernetes" and job.spec.kubernetes.script is not None):
-        raise JobError(
-            Problem(
-                code="W027",
-                what=f"data.path {', '.join(relative)} is beside the job file, and at "
-                f"{find_place(place).title} no file of this machine is read",
-                where=job.where("data.path"),
-                fix="put the files where those machines have them (image, claim, cloud.setup), and "
-                "name them by absolute paths, such as /workspace/corpus/*.txt",
-            )
+        raise JobError.of(
+            code="W027",
+            what=f"data.path {', '.join(relative)} is beside the job file, and at "
+            f"{find_place(place).title} no file of this machine is read",
+            where=job.where("data.path"),
+            fix="put the files where those machines have them (image, claim, cloud.setup), and "
+            "name them by absolute paths, such as /workspace/corpus/*.txt",
         )
 
 
@@ -174,15 +172,13 @@ def find_source(path: Path, job: "Job", place: str) -> Path:
     if problem is not None or isinstance(manifest, Problem):
         raise CheckpointError(*([problem] if problem is not None else []))
     if manifest.job_digest not in (None, training_digest(job)):
-        raise JobError(
-            Problem(
-                code="R005",
-                what=f"{folder} is of a job that trains something else (model, data, program, "
-                "batch, optimizer or seed)",
-                where="--from",
-                fix="give the job that it is of; its weights alone go through `paceline checkpoint "
-                "convert` to safetensors and back",
-            )
+        raise JobError.of(
+            code="R005",
+            what=f"{folder} is of a job that trains something else (model, data, program, "
+            "batch, optimizer or seed)",
+            where="--from",
+            fix="give the job that it is of; its weights alone go through `paceline checkpoint "
+            "convert` to safetensors and back",
         )
     return folder
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import PathName, json_option
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 if TYPE_CHECKING:
     from paceline.launch.selftest import Selftest
@@ -80,14 +80,12 @@ def _folder(keep: Path | None) -> Iterator[Path]:
             if any(keep.iterdir()):
                 raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="R002",
-                what=f"{keep or 'the folder for temporary files'} cannot be used: "
-                f"{(error.strerror or str(error)).lower()}",
-                where="TMPDIR" if keep is None else "--keep",
-                fix="name a new or empty folder that you may write to",
-            )
+        raise JobError.of(
+            code="R002",
+            what=f"{keep or 'the folder for temporary files'} cannot be used: "
+            f"{(error.strerror or str(error)).lower()}",
+            where="TMPDIR" if keep is None else "--keep",
+            fix="name a new or empty folder that you may write to",
         ) from None
     if keep is not None:
         yield keep.absolute()

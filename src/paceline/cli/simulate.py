@@ -196,26 +196,24 @@ def _data(question: "Question", cases: "list[Case]", results: "list[Result]") ->
 
 def _study_module() -> Any:
     """The simulation, whose library is an extra."""
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     try:
         from paceline.simulation import study
     except ImportError as error:
         if error.name != "simpy":
             raise
-        raise JobError(
-            Problem(
-                code="S004",
-                what="simpy is not installed, which the simulation's clock is made of",
-                where="this Python",
-                fix="pip install simpy",
-            )
+        raise JobError.of(
+            code="S004",
+            what="simpy is not installed, which the simulation's clock is made of",
+            where="this Python",
+            fix="pip install simpy",
         ) from None
     return study
 
 
 def _numbers(text: str, where: str, kind: Any) -> list[Any]:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
 
     try:
         found = [kind(part) for part in text.split(",")]
@@ -224,12 +222,12 @@ def _numbers(text: str, where: str, kind: Any) -> list[Any]:
     if not found or any(not 0 < each <= _MOST_NODES for each in found):
         what = f"{text!r} is not a list of numbers above 0, at most {_MOST_NODES:,}"
         fix = "write it like 600,2048" if kind is int else "write it like 1,2,4"
-        raise JobError(Problem(code="S002", what=what, where=where, fix=fix))
+        raise JobError.of(code="S002", what=what, where=where, fix=fix)
     return found
 
 
 def _seconds(text: str) -> float:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.units import parse_seconds
 
     try:
@@ -239,30 +237,28 @@ def _seconds(text: str) -> float:
     else:
         what = f"{text!r} is not above 0"
     if not seconds > 0:
-        raise JobError(Problem(code="S002", what=what, where="--step", fix="write it like 1.2s"))
+        raise JobError.of(code="S002", what=what, where="--step", fix="write it like 1.2s")
     return seconds
 
 
 def _counts(job: "Job", text: str | None) -> list[int]:
     """Numbers of nodes, on a cluster that can have so many."""
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.topology import find_cluster
 
     counts = [job.spec.cluster.nodes] if text is None else _numbers(text, "--nodes", int)
     if max(counts) > 1 and find_cluster(job.spec.cluster, job).is_local:
-        raise JobError(
-            Problem(
-                code="S002",
-                what=f"{max(counts):,} nodes are asked for, and the job's cluster is this machine",
-                where=job.where("cluster"),
-                fix="say what a node is: --accelerator H100-SXM (`paceline catalog accelerators`)",
-            )
+        raise JobError.of(
+            code="S002",
+            what=f"{max(counts):,} nodes are asked for, and the job's cluster is this machine",
+            where=job.where("cluster"),
+            fix="say what a node is: --accelerator H100-SXM (`paceline catalog accelerators`)",
         )
     return counts
 
 
 def _systems(text: str) -> "tuple[System, ...]":
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.simulation.costs import SYSTEMS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -270,29 +266,25 @@ def _systems(text: str) -> "tuple[System, ...]":
         return tuple(SYSTEMS.values())
     for name in names:
         if name not in SYSTEMS:
-            raise JobError(
-                Problem(
-                    code="S002",
-                    what=f"{name!r} is no system to compare with",
-                    where="--compare",
-                    fix=f"name some of {', '.join(SYSTEMS)}, or all",
-                )
+            raise JobError.of(
+                code="S002",
+                what=f"{name!r} is no system to compare with",
+                where="--compare",
+                fix=f"name some of {', '.join(SYSTEMS)}, or all",
             )
     return tuple(SYSTEMS[name] for name in names)
 
 
 def _read_phase(text: str) -> tuple[str, Any]:
-    from paceline.errors import JobError, Problem
+    from paceline.errors import JobError
     from paceline.simulation.costs import read_phase
 
     try:
         return read_phase(text)
     except ValueError as error:
-        raise JobError(
-            Problem(
-                code="S002",
-                what=str(error),
-                where="--phase",
-                fix="write it like --phase meet=12 or --phase meet=0.5@64:log2",
-            )
+        raise JobError.of(
+            code="S002",
+            what=str(error),
+            where="--phase",
+            fix="write it like --phase meet=12 or --phase meet=0.5@64:log2",
         ) from None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 MOST_BYTES = 4 * 2**20
 """Far above any program or manifest; CRDs and generated data are larger."""
@@ -81,13 +81,11 @@ def read_sources(paths: Sequence[Path]) -> Sources:
             sources.troubles.append((str(path), (error.strerror or str(error)).lower()))
             continue
         if not exists:
-            raise JobError(
-                Problem(
-                    code="V020",
-                    what=f"there is no {path}",
-                    where="paceline lint",
-                    fix="name files or folders that exist",
-                )
+            raise JobError.of(
+                code="V020",
+                what=f"there is no {path}",
+                where="paceline lint",
+                fix="name files or folders that exist",
             )
         for each in _below(path, seen, sources) if is_folder else [path]:
             _read(each, sources, is_named=not is_folder)

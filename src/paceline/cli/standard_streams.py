@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO, cast
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 class StreamError(OSError):
@@ -22,7 +22,7 @@ class StreamError(OSError):
     def as_job_error(self) -> JobError:
         """The same, to be shown (`R002`)."""
         fix = "send it where there is room, and ask again"
-        return JobError(Problem(code="R002", what=str(self), where=self.name, fix=fix))
+        return JobError.of(code="R002", what=str(self), where=self.name, fix=fix)
 
 
 def watch_streams() -> None:

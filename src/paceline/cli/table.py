@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -38,4 +38,4 @@ def write_new(path: Path, text: str, *, force: bool) -> None:
             fix = "give a file in a folder that exists and that you may write to"
         else:
             return
-    raise JobError(Problem(code="T014", what=what, where="--write", fix=fix))
+    raise JobError.of(code="T014", what=what, where="--write", fix=fix)

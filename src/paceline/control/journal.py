@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 MAGIC = b"PLJRNL1\n"
 
@@ -165,12 +165,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _damaged(path: Path, at: int) -> JobError:
-    return JobError(
-        Problem(
-            code="R042",
-            what=f"the controller's journal is damaged at byte {at}",
-            where=str(path),
-            fix="wait until the run's workers have stopped (recovery.lease and recovery.grace), "
-            "delete the file, and resume from the newest checkpoint",
-        )
+    return JobError.of(
+        code="R042",
+        what=f"the controller's journal is damaged at byte {at}",
+        where=str(path),
+        fix="wait until the run's workers have stopped (recovery.lease and recovery.grace), "
+        "delete the file, and resume from the newest checkpoint",
     )

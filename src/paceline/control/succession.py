@@ -18,7 +18,7 @@ from paceline.control import state as st
 from paceline.control.core import decide
 from paceline.control.journal import read_journal
 from paceline.control.link import Inbox, Outbox
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.record.events import AnyEvent
 
 
@@ -140,14 +140,12 @@ def _restored(path: Path, content: bytes) -> Memory:
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError, ValueError):
         pass
     of = f"of Paceline {version}, this is {paceline.__version__}" if content else "gone"
-    raise JobError(
-        Problem(
-            code="R043",
-            what=f"the controller's journal is {of}",
-            where=str(path),
-            fix="wait until the run's workers have stopped "
-            "(recovery.lease and recovery.grace) and resume from the newest checkpoint",
-        )
+    raise JobError.of(
+        code="R043",
+        what=f"the controller's journal is {of}",
+        where=str(path),
+        fix="wait until the run's workers have stopped "
+        "(recovery.lease and recovery.grace) and resume from the newest checkpoint",
     )
 
 

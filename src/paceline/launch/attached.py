@@ -18,7 +18,7 @@ from paceline.control.journal import Journal
 from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.launch.front import Force, supervise
 from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
@@ -96,9 +96,7 @@ def run_attached(
         JobError: The place cannot run it, another process runs it already, or has finished it
             meanwhile.
     """
-    problems = list(check_can_run(job, plan, place=place))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(check_can_run(job, plan, place=place))
     is_here = _was_here(run)
     patience_s = _PATIENCE_S if is_here else _patience_afar_s(job)
     if not is_here and is_held(run.path):
@@ -184,13 +182,11 @@ def _listen(run: RunFolder, host: str) -> socket.socket:
         listener.listen(4096)
         listener.setblocking(False)
         return listener
-    raise JobError(
-        Problem(
-            code="W003",
-            what=f"the controller cannot listen on {host}",
-            where="address of this machine",
-            fix="give an address that this machine has",
-        )
+    raise JobError.of(
+        code="W003",
+        what=f"the controller cannot listen on {host}",
+        where="address of this machine",
+        fix="give an address that this machine has",
     )
 
 

@@ -45,7 +45,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and len(part) < 9 and 0 < int(part) <= 4096 for part in parts):
         what = f"`{text[:80]}` is not a list of numbers of ranks, each above 0 and at most 4096"
         fix = "write it like --ranks 1,2,4"
-        raise JobError(Problem(code="R040", what=what, where="--ranks", fix=fix))
+        raise JobError.of(code="R040", what=what, where="--ranks", fix=fix)
     return tuple(sorted({int(part) for part in parts}))
 
 

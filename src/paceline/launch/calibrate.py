@@ -78,13 +78,11 @@ def find_own_cluster(place: Place, folder: Path, catalog: Catalog) -> Cluster:
         catalog=source,
     )
     if name != "cpu" and asked is not None and asked > len(machine.gpus):
-        raise JobError(
-            Problem(
-                code="T002",
-                what=f"{asked} ranks were asked for, this machine has {len(machine.gpus)} GPUs",
-                where="--ranks",
-                fix=f"--ranks {len(machine.gpus)}, or leave it out",
-            )
+        raise JobError.of(
+            code="T002",
+            what=f"{asked} ranks were asked for, this machine has {len(machine.gpus)} GPUs",
+            where="--ranks",
+            fix=f"--ranks {len(machine.gpus)}, or leave it out",
         )
     return find_cluster(spec, job, machine)
 
@@ -96,14 +94,12 @@ def _accelerator(machine: Machine, catalog: Catalog) -> str:
     if name is not None:
         return name
     reported = machine.gpus[0].name
-    raise JobError(
-        Problem(
-            code="T018",
-            what=f"the catalog has no peak rates of `{reported}`",
-            where="this machine",
-            fix="add [accelerators.NAME] to your catalog file, `like` a known one, with "
-            f'smi_names = ["{reported}"]',
-        )
+    raise JobError.of(
+        code="T018",
+        what=f"the catalog has no peak rates of `{reported}`",
+        where="this machine",
+        fix="add [accelerators.NAME] to your catalog file, `like` a known one, with "
+        f'smi_names = ["{reported}"]',
     )
 
 

@@ -80,13 +80,11 @@ def run_reference(
     run = create_run(calm, plan, folder=folder, runs=runs, corpus=corpus)
     ran = run_to_end(run, on_event=on_event, limit_s=limit_s)
     if ran.digest is None:
-        raise RunError(
-            Problem(
-                code="R060",
-                what="the undisturbed run did not finish, so there is nothing to compare with",
-                where=str(run.path),
-                fix=f"see `paceline run --resume {run.path}` and its logs",
-            )
+        raise RunError.of(
+            code="R060",
+            what="the undisturbed run did not finish, so there is nothing to compare with",
+            where=str(run.path),
+            fix=f"see `paceline run --resume {run.path}` and its logs",
         )
     return ran
 
@@ -257,6 +255,4 @@ def raise_problems(problems: Iterator[Problem]) -> None:
     """Raises:
     JobError: There are any.
     """
-    found = list(problems)
-    if found:
-        raise JobError(*found)
+    JobError.raise_for(problems)

@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.launch.packages import need_package
 from paceline.profile import ModuleFacts
 from paceline.spec import Job
@@ -44,12 +44,10 @@ def measure_factory(job: Job) -> ModuleFacts:
 
 
 def _problem(job: Job, reason: str) -> JobError:
-    return JobError(
-        Problem(
-            code="J009",
-            what=f"the model {job.spec.model.factory} could not be built: {reason}",
-            where=job.where("model.factory"),
-            fix=f"write it as module:function, with the module in {job.folder}, and try "
-            f"`python -c 'from module import function; function()'` there",
-        )
+    return JobError.of(
+        code="J009",
+        what=f"the model {job.spec.model.factory} could not be built: {reason}",
+        where=job.where("model.factory"),
+        fix=f"write it as module:function, with the module in {job.folder}, and try "
+        f"`python -c 'from module import function; function()'` there",
     )

@@ -69,9 +69,7 @@ def run_script(
     Raises:
         JobError: It cannot be started, or another process runs it already.
     """
-    problems = list(check_script(script))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(check_script(script))
     with hold_alone(run.path, patience_s=5.0):
         here = InCharge(pid=os.getpid(), epoch=0, host="127.0.0.1", port=0, machine=machine())
         publish_controller(run.path, here)

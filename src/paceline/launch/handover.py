@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.errors import JobError, PacelineError, Problem
+from paceline.errors import JobError, PacelineError
 from paceline.launch.places import PLACES, Submission, queued
 from paceline.plan import Plan
 from paceline.record.lines import write_whole
@@ -43,9 +43,7 @@ def hand_over(
             `W013`, it is in the queue already.
     """
     module = queued(place)
-    problems = list(module.check(job, plan))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(module.check(job, plan))
     check_not_queued(run)
     submission = module.prepare(job, plan, run, options)
     for name, text in submission.files.items():
@@ -59,13 +57,11 @@ def hand_over(
     except OSError as error:
         with contextlib.suppress(PacelineError):  # nobody would find it again
             module.cancel(placement)
-        raise JobError(
-            Problem(
-                code="R002",
-                what=f"{run.path} cannot be written: {error.strerror}; job {job_id} was cancelled",
-                where="place.json",
-                fix="make room on that disk",
-            )
+        raise JobError.of(
+            code="R002",
+            what=f"{run.path} cannot be written: {error.strerror}; job {job_id} was cancelled",
+            where="place.json",
+            fix="make room on that disk",
         ) from None
     return placement, submission
 
@@ -87,15 +83,13 @@ def check_not_queued(run: RunFolder) -> None:
             return
         raise
     if sight.state in ("waiting", "running"):
-        raise JobError(
-            Problem(
-                code="W013",
-                what=f"the run is job {placement.job_id} of {PLACES[placement.place].title} "
-                f"already: {sight.detail}",
-                where=str(run.path),
-                fix=f"wait for it (paceline status {shlex.quote(str(run.path))}), or end it "
-                f"first: paceline stop {shlex.quote(str(run.path))}",
-            )
+        raise JobError.of(
+            code="W013",
+            what=f"the run is job {placement.job_id} of {PLACES[placement.place].title} "
+            f"already: {sight.detail}",
+            where=str(run.path),
+            fix=f"wait for it (paceline status {shlex.quote(str(run.path))}), or end it "
+            f"first: paceline stop {shlex.quote(str(run.path))}",
         )
 
 
@@ -126,13 +120,11 @@ def with_hosts(job: Job, hosts: str) -> Job:
             try:
                 check_host(name)
             except ValueError as error:
-                raise JobError(
-                    Problem(
-                        code="W007",
-                        what=str(error),
-                        where="--hosts",
-                        fix="write --hosts node-a,node-b, or the path of a hostfile",
-                    )
+                raise JobError.of(
+                    code="W007",
+                    what=str(error),
+                    where="--hosts",
+                    fix="write --hosts node-a,node-b, or the path of a hostfile",
                 ) from None
         ssh = replace(ssh, hosts=names, hostfile=None)
     return replace(job, spec=replace(job.spec, ssh=ssh))

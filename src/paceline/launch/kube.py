@@ -194,14 +194,12 @@ class Api:
                 retries=1,
             )
         except HTTPError as error:
-            raise RunError(
-                Problem(
-                    code="W022",
-                    what=f"the cluster is not reached: {_root_of(error)}",
-                    where=host,
-                    fix="see that it is up, and that `kubectl config current-context` is the one "
-                    "you mean",
-                )
+            raise RunError.of(
+                code="W022",
+                what=f"the cluster is not reached: {_root_of(error)}",
+                where=host,
+                fix="see that it is up, and that `kubectl config current-context` is the one "
+                "you mean",
             ) from None
         if answer.status >= 400:
             raise Refused(answer.status, _words_of(answer.data, answer.reason))
@@ -249,13 +247,11 @@ def _log_in(configuration: Any) -> None:
     finally:
         root.removeHandler(said)
     if said.errors:
-        raise RunError(
-            Problem(
-                code="W023",
-                what=f"the kubeconfig's login does not work: {said.errors[-1]}",
-                where="KUBECONFIG, ~/.kube/config",
-                fix="log in again, or install the login program that the kubeconfig names",
-            )
+        raise RunError.of(
+            code="W023",
+            what=f"the kubeconfig's login does not work: {said.errors[-1]}",
+            where="KUBECONFIG, ~/.kube/config",
+            fix="log in again, or install the login program that the kubeconfig names",
         )
 
 
@@ -319,13 +315,11 @@ def _refusal(error: Refused, each: Mapping[str, Any]) -> Problem:
 def _cannot(error: Refused) -> NoReturn:
     if error.status in (401, 403):
         raise RunError(_forbidden(error, "the cluster"))
-    raise RunError(
-        Problem(
-            code="W022",
-            what=f"the cluster answers {error.status}: {error.message}",
-            where="the cluster",
-            fix="see whether it is well: kubectl get --raw /readyz",
-        )
+    raise RunError.of(
+        code="W022",
+        what=f"the cluster answers {error.status}: {error.message}",
+        where="the cluster",
+        fix="see whether it is well: kubectl get --raw /readyz",
     )
 
 

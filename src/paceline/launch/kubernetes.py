@@ -81,13 +81,11 @@ def prepare(
 ) -> Submission:
     """The objects, in the order in which they are created."""
     if not isinstance(job, Job) or plan is None:
-        raise JobError(
-            Problem(
-                code="W014",
-                what="a program of this machine is not in the cluster's image",
-                where="--on kubernetes",
-                fix="put it into the image, and name it in a job file: kubernetes.script",
-            )
+        raise JobError.of(
+            code="W014",
+            what="a program of this machine is not in the cluster's image",
+            where="--on kubernetes",
+            fix="put it into the image, and name it in a job file: kubernetes.script",
         )
     spec = job.spec.kubernetes
     engine = "ray" if spec.api == "rayjob" else "kubernetes"
@@ -123,13 +121,11 @@ def look(placement: Placement) -> Sight:
     api = Api()
     found = api.get(_KINDS[kind], namespace, name)
     if found is None:
-        raise RunError(
-            Problem(
-                code="W012",
-                what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
-                where="kubernetes",
-                fix="submit it again: paceline run --resume RUN --on kubernetes",
-            )
+        raise RunError.of(
+            code="W012",
+            what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
+            where="kubernetes",
+            fix="submit it again: paceline run --resume RUN --on kubernetes",
         )
     return read_status(kind, found.get("status") or {}, _pods(api, namespace, kind, found))
 
@@ -180,13 +176,11 @@ def cancel(placement: Placement) -> None:
     namespace, kind, name = _parts(placement)
     api = Api()
     if not api.delete(_KINDS[kind], namespace, name):
-        raise RunError(
-            Problem(
-                code="W012",
-                what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
-                where="kubernetes",
-                fix="nothing is left to end",
-            )
+        raise RunError.of(
+            code="W012",
+            what=f"the cluster has no {_KINDS[kind]} {name} in {namespace} (any more)",
+            where="kubernetes",
+            fix="nothing is left to end",
         )
     if kind == "trainjob":
         api.delete("TrainingRuntime", namespace, f"{name}-runtime")
@@ -203,13 +197,11 @@ def log_command(placement: Placement, rank: int | None, follow: bool) -> Sequenc
 def _parts(placement: Placement) -> tuple[str, str, str]:
     parts = (placement.job_id or "").split(".")
     if len(parts) != 3 or parts[1] not in _KINDS:
-        raise RunError(
-            Problem(
-                code="W012",
-                what="the run was not submitted",
-                where="place.json",
-                fix="submit it: paceline run --resume RUN --on kubernetes",
-            )
+        raise RunError.of(
+            code="W012",
+            what="the run was not submitted",
+            where="place.json",
+            fix="submit it: paceline run --resume RUN --on kubernetes",
         )
     return parts[0], parts[1], parts[2]
 
@@ -235,24 +227,20 @@ def print_logs(job_id: str, rank: int | None, *, follow: bool) -> None:
     pods = _pods(api, namespace, kind, found) if found is not None else []
     if rank is not None and found is not None:
         if kind == "rayjob":
-            raise JobError(
-                Problem(
-                    code="W017",
-                    what="Ray decides which pod has which rank, and prints all at the driver",
-                    where=name,
-                    fix="leave --rank out",
-                )
+            raise JobError.of(
+                code="W017",
+                what="Ray decides which pod has which rank, and prints all at the driver",
+                where=name,
+                fix="leave --rank out",
             )
         per_pod = _ranks_per_pod(kind, found)
         pods = pods[rank // per_pod : rank // per_pod + 1]
     if not pods:
-        raise JobError(
-            Problem(
-                code="W017",
-                what=f"{name} has no pod{'' if rank is None else f' of rank {rank}'} (yet)",
-                where=f"namespace {namespace}",
-                fix="see whether it has started: paceline status; ranks count from 0",
-            )
+        raise JobError.of(
+            code="W017",
+            what=f"{name} has no pod{'' if rank is None else f' of rank {rank}'} (yet)",
+            where=f"namespace {namespace}",
+            fix="see whether it has started: paceline status; ranks count from 0",
         )
 
     def write(part: bytes) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.record.run import RunFolder, summarise
 
 _LOOK_S = 0.5
@@ -47,13 +47,11 @@ def print_logs(
         time.sleep(_LOOK_S)
     if not reading:
         of = f"of rank {rank}" if rank is not None else "of this run"
-        raise JobError(
-            Problem(
-                code="W017",
-                what=f"there is no log {of}",
-                where=str(run.logs),
-                fix="see whether it has started: paceline status; ranks count from 0",
-            )
+        raise JobError.of(
+            code="W017",
+            what=f"there is no log {of}",
+            where=str(run.logs),
+            fix="see whether it has started: paceline status; ranks count from 0",
         )
 
 

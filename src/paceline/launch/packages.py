@@ -34,5 +34,4 @@ def need_package(package: str, need: str, *, where: str = sys.prefix) -> None:
     Raises:
         JobError: `R010`.
     """
-    if problems := list(check_package(package, need, where=where)):
-        raise JobError(*problems)
+    JobError.raise_for(check_package(package, need, where=where))

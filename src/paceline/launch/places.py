@@ -209,13 +209,11 @@ def find_place(name: str) -> Place:
     place = PLACES.get(name)
     if place is None:
         near = difflib.get_close_matches(name, PLACES, n=1)
-        raise JobError(
-            Problem(
-                code="W001",
-                what=f"there is no place {name!r}",
-                where="--on",
-                fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(PLACES)}",
-            )
+        raise JobError.of(
+            code="W001",
+            what=f"there is no place {name!r}",
+            where="--on",
+            fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(PLACES)}",
         )
     return place
 

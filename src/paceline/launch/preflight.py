@@ -92,13 +92,11 @@ def write_gathered(gathered: Gathered, path: Path) -> None:
     try:
         path.write_bytes(dump_gathered(gathered) + b"\n")
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="T014",
-                what=f"{path} cannot be written: {error.strerror}",
-                where="--record",
-                fix="give a file in a folder that exists and that you may write to",
-            )
+        raise JobError.of(
+            code="T014",
+            what=f"{path} cannot be written: {error.strerror}",
+            where="--record",
+            fix="give a file in a folder that exists and that you may write to",
         ) from None
 
 
@@ -108,9 +106,7 @@ def dump_gathered(gathered: Gathered) -> bytes:
 
 
 def _raise_any(problems: Iterator[Problem]) -> None:
-    found = list(problems)
-    if found:
-        raise JobError(*found)
+    JobError.raise_for(problems)
 
 
 def _no_nodes_yet(place: str, plan: Plan, why: str) -> Problem:

@@ -93,12 +93,10 @@ def _died(code: int, told: list[str]) -> RunError:
     reason = told[-1] if told else f"it exited with {code}"
     if code < 0:
         reason = f"a signal ({-code}) ended it, or it took longer than {_TIMEOUT_S} s"
-    return RunError(
-        Problem(
-            code="F004",
-            what=f"the helper that proves layouts failed: {reason}",
-            where="python -m paceline.prove",
-            fix="take the estimate of `paceline plan`; a model with fewer blocks shows whether it "
-            "is the model",
-        )
+    return RunError.of(
+        code="F004",
+        what=f"the helper that proves layouts failed: {reason}",
+        where="python -m paceline.prove",
+        fix="take the estimate of `paceline plan`; a model with fewer blocks shows whether it "
+        "is the model",
     )

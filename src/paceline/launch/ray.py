@@ -112,15 +112,13 @@ def open_site(
     if len(able) < cluster.num_nodes:
         kind = "GPUs" if needs_gpu else "CPUs"
         there = ", ".join(f"{each.gpus if needs_gpu else each.cpus:g}" for each in nodes)
-        raise JobError(
-            Problem(
-                code="W008",
-                what=f"the plan has {counted(cluster.num_nodes, 'node')} of {ranks} {kind}, and "
-                f"{len(able)} of Ray's {counted(len(nodes), 'node')} can hold so many ({there})",
-                where=job.where("cluster"),
-                fix="start more nodes (`ray start --address=...`), or set cluster.nodes and "
-                "cluster.per_node to what there is",
-            )
+        raise JobError.of(
+            code="W008",
+            what=f"the plan has {counted(cluster.num_nodes, 'node')} of {ranks} {kind}, and "
+            f"{len(able)} of Ray's {counted(len(nodes), 'node')} can hold so many ({there})",
+            where=job.where("cluster"),
+            fix="start more nodes (`ray start --address=...`), or set cluster.nodes and "
+            "cluster.per_node to what there is",
         )
     hosts = Hosts(
         run=run,

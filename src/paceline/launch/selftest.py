@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.record.events import RunFinished, read_events
 from paceline.record.run import open_run
 from paceline.topology.machine import Machine
@@ -70,13 +70,11 @@ def choose_ranks(machine: Machine, asked: int | None, *, on_cpu: bool) -> tuple[
     ranks = asked if asked is not None else (most if num_gpus else 2)
     if not 1 <= ranks <= most:
         here = f"{num_gpus} GPUs are visible here" if num_gpus else "ranks on CPUs share its cores"
-        raise JobError(
-            Problem(
-                code="R063",
-                what=f"{ranks} ranks were asked for; {here}, and at most {most} take part",
-                where="--ranks",
-                fix=f"give 1 to {most}, or leave --ranks out",
-            )
+        raise JobError.of(
+            code="R063",
+            what=f"{ranks} ranks were asked for; {here}, and at most {most} take part",
+            where="--ranks",
+            fix=f"give 1 to {most}, or leave --ranks out",
         )
     return ("auto" if num_gpus else "cpu"), ranks
 

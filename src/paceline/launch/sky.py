@@ -79,14 +79,12 @@ def prepare(
 ) -> Submission:
     """SkyPilot's task, what it copies to the machines, and the command that rents them."""
     if not isinstance(job, Job) or plan is None:
-        raise JobError(
-            Problem(
-                code="W014",
-                what="a program without a job file says nothing of what to rent",
-                where="--on sky",
-                fix="describe model, data and cluster in a job file, render it for sky, and set "
-                "TRAIN_SCRIPT in its task.yaml",
-            )
+        raise JobError.of(
+            code="W014",
+            what="a program without a job file says nothing of what to rent",
+            where="--on sky",
+            fix="describe model, data and cluster in a job file, render it for sky, and set "
+            "TRAIN_SCRIPT in its task.yaml",
         )
     found = render_job("sky", plan, job, own_program=False)
     files = {name: text for name, text in found.files.items() if name != "submit.sh"}
@@ -120,13 +118,11 @@ def submit(submission: Submission, run: RunFolder) -> str:
     if done.returncode or not numbers:
         if not is_managed:  # what was rented in part is given back
             _ask("sky", "down", "--yes", name)
-        raise JobError(
-            Problem(
-                code="H043",
-                what=f"SkyPilot does not take the run: {_last(said)}",
-                where="sky",
-                fix="`sky check` says which clouds it can use, `sky show-gpus` what they have",
-            )
+        raise JobError.of(
+            code="H043",
+            what=f"SkyPilot does not take the run: {_last(said)}",
+            where="sky",
+            fix="`sky check` says which clouds it can use, `sky show-gpus` what they have",
         )
     return f"{name}:{numbers[-1]}"
 
@@ -141,13 +137,11 @@ def look(placement: Placement) -> Sight:
         rows = found.get(name, []) if isinstance(found, dict) else []
     rows = [row for row in rows if row.get("job_id") == number]
     if not rows:
-        raise RunError(
-            Problem(
-                code="W012",
-                what=f"SkyPilot knows no job {number} of {name} (any more)",
-                where="sky queue",
-                fix="its cluster has been given back; the logs were on it",
-            )
+        raise RunError.of(
+            code="W012",
+            what=f"SkyPilot knows no job {number} of {name} (any more)",
+            where="sky queue",
+            fix="its cluster has been given back; the logs were on it",
         )
     return read_job(rows[0], cluster=name)
 
@@ -193,13 +187,11 @@ def log_command(placement: Placement, rank: int | None, follow: bool) -> Sequenc
 def _parts(placement: Placement) -> tuple[str, int]:
     name, colon, number = (placement.job_id or "").rpartition(":")
     if not colon or not number.isdecimal() or not re.fullmatch(r"[a-z0-9-]+", name):
-        raise RunError(
-            Problem(
-                code="W012",
-                what="the run was not submitted",
-                where="place.json",
-                fix="submit it: paceline run --resume RUN --on sky",
-            )
+        raise RunError.of(
+            code="W012",
+            what="the run was not submitted",
+            where="place.json",
+            fix="submit it: paceline run --resume RUN --on sky",
         )
     return name, int(number)
 

@@ -79,13 +79,11 @@ def prepare(
     if isinstance(job, Job):
         assert plan is not None
         if spec.array is not None:
-            raise JobError(
-                Problem(
-                    code="W014",
-                    what="an array starts several jobs, and this run is one",
-                    where=job.where("slurm.array"),
-                    fix="leave it out, or submit a program of your own: --script",
-                )
+            raise JobError.of(
+                code="W014",
+                what="an array starts several jobs, and this run is one",
+                where=job.where("slurm.array"),
+                fix="leave it out, or submit a program of your own: --script",
             )
         text = agents_script(plan, job, run=str(run.path), python=python, options=options)
     else:
@@ -114,14 +112,12 @@ def submit(submission: Submission, run: RunFolder) -> str:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         if _DOWN.search(done.stderr):
             raise RunError(_silent("sbatch", done.stderr.strip()))
-        raise JobError(
-            Problem(
-                code="W010",
-                what=f"Slurm does not take the job: {said[-1] if said else 'no reason given'}",
-                where="sbatch",
-                fix="change what the job file's section `slurm` asks for; `sinfo` lists the "
-                "partitions, `sacctmgr show associations` your accounts",
-            )
+        raise JobError.of(
+            code="W010",
+            what=f"Slurm does not take the job: {said[-1] if said else 'no reason given'}",
+            where="sbatch",
+            fix="change what the job file's section `slurm` asks for; `sinfo` lists the "
+            "partitions, `sacctmgr show associations` your accounts",
         )
     return job_id
 
@@ -142,14 +138,12 @@ def look(placement: Placement) -> Sight:
         )
         if kept.returncode == 0 and kept.stdout.strip():
             return read_accounts(kept.stdout, expand=_expand)
-    raise RunError(
-        Problem(
-            code="W012",
-            what=f"Slurm knows no job {job_id} (any more)",
-            where="scontrol show job",
-            fix="its end is in the run's folder; without accounting Slurm forgets a job some "
-            "minutes after it (MinJobAge)",
-        )
+    raise RunError.of(
+        code="W012",
+        what=f"Slurm knows no job {job_id} (any more)",
+        where="scontrol show job",
+        fix="its end is in the run's folder; without accounting Slurm forgets a job some "
+        "minutes after it (MinJobAge)",
     )
 
 
@@ -260,13 +254,11 @@ def _escaped(path: str) -> str:
 
 def _id_of(placement: Placement) -> str:
     if placement.job_id is None or not re.fullmatch(r"\d+", placement.job_id):
-        raise RunError(
-            Problem(
-                code="W012",
-                what="the run was not submitted",
-                where="place.json",
-                fix="submit it: paceline run --resume RUN --on slurm",
-            )
+        raise RunError.of(
+            code="W012",
+            what="the run was not submitted",
+            where="place.json",
+            fix="submit it: paceline run --resume RUN --on slurm",
         )
     return placement.job_id
 
@@ -288,13 +280,11 @@ def _ask(*command: str, folder: str | None = None) -> "subprocess.CompletedProce
             check=False,
         )
     except FileNotFoundError:
-        raise RunError(
-            Problem(
-                code="W009",
-                what=f"{command[0]} is not installed",
-                where="PATH",
-                fix="run this on a login node of the cluster",
-            )
+        raise RunError.of(
+            code="W009",
+            what=f"{command[0]} is not installed",
+            where="PATH",
+            fix="run this on a login node of the cluster",
         ) from None
     except subprocess.TimeoutExpired:
         raise RunError(_silent(command[0], f"no answer within {_PATIENCE_S:.0f} s")) from None

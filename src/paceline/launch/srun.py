@@ -113,13 +113,11 @@ def node_names() -> list[str]:
         ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=False
     )
     if done.returncode or not done.stdout.split():
-        raise JobError(
-            Problem(
-                code="W011",
-                what=f"scontrol does not know the nodes {listed!r}: {done.stderr.strip()}",
-                where="SLURM_JOB_NODELIST",
-                fix="see whether Slurm works here: scontrol ping",
-            )
+        raise JobError.of(
+            code="W011",
+            what=f"scontrol does not know the nodes {listed!r}: {done.stderr.strip()}",
+            where="SLURM_JOB_NODELIST",
+            fix="see whether Slurm works here: scontrol ping",
         )
     return done.stdout.split()
 

@@ -136,12 +136,10 @@ def _address(job: Job, host: str) -> str:
     try:
         return address_toward(name)
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="W003",
-                what=f"the way to {name} is not known here, so the controller's address is not "
-                f"either: {error.strerror or error}",
-                where=job.where("ssh.address"),
-                fix="set ssh.address to the address of this machine that the hosts reach",
-            )
+        raise JobError.of(
+            code="W003",
+            what=f"the way to {name} is not known here, so the controller's address is not "
+            f"either: {error.strerror or error}",
+            where=job.where("ssh.address"),
+            fix="set ssh.address to the address of this machine that the hosts reach",
         ) from None

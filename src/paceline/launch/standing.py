@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.errors import JobError, PacelineError, Problem, RunError
+from paceline.errors import JobError, PacelineError, RunError
 from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
 from paceline.record.events import AnyEvent, RunFinished, RunStarted, read_events
@@ -129,13 +129,11 @@ def find_run(named: str, runs: Path) -> RunFolder:
             placement = read_placement(run.path)
             if placement is not None and placement.job_id == named:
                 return run
-    raise JobError(
-        Problem(
-            code="W015",
-            what=f"{named!r} is neither a run's folder nor a queue's id of a run in {runs}",
-            where="RUN",
-            fix="`paceline runs` lists the runs; name their folder with --runs",
-        )
+    raise JobError.of(
+        code="W015",
+        what=f"{named!r} is neither a run's folder nor a queue's id of a run in {runs}",
+        where="RUN",
+        fix="`paceline runs` lists the runs; name their folder with --runs",
     )
 
 
@@ -154,22 +152,18 @@ def stop(named: str, runs: Path) -> str:
         return f"job {placement.job_id} was asked to end"
     controller = find_controller(run.path)
     if controller is None or summarise(run).state != "running":
-        raise JobError(
-            Problem(
-                code="W016",
-                what="the run is not running",
-                where=str(run.path),
-                fix=f"see how it ended: paceline status {run.path}",
-            )
+        raise JobError.of(
+            code="W016",
+            what="the run is not running",
+            where=str(run.path),
+            fix=f"see how it ended: paceline status {run.path}",
         )
     if controller.machine != machine():
-        raise JobError(
-            Problem(
-                code="W016",
-                what=f"the run's controller is on another machine, at {controller.host}",
-                where=str(run.path),
-                fix="run `paceline stop` there",
-            )
+        raise JobError.of(
+            code="W016",
+            what=f"the run's controller is on another machine, at {controller.host}",
+            where=str(run.path),
+            fix="run `paceline stop` there",
         )
     try:
         if _is_ours(controller.pid):
@@ -178,22 +172,18 @@ def stop(named: str, runs: Path) -> str:
     except ProcessLookupError:
         pass
     except PermissionError:
-        raise JobError(
-            Problem(
-                code="W016",
-                what=f"the run belongs to another user: process {controller.pid}",
-                where=str(run.path),
-                fix="ask that user",
-            )
-        ) from None
-    raise RunError(
-        Problem(
+        raise JobError.of(
             code="W016",
-            what="the run has no controller now; its workers save and end by themselves after "
-            "recovery.lease",
+            what=f"the run belongs to another user: process {controller.pid}",
             where=str(run.path),
-            fix=f"take it over and stop it: paceline run --resume {run.path}, then Ctrl-C",
-        )
+            fix="ask that user",
+        ) from None
+    raise RunError.of(
+        code="W016",
+        what="the run has no controller now; its workers save and end by themselves after "
+        "recovery.lease",
+        where=str(run.path),
+        fix=f"take it over and stop it: paceline run --resume {run.path}, then Ctrl-C",
     )
 
 

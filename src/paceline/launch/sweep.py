@@ -54,13 +54,11 @@ def _check(num_ranks: int) -> None:
     need_package("torch", "measuring needs PyTorch")
     gpus = find_local_machine().gpus
     if gpus and num_ranks > len(gpus):
-        raise JobError(
-            Problem(
-                code="T002",
-                what=f"{num_ranks} ranks were asked for, this machine has {len(gpus)} GPUs",
-                where="--ranks",
-                fix=f"--ranks {len(gpus)}; over several nodes: `paceline render --for network`",
-            )
+        raise JobError.of(
+            code="T002",
+            what=f"{num_ranks} ranks were asked for, this machine has {len(gpus)} GPUs",
+            where="--ranks",
+            fix=f"--ranks {len(gpus)}; over several nodes: `paceline render --for network`",
         )
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from paceline.errors import JobError, Problem, RunError
+from paceline.errors import JobError, RunError
 from paceline.plan import Plan
 from paceline.spec import Job
 
@@ -33,13 +33,11 @@ def check_measurable(job: Job, plan: Plan) -> None:
     elif importlib.util.find_spec("torch") is None:
         because, fix = "PyTorch is not installed", "pip install torch numpy"
     if because is not None:
-        raise JobError(
-            Problem(
-                code="J024",
-                what=f"this micro-batch cannot be measured: {because}",
-                where=job.where("cluster"),
-                fix=fix,
-            )
+        raise JobError.of(
+            code="J024",
+            what=f"this micro-batch cannot be measured: {because}",
+            where=job.where("cluster"),
+            fix=fix,
         )
 
 
@@ -80,11 +78,9 @@ def try_batch(job: Job, plan: Plan, micro_batch: int, *, limit_bytes: int) -> in
 
 
 def _failed(job: Job, micro_batch: int, reason: str) -> RunError:
-    return RunError(
-        Problem(
-            code="R014",
-            what=f"a step in a micro-batch of {micro_batch} failed: {reason}",
-            where=job.where("layout.micro_batch"),
-            fix="try a smaller --limit, or leave --measure out",
-        )
+    return RunError.of(
+        code="R014",
+        what=f"a step in a micro-batch of {micro_batch} failed: {reason}",
+        where=job.where("layout.micro_batch"),
+        fix="try a smaller --limit, or leave --measure out",
     )

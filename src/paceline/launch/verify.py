@@ -34,9 +34,7 @@ def verify_on_ranks(
         JobError, PlanError: The model cannot be built, or not in this layout.
         RunError: `V004`, a rank failed otherwise, or they took too long.
     """
-    problems = list(check_verifiable(case))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(check_verifiable(case))
     world = case.layout.num_ranks
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
         folder = Path(name)

@@ -71,9 +71,7 @@ def prepare(
             there.
         RenderError: The engine cannot express the plan.
     """
-    problems = list(_check(engine, plan, script))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check(engine, plan, script))
     files = dict(render_job(engine, plan, job).files)
     files |= {_COUNTED: script_text(_COUNTED), _START: _start_script()}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -109,14 +107,12 @@ def check_started(script: Script, run: RunFolder) -> None:
     if "PACELINE_RANKS" not in script.spec.environment or not refused.exists():
         return
     said = refused.read_text()
-    raise RunError(
-        Problem(
-            code="H022",
-            what=f"the launcher did not start the plan's ranks: {said}",
-            where=str(place / "launch.sh"),
-            fix=f"see {run.logs}: variables such as ACCELERATE_* and PET_* may say otherwise "
-            "than the files here",
-        )
+    raise RunError.of(
+        code="H022",
+        what=f"the launcher did not start the plan's ranks: {said}",
+        where=str(place / "launch.sh"),
+        fix=f"see {run.logs}: variables such as ACCELERATE_* and PET_* may say otherwise "
+        "than the files here",
     )
 
 

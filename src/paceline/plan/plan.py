@@ -109,9 +109,7 @@ def _plan_on(asked: _Asked) -> Plan:
     """The plan on all ranks of the cluster."""
     job, cluster, wanted = asked.job, asked.cluster, asked.job.spec.plan
     space = space_of(job, cluster, asked.profile)
-    problems = [*check_layout_choices(job, space), *_check_precision(job, cluster)]
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for([*check_layout_choices(job, space), *_check_precision(job, cluster)])
     case = _case_of(asked)
     limit = int(cluster.usable_bytes * (1 - wanted.head_room))
     found = search(space, case, limit_bytes=limit, margin=wanted.simpler_margin)
@@ -167,9 +165,7 @@ def fastest_layouts(
         catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
     )
     space = space_of(job, cluster, asked.profile)
-    problems = [*check_layout_choices(job, space), *_check_precision(job, cluster)]
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for([*check_layout_choices(job, space), *_check_precision(job, cluster)])
     limit = cluster.usable_bytes * (1 - job.spec.plan.head_room)
     return fastest(space, _case_of(asked), limit_bytes=limit, count=count)
 
@@ -259,9 +255,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
     wanted, cluster = asked.job.spec.plan, asked.cluster
     prices = find_prices(cluster.accelerator, prices=asked.catalog.prices)
     view = outlook(plan, asked.job, prices=prices)
-    problems = list(check_state(plan, asked.job))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for(check_state(plan, asked.job))
     costs = [
         cost
         for cost in view.costs

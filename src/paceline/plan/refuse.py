@@ -45,17 +45,15 @@ def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: 
     )
     cluster, share = case.cluster, 1 - job.spec.plan.head_room
     asked = _Asked(job=job, space=space, case=case, limit_bytes=limit_bytes)
-    return PlanError(
-        Problem(
-            code="P001",
-            what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
-            f"{layout.name} in micro-batches of {layout.micro_batch}, needs "
-            f"{format_bytes(price.memory.known_bytes)} a rank; {format_bytes(limit_bytes)} may be "
-            f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}"
-            + _over_host(case, found),
-            where=job.where("cluster"),
-            fix="; or ".join(_ways_to_fit(asked, price.memory.known_bytes)),
-        )
+    return PlanError.of(
+        code="P001",
+        what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
+        f"{layout.name} in micro-batches of {layout.micro_batch}, needs "
+        f"{format_bytes(price.memory.known_bytes)} a rank; {format_bytes(limit_bytes)} may be "
+        f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}"
+        + _over_host(case, found),
+        where=job.where("cluster"),
+        fix="; or ".join(_ways_to_fit(asked, price.memory.known_bytes)),
     )
 
 

@@ -90,14 +90,12 @@ def with_adapter(
     if spec is None:
         return profile
     if any(block.measured is not None for block in profile.blocks) or not profile.blocks:
-        raise JobError(
-            Problem(
-                code="M009",
-                what=f"the matrices inside {profile.name} are not known, so adapters beside them "
-                "cannot be counted",
-                where=where,
-                fix="give the model by model.preset or model.hf_config, or leave train.adapter out",
-            )
+        raise JobError.of(
+            code="M009",
+            what=f"the matrices inside {profile.name} are not known, so adapters beside them "
+            "cannot be counted",
+            where=where,
+            fix="give the model by model.preset or model.hf_config, or leave train.adapter out",
         )
     fused = FUSED.get(family or "", "")
     linears = [_linears(block, fused) for block in profile.blocks]
@@ -106,14 +104,12 @@ def with_adapter(
     chosen = [[linear for linear in each if linear.name in wanted] for each in linears]
     widest = max((min(each.inputs, each.outputs) for some in chosen for each in some), default=0)
     if spec.rank > widest > 0:
-        raise JobError(
-            Problem(
-                code="M009",
-                what=f"train.adapter.rank is {spec.rank}, and the widest of the matrices beside "
-                f"which adapters are is {widest} wide: they would not be of low rank",
-                where=where,
-                fix=f"set train.adapter.rank to {widest} or less; 8 to 64 are usual",
-            )
+        raise JobError.of(
+            code="M009",
+            what=f"train.adapter.rank is {spec.rank}, and the widest of the matrices beside "
+            f"which adapters are is {widest} wide: they would not be of low rank",
+            where=where,
+            fix=f"set train.adapter.rank to {widest} or less; 8 to 64 are usual",
         )
     in_block = tuple(_adapters(spec.rank, each) for each in chosen)
     quantised = sum(block.count * _quantised(block) for block in profile.blocks)
@@ -138,13 +134,11 @@ def _adapters(rank: int, linears: list[_Linear]) -> int:
 
 def _wanted(spec: AdapterSpec, names: list[str], where: str) -> set[str]:
     if not spec.targets:
-        raise JobError(
-            Problem(
-                code="M009",
-                what="train.adapter.targets is an empty list, so nothing would be trained",
-                where=where,
-                fix=f"choose from {', '.join(names)}, or write attention or all",
-            )
+        raise JobError.of(
+            code="M009",
+            what="train.adapter.targets is an empty list, so nothing would be trained",
+            where=where,
+            fix=f"choose from {', '.join(names)}, or write attention or all",
         )
     if spec.targets == "all":
         return set(names)
@@ -153,19 +147,19 @@ def _wanted(spec: AdapterSpec, names: list[str], where: str) -> set[str]:
         return {name for name in names if name in (*ATTENTION, *latent)}
     asked = [_OTHER_NAMES.get(name, name) for name in spec.targets]
     asked = [_fused_name(name, names) for name in asked]
-    problems = [
-        Problem(
-            code="M009",
-            what=f"train.adapter.targets names {target!r}, and the model has no such linear",
-            where=where,
-            fix=f"{_nearest(target, names)}choose from {', '.join(names)}, or write attention "
-            "or all",
-        )
-        for target, name in zip(spec.targets, asked, strict=True)
-        if name not in names
-    ]
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(
+        [
+            Problem(
+                code="M009",
+                what=f"train.adapter.targets names {target!r}, and the model has no such linear",
+                where=where,
+                fix=f"{_nearest(target, names)}choose from {', '.join(names)}, or write attention "
+                "or all",
+            )
+            for target, name in zip(spec.targets, asked, strict=True)
+            if name not in names
+        ]
+    )
     return set(asked)
 
 

@@ -198,9 +198,7 @@ def _shape_of_spec(job: Job, spec: DecoderSpec) -> DecoderShape:
         vocab=spec.vocab,
         tied_embeddings=spec.tied_embeddings,
     )
-    problems = list(_check_sizes(shape, job))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check_sizes(shape, job))
     return shape
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.profile.shape import DecoderShape
 
 LEAST, MOST = 5_000_000, 20 * 10**12
@@ -51,14 +51,12 @@ def shape_of_size(num_parameters: int, *, where: str) -> DecoderShape:
     (80, 8192, 64, 8)
     """
     if not LEAST <= num_parameters <= MOST:
-        raise JobError(
-            Problem(
-                code="M008",
-                what=f"model.size is {num_parameters:,} parameters; sizes from {LEAST / 1e6:.0f}M "
-                f"to {MOST / 1e12:.0f}T are known",
-                where=where,
-                fix="write it with its unit, like 350M or 7B; for other sizes use model.decoder",
-            )
+        raise JobError.of(
+            code="M008",
+            what=f"model.size is {num_parameters:,} parameters; sizes from {LEAST / 1e6:.0f}M "
+            f"to {MOST / 1e12:.0f}T are known",
+            where=where,
+            fix="write it with its unit, like 350M or 7B; for other sizes use model.decoder",
         )
     is_grouped = num_parameters >= _GROUPED_FROM
     vocab = 128_256 if is_grouped else 32_000

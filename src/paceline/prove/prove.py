@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import JobError, PlanError, Problem
+from paceline.errors import JobError, PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import num_nodes_of, rank_of
 from paceline.parallel.stages import blocks_of_stages, stages_of_rank
@@ -96,14 +96,12 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
 
 def _check(request: Request) -> None:
     if request.layout.offload != "none":
-        raise PlanError(
-            Problem(
-                code="F003",
-                what=f"optimizer state on {request.layout.offload} is not proved: fake ranks have "
-                "one memory, and host and accelerator would be counted together",
-                where="layout.offload",
-                fix="set layout.offload to none, or take the estimate of `paceline plan`",
-            )
+        raise PlanError.of(
+            code="F003",
+            what=f"optimizer state on {request.layout.offload} is not proved: fake ranks have "
+            "one memory, and host and accelerator would be counted together",
+            where="layout.offload",
+            fix="set layout.offload to none, or take the estimate of `paceline plan`",
         )
 
 
@@ -242,13 +240,11 @@ def _traced(request: Request, rank: int, kept: Callable[[int], int] | None) -> S
     missing = request.layout.accumulation - traced_layout(request.layout).accumulation
     repeated = repeat_micro_batches(step, missing)
     if repeated is None:
-        raise PlanError(
-            Problem(
-                code="F002",
-                what="micro-batches after the first do not leave memory as they found it",
-                where="the model's forward pass",
-                fix="see what the model keeps between two calls; `paceline plan` has an estimate",
-            )
+        raise PlanError.of(
+            code="F002",
+            what="micro-batches after the first do not leave memory as they found it",
+            where="the model's forward pass",
+            fix="see what the model keeps between two calls; `paceline plan` has an estimate",
         )
     return repeated
 
@@ -275,16 +271,14 @@ def _untraceable(request: Request, error: Exception) -> JobError:
         if depends
         else f"the dry run failed: {told}{_frame(error)}"
     )
-    return JobError(
-        Problem(
-            code="F001",
-            what=what,
-            where="model",
-            fix="the estimate of `paceline plan` still holds; for experts use an implementation "
-            "with fixed shapes (grouped_mm)"
-            if depends
-            else "run it with `paceline run` on a few ranks to see whether it fails there too",
-        )
+    return JobError.of(
+        code="F001",
+        what=what,
+        where="model",
+        fix="the estimate of `paceline plan` still holds; for experts use an implementation "
+        "with fixed shapes (grouped_mm)"
+        if depends
+        else "run it with `paceline run` on a few ranks to see whether it fails there too",
     )
 
 

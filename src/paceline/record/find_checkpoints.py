@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.record.checkpoints import COMMIT, MANIFEST, list_checkpoints
 
 
@@ -25,13 +25,11 @@ def checkpoints_at(path: Path) -> list[Path]:
     what = f"there is {'no checkpoint' if path.is_dir() else 'nothing'} at {path}"
     if path.is_file():
         what = f"{path} is a file, and a checkpoint is a folder"
-    raise JobError(
-        Problem(
-            code="C011",
-            what=what,
-            where="PATH",
-            fix="give a run's folder, its checkpoints/ folder, or one step-N folder in it",
-        )
+    raise JobError.of(
+        code="C011",
+        what=what,
+        where="PATH",
+        fix="give a run's folder, its checkpoints/ folder, or one step-N folder in it",
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.record.lines import write_whole
 
 PLACE_FILE = "place.json"
@@ -50,11 +50,9 @@ def read_placement(folder: Path) -> Placement | None:
     try:
         return msgspec.json.decode(content, type=Placement)
     except (msgspec.DecodeError, OSError) as error:
-        raise JobError(
-            Problem(
-                code="W002",
-                what=f"{PLACE_FILE} cannot be read: {error}",
-                where=str(folder / PLACE_FILE),
-                fix="put it back; it says where the run is, and which job of the queue it is",
-            )
+        raise JobError.of(
+            code="W002",
+            what=f"{PLACE_FILE} cannot be read: {error}",
+            where=str(folder / PLACE_FILE),
+            fix="put it back; it says where the run is, and which job of the queue it is",
         ) from None

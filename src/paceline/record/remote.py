@@ -355,13 +355,11 @@ _PACKAGES = {
 
 def _missing(what: str, url: str, where: str) -> JobError:
     package = _PACKAGES.get(url.partition("://")[0].rpartition("::")[2], "")
-    return JobError(
-        Problem(
-            code="R010",
-            what=f"{url} cannot be reached: {what}",
-            where=where,
-            fix=f'pip install "paceline[storage]" {package}'.strip(),
-        )
+    return JobError.of(
+        code="R010",
+        what=f"{url} cannot be reached: {what}",
+        where=where,
+        fix=f'pip install "paceline[storage]" {package}'.strip(),
     )
 
 

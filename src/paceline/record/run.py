@@ -220,22 +220,18 @@ def _create(
     path = folder or fresh_name(runs, info.name)
     run = RunFolder(path.resolve())
     if run.info_file.exists() or run.job_file.exists():
-        raise JobError(
-            Problem(
-                code="R001",
-                what=f"{path} holds another run",
-                where="--out",
-                fix=f"give another folder, or go on with that run: paceline run --resume {path}",
-            )
+        raise JobError.of(
+            code="R001",
+            what=f"{path} holds another run",
+            where="--out",
+            fix=f"give another folder, or go on with that run: paceline run --resume {path}",
         )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise JobError(
-            Problem(
-                code="R001",
-                what=f"{path} is not an empty folder",
-                where="--out",
-                fix="give a folder that is empty or does not exist yet",
-            )
+        raise JobError.of(
+            code="R001",
+            what=f"{path} is not an empty folder",
+            where="--out",
+            fix="give a folder that is empty or does not exist yet",
         )
     try:
         for made in (run.path, run.checkpoints, run.logs):
@@ -244,13 +240,11 @@ def _create(
         run.info_file.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)  # it was empty or not there
-        raise JobError(
-            Problem(
-                code="R002",
-                what=f"{path} cannot be written: {error.strerror}",
-                where="--out",
-                fix="give a folder you may write to, on a disk with room",
-            )
+        raise JobError.of(
+            code="R002",
+            what=f"{path} cannot be written: {error.strerror}",
+            where="--out",
+            fix="give a folder you may write to, on a disk with room",
         ) from None
     return run
 
@@ -271,13 +265,11 @@ def open_run(folder: Path) -> RunFolder:
     """
     run = RunFolder(folder.resolve())
     if not run.info_file.exists() or not run.job_file.exists():
-        raise JobError(
-            Problem(
-                code="R003",
-                what=f"there is no run in {folder}",
-                where=str(folder),
-                fix="give a run's folder; `paceline runs` lists them",
-            )
+        raise JobError.of(
+            code="R003",
+            what=f"there is no run in {folder}",
+            where=str(folder),
+            fix="give a run's folder; `paceline runs` lists them",
         )
     return run
 
@@ -289,18 +281,18 @@ def check_same_training(before: Job, after: Job) -> None:
         JobError: Something that the checkpoints depend on was changed.
     """
     old, new = (dict(_fixed(job)) for job in (before, after))
-    problems = [
-        Problem(
-            code="R005",
-            what=f"{field} was {old.get(field)} and would become {new.get(field)}",
-            where=after.where(field),
-            fix="start a new run for it; a resumed run keeps what its checkpoints were made with",
-        )
-        for field in dict.fromkeys((*old, *new))
-        if old.get(field) != new.get(field)
-    ]
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(
+        [
+            Problem(
+                code="R005",
+                what=f"{field} was {old.get(field)} and would become {new.get(field)}",
+                where=after.where(field),
+                fix="start a new run for it; a resumed run keeps what its checkpoints have",
+            )
+            for field in dict.fromkeys((*old, *new))
+            if old.get(field) != new.get(field)
+        ]
+    )
 
 
 def training_digest(job: Job) -> str:
@@ -344,14 +336,12 @@ def check_steps_left(run: RunFolder, job: Job, *, meanwhile: bool = False) -> No
         return
     finished = "has finished meanwhile" if meanwhile else "is finished"
     done = finished if newest.step == steps else f"is at step {newest.step} already"
-    raise JobError(
-        Problem(
-            code="R008",
-            what=f"the run {done}: train.steps is {steps}",
-            where=str(run.path),
-            fix=f"train on with --set train.steps={newest.step + max(1, steps // 2)}, or see "
-            f"`paceline report {run.path.name}`",
-        )
+    raise JobError.of(
+        code="R008",
+        what=f"the run {done}: train.steps is {steps}",
+        where=str(run.path),
+        fix=f"train on with --set train.steps={newest.step + max(1, steps // 2)}, or see "
+        f"`paceline report {run.path.name}`",
     )
 
 
@@ -364,14 +354,12 @@ def check_same_data(run: RunFolder, corpus: Corpus) -> None:
     began = run.info().data_fingerprint
     if began is not None and corpus.fingerprint != began:
         num_files = len({*corpus.train, *corpus.held_out})
-        raise JobError(
-            Problem(
-                code="R006",
-                what=f"the text has changed since the run began: {num_files} files with "
-                f"fingerprint {corpus.fingerprint}, it was {began}",
-                where=run.job().where("data"),
-                fix="put the files back as they were, or start a new run",
-            )
+        raise JobError.of(
+            code="R006",
+            what=f"the text has changed since the run began: {num_files} files with "
+            f"fingerprint {corpus.fingerprint}, it was {began}",
+            where=run.job().where("data"),
+            fix="put the files back as they were, or start a new run",
         )
 
 
@@ -500,13 +488,11 @@ def _read(path: Path, decode: Callable[[bytes], _T]) -> _T:
     try:
         return decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise JobError(
-            Problem(
-                code="R007",
-                what=f"{path.name} of {path.parent} cannot be read: {error}",
-                where=str(path),
-                fix="put the file back; the run's checkpoints and metrics are untouched",
-            )
+        raise JobError.of(
+            code="R007",
+            what=f"{path.name} of {path.parent} cannot be read: {error}",
+            where=str(path),
+            fix="put the file back; the run's checkpoints and metrics are untouched",
         ) from None
 
 

@@ -162,13 +162,11 @@ def find(name: str) -> Engine:
     engine = ENGINES.get(name)
     if engine is None:
         near = difflib.get_close_matches(name, ENGINES, n=1)
-        raise JobError(
-            Problem(
-                code="H001",
-                what=f"there is no engine {name!r}",
-                where="--for",
-                fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(ENGINES)}",
-            )
+        raise JobError.of(
+            code="H001",
+            what=f"there is no engine {name!r}",
+            where="--for",
+            fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(ENGINES)}",
         )
     return engine
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.catalog import Price, find_prices
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.estimate.cost import RunCost
 from paceline.plan import Plan
 from paceline.plan.outlook import outlook
@@ -122,27 +122,23 @@ def limits_of(plan: Plan, job: Job, providers: Sequence[str]) -> Limits:
             rate = min(filter(None, rates)) * plan.cluster.num_nodes
     budget = job.spec.plan.budget
     if budget is not None and rate is None:
-        raise JobError(
-            Problem(
-                code="H044",
-                what=f"plan.budget of ${budget:,.2f} cannot be kept: no price of "
-                f"{plan.cluster.ranks_per_node} x {plan.cluster.accelerator}, {way}, at "
-                f"{' or '.join(providers)} is known here",
-                where=job.where("plan.budget"),
-                fix="leave plan.budget out and set cloud.max_run, or choose a machine with a price "
-                "(`paceline catalog prices`)",
-            )
+        raise JobError.of(
+            code="H044",
+            what=f"plan.budget of ${budget:,.2f} cannot be kept: no price of "
+            f"{plan.cluster.ranks_per_node} x {plan.cluster.accelerator}, {way}, at "
+            f"{' or '.join(providers)} is known here",
+            where=job.where("plan.budget"),
+            fix="leave plan.budget out and set cloud.max_run, or choose a machine with a price "
+            "(`paceline catalog prices`)",
         )
     if budget is not None and cost is not None and cost.usd > budget:
-        raise JobError(
-            Problem(
-                code="H041",
-                what=f"the run is expected to cost ${cost.usd:,.2f} at {cost.provider}, {way}, and "
-                f"plan.budget is ${budget:,.2f}",
-                where=job.where("plan.budget"),
-                fix="raise plan.budget, set plan.objective to cost, or see `paceline plan` for "
-                "cheaper providers",
-            )
+        raise JobError.of(
+            code="H041",
+            what=f"the run is expected to cost ${cost.usd:,.2f} at {cost.provider}, {way}, and "
+            f"plan.budget is ${budget:,.2f}",
+            where=job.where("plan.budget"),
+            fix="raise plan.budget, set plan.objective to cost, or see `paceline plan` for "
+            "cheaper providers",
         )
     expected_s = plan.wall_s if cost is None else cost.hours * 3600
     if asked.max_run != "auto":
@@ -204,23 +200,18 @@ def named(
     """
     cluster = plan.cluster
     if cluster.accelerator not in names:
-        raise JobError(
-            Problem(
-                code="H040",
-                what=f"{provider} has no {cluster.accelerator} that is known here",
-                where=job.where("cluster.accelerator"),
-                fix=f"one of {', '.join(names)}",
-            )
+        raise JobError.of(
+            code="H040",
+            what=f"{provider} has no {cluster.accelerator} that is known here",
+            where=job.where("cluster.accelerator"),
+            fix=f"one of {', '.join(names)}",
         )
     if counts and cluster.ranks_per_node not in counts:
-        raise JobError(
-            Problem(
-                code="H040",
-                what=f"{provider} rents no machine with {cluster.ranks_per_node} "
-                f"{cluster.accelerator}",
-                where=job.where("cluster.per_node"),
-                fix=f"set cluster.per_node to {' or '.join(map(str, counts))}",
-            )
+        raise JobError.of(
+            code="H040",
+            what=f"{provider} rents no machine with {cluster.ranks_per_node} {cluster.accelerator}",
+            where=job.where("cluster.per_node"),
+            fix=f"set cluster.per_node to {' or '.join(map(str, counts))}",
         )
     return names[cluster.accelerator]
 

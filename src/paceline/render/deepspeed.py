@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.plan import Plan
 from paceline.plan.start import PORT, meeting_lines, torchrun_options
 from paceline.render.batch import triangle
@@ -339,13 +339,11 @@ def _zero(plan: Plan, job: Job) -> dict[str, Any]:
 def _nvme_path(job: Job) -> str:
     path = job.spec.layout.offload_path
     if path is None:
-        raise JobError(
-            Problem(
-                code="H020",
-                what="optimizer state goes to NVMe, and no folder is named for it",
-                where=job.where("layout"),
-                fix="layout.offload_path: /local_nvme, a folder on each node's own disk",
-            )
+        raise JobError.of(
+            code="H020",
+            what="optimizer state goes to NVMe, and no folder is named for it",
+            where=job.where("layout"),
+            fix="layout.offload_path: /local_nvme, a folder on each node's own disk",
         )
     return path
 

@@ -1,6 +1,6 @@
 """Names of the nodes, for engines whose files list them."""
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.plan import Plan
 from paceline.spec import Job
 from paceline.spec.hosts import repeated_hosts
@@ -20,12 +20,10 @@ def host_names(plan: Plan, job: Job) -> list[str]:
             if twice
             else f"hosts are {len(hosts)}, nodes {plan.cluster.num_nodes}"
         )
-        raise JobError(
-            Problem(
-                code="H021",
-                what=f"the hostfile cannot be written: {what}",
-                where=job.where("ssh.hosts"),
-                fix="name every node once",
-            )
+        raise JobError.of(
+            code="H021",
+            what=f"the hostfile cannot be written: {what}",
+            where=job.where("ssh.hosts"),
+            fix="name every node once",
         )
     return hosts

@@ -4,7 +4,7 @@ An instance of Lambda is billed until it is terminated, also when it is shut dow
 to it over ssh, into the memory of one process, and that process terminates it whatever happens.
 """
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -98,14 +98,12 @@ def instance_type(plan: Plan, job: Job) -> str:
     if rows:
         return rows[0].instance
     cluster = plan.cluster
-    raise JobError(
-        Problem(
-            code="H040",
-            what=f"Lambda has no machine with {cluster.ranks_per_node} x {cluster.accelerator} "
-            "that is known here",
-            where=job.where("cluster.accelerator"),
-            fix="see `paceline catalog prices` for what it has, or render for sky",
-        )
+    raise JobError.of(
+        code="H040",
+        what=f"Lambda has no machine with {cluster.ranks_per_node} x {cluster.accelerator} "
+        "that is known here",
+        where=job.where("cluster.accelerator"),
+        fix="see `paceline catalog prices` for what it has, or render for sky",
     )
 
 

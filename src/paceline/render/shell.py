@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 _UNSAFE = set("\n\r\0")
 
@@ -46,12 +46,10 @@ def check_one_line(text: str, *, what: str, where: str) -> str:
         JobError: `H003`, it has a line break or a NUL.
     """
     if _UNSAFE & set(text):
-        raise JobError(
-            Problem(
-                code="H003",
-                what=f"{what} {text!r} has a line break",
-                where=where,
-                fix="write it in one line",
-            )
+        raise JobError.of(
+            code="H003",
+            what=f"{what} {text!r} has a line break",
+            where=where,
+            fix="write it in one line",
         )
     return text

@@ -87,16 +87,14 @@ def _with_region(job: Job, clouds: tuple[str, ...]) -> tuple[str, ...]:
     )
     if found:
         return found
-    raise JobError(
-        Problem(
-            code="H040",
-            what=f"{provider or 'no cloud that is known here'} "
-            f"{'spells no region' if provider else 'spells a region'} {region}",
-            where=job.where("cloud.region"),
-            fix="set cloud.region to one of its own, or leave it out"
-            if provider
-            else "name the cloud as well: plan.provider",
-        )
+    raise JobError.of(
+        code="H040",
+        what=f"{provider or 'no cloud that is known here'} "
+        f"{'spells no region' if provider else 'spells a region'} {region}",
+        where=job.where("cloud.region"),
+        fix="set cloud.region to one of its own, or leave it out"
+        if provider
+        else "name the cloud as well: plan.provider",
     )
 
 

@@ -6,7 +6,7 @@ Leaves out: what the script then does (`slurm.py`).
 import math
 from dataclasses import dataclass
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.spec import SlurmSpec
 
 SAVE_S = 30
@@ -51,16 +51,14 @@ def directives(ask: Ask) -> list[str]:
     slurm = ask.slurm
     least_s = ask.grace_s + SAVE_S + _EARLY_S + _WORK_S
     if slurm.time is not None and slurm.time < least_s:
-        raise JobError(
-            Problem(
-                code="W018",
-                what=f"slurm.time is {slurm.time:.0f} s, and Slurm tells the job "
-                f"{math.ceil(ask.grace_s) + SAVE_S} s before its end, or {_EARLY_S} s earlier: "
-                "it would save and go back into the queue before it had worked",
-                where=ask.where,
-                fix=f"set slurm.time to {math.ceil(least_s / 60)}m or more, or a shorter "
-                "recovery.grace",
-            )
+        raise JobError.of(
+            code="W018",
+            what=f"slurm.time is {slurm.time:.0f} s, and Slurm tells the job "
+            f"{math.ceil(ask.grace_s) + SAVE_S} s before its end, or {_EARLY_S} s earlier: "
+            "it would save and go back into the queue before it had worked",
+            where=ask.where,
+            fix=f"set slurm.time to {math.ceil(least_s / 60)}m or more, or a shorter "
+            "recovery.grace",
         )
     cpus = _cpus(ask)
     kind = f"{slurm.gpu_type}:" if slurm.gpu_type else ""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.profile import DecoderShape
 from paceline.runtime.strategy.context.split import attention
 
@@ -165,14 +165,12 @@ class Rotary(nn.Module):
         seq_len, half = heads_BNSD.shape[-2], heads_BNSD.shape[-1] // 2
         num_tokens = self.cos_SD.shape[0]
         if seq_len != num_tokens and num_tokens < self.seq_len:
-            raise JobError(
-                Problem(
-                    code="L009",
-                    what=f"{seq_len} tokens on this rank; it was given the positions of "
-                    f"{num_tokens}, its share of samples of {self.seq_len}",
-                    where="layout.context",
-                    fix=f"give it samples of {self.seq_len} tokens, or set layout.context to 1",
-                )
+            raise JobError.of(
+                code="L009",
+                what=f"{seq_len} tokens on this rank; it was given the positions of "
+                f"{num_tokens}, its share of samples of {self.seq_len}",
+                where="layout.context",
+                fix=f"give it samples of {self.seq_len} tokens, or set layout.context to 1",
             )
         left, right = heads_BNSD[..., :half], heads_BNSD[..., half:]
         turned_BNSD = torch.cat((-right, left), dim=-1)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, PlanError, Problem
+from paceline.errors import JobError, PlanError
 
 _DROPPED = (
     "_attn_implementation",
@@ -106,13 +106,11 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     depth = getattr(model.config, "num_hidden_layers", None)
     whole = [each for each in lists if len(each) == depth] or lists
     if not whole:
-        raise PlanError(
-            Problem(
-                code="L020",
-                what=f"{type(model).__name__} has no list of blocks (an nn.ModuleList)",
-                where="layout.pipeline",
-                fix="set layout.pipeline to 1",
-            )
+        raise PlanError.of(
+            code="L020",
+            what=f"{type(model).__name__} has no list of blocks (an nn.ModuleList)",
+            where="layout.pipeline",
+            fix="set layout.pipeline to 1",
         )
     return whole[0]
 
@@ -121,14 +119,12 @@ def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
-        raise JobError(
-            Problem(
-                code="R010",
-                what=f"a {config.get('model_type')} model needs transformers, "
-                f"which cannot be imported: {error}",
-                where=sys.prefix,
-                fix="pip install transformers",
-            )
+        raise JobError.of(
+            code="R010",
+            what=f"a {config.get('model_type')} model needs transformers, "
+            f"which cannot be imported: {error}",
+            where=sys.prefix,
+            fix="pip install transformers",
         ) from None
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}
@@ -141,14 +137,12 @@ def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
             )
     except Exception as error:  # noqa: BLE001 - whatever transformers says of the fields is shown
         lines = str(error).strip().splitlines() or [""]
-        raise JobError(
-            Problem(
-                code="R013",
-                what=f"transformers {transformers.__version__} cannot build {source} as a causal "
-                f"language model: {type(error).__name__}: {lines[0][:300]}",
-                where=where,
-                fix="mend the field it names, or give model.factory and program with your own code",
-            )
+        raise JobError.of(
+            code="R013",
+            what=f"transformers {transformers.__version__} cannot build {source} as a causal "
+            f"language model: {type(error).__name__}: {lines[0][:300]}",
+            where=where,
+            fix="mend the field it names, or give model.factory and program with your own code",
         ) from None
     let_experts_be_any_type(model)
     return model
@@ -257,14 +251,12 @@ def let_experts_be_any_type(model: nn.Module) -> None:
         moe: Any = importlib.import_module("transformers.integrations.moe")
     except ImportError as error:
         version = importlib.import_module("transformers").__version__
-        raise JobError(
-            Problem(
-                code="R010",
-                what=f"{type(model).__name__} has routed experts, which need transformers 5 or "
-                f"newer, and {version} is installed: {error}",
-                where=sys.prefix,
-                fix='pip install "transformers>=5"',
-            )
+        raise JobError.of(
+            code="R010",
+            what=f"{type(model).__name__} has routed experts, which need transformers 5 or "
+            f"newer, and {version} is installed: {error}",
+            where=sys.prefix,
+            fix='pip install "transformers>=5"',
         ) from None
     asked = moe._can_use_grouped_mm
     if getattr(asked, "is_ours", False):

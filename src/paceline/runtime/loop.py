@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.control import messages as say
 from paceline.control.slots import Phase
-from paceline.errors import Problem, RunError
+from paceline.errors import RunError
 from paceline.estimate import mfu_at
 from paceline.parallel import replicas_of
 from paceline.parallel.shrink import part_of
@@ -326,13 +326,11 @@ class Loop:
     def _check_finished(self, step: Step) -> None:
         session = self._session
         if not step.finished:
-            raise RunError(
-                Problem(
-                    code="R021",
-                    what=f"step {step.number} was left without step.apply()",
-                    where=session.job.where("program"),
-                    fix="call step.apply() once at the end of every step",
-                )
+            raise RunError.of(
+                code="R021",
+                what=f"step {step.number} was left without step.apply()",
+                where=session.job.where("program"),
+                fix="call step.apply() once at the end of every step",
             )
         self._count_refusal(step)
         if step.refused is None:
@@ -342,14 +340,12 @@ class Loop:
                 say.ForRecord(event=log.StepRefused(step=step.number, reason=step.refused))
             )
         if session.refused_in_a_row >= session.job.spec.train.max_refused_steps:
-            raise RunError(
-                Problem(
-                    code="R022",
-                    what=f"{session.refused_in_a_row} steps in a row were refused, the last "
-                    f"because {step.refused}",
-                    where=session.job.where("train.max_refused_steps"),
-                    fix="lower train.learning_rate, lengthen train.warmup_steps, or use fp32",
-                )
+            raise RunError.of(
+                code="R022",
+                what=f"{session.refused_in_a_row} steps in a row were refused, the last "
+                f"because {step.refused}",
+                where=session.job.where("train.max_refused_steps"),
+                fix="lower train.learning_rate, lengthen train.warmup_steps, or use fp32",
             )
 
     def _leave_out(self, step: Step) -> None:

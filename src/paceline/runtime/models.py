@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.profile import DecoderShape, resolve_config
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import as_plain_model, build_hf, is_hf
@@ -117,26 +117,22 @@ def _problem(own: _Own, moment: str, error: BaseException) -> JobError:
     told = f"{type(error).__name__}: {lines[0][:300]}{_place(own.folder, error)}"
     if "CUDA" in str(error) or "NVIDIA" in str(error):
         return _reaches_for_cuda(own, moment, told)
-    return JobError(
-        Problem(
-            code="J009",
-            what=f"the model {own.name} could not be built: {moment}, {told}",
-            where=own.where,
-            fix=f"write it as module:function, with the module in {own.folder}, and try "
-            "`python -c 'from module import function; function()'` there",
-        )
+    return JobError.of(
+        code="J009",
+        what=f"the model {own.name} could not be built: {moment}, {told}",
+        where=own.where,
+        fix=f"write it as module:function, with the module in {own.folder}, and try "
+        "`python -c 'from module import function; function()'` there",
     )
 
 
 def _reaches_for_cuda(own: _Own, moment: str, told: str) -> JobError:
-    return JobError(
-        Problem(
-            code="M010",
-            what=f"the model {own.name} reaches for CUDA {moment}: {told}",
-            where=own.where,
-            fix="build it without naming a device, and leave CUDA to the training function: every "
-            "rank moves the model to its own device",
-        )
+    return JobError.of(
+        code="M010",
+        what=f"the model {own.name} reaches for CUDA {moment}: {told}",
+        where=own.where,
+        fix="build it without naming a device, and leave CUDA to the training function: every "
+        "rank moves the model to its own device",
     )
 
 

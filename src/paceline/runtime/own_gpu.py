@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 
 DRIVER = Path("/proc/driver/nvidia/version")
 """There while NVIDIA's kernel driver is loaded."""
@@ -29,13 +29,11 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
     said = f"rank {os.environ.get('RANK', '?')} needs GPU {local_rank}; {through}"
     if not is_first:
         raise RuntimeError(f"CUDA error: a GPU disappeared: {said}")
-    raise JobError(
-        Problem(
-            code="R062",
-            what=said,
-            where="cluster.per_node",
-            fix=fix,
-        )
+    raise JobError.of(
+        code="R062",
+        what=said,
+        where="cluster.per_node",
+        fix=fix,
     )
 
 

@@ -38,7 +38,7 @@ from torch import nn
 
 from paceline.control import messages as say
 from paceline.control.slots import Phase
-from paceline.errors import PlanError, Problem, RunError
+from paceline.errors import PlanError, RunError
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
 from paceline.record import events as log
@@ -351,13 +351,11 @@ class Session:
             RunError: The function returned without going through the steps.
         """
         if not self._is_through:
-            raise RunError(
-                Problem(
-                    code="R020",
-                    what="the training function returned before its steps were through",
-                    where=self.job.where("program"),
-                    fix="iterate over session.steps(model, optimizer) to its end",
-                )
+            raise RunError.of(
+                code="R020",
+                what="the training function returned before its steps were through",
+                where=self.job.where("program"),
+                fix="iterate over session.steps(model, optimizer) to its end",
             )
         record = say.Completed(
             outcome="interrupted" if self.interrupted else "finished",
@@ -416,13 +414,11 @@ class Session:
         self.progress.enter(Phase.BUILDING)
 
     def _check_precision(self, device: torch.device) -> None:
-        problems = list(
+        PlanError.raise_for(
             strategy.check_precision(
                 self.precision, self.plan.layout, device.type, capability_of(device)
             )
         )
-        if problems:
-            raise PlanError(*problems)
         strategy.set_up_precision(self.precision)
 
     def _say_risks(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.control.slots import Phase
-from paceline.errors import Problem, RunError
+from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
 from paceline.runtime import strategy, vote
@@ -444,14 +444,12 @@ class Step:
             what += f"{asked} micro-batch{'es' if asked > 1 else ''}"
         else:
             return
-        raise RunError(
-            Problem(
-                code="R024",
-                what=what,
-                where=self._trainer.where,
-                fix="in every step, go through all of step.micro_batches, call step.backward once "
-                "for each, then step.apply once",
-            )
+        raise RunError.of(
+            code="R024",
+            what=what,
+            where=self._trainer.where,
+            fix="in every step, go through all of step.micro_batches, call step.backward once "
+            "for each, then step.apply once",
         )
 
     def _check_takes_a_loop(self) -> None:
@@ -459,15 +457,13 @@ class Step:
         axis = "pipeline" if layout.pipeline > 1 else "context"
         if layout.pipeline == 1 and layout.context == 1:
             return
-        raise RunError(
-            Problem(
-                code="R024",
-                what=f"layout.{axis} is {getattr(layout, axis)}, and the program goes through "
-                "step.micro_batches itself",
-                where=self._trainer.where,
-                fix="call step.train(samples, num_samples, loss_of=...) instead, which works in "
-                f"every layout, or set layout.{axis} to 1",
-            )
+        raise RunError.of(
+            code="R024",
+            what=f"layout.{axis} is {getattr(layout, axis)}, and the program goes through "
+            "step.micro_batches itself",
+            where=self._trainer.where,
+            fix="call step.train(samples, num_samples, loss_of=...) instead, which works in "
+            f"every layout, or set layout.{axis} to 1",
         )
 
     def _put_buffers_back(self) -> None:

@@ -29,7 +29,7 @@ from paceline.control import messages as say
 from paceline.control.parent import die_with_parent
 from paceline.control.policy import cause_of
 from paceline.control.slots import Phase
-from paceline.errors import JobError, PacelineError, Problem, RunError
+from paceline.errors import JobError, PacelineError, RunError
 from paceline.record.run import open_run
 from paceline.runtime.channel import Channel
 from paceline.runtime.progress import Progress, open_progress
@@ -190,13 +190,11 @@ def _listener(job: Job, channel: Channel) -> socket.socket:
     try:
         return listen_for_store(port, host)
     except OSError as error:
-        raise JobError(
-            Problem(
-                code="R012",
-                what=f"port {port} cannot be used on {host}: {error.strerror}",
-                where=job.where("cluster.rendezvous_port"),
-                fix="leave it out to take a free port, or end the program that holds it",
-            )
+        raise JobError.of(
+            code="R012",
+            what=f"port {port} cannot be used on {host}: {error.strerror}",
+            where=job.where("cluster.rendezvous_port"),
+            fix="leave it out to take a free port, or end the program that holds it",
         ) from None
 
 
@@ -213,13 +211,11 @@ def _program(job: Job) -> Callable[[Session], None]:
     try:
         found: Callable[[Session], None] = import_named(job.folder, name)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise JobError(
-            Problem(
-                code="R023",
-                what=f"{name} cannot be imported: {error}",
-                where=job.where("program"),
-                fix=f"write it as module:function, with {module}.py in {job.folder}",
-            )
+        raise JobError.of(
+            code="R023",
+            what=f"{name} cannot be imported: {error}",
+            where=job.where("program"),
+            fix=f"write it as module:function, with {module}.py in {job.folder}",
         ) from error
     return found
 

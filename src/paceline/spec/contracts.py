@@ -87,14 +87,12 @@ def parse_contract(
     value = json.loads(text)
     kind = contract_kind(value)
     if kind is None:
-        raise JobError(
-            Problem(
-                code="J020",
-                what="this JSON is neither of the two contracts",
-                where=source,
-                fix="give modelConfig, dataConfig and clusterConfig, or write a job file: "
-                "`paceline init job.yaml`",
-            )
+        raise JobError.of(
+            code="J020",
+            what="this JSON is neither of the two contracts",
+            where=source,
+            fix="give modelConfig, dataConfig and clusterConfig, or write a job file: "
+            "`paceline init job.yaml`",
         )
     contract = ContractText(value=value, source=source, folder=folder)
     translate = job_of_input_context if kind == "002" else job_of_training_plan

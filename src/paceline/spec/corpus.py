@@ -61,9 +61,7 @@ def find_corpus(job: Job) -> Corpus:
     if not files:
         raise JobError(_all_empty(job, found))
     corpus = _split(job, files, sizes)
-    problems = list(_check_lengths(job, corpus))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check_lengths(job, corpus))
     return corpus
 
 
@@ -83,13 +81,11 @@ def _stdlib_files(job: Job) -> list[Path]:
     files.sort()
     if files:
         return files
-    raise JobError(
-        Problem(
-            code="D001",
-            what=f"this Python has no library source: no *.py file below {root}",
-            where=job.where("data.corpus"),
-            fix="use a Python with its source, or your own text with data.path",
-        )
+    raise JobError.of(
+        code="D001",
+        what=f"this Python has no library source: no *.py file below {root}",
+        where=job.where("data.corpus"),
+        fix="use a Python with its source, or your own text with data.path",
     )
 
 

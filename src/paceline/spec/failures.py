@@ -241,14 +241,12 @@ def _from_file(path: Path) -> FailuresSpec:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
-        raise JobError(
-            Problem(
-                code="S001",
-                what=f"{path} cannot be read: {reason}",
-                where="--failures",
-                fix="give a YAML file with per_node_day and what else is known, such as "
-                "{per_node_day: 6.5e-3, rack: 0.05}",
-            )
+        raise JobError.of(
+            code="S001",
+            what=f"{path} cannot be read: {reason}",
+            where="--failures",
+            fix="give a YAML file with per_node_day and what else is known, such as "
+            "{per_node_day: 6.5e-3, rack: 0.05}",
         ) from None
     if not isinstance(values, dict):
         values = {}
@@ -266,8 +264,8 @@ def _checked(values: dict[str, Any], where: str) -> FailuresSpec:
     total = spec.process + spec.hang + spec.rack + spec.switch
     if total > 1:
         what = f"process, hang, rack and switch are {total:.3g} of all failures together"
-        raise JobError(
-            Problem(code="S001", what=what, where=where, fix="lower them to 1 or less together")
+        raise JobError.of(
+            code="S001", what=what, where=where, fix="lower them to 1 or less together"
         )
     return spec
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.spec.load import Job
 
 
@@ -44,14 +44,12 @@ def load_hf_config(job: Job) -> HfConfig:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError(
-            Problem(
-                code="M002",
-                what=f"{path} cannot be read: {reason}",
-                where=where,
-                fix="give the path of a config.json, relative to the job file, or the name of a "
-                "published model; `paceline plan --help` lists them",
-            )
+        raise JobError.of(
+            code="M002",
+            what=f"{path} cannot be read: {reason}",
+            where=where,
+            fix="give the path of a config.json, relative to the job file, or the name of a "
+            "published model; `paceline plan --help` lists them",
         ) from None
     return parse_hf_config(text, source=str(path), where=where)
 
@@ -66,13 +64,11 @@ def parse_hf_config(text: str, *, source: str, where: str) -> HfConfig:
         values = "it is nested too deep"
     if not isinstance(values, dict):
         what = values if isinstance(values, str) else f"it holds a {type(values).__name__}"
-        raise JobError(
-            Problem(
-                code="M002",
-                what=f"{source} is not a JSON object: {what}",
-                where=where,
-                fix="give a config.json as Hugging Face writes it",
-            )
+        raise JobError.of(
+            code="M002",
+            what=f"{source} is not a JSON object: {what}",
+            where=where,
+            fix="give a config.json as Hugging Face writes it",
         )
     return HfConfig(values=values, source=source, where=where)
 

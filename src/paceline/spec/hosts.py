@@ -18,24 +18,20 @@ def find_hosts(job: Job) -> list[tuple[str, int | None]]:
     """
     spec = job.spec.ssh
     if spec.hosts and spec.hostfile is not None:
-        raise JobError(
-            Problem(
-                code="W007",
-                what="ssh.hosts and ssh.hostfile both name hosts",
-                where=job.where("ssh.hostfile"),
-                fix="leave one of them out",
-            )
+        raise JobError.of(
+            code="W007",
+            what="ssh.hosts and ssh.hostfile both name hosts",
+            where=job.where("ssh.hostfile"),
+            fix="leave one of them out",
         )
     if spec.hostfile is None:
         repeated = repeated_hosts(spec.hosts)
         if repeated:
-            raise JobError(
-                Problem(
-                    code="W007",
-                    what=f"{', '.join(repeated)} is named more than once",
-                    where=job.where("ssh.hosts"),
-                    fix="name each host once; cluster.per_node says how many ranks it has",
-                )
+            raise JobError.of(
+                code="W007",
+                what=f"{', '.join(repeated)} is named more than once",
+                where=job.where("ssh.hosts"),
+                fix="name each host once; cluster.per_node says how many ranks it has",
             )
         return [(host, None) for host in spec.hosts]
     path = job.folder / spec.hostfile
@@ -43,13 +39,11 @@ def find_hosts(job: Job) -> list[tuple[str, int | None]]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError(
-            Problem(
-                code="W007",
-                what=f"the hostfile cannot be read: {why}",
-                where=str(path),
-                fix="name a file with one host a line",
-            )
+        raise JobError.of(
+            code="W007",
+            what=f"the hostfile cannot be read: {why}",
+            where=str(path),
+            fix="name a file with one host a line",
         ) from None
     return read_hostfile(path, text)
 

@@ -72,13 +72,11 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
         _override(values, lines, assignment)
     _refuse_secrets(values, lines, source)
     if "command" in values:
-        raise JobError(
-            Problem(
-                code="J012",
-                what="`command` is a program of its own, which Paceline only starts and watches",
-                where=source,
-                fix="give it to `paceline run`; for everything else describe model, data and train",
-            )
+        raise JobError.of(
+            code="J012",
+            what="`command` is a program of its own, which Paceline only starts and watches",
+            where=source,
+            fix="give it to `paceline run`; for everything else describe model, data and train",
         )
     for field in fields(JobSpec):  # a section whose lines are all comments is an empty one
         if field.name in values and values[field.name] is None and section_in(field.type):
@@ -88,9 +86,7 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
     except ValidationError as error:
         raise JobError(*problems_in(error, values, lines, source)) from None
     job = Job(spec=spec, folder=folder, source=source, lines=lines)
-    problems = list(_check_choices(job))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check_choices(job))
     return job
 
 
@@ -164,16 +160,14 @@ def _read(path: Path) -> str:
             else "write one: paceline init job.yaml"
         )
         what = f"there is no file {path}"
-        raise JobError(Problem(code="J001", what=what, where=str(path), fix=fix)) from None
+        raise JobError.of(code="J001", what=what, where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError(
-            Problem(
-                code="J001",
-                what=f"{path} cannot be read: {reason}",
-                where=str(path),
-                fix="give the path of a readable YAML file",
-            )
+        raise JobError.of(
+            code="J001",
+            what=f"{path} cannot be read: {reason}",
+            where=str(path),
+            fix="give the path of a readable YAML file",
         ) from None
 
 
@@ -190,13 +184,11 @@ def _parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int
         if mark and opened and opened.line != mark.line:
             context = getattr(error, "context", None) or "what is open there"
             line += f" ({context}, begun on line {opened.line + 1})"
-        raise JobError(
-            Problem(
-                code="J002",
-                what=f"not YAML: {getattr(error, 'problem', None) or error}",
-                where=f"{source}{line}",
-                fix="mend the line; keys need a space after the colon, and spaces (no tabs) before",
-            )
+        raise JobError.of(
+            code="J002",
+            what=f"not YAML: {getattr(error, 'problem', None) or error}",
+            where=f"{source}{line}",
+            fix="mend the line; keys need a space after the colon, and spaces (no tabs) before",
         ) from None
     if repeated:
         raise JobError(
@@ -211,13 +203,11 @@ def _parse_yaml(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int
             )
         )
     if not isinstance(values, dict):
-        raise JobError(
-            Problem(
-                code="J002",
-                what=f"a job is keys and values, this is a {type(values).__name__}",
-                where=source,
-                fix="start from `paceline init job.yaml`",
-            )
+        raise JobError.of(
+            code="J002",
+            what=f"a job is keys and values, this is a {type(values).__name__}",
+            where=source,
+            fix="start from `paceline init job.yaml`",
         )
     return values, lines
 
@@ -244,22 +234,18 @@ def _walk(node: Any, path: _Path, lines: dict[_Path, int]) -> Iterator[tuple[_Pa
 
 
 def _refuse_secrets(values: dict[str, Any], lines: Mapping[_Path, int], source: str) -> None:
-    found = list(check_secrets(values, lines, source))
-    if found:
-        raise JobError(*found)
+    JobError.raise_for(check_secrets(values, lines, source))
 
 
 def _override(values: dict[str, Any], lines: dict[_Path, int], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     keys = tuple(key.strip().split("."))
     if not equals or not all(keys):
-        raise JobError(
-            Problem(
-                code="J003",
-                what=f"{assignment!r} is not an override",
-                where="--set",
-                fix="write it like --set train.global_batch=64",
-            )
+        raise JobError.of(
+            code="J003",
+            what=f"{assignment!r} is not an override",
+            where="--set",
+            fix="write it like --set train.global_batch=64",
         )
     try:
         value = yaml.load(text, _Loader)

@@ -13,7 +13,7 @@ from paceline.catalog import (
     find_catalog_file,
     load_catalog,
 )
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.spec import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
 from paceline.topology.levels import Level, find_levels
@@ -77,14 +77,12 @@ def _check_one_kind(asked: str, catalog: Catalog, where: str) -> None:
     kinds = [catalog.accelerators[name] for name in names]
     slowest = min(kinds, key=lambda each: max(each.peak_flops_per_s.values(), default=0.0))
     least = min(each.memory_bytes or 0 for each in kinds)
-    raise JobError(
-        Problem(
-            code="T005",
-            what=f"the nodes differ: {' and '.join(names)}; a plan is for equal ranks",
-            where=where,
-            fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
-            "slowest sets the pace and the smallest the room",
-        )
+    raise JobError.of(
+        code="T005",
+        what=f"the nodes differ: {' and '.join(names)}; a plan is for equal ranks",
+        where=where,
+        fix=f"set accelerator to {slowest.name} and memory to {format_bytes(least)}: the "
+        "slowest sets the pace and the smallest the room",
     )
 
 
@@ -181,27 +179,23 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
     kinds = Counter(gpu.name for gpu in machine.gpus)
     if len(kinds) > 1:
         listed = ", ".join(f"{count} {name}" for name, count in kinds.items())
-        raise JobError(
-            Problem(
-                code="T003",
-                what=f"this machine has different GPUs: {listed}",
-                where=job.where("cluster.accelerator"),
-                fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
-            )
+        raise JobError.of(
+            code="T003",
+            what=f"this machine has different GPUs: {listed}",
+            where=job.where("cluster.accelerator"),
+            fix="set CUDA_VISIBLE_DEVICES to the numbers of one kind",
         )
     num_here = len(machine.gpus)
     per_node = spec.per_node if spec.per_node != "auto" else max(1, num_here // spec.nodes)
     if spec.nodes * per_node > num_here:
-        raise JobError(
-            Problem(
-                code="T002",
-                what=f"{spec.nodes} node(s) x {per_node} is {spec.nodes * per_node} GPUs, "
-                f"this machine has {num_here}",
-                where=job.where("cluster.per_node"),
-                fix=f"set per_node to {num_here // spec.nodes}"
-                if num_here >= spec.nodes
-                else "set nodes to 1, or name another machine's accelerator",
-            )
+        raise JobError.of(
+            code="T002",
+            what=f"{spec.nodes} node(s) x {per_node} is {spec.nodes * per_node} GPUs, "
+            f"this machine has {num_here}",
+            where=job.where("cluster.per_node"),
+            fix=f"set per_node to {num_here // spec.nodes}"
+            if num_here >= spec.nodes
+            else "set nodes to 1, or name another machine's accelerator",
         )
     gpu = min(machine.gpus, key=lambda each: each.memory_bytes)
     name = catalog_name(gpu.name, catalog)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 from paceline.check.verify.runs import runs_of
-from paceline.errors import JobError, PacelineError, Problem
+from paceline.errors import JobError, PacelineError
 from paceline.estimate import case_of, stage_memory
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import num_stages
@@ -211,29 +211,25 @@ def _read(text: str, kind: Any) -> Any:
 
 def _bad_override(assignment: str, fix: str) -> JobError:
     what = f"{assignment!r} is not a field of a layout and its value"
-    return JobError(Problem(code="V002", what=what, where="--layout", fix=fix))
+    return JobError.of(code="V002", what=what, where="--layout", fix=fix)
 
 
 def _one_rank(planned: Layout) -> JobError:
-    return JobError(
-        Problem(
-            code="V001",
-            what=f"{planned.name} is one rank: its run is the single device's, and there is "
-            "nothing to compare",
-            where="the plan's layout",
-            fix="name a layout with several: --layout data=2, or cluster.per_node in the job",
-        )
+    return JobError.of(
+        code="V001",
+        what=f"{planned.name} is one rank: its run is the single device's, and there is "
+        "nothing to compare",
+        where="the plan's layout",
+        fix="name a layout with several: --layout data=2, or cluster.per_node in the job",
     )
 
 
 def _too_many(layout: Layout, ranks: int) -> JobError:
-    return JobError(
-        Problem(
-            code="V002",
-            what=f"{layout.name} needs {layout.num_ranks} ranks, and --ranks is {ranks}",
-            where="--layout",
-            fix=f"--ranks {layout.num_ranks}, or leave it out",
-        )
+    return JobError.of(
+        code="V002",
+        what=f"{layout.name} needs {layout.num_ranks} ranks, and --ranks is {ranks}",
+        where="--layout",
+        fix=f"--ranks {layout.num_ranks}, or leave it out",
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.spec.skills.read import answer_json, read_request
 
 
@@ -85,13 +85,11 @@ def find_skill(name: str) -> Skill:
     if skill is None:
         near = difflib.get_close_matches(name, SKILLS, n=1, cutoff=0.5)
         names = f"one of {', '.join(SKILLS)}"
-        raise JobError(
-            Problem(
-                code="H031",
-                what=f"there is no contract {name!r}",
-                where="paceline contract NAME",
-                fix=f"did you mean {near[0]}?" if near else names,
-            )
+        raise JobError.of(
+            code="H031",
+            what=f"there is no contract {name!r}",
+            where="paceline contract NAME",
+            fix=f"did you mean {near[0]}?" if near else names,
         )
     return skill
 
@@ -121,11 +119,9 @@ def need(package: str, install: str) -> None:
         JobError: `H032`, it cannot.
     """
     if importlib.util.find_spec(package) is None:
-        raise JobError(
-            Problem(
-                code="H032",
-                what=f"this contract needs {package}, which is not installed",
-                where="this Python",
-                fix=f"pip install {install}",
-            )
+        raise JobError.of(
+            code="H032",
+            what=f"this contract needs {package}, which is not installed",
+            where="this Python",
+            fix=f"pip install {install}",
         )

@@ -23,9 +23,7 @@ def run(request: Request, folder: Path) -> Answer:
         JobError: `H033`, something is missing or contradicts itself; `H032`, kfp is not installed.
     """
     endpoint = request.endpoint or os.environ.get("KFP_ENDPOINT")
-    problems = list(_check(request, folder, endpoint))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check(request, folder, endpoint))
     need("kfp", '"kfp>=2.17,<2.18"')
     try:
         return _do(request, folder, endpoint)

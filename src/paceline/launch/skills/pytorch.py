@@ -24,9 +24,7 @@ def run(request: Request, folder: Path) -> Answer:
     Raises:
         JobError: `H033`, a path or a combination is wrong; `H032`, torch is missing.
     """
-    problems = list(_check(request, folder))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check(request, folder))
     need("torch", "torch")
     _check_writable(request.checkpointConfig.saveDir, folder)
     began = time.monotonic()

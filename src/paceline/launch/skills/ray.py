@@ -22,9 +22,7 @@ def run(request: Request, folder: Path) -> Answer:
     Raises:
         JobError: `H033`, a path or a combination is wrong; `H032`, a package is missing.
     """
-    problems = list(_check(request, folder))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check(request, folder))
     need("ray", '"ray[train,tune]"')
     if request.trainConfig is not None and request.mode != "cluster":
         package = _PACKAGES[request.trainConfig.framework]

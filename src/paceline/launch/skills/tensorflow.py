@@ -32,9 +32,7 @@ def run(request: Request, folder: Path) -> Answer:
         JobError: `H033`, a path or a combination is wrong; `H032`, TensorFlow or TensorBoard is
             missing.
     """
-    problems = list(_check(request, folder))
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for(_check(request, folder))
     need("tensorflow", "tensorflow")
     if "tensorboard" in request.trainingConfig.callbacks:
         need("tensorboard", "tensorboard")  # TensorFlow 2.21 no longer brings it

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from paceline.errors import CheckpointError, Problem
+from paceline.errors import CheckpointError
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import Conversion, Converted
@@ -59,14 +59,12 @@ def convert(asked: Conversion) -> Converted:
 
 def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
     lines = str(error).strip().splitlines() or [""]
-    return CheckpointError(
-        Problem(
-            code="C012",
-            what=f"{Path(asked.source).name} could not be converted to {asked.form}: "
-            f"{type(error).__name__}: {lines[0][:300]}",
-            where=asked.source,
-            fix="see whether the source is whole and the folder can be written to",
-        )
+    return CheckpointError.of(
+        code="C012",
+        what=f"{Path(asked.source).name} could not be converted to {asked.form}: "
+        f"{type(error).__name__}: {lines[0][:300]}",
+        where=asked.source,
+        fix="see whether the source is whole and the folder can be written to",
     )
 
 

@@ -100,9 +100,7 @@ def apply(
     ways = ways or ways_of(model)
     if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
         ways = generic_ways(model, splits_tensors=layout.tensor > 1)
-    problems = list(check_expert(model, layout, ways))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for(check_expert(model, layout, ways))
     if layout.pipeline > 1 and ways is not None:
         model = split_stages(model, layout, meshes, ways)
     for part in parts_of(model):

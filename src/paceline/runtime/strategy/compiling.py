@@ -33,9 +33,7 @@ def compile_blocks(
         PlanError: There is no compiler, or the model has no blocks.
     """
     blocks = [block for _, block in numbered_blocks(model, ways)]
-    problems = list(check_compiler(device_type, num_blocks=len(blocks)))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for(check_compiler(device_type, num_blocks=len(blocks)))
     for block in blocks:
         block.forward = torch.compile(block.forward, backend=backend)
     return model

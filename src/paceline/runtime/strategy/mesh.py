@@ -90,8 +90,7 @@ def make_meshes(layout: Layout, device_type: str) -> Meshes:
     """
     world = dist.get_world_size()
     assert world == layout.num_ranks, f"{layout.name} on a world of {world}"
-    if problems := list(check_nesting(layout)):
-        raise PlanError(*problems)
+    PlanError.raise_for(check_nesting(layout))
     small, large = sorted((layout.shard_degree, layout.expert))
     num_dp_cp = layout.data * layout.context
     sizes = (layout.pipeline, num_dp_cp // large, large // small, small, layout.tensor)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.record.verification import Case
 from paceline.runtime.determinism import seed_everything
 from paceline.runtime.huggingface import build_hf
@@ -75,14 +75,12 @@ def with_vocab(case: Case) -> Case:
     sizes = [each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding)]
     if sizes:
         return replace(case, vocab=min(sizes))
-    raise JobError(
-        Problem(
-            code="V003",
-            what=f"{type(model).__name__} has no nn.Embedding, so what goes into it is not known",
-            where=job_of(case).where("model.factory"),
-            fix="verify a model that turns token ids into logits; or compare your training's own "
-            "loss curve with one rank's",
-        )
+    raise JobError.of(
+        code="V003",
+        what=f"{type(model).__name__} has no nn.Embedding, so what goes into it is not known",
+        where=job_of(case).where("model.factory"),
+        fix="verify a model that turns token ids into logits; or compare your training's own "
+        "loss curve with one rank's",
     )
 
 

@@ -270,11 +270,9 @@ class _Training:
 
 def _set_up(precision: strategy.Precision, run: Run, device: torch.device) -> None:
     """As a session does: of the whole process, so before each run."""
-    problems = list(
+    PlanError.raise_for(
         strategy.check_precision(precision, run.layout, device.type, capability_of(device))
     )
-    if problems:
-        raise PlanError(*problems)
     strategy.set_up_precision(precision)
 
 

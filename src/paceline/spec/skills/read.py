@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.spec.load import problems_in
 
 
@@ -97,4 +97,4 @@ def _in_json(value: object) -> str:
 
 
 def _refuse(where: str, what: str, fix: str) -> NoReturn:
-    raise JobError(Problem(code="H030", what=what, where=where, fix=fix))
+    raise JobError.of(code="H030", what=what, where=where, fix=fix)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_sample
 from paceline.runtime.strategy.context.ring import ring_attention
@@ -177,13 +177,11 @@ class Context:
 
 def cannot(what: str, fix: str) -> JobError:
     """The refusal of something that context parallelism has no form for."""
-    return JobError(
-        Problem(
-            code="R030",
-            what=f"context parallelism cannot do {what}",
-            where="layout.context",
-            fix=fix,
-        )
+    return JobError.of(
+        code="R030",
+        what=f"context parallelism cannot do {what}",
+        where="layout.context",
+        fix=fix,
     )
 
 

@@ -22,9 +22,7 @@ def local_spans(seq_len: int, layout: Layout, context_rank: int) -> tuple[range,
     >>> local_spans(16, ring, 0)
     (range(0, 4), range(12, 16))
     """
-    problems = [*check_sample(seq_len, None, None, layout)]
-    if problems:
-        raise JobError(*problems)
+    JobError.raise_for([*check_sample(seq_len, None, None, layout)])
     if layout.context_kind == "ulysses" or layout.context == 1:
         each = seq_len // layout.context
         return (range(context_rank * each, (context_rank + 1) * each),)

@@ -103,15 +103,15 @@ def shard(
         PlanError: `L024`, sharding, offloading or the reduction cannot do what is asked.
     """
     is_plain = _is_plain(model, layout)
-    problems = [
-        *check_offload_of(layout),
-        *check_compression(layout, hook.kind if hook else "none", precision, is_plain=is_plain),
-        *check_all_reduce(
-            layout, is_plain=is_plain, bucket_bytes=bucket_bytes, static_graph=static_graph
-        ),
-    ]
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for(
+        [
+            *check_offload_of(layout),
+            *check_compression(layout, hook.kind if hook else "none", precision, is_plain=is_plain),
+            *check_all_reduce(
+                layout, is_plain=is_plain, bucket_bytes=bucket_bytes, static_graph=static_graph
+            ),
+        ]
+    )
     if layout.shard_degree > 1:
         for part in parts_of(model):
             _shard_part(part, layout, meshes, precision, ways)

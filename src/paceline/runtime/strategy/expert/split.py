@@ -98,9 +98,7 @@ def split_experts(
     if layout.expert == 1:
         return model
     found = dict(_routed_experts(model, ways))
-    problems = list(_check_modules(found, layout))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for(_check_modules(found, layout))
     sees_other_tokens = layout.tensor > 1 and layout.sequence_parallel
     for module in found.values():
         _split(module, meshes.expert, meshes.tensor.get_group() if sees_other_tokens else None)

@@ -66,9 +66,7 @@ def split_stages(model: nn.Module, layout: Layout, meshes: Meshes, ways: StageWa
         PlanError: The schedule lacks blocks or micro-batches, or a parameter has no stage.
     """
     num_blocks = len(list(model.get_submodule(ways.blocks).children()))
-    problems = [*check_schedule(layout, num_blocks), *check_stages(model, ways)]
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for([*check_schedule(layout, num_blocks), *check_stages(model, ways)])
     blocks = blocks_of_stages(layout, num_blocks, head_in_blocks(model, ways))
     mine = stages_of_rank(layout, meshes.place.pipeline)
     last = num_stages(layout) - 1
@@ -283,9 +281,7 @@ def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) 
     stream = stream_type(pipeline.parts[0])
     key = (len(micro_batches), tokens_BS.shape, tokens_BS.dtype, stream, trains)
     if key not in pipeline._schedules:
-        problems = list(check_micro_batches(layout, len(micro_batches))) if trains else []
-        if problems:
-            raise PlanError(*problems)
+        PlanError.raise_for(list(check_micro_batches(layout, len(micro_batches))) if trains else [])
         shape = (*tokens_BS.shape[:2], pipeline.width)
         stages = [
             Stage(

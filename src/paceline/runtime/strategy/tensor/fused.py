@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import PlanError, Problem
+from paceline.errors import PlanError
 from paceline.runtime._torch_private import parameters_of, without_parameters
 from paceline.runtime.strategy.tensor.modules import is_transposed
 from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
@@ -82,13 +82,11 @@ def _widths(name: str, fused: nn.Module, row: nn.Module, num_parts: int) -> list
 
 
 def _misnamed(name: str, why: str) -> PlanError:
-    return PlanError(
-        Problem(
-            code="L020",
-            what=f"{name} cannot be taken apart as Ways.fused says: {why}",
-            where="layout.tensor",
-            fix="mend `fused` in the model's Ways, or set layout.tensor = 1",
-        )
+    return PlanError.of(
+        code="L020",
+        what=f"{name} cannot be taken apart as Ways.fused says: {why}",
+        where="layout.tensor",
+        fix="mend `fused` in the model's Ways, or set layout.tensor = 1",
     )
 
 

@@ -136,5 +136,4 @@ def _share(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _check_even(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    if problems := list(check_token_shares(tensor.shape[TOKENS], group.size())):
-        raise PacelineError(*problems)
+    PacelineError.raise_for(check_token_shares(tensor.shape[TOKENS], group.size()))

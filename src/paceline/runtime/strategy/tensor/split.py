@@ -75,9 +75,7 @@ def split_tensors(model: nn.Module, layout: Layout, meshes: Meshes, ways: Ways) 
     """
     if layout.tensor == 1:
         return model
-    problems = list(check_tensor_ways(model, layout, ways))
-    if problems:
-        raise PlanError(*problems)
+    PlanError.raise_for(check_tensor_ways(model, layout, ways))
     split_fused(model, ways)
     named = _with_parts(model, named_ways(model, ways))
     containers = containers_of(model, ways, named)

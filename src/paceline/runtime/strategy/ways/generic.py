@@ -80,13 +80,11 @@ def _blocks(model: nn.Module, where: str) -> tuple[str, Sequence[nn.Module]]:
         if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
     ]
     if not lists:
-        raise PlanError(
-            Problem(
-                code="L020",
-                what=f"{type(model).__name__} has no list of equal blocks (an nn.ModuleList)",
-                where=where,
-                fix=f"give the model `paceline_ways`, or set {where} = 1",
-            )
+        raise PlanError.of(
+            code="L020",
+            what=f"{type(model).__name__} has no list of equal blocks (an nn.ModuleList)",
+            where=where,
+            fix=f"give the model `paceline_ways`, or set {where} = 1",
         )
     return max(lists, key=lambda found: sum(p.numel() for b in found[1] for p in b.parameters()))
 

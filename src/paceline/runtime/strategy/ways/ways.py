@@ -31,7 +31,7 @@ from typing import Literal, TypeVar, get_args
 
 from torch import nn
 
-from paceline.errors import PlanError, Problem
+from paceline.errors import PlanError
 
 Way = Literal[
     "column",
@@ -100,13 +100,11 @@ class Ways:
     def __post_init__(self) -> None:
         unknown = {way for way in self.tensor.values() if way not in WAYS}
         if unknown:
-            raise PlanError(
-                Problem(
-                    code="L020",
-                    what=f"Ways.tensor has {', '.join(sorted(unknown))}, which is no way to split",
-                    where="paceline_ways",
-                    fix=f"write one of {', '.join(sorted(WAYS))}",
-                )
+            raise PlanError.of(
+                code="L020",
+                what=f"Ways.tensor has {', '.join(sorted(unknown))}, which is no way to split",
+                where="paceline_ways",
+                fix=f"write one of {', '.join(sorted(WAYS))}",
             )
 
 
