@@ -11,6 +11,7 @@ import pytest
 from paceline.control import messages as say
 from paceline.control import state
 from paceline.control.core import decide
+from paceline.errors import CrashLoop
 from paceline.parallel.layout import Layout
 from paceline.record import events as log
 
@@ -1035,3 +1036,30 @@ def test_what_a_driver_says_is_recorded_and_only_a_fatal_sign_is_a_strike():
     seen = [one for one in scene.events if isinstance(one, log.GpuHealth | log.NodeSetAside)]
     assert [type(one) for one in seen] == [log.GpuHealth, log.GpuHealth, log.NodeSetAside]
     assert (seen[1].what, seen[1].value, seen[2].node) == ("xid", 79, 1)
+
+
+def test_a_state_that_is_found_wrong_again_and_again_ends_the_run_and_one_copied_does_not():
+    scene = Scene(replace(SETUP, max_restarts=2))
+    scene.train(steps=8)
+
+    def found(goes_on_after: int) -> None:
+        wrong = log.CorruptionFound(
+            step=8,
+            ranks=[],
+            suspects=[0, 1],
+            tensors=["weight"],
+            verdict="undecided",
+            healed="replica" if goes_on_after == 8 else "checkpoint",
+            goes_on_after=goes_on_after,
+        )
+        scene.says(0, say.ForRecord(event=wrong))
+
+    for _ in range(9):
+        found(8)
+    found(5)
+    found(5)
+    assert scene.state.outcome is None
+    found(5)
+    assert (scene.state.outcome, scene.state.exit_code) == ("failed", CrashLoop.exit_code)
+    (end,) = scene.of(log.RunFinished)
+    assert end.reason.startswith("the state was found wrong after step 8")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.clusters import h100s
 
 from paceline.control.environment import CONNECT_LIMIT, NCCL, environment_of_workers
 from paceline.topology import Cluster
@@ -10,22 +11,7 @@ from paceline.topology import Cluster
 
 @pytest.fixture
 def cluster() -> Cluster:
-    return Cluster(
-        accelerator="H100",
-        is_local=False,
-        num_nodes=2,
-        ranks_per_node=8,
-        backend="nccl",
-        cores_per_rank=None,
-        memory_bytes=1,
-        usable_bytes=1,
-        overhead_bytes=0,
-        peak_flops_per_s={},
-        memory_bytes_per_s=None,
-        link_bytes_per_s=None,
-        network_bytes_per_s=None,
-        known={},
-    )
+    return h100s(num_nodes=2, ranks_per_node=8)
 
 
 def test_torchs_watchdogs_end_no_worker(cluster: Cluster) -> None:

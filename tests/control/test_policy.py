@@ -2,15 +2,16 @@
 
 import pytest
 
+from paceline.control.messages import Crashed
 from paceline.control.policy import (
     Cause,
-    Crash,
     History,
     Loss,
     Rules,
     Verdict,
     cause_of,
     judge,
+    note_repair,
     sign,
 )
 from paceline.errors import EXIT_CODES, CrashLoop
@@ -30,13 +31,15 @@ def crash(
     samples: tuple[int, ...] = (3, 9),
     **more: bool,
 ) -> Loss:
-    told = Crash(
+    told = Crashed(
         kind=kind,
         message="no",
+        where="",
+        retry=more.get("may_retry", True),
+        parks=more.get("is_sound", True),
         step=step,
-        samples=samples,
-        may_retry=more.get("may_retry", True),
-        is_sound=more.get("is_sound", True),
+        samples=list(samples),
+        exit_code=4,
     )
     cause = cause_of(f"{kind}: no")
     return Loss(slot=1, node=0, worker=worker, how=f"{kind}: no", cause=cause, crash=told)
@@ -127,7 +130,7 @@ def test_a_run_that_falls_back_to_the_same_step_each_time_is_given_up_wherever_i
     assert rungs[-1] == "stop"
     assert "stop" not in rungs[:-1]
     assert verdict.reason is not None
-    assert "4 restarts fell back to step 40 or before it, from step 50 or before" in verdict.reason
+    assert "fell back 4 times to step 40 or before it, from step 50 or before" in verdict.reason
 
 
 def test_falls_from_further_each_time_or_to_a_newer_checkpoint_are_progress():
@@ -222,6 +225,7 @@ def test_a_sign_of_a_failing_accelerator_is_a_strike_against_its_node():
     assert sign(history, 4, rules, 100.0) == 0
     assert sign(history, 4, rules, 101.0) == 0  # of the same failure
     assert sign(history, 4, rules, 200.0) == 0
+    judge(history, loss("accelerator", node=4), rules, reached=5, now_s=210.0)  # the same failure
     lost = loss("accelerator", node=4)
     verdict = judge(history, lost, rules, reached=6, now_s=300.0)
     assert (verdict.rung, verdict.strikes) == ("replace node", 3)
@@ -231,3 +235,41 @@ def test_a_sign_of_a_failing_accelerator_is_a_strike_against_its_node():
 def test_signs_alone_set_a_node_aside():
     history, rules = History(), Rules(max_restarts=5, node_strikes=2)
     assert [sign(history, 1, rules, at) for at in (100.0, 200.0, 300.0)] == [0, 2, 0]
+
+
+def test_a_second_worker_lost_after_a_sign_is_a_failure_of_its_own():
+    history, rules = History(), Rules(max_restarts=5, node_strikes=2)
+    assert sign(history, 4, rules, 100.0) == 0
+    found = [
+        judge(history, loss(node=4), rules, reached=reached, now_s=at).strikes
+        for reached, at in ((5, 110.0), (6, 120.0))
+    ]
+    assert found == [0, 2]
+
+
+def test_repairs_that_go_back_to_the_same_step_are_counted_and_have_a_bound():
+    history, rules = History(), Rules(max_restarts=2)
+    reasons = [note_repair(history, rules, step=step, back_to=10) for step in (14, 13, 14)]
+    assert reasons[:2] == [None, None]
+    assert reasons[2] == (
+        "the state was found wrong after step 14; the run fell back 3 times to step 10 or before "
+        "it, from step 14 or before it"
+    )
+
+
+def test_repairs_that_go_back_to_newer_checkpoints_are_progress():
+    history, rules = History(), Rules(max_restarts=0)
+    for step in range(15, 200, 10):
+        assert note_repair(history, rules, step=step, back_to=step - 5) is None
+
+
+def test_a_run_that_restarts_and_repairs_by_turns_from_one_step_to_another_has_a_bound():
+    history, rules = History(), Rules(max_restarts=3)
+    judge(history, loss(), rules, reached=14, now_s=100.0)
+    stopped = []
+    for _ in range(2):
+        verdict = judge(history, loss(), rules, reached=14, now_s=100.0, resumed_at=10)
+        stopped += [verdict.rung == "stop"]
+        stopped += [note_repair(history, rules, step=14, back_to=10) is not None]
+    assert stopped[0] is False
+    assert stopped[-1] is True

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.clusters import h100s
 from tests.preflight.machines import H100, NOTE, ON_8_H100, answers
 
 from paceline.check.preflight.preflight import Preflight, judge
 from paceline.check.preflight.result import Status
 from paceline.launch.local import own_gpus
-from paceline.topology.cluster import Cluster
 from paceline.topology.node.facts import GpuTexts, NodeFacts, TorchBuild
 
 TORCH = TorchBuild(
@@ -121,22 +121,7 @@ def test_ray_shows_the_agent_other_gpus_than_the_task_that_looks():
     [(None, ["0,1", "2,3"]), ("4,5,6,7", ["4,5", "6,7"]), ("GPU-a,GPU-b,GPU-c,GPU-d", None)],
 )
 def test_simulated_nodes_of_one_machine_have_gpus_of_their_own(visible, shares):
-    cluster = Cluster(
-        accelerator="H100-SXM",
-        is_local=True,
-        num_nodes=2,
-        ranks_per_node=2,
-        backend="nccl",
-        cores_per_rank=None,
-        memory_bytes=1,
-        usable_bytes=1,
-        overhead_bytes=0,
-        peak_flops_per_s={},
-        memory_bytes_per_s=None,
-        link_bytes_per_s=None,
-        network_bytes_per_s=None,
-        known={},
-    )
+    cluster = h100s(num_nodes=2, ranks_per_node=2, is_local=True)
     found = [own_gpus(cluster, node, visible)["CUDA_VISIBLE_DEVICES"] for node in (0, 1)]
     assert found == (shares or ["GPU-a,GPU-b", "GPU-c,GPU-d"])
     assert own_gpus(replace(cluster, num_nodes=1), 0, visible) == {}

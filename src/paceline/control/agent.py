@@ -44,6 +44,7 @@ from paceline.control.network import split_address
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
+from paceline.errors import RunError
 from paceline.record.holding import find_controller, hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
@@ -427,6 +428,8 @@ class Agent:
             self._lookout.add(worker.number, pid, slot)
             self._report(say.Started(worker=worker.number, pid=pid))
         returncode = await worker.process.wait()
+        if not pid and returncode > 0:
+            self._report_no_start(worker.number, returncode)
         self._lookout.drop(worker.number)
         # Last words first. A grandchild may hold the channel open, so do not wait long for its end.
         with contextlib.suppress(asyncio.TimeoutError):
@@ -443,6 +446,21 @@ class Agent:
                 out_of_memory=self._is_out_of_memory(worker, returncode),
             )
         )
+
+    def _report_no_start(self, worker: int, returncode: int) -> None:
+        """A worker that was never born as its nursery failed: that is no fault of the hardware."""
+        message, log = self._nursery.last_words(returncode)
+        crash = say.Crashed(
+            kind="StartError",
+            message=message,
+            where=log,
+            retry=True,
+            parks=False,
+            step=None,
+            samples=[],
+            exit_code=RunError.exit_code,
+        )
+        self._report(say.Said(worker=worker, generation=0, message=crash))
 
     def _is_out_of_memory(self, worker: _Worker, returncode: int) -> bool:
         """Whether a SIGKILL that nobody here sent came with one more of the kernel's."""

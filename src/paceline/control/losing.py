@@ -18,6 +18,7 @@ from paceline.control.policy import Cause, Verdict, note
 from paceline.control.resizing import begin_regroup
 from paceline.control.seats import release, remove_worker, set_slots
 from paceline.control.state import AgentLost, Failure, KillAgent, State, Symptom
+from paceline.errors import CrashLoop
 from paceline.record import events as log
 
 
@@ -114,6 +115,22 @@ def gpu_fails(state: State, node: int, decision: Decision) -> None:
         _note_set_aside(state, node, strikes, decision)
 
 
+def went_back(state: State, repair: log.CorruptionFound, decision: Decision) -> None:
+    """All ranks went back to make a wrong state right, which has a bound as restarts have."""
+    step, back_to = repair.step, repair.goes_on_after
+    reason = policy.note_repair(state.history, state.setup.rules, step=step, back_to=back_to)
+    if reason is not None:
+        state.failure = Failure(
+            rank=min([*repair.ranks, *repair.suspects], default=0),
+            how=reason,
+            happened_at=None,
+            known_at=decision.clock.monotonic_s,
+            after_step=step,
+            exit_code=CrashLoop.exit_code,
+        )
+        give_up(state, "failed", reason, decision)
+
+
 def handle_loss(
     state: State,
     lost: list[int],
@@ -185,20 +202,10 @@ def _loss(
 ) -> policy.Loss:
     worker = state.workers[number]
     assert worker.rank is not None
-    told = None
     if crash is not None:
         cause = policy.cause_of(how)
-        told = policy.Crash(
-            kind=crash.kind,
-            message=crash.message,
-            step=crash.step,
-            samples=tuple(crash.samples),
-            may_retry=crash.retry,
-            is_sound=crash.parks,
-            exit_code=crash.exit_code,
-        )
     return policy.Loss(
-        slot=worker.rank, node=worker.node, worker=number, how=how, cause=cause, crash=told
+        slot=worker.rank, node=worker.node, worker=number, how=how, cause=cause, crash=crash
     )
 
 

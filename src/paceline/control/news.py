@@ -12,7 +12,7 @@ from paceline.control.ending import give_up
 from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.interrupting import heard
 from paceline.control.laggards import note_speed
-from paceline.control.losing import gpu_fails, peer_lost, worker_crashed, worker_parked
+from paceline.control.losing import gpu_fails, peer_lost, went_back, worker_crashed, worker_parked
 from paceline.control.progress import complete, rank_restored, step_done
 from paceline.control.resizing import leave_wanted
 from paceline.control.seats import is_true_of_all
@@ -53,10 +53,13 @@ def worker_said(state: State, event: say.Said, decision: Decision) -> None:
 
 
 def to_record(state: State, event: log.Reported, decision: Decision) -> None:
-    """Something for the record, which only of a GPU has consequences."""
+    """Something for the record; what has consequences is a GPU that fails, and a way back."""
     decision.record(event)
-    if isinstance(event, log.GpuHealth) and event.is_fatal:
-        gpu_fails(state, event.node, decision)
+    match event:
+        case log.GpuHealth(is_fatal=True):
+            gpu_fails(state, event.node, decision)
+        case log.CorruptionFound() if event.goes_on_after < event.step:
+            went_back(state, event, decision)
 
 
 def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) -> None:

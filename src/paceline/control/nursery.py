@@ -30,6 +30,9 @@ MAX_BYTES = 1 << 16
 """Of one request or answer: a few paths and numbers."""
 
 
+_LAST_LINES = 20
+"""Of the nursery's log, shown when it fails."""
+
 _LEAVE_S = 0.5
 """How long the nursery may take to end by itself once its line is closed. A guess: it does
 nothing else then."""
@@ -112,6 +115,7 @@ class Nursery:
         """
         self._environment = dict(environment)
         self._log = log
+        self._module = self._environment.get(MODULE_VARIABLE, "paceline.runtime.nursery")
         self._forks = sys.platform == "linux"
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -128,11 +132,10 @@ class Nursery:
         if not self._forks or self._line is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module = self._environment.get(MODULE_VARIABLE, "paceline.runtime.nursery")
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", module),
+                    *(sys.executable, "-m", self._module),
                     *("--line", str(theirs.fileno()), "--agent", str(os.getpid())),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -179,6 +182,12 @@ class Nursery:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def last_words(self, returncode: int) -> tuple[str, str]:
+        """How the nursery ended, in a line, and the end of its log."""
+        lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        ended = f"`python -m {self._module}`, which starts the workers, exited with {returncode}"
+        return f"{ended}: {lines[-1]}" if lines else ended, "\n".join(lines)
 
     def _send(self, content: bytes, descriptors: list[int]) -> None:
         assert self._line is not None

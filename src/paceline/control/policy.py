@@ -17,10 +17,11 @@ Leaves out: how a rung is carried out (`losing.py`).
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.control.messages import names_want_of_memory
+from paceline.control.messages import Crashed, names_want_of_memory
 from paceline.errors import CrashLoop, RunError
 
 Cause = Literal[
@@ -52,30 +53,7 @@ _ACCELERATOR = ("CUDA error", "AcceleratorError", "NCCL error", "cuDNN error", "
 
 
 SAME_SIGN_S = 60.0
-"""After a strike, within which a sign of the node's GPUs is taken for the same failure. A guess."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    """An exception that ended a try, as the worker tells of it."""
-
-    kind: str
-    """Class of the exception."""
-
-    message: str
-    step: int | None
-    """Of the step it was in."""
-
-    samples: tuple[int, ...]
-    """Ids of the micro-batch it was at."""
-
-    may_retry: bool
-    """Whether starting again could help."""
-
-    is_sound: bool
-    """Whether its process can go on."""
-
-    exit_code: int = RunError.exit_code
+"""Within which a sign of a node's GPUs and a worker lost there are one failure. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +67,7 @@ class Loss:
     cause: Cause
     """As far as this loss alone tells."""
 
-    crash: Crash | None = None
+    crash: Crashed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +84,14 @@ class Rules:
 class History:
     """The losses that still count."""
 
-    crashes: list[tuple[int, Crash]] = field(default_factory=list)
+    crashes: list[tuple[int, Crashed]] = field(default_factory=list)
     """Worker and exception, since the run last made progress."""
 
     strikes: dict[int, list[float]] = field(default_factory=dict)
     """By node, when something happened there that may be the hardware's fault (monotonic)."""
+
+    signs: dict[int, float] = field(default_factory=dict)
+    """By node, when a sign of its GPUs was a strike and no loss has followed (monotonic)."""
 
     set_aside: set[int] = field(default_factory=set)
     """Nodes that get no rank while another one can take it."""
@@ -182,13 +163,13 @@ def judge(
     crash = loss.crash
     blame = f"rank {loss.slot}: {loss.how}"
     exit_code = crash.exit_code if crash is not None else RunError.exit_code
-    if crash is not None and not crash.may_retry:
+    if crash is not None and not crash.retry:
         return Verdict(cause="program", rung="stop", reason=blame, exit_code=exit_code)
     if crash is not None and reached == 0 and history.failures == 0:
         reason = f"{blame} (before its first step)"
         return Verdict(cause=loss.cause, rung="stop", reason=reason, exit_code=exit_code)
     if resumed_at is not None and resumed_at < history.failed_at_step:
-        _note_fall(history, resumed_at)
+        _note_fall(history, history.failed_at_step, resumed_at)
     if advanced and reached != history.failed_at_step:
         history.failures = 0
         history.repeats.clear()
@@ -202,7 +183,7 @@ def judge(
     poison = _poison(history, loss) if cause == "data or software" else None
     if poison is not None and poison.samples and poison.step is not None:
         if rules.poison == "skip" and poison.step not in history.poison:
-            history.poison[poison.step] = poison.samples
+            history.poison[poison.step] = tuple(poison.samples)
             return Verdict(cause=cause, rung="skip")
         return Verdict(
             cause=cause,
@@ -220,7 +201,10 @@ def judge(
             reason=_loop(history, blame, crash, tried, reached),
             exit_code=CrashLoop.exit_code if rules.max_restarts else exit_code,
         )
-    strikes = _strike(history, loss.node, rules, now_s) if cause in HARDWARE else 0
+    is_known = now_s - history.signs.pop(loss.node, -math.inf) < SAME_SIGN_S
+    strikes = 0
+    if cause in HARDWARE and not is_known:
+        strikes = _strike(history, loss.node, rules, now_s)
     return Verdict(
         cause=cause,
         rung=_rung(history, cause, crash, rules, again=again, strikes=strikes, lives=state_lives),
@@ -232,10 +216,20 @@ def judge(
 def sign(history: History, node: int, rules: Rules, now_s: float) -> int:
     """How often the node was struck, when a sign that its accelerator fails sets it aside;
     otherwise 0. It is the strike of a loss with the cause `accelerator`. Signs that come together,
-    such as an Xid and a counter, are one."""
+    such as an Xid and a counter, are one, and so is a worker that is lost soon after."""
     if now_s - max(history.strikes.get(node, []), default=-math.inf) < SAME_SIGN_S:
         return 0
+    history.signs[node] = now_s
     return _strike(history, node, rules, now_s)
+
+
+def note_repair(history: History, rules: Rules, *, step: int, back_to: int) -> str | None:
+    """Why the run stops, if it does: its state was found wrong after a step, all ranks went back
+    to an earlier one, and that has happened too often without progress between."""
+    _note_fall(history, step, back_to)
+    if history.falls <= max(1, rules.max_restarts):
+        return None
+    return f"the state was found wrong after step {step}; {_falls(history)}"
 
 
 def note(history: History, loss: Loss) -> Cause:
@@ -262,7 +256,7 @@ def cause_of(text: str) -> Cause:
     return "exception"
 
 
-def _poison(history: History, loss: Loss) -> Crash | None:
+def _poison(history: History, loss: Loss) -> Crashed | None:
     """An exception of this kind in this step that two processes raised for the same samples."""
     mine = loss.crash
     assert mine is not None
@@ -270,7 +264,7 @@ def _poison(history: History, loss: Loss) -> Crash | None:
     for worker, other in history.crashes:
         if mine.step is None or (other.kind, other.step) != (mine.kind, mine.step):
             continue
-        if raised.setdefault(other.samples, worker) != worker:
+        if raised.setdefault(tuple(other.samples), worker) != worker:
             return other
     return None
 
@@ -288,7 +282,7 @@ def _strike(history: History, node: int, rules: Rules, now_s: float) -> int:
 def _rung(
     history: History,
     cause: Cause,
-    crash: Crash | None,
+    crash: Crashed | None,
     rules: Rules,
     *,
     again: bool,
@@ -299,7 +293,7 @@ def _rung(
         return "clear"  # an only restart stays a gentle one
     if strikes:
         return "replace node"
-    if crash is not None and crash.is_sound and not again:
+    if crash is not None and crash.parks and not again:
         return "retry"
     return "meet again" if cause == "network" else "replace process"
 
@@ -309,12 +303,12 @@ _OTHERS = 4
 12,000 nodes within the minutes of a recovery (`benchmarks/simulate_validation.py`). A guess."""
 
 
-def _note_fall(history: History, to: int) -> None:
-    """The last restart lost finished steps."""
-    is_further = to > history.fell_to or history.failed_at_step > history.fell_from
+def _note_fall(history: History, step: int, to: int) -> None:
+    """Finished steps were lost."""
+    is_further = to > history.fell_to or step > history.fell_from
     history.falls = 1 if is_further else history.falls + 1
     history.fell_to = to
-    history.fell_from = max(history.fell_from, history.failed_at_step)
+    history.fell_from = max(history.fell_from, step)
 
 
 def _num_tried(history: History) -> int:
@@ -324,14 +318,20 @@ def _num_tried(history: History) -> int:
     return max(repeats, history.failures // _OTHERS, history.falls)
 
 
-def _loop(history: History, blame: str, crash: Crash | None, tried: int, reached: int) -> str:
+def _loop(history: History, blame: str, crash: Crashed | None, tried: int, reached: int) -> str:
     which = f"; sample ids {_ids(crash.samples)}" if crash is not None and crash.samples else ""
     tries = f"{tried} restart(s) in a row made no progress"
     if history.falls > tried:
-        tries = f"{history.falls} restarts fell back to step {history.fell_to} or before it, from "
-        tries += f"step {history.fell_from} or before it"
+        tries = _falls(history)
     return f"{blame}; {tries}, last finished step {reached}{which}"
 
 
-def _ids(samples: tuple[int, ...]) -> str:
+def _falls(history: History) -> str:
+    return (
+        f"the run fell back {history.falls} times to step {history.fell_to} or before it, from "
+        f"step {history.fell_from} or before it"
+    )
+
+
+def _ids(samples: Iterable[int]) -> str:
     return ", ".join(map(str, samples))
