@@ -560,15 +560,33 @@ def test_a_rank_that_does_not_answer_is_ended_before_the_others_are_let_out():
     scene.exits(1)
     scene.hears(0, 2)
     scene.wait(3.0)
-    ended = scene.sent.index((1, say.KillWorker(worker=3)))
-    let_out = [n for n, (_, order) in enumerate(scene.sent) if _is_abort(order)]
-    assert min(let_out) > ended
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=3)]
+    assert not scene.told(say.Abort)
+    scene.exits(3)
     assert [number for number, _ in scene.told(say.Abort)] == [0, 2]
     assert scene.of(log.WorkerLost)[-1].how == "did not answer that its generation is over"  # type: ignore[attr-defined]
 
 
-def _is_abort(order: say.ToAgent) -> bool:
-    return isinstance(order, say.Tell) and isinstance(order.message, say.Abort)
+def test_a_rank_that_hangs_has_exited_before_the_others_are_let_out_however_long_that_takes():
+    scene = train_of_four(fence_timeout_s=60.0)
+    scene.says(1, crashed(parks=False))
+    scene.hears(0, 2, 3)
+    scene.wait(30.0)
+    assert not scene.told(say.Abort)
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=1)]
+    scene.exits(1)
+    assert [number for number, _ in scene.told(say.Abort)] == [0, 2, 3]
+
+
+def test_a_rank_that_nobody_reaches_has_come_to_the_end_of_its_lease_before_an_abort():
+    scene = train_of_four()
+    scene.feed(state.AgentLost(1, in_doubt_s=20.0))
+    scene.hears(0, 1)
+    scene.wait(19.0)
+    assert not scene.told(say.Abort)
+    assert not scene.orders(say.KillWorker)
+    scene.wait(2.0)
+    assert [number for number, _ in scene.told(say.Abort)] == [0, 1]
 
 
 def test_the_time_to_leave_begins_when_all_are_let_out():

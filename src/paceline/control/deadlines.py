@@ -125,9 +125,10 @@ def _fence_the_silent(state: State, silent: set[int], decision: Decision) -> Non
 
 def _fence_the_late(state: State, decision: Decision) -> None:
     """Workers that should have parked by now are killed; of those that do not meet, one is."""
-    if state.phase == "forming" and state.unheard:
-        _fence_the_silent(state, state.unheard, decision)
-        return
+    if state.phase == "forming" and state.unheard is not None:
+        if state.unheard:
+            _fence_the_silent(state, state.unheard, decision)
+        return  # else those told to die are waited for; their time begins with the `Abort`
     late = [
         number
         for number, worker in state.workers.items()
