@@ -1,27 +1,36 @@
 """Who the others wait for, from what is seen of all ranks."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from paceline.control.blame import (
     Fence,
     NobodyBehind,
-    Sighting,
     Wait,
     blame,
-    ends_in_collective,
 )
+from paceline.control.lookout import ends_in_collective
+from paceline.control.messages import Seen
 from paceline.control.slots import Phase
 
-VICTIM = Sighting(
-    step=7, phase=Phase.BACKWARD, micro_batch=1, kind="waiting", is_late=True, in_collective=True
+VICTIM = Seen(
+    worker=0,
+    generation=1,
+    step=7,
+    phase=Phase.BACKWARD,
+    micro_batch=1,
+    kind="waiting",
+    is_certain=False,
+    waited_s=11.0,
+    limit_s=10.0,
+    is_late=True,
+    in_collective=True,
 )
 
 
-def all_but(rank: int, culprit: Sighting, num_ranks: int = 4) -> dict[int, Sighting]:
+def all_but(rank: int, culprit: Seen, num_ranks: int = 4) -> dict[int, Seen]:
     return {n: culprit if n == rank else VICTIM for n in range(num_ranks)}
 
 
@@ -37,7 +46,7 @@ def all_but(rank: int, culprit: Sighting, num_ranks: int = 4) -> dict[int, Sight
         ("loops in the same phase", replace(VICTIM, kind="looping", in_collective=None)),
     ],
 )
-def test_the_culprit_is_fenced_and_no_victim(what: str, culprit: Sighting):
+def test_the_culprit_is_fenced_and_no_victim(what: str, culprit: Seen):
     assert blame(all_but(2, culprit), num_ranks=4) == Fence((2,))
 
 
@@ -100,7 +109,7 @@ def test_a_rank_that_has_not_come_so_far_as_to_meet_is_behind():
     assert blame({0: joins, 1: imports}, num_ranks=2) == Fence((1,))
 
 
-def at(**groups: tuple[int, int]) -> Sighting:
+def at(**groups: tuple[int, int]) -> Seen:
     """A victim by all else, that is so far in these groups: `_0_1` is that of ranks 0 and 1."""
     places = {name.strip("_").replace("_", ","): place for name, place in groups.items()}
     return replace(VICTIM, phase=Phase.VOTE, in_collective=False, collectives=places)
@@ -139,7 +148,11 @@ def test_a_rank_whose_collectives_are_not_known_is_not_blamed_for_that():
 
 
 sightings = st.builds(
-    Sighting,
+    Seen,
+    worker=st.just(0),
+    generation=st.just(1),
+    waited_s=st.just(11.0),
+    limit_s=st.just(10.0),
     step=st.integers(0, 3),
     phase=st.sampled_from(Phase),
     micro_batch=st.integers(0, 2),
@@ -151,7 +164,7 @@ sightings = st.builds(
 
 
 @given(st.lists(sightings, min_size=1, max_size=6), st.booleans())
-def test_only_late_ranks_are_ever_fenced(seen: list[Sighting], in_order: bool):
+def test_only_late_ranks_are_ever_fenced(seen: list[Seen], in_order: bool):
     verdict = blame(dict(enumerate(seen)), num_ranks=len(seen), in_order=in_order)
     if isinstance(verdict, Fence):
         assert verdict.ranks

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from paceline.control.kernel import ProcessTimes, ThreadTimes
-from paceline.control.lookout import Finding, Lookout
+from paceline.control.lookout import MOST_UNSEEN_S, Lookout, Watch, classify
+from paceline.control.messages import Seen
 from paceline.control.patience import UNKNOWN_S, UNKNOWN_STEP_S
 from paceline.control.slots import Phase, Reading, create_slot
-from paceline.control.watch import MOST_UNSEEN_S, Watch, classify
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -30,16 +30,16 @@ class Watched:
     process: "subprocess.Popen[bytes]"
     lookout: Lookout
 
-    def watch(self, seconds: float) -> list[Finding]:
+    def watch(self, seconds: float) -> list[Seen]:
         """Look ten times a second, as an agent does."""
-        found: list[Finding] = []
+        found: list[Seen] = []
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             found += self.lookout.late()
             time.sleep(0.1)
         return found
 
-    def watch_until_late(self) -> Finding:
+    def watch_until_late(self) -> Seen:
         until = time.monotonic() + 20
         while time.monotonic() < until:
             if found := self.lookout.late():
@@ -47,7 +47,7 @@ class Watched:
             time.sleep(0.1)
         raise AssertionError("never late")
 
-    def look_closer(self) -> Finding:
+    def look_closer(self) -> Seen:
         (finding,) = asyncio.run(self.lookout.look_closer())
         return finding
 
@@ -85,18 +85,18 @@ def stuck(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 )
 def test_a_worker_that_is_stuck_is_called_what_it_is(stuck: Watched, kind: str):
     finding = stuck.watch_until_late()
-    assert finding.sight.kind == kind
-    assert not finding.sight.is_certain
-    assert finding.reading.phase is Phase.VOTE
+    assert finding.kind == kind
+    assert not finding.is_certain
+    assert finding.phase is Phase.VOTE
     assert finding.limit_s == pytest.approx(1.6)
-    assert 1.6 < finding.sight.waited_s < 3.0
+    assert 1.6 < finding.waited_s < 3.0
 
 
 @pytest.mark.parametrize("stuck", ["sleeps"], indirect=True)
 def test_a_stopped_worker_is_certain_and_its_tracebacks_are_not_waited_for(stuck: Watched):
     os.kill(stuck.process.pid, signal.SIGSTOP)
     finding = stuck.watch_until_late()
-    assert (finding.sight.kind, finding.sight.is_certain) == ("stopped", True)
+    assert (finding.kind, finding.is_certain) == ("stopped", True)
     began = time.monotonic()
     closer = stuck.look_closer()
     assert time.monotonic() - began < 0.5
@@ -115,8 +115,8 @@ def test_tracebacks_say_where_it_is_stuck_even_if_the_interpreter_is_held(stuck:
 
 @pytest.mark.parametrize("stuck", ["holds the interpreter asleep"], indirect=True)
 def test_asking_for_tracebacks_does_not_change_what_it_is_called(stuck: Watched):
-    assert stuck.watch_until_late().sight.kind == "gil held"
-    assert stuck.look_closer().sight.kind == "gil held"
+    assert stuck.watch_until_late().kind == "gil held"
+    assert stuck.look_closer().kind == "gil held"
 
 
 @pytest.mark.parametrize("stuck", ["runs"], indirect=True)

@@ -9,19 +9,19 @@ from tests.control.test_core import SPARE, Scene, crashed, done
 
 from paceline.control import messages as say
 from paceline.control.beats import BEAT_EVERY_S, TIMES_ALIVE, Beats
+from paceline.control.slots import Phase
 from paceline.record import events as log
 
 
 def stuck(worker: int, generation: int = 1, **changes: object) -> say.Stuck:
-    told = {"kind": "waiting", "phase": "backward", "waited_s": 11.0, "limit_s": 10.0} | changes
-    return say.Stuck(worker=worker, generation=generation, **told)  # type: ignore[arg-type]
+    return say.Stuck(seen=seen(worker, generation, **changes))
 
 
 def seen(worker: int, generation: int = 1, **changes: object) -> say.Seen:
     told = {
         "kind": "waiting",
         "is_certain": False,
-        "phase": "backward",
+        "phase": Phase.BACKWARD,
         "step": 3,
         "micro_batch": 0,
         "waited_s": 11.0,
@@ -56,7 +56,7 @@ def test_the_rank_the_others_wait_for_is_fenced_and_replaced_as_any_lost_one():
     scene.feed(stuck(0))
     scene.feed(seen(0))
     assert not killed(scene)
-    scene.feed(seen(1, phase="forward", kind="looping", in_collective=False))
+    scene.feed(seen(1, phase=Phase.FORWARD, kind="looping", in_collective=False))
     assert killed(scene) == [1]
     (event,) = scene.of(log.WorkerStuck)
     assert (event.rank, event.kind, event.phase, event.stacks) == (
@@ -78,7 +78,7 @@ def test_a_victim_is_not_fenced_while_the_rank_it_waits_for_saves():
     scene = at_work()
     scene.feed(stuck(0))
     scene.feed(seen(0))
-    scene.feed(seen(1, step=2, phase="save", is_late=False))
+    scene.feed(seen(1, step=2, phase=Phase.SAVE, is_late=False))
     assert not killed(scene)
     assert scene.state.inquiry is None
     scene.wait(2.0)
@@ -144,7 +144,7 @@ def test_a_spare_that_gets_stuck_while_it_starts_is_ended_quietly():
     scene.ready(0, 1)
     scene.meet(source="initial")
     scene.step(1)
-    scene.feed(stuck(2, generation=0, phase="importing"))
+    scene.feed(stuck(2, generation=0, phase=Phase.IMPORTING))
     assert killed(scene) == [2]
     assert not scene.of(log.WorkerLost)
 
@@ -153,7 +153,7 @@ def test_a_new_process_that_is_stuck_before_it_is_ready_is_replaced():
     scene = Scene(SPARE)
     scene.begin()
     scene.ready(0)
-    scene.feed(stuck(1, generation=0, phase="importing"))
+    scene.feed(stuck(1, generation=0, phase=Phase.IMPORTING))
     assert killed(scene) == [1]
     assert scene.ranks[1] not in (None, 1)
 

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.control import messages as say
 from paceline.control import state as st
 from paceline.control.core import decide
+from paceline.control.slots import Phase
 from paceline.record import events as log
 
 LIMIT_S = 3.0
@@ -253,14 +254,7 @@ class World:
             return
         for number, process in self.processes.items():
             if process.node == node and process.alive and self.is_late(process):
-                stuck = say.Stuck(
-                    worker=number,
-                    generation=process.generation,
-                    kind="stopped" if process.hangs else "waiting",
-                    phase=process.phase,
-                    waited_s=self.now - process.moved_s,
-                    limit_s=LIMIT_S,
-                )
+                stuck = say.Stuck(seen=self.sight(number, process))
                 self.hear(node, stuck)
         self.later(1.5, lambda: self.look_out(node))
 
@@ -271,21 +265,23 @@ class World:
     def look(self, node: int) -> None:
         for number, process in self.processes.items():
             if process.node == node and process.alive:
-                seen = say.Seen(
-                    worker=number,
-                    generation=process.generation,
-                    kind="stopped" if process.hangs else "waiting",
-                    is_certain=process.hangs,
-                    phase=process.phase,
-                    step=process.applied + 1,
-                    micro_batch=0,
-                    waited_s=self.now - process.moved_s,
-                    limit_s=None if process.phase == "parked" else LIMIT_S,
-                    is_late=self.is_late(process),
-                    in_collective=not process.hangs,
-                    stacks="",
-                )
+                seen = self.sight(number, process)
                 self.hear(node, seen, self.delay(0.3))
+
+    def sight(self, number: int, process: Process) -> say.Seen:
+        return say.Seen(
+            worker=number,
+            generation=process.generation,
+            kind="stopped" if process.hangs else "waiting",
+            is_certain=process.hangs,
+            phase=Phase[process.phase.upper()],
+            step=process.applied + 1,
+            micro_batch=0,
+            waited_s=self.now - process.moved_s,
+            limit_s=None if process.phase == "parked" else LIMIT_S,
+            is_late=self.is_late(process),
+            in_collective=not process.hangs,
+        )
 
     # Workers.
 

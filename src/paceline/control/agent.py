@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import math
 import os
 import secrets
 import signal
@@ -39,7 +38,7 @@ from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
 from paceline.control.link import Inbox, Lost, Outbox
-from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Finding, Lookout, where
+from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.control.network import split_address
 from paceline.control.nursery import Child, Nursery
 from paceline.control.probe import answer_probes
@@ -298,16 +297,7 @@ class Agent:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for found in self._lookout.late():
-                self._report(
-                    say.Stuck(
-                        worker=found.worker,
-                        generation=found.reading.generation,
-                        kind=found.sight.kind,
-                        phase=found.reading.phase.words,
-                        waited_s=found.sight.waited_s,
-                        limit_s=found.limit_s,
-                    )
-                )
+                self._report(say.Stuck(seen=found))
 
     async def _watch_gpus(self) -> None:
         """Tell of what the driver says of this machine's GPUs, where they are used."""
@@ -324,7 +314,7 @@ class Agent:
             each.collectives = None
             each.channel.write(say.encode(say.ReportCollectives()))
         all_found = await self._lookout.look_closer()
-        asked = {found.worker for found in all_found if found.sight.kind in ("waiting", "looping")}
+        asked = {found.worker for found in all_found if found.kind in ("waiting", "looping")}
         while time.monotonic() < deadline and any(
             each.collectives is None for each in self._workers.values() if each.number in asked
         ):
@@ -333,10 +323,11 @@ class Agent:
             worker = self._workers.get(found.worker)
             if worker is None:
                 continue
-            self._report(_seen(found, worker.collectives))
+            self._report(msgspec.structs.replace(found, collectives=worker.collectives))
             if found.is_late:
                 with worker.log.open("ab") as log:
-                    log.write(f"--- stuck in {where(found.reading)}\n{found.stacks}\n".encode())
+                    place = where(found.phase, found.step)
+                    log.write(f"--- stuck in {place}\n{found.stacks}\n".encode())
 
     def _fence(self, worker: _Worker | None) -> None:
         if worker is not None:
@@ -516,24 +507,6 @@ def _is_passing(message: say.FromAgent) -> bool:
     if isinstance(message, say.Said):
         return isinstance(message.message, say.StepDone)
     return isinstance(message, say.Stuck | say.Seen)
-
-
-def _seen(found: Finding, collectives: dict[str, say.At] | None) -> say.Seen:
-    return say.Seen(
-        worker=found.worker,
-        generation=found.reading.generation,
-        kind=found.sight.kind,
-        is_certain=found.sight.is_certain,
-        phase=found.reading.phase.words,
-        step=found.reading.step,
-        micro_batch=found.reading.micro_batch,
-        waited_s=found.sight.waited_s,
-        limit_s=found.limit_s if math.isfinite(found.limit_s) else None,
-        is_late=found.is_late,
-        in_collective=found.in_collective,
-        stacks=found.stacks,
-        collectives=collectives,
-    )
 
 
 def main() -> int:

@@ -16,31 +16,10 @@ that saves a checkpoint may take long while all others wait in the next step.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.control.messages import At, Kind
+from paceline.control.messages import At, Seen
 from paceline.control.slots import Phase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """What an agent saw of one of its ranks when it was asked."""
-
-    step: int
-    phase: Phase
-    micro_batch: int
-    kind: Kind
-    is_late: bool
-    """Whether it is beyond its own limit."""
-
-    is_certain: bool = False
-    """Whether the kernel says that it is stopped."""
-
-    in_collective: bool | None = None
-    """Whether its training thread's traceback ends in a collective; None when there is none."""
-
-    collectives: Mapping[str, At] = field(default_factory=dict)
-    """How far it is in each process group, by the group's ranks; empty when it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +43,23 @@ class NobodyBehind:
 
 Verdict = Fence | Wait | NobodyBehind
 
-_Group = dict[int, Sighting]
+_Group = dict[int, Seen]
 
 
-def blame(sightings: Mapping[int, Sighting], *, num_ranks: int, in_order: bool = True) -> Verdict:
+def blame(sightings: Mapping[int, Seen], *, num_ranks: int, in_order: bool = True) -> Verdict:
     """Whom to end now.
 
     Args:
-        sightings: Rank -> what was seen of it, all at about the same moment.
+        sightings: Rank -> what its agent saw of it, all at about the same moment.
         num_ranks: How many ranks there are; those without a sighting have an agent that has not
             answered, which is looked into by itself.
         in_order: Whether every rank does its micro-batches one after the other, forward before
             backward. Not so in a pipeline.
 
-    >>> victim = Sighting(step=7, phase=Phase.VOTE, micro_batch=0, kind="waiting", is_late=True)
-    >>> culprit = Sighting(step=7, phase=Phase.FORWARD, micro_batch=0, kind="looping", is_late=True)
+    >>> from msgspec.structs import replace
+    >>> victim = Seen(worker=0, generation=1, kind="waiting", phase=Phase.VOTE, step=7,
+    ...     micro_batch=0, is_certain=False, waited_s=20.0, limit_s=10.0, is_late=True)
+    >>> culprit = replace(victim, phase=Phase.FORWARD, kind="looping")
     >>> blame({0: victim, 1: culprit, 2: victim}, num_ranks=3)
     Fence(ranks=(1,))
     """
@@ -106,7 +87,7 @@ def blame(sightings: Mapping[int, Sighting], *, num_ranks: int, in_order: bool =
     return Wait(f"the others wait for rank(s) {awaited}, in {phases} within the time that takes")
 
 
-def _place(seen: Sighting) -> tuple[int, int]:
+def _place(seen: Seen) -> tuple[int, int]:
     """Comparable between ranks of any layout."""
     if seen.phase < Phase.FORWARD:  # not training yet: in the order of the phases
         return -1, seen.phase
@@ -126,7 +107,7 @@ def _not_turning(group: _Group) -> _Group:
 def _behind_in_group(group: _Group) -> _Group:
     called: dict[str, dict[int, At]] = {}
     for rank, seen in group.items():
-        for name, at in seen.collectives.items():
+        for name, at in (seen.collectives or {}).items():
             called.setdefault(name, {})[rank] = at
     behind: set[int] = set()
     waiting: set[int] = set()
@@ -158,26 +139,3 @@ def _outside_collective(group: _Group) -> _Group:
 
 def _looping(group: _Group) -> _Group:
     return {rank: seen for rank, seen in group.items() if seen.kind == "looping"}
-
-
-def ends_in_collective(stacks: str) -> bool | None:
-    """Whether the training thread's traceback, as faulthandler writes it, ends in a collective.
-
-    The main thread comes last and newest frame first. A backward pass that waits in C++ has
-    autograd's frame on top: DDP reduces from there. None when there is no such traceback.
-
-    >>> ends_in_collective('Thread 0x1 (most recent call first):\\n  File "a.py", line 1 in tick\\n'
-    ...     'Current thread 0x2 (most recent call first):\\n'
-    ...     '  File ".../torch/distributed/distributed_c10d.py", line 3 in all_reduce\\n')
-    True
-    """
-    _, found, newest = stacks.rpartition("(most recent call first):")
-    if not found:
-        return None
-    for line in newest.splitlines():
-        if line.strip().startswith("File "):
-            return any(part in line for part in _COLLECTIVE_FRAMES)
-    return None
-
-
-_COLLECTIVE_FRAMES = ("torch/distributed/", "torch/autograd/")

@@ -78,7 +78,10 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             tick(state, decision)
         case say.ForRecord(event=reported):
             to_record(state, reported, decision)
-        case say.Started() | say.Exited() | say.Said() | say.FaultDone() | say.Stuck() | say.Seen():
+        case say.Stuck(seen=seen):
+            if seen.worker in state.workers:
+                worker_stuck(state, seen, decision)
+        case say.Started() | say.Exited() | say.Said() | say.FaultDone() | say.Seen():
             if event.worker in state.workers:
                 _from_agent(state, event, decision)
         case _:
@@ -88,7 +91,7 @@ def decide(state: State, event: Happening, clock: Clock) -> list[Action]:
 
 def _from_agent(
     state: State,
-    event: say.Started | say.Exited | say.Said | say.FaultDone | say.Stuck | say.Seen,
+    event: say.Started | say.Exited | say.Said | say.FaultDone | say.Seen,
     decision: Decision,
 ) -> None:
     worker = state.workers[event.worker]
@@ -116,7 +119,5 @@ def _from_agent(
                 state.fault_at = event.monotonic_s
         case say.Said():
             worker_said(state, event, decision)
-        case say.Stuck():
-            worker_stuck(state, event, decision)
         case say.Seen():
             worker_seen(state, event, decision)

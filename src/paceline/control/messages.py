@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from paceline.control.slots import Phase
 from paceline.parallel.layout import Layout
 from paceline.record import events as log
 
@@ -328,19 +329,8 @@ Kind = Literal["stopped", "gil held", "looping", "waiting"]
 thread burns a core; its training thread sleeps."""
 
 
-class Stuck(Message, frozen=True, kw_only=True, tag=True):
-    """A worker has stood still for longer than its phase may take; said again while it lasts."""
-
-    worker: int
-    generation: int
-    kind: Kind
-    phase: str
-    waited_s: float
-    limit_s: float
-
-
 class Seen(Message, frozen=True, kw_only=True, tag=True):
-    """What an agent sees of one of its workers, when it was asked to look."""
+    """What an agent sees of one of its workers."""
 
     worker: int
     generation: int
@@ -348,24 +338,32 @@ class Seen(Message, frozen=True, kw_only=True, tag=True):
     is_certain: bool
     """Whether the kernel says that it is stopped."""
 
-    phase: str
+    phase: Phase
     step: int
     micro_batch: int
     waited_s: float
+    """Seconds without a change of place that were watched."""
+
     limit_s: float | None
     """None while it waits for orders, as it may for ever."""
 
     is_late: bool
     """Whether it has stood still for longer than its phase may take."""
 
-    in_collective: bool | None
-    """Whether its traceback ends in a collective; None when there is none."""
+    in_collective: bool | None = None
+    """Whether its training thread's traceback ends in a collective; None when there is none."""
 
-    stacks: str
+    stacks: str = ""
     """What the kernel says of its threads, and their tracebacks; cut to the last part."""
 
     collectives: dict[str, At] | None = None
     """How far it is in each of its process groups, by their ranks; None when it did not answer."""
+
+
+class Stuck(Message, frozen=True, kw_only=True, tag=True):
+    """A worker has stood still for longer than its phase may take; said again while it lasts."""
+
+    seen: Seen
 
 
 FromAgent = AgentReady | Beat | Started | Exited | Said | FaultDone | Stuck | Seen | ForRecord

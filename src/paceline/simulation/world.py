@@ -25,6 +25,7 @@ import simpy
 
 from paceline.control import messages as say
 from paceline.control.core import decide
+from paceline.control.laggards import ANSWER_S
 from paceline.control.slots import Phase as WorkPhase
 from paceline.control.state import (
     Action,
@@ -41,7 +42,6 @@ from paceline.control.state import (
     State,
     Tick,
 )
-from paceline.control.suspicion import ANSWER_S
 from paceline.estimate.recovery import Tier
 from paceline.record import events as log
 from paceline.simulation.costs import Costs, Phase
@@ -71,7 +71,7 @@ _LOOK_S = 0.3
 _AGAIN_S = 2.0
 """Between two reports of a worker that stands still. A guess."""
 
-_HUNG_IN = WorkPhase.BACKWARD.words
+_HUNG_IN = WorkPhase.BACKWARD
 
 _CALM = (say.Met, say.Restored, say.StepDone)
 """After which nothing new is waited for."""
@@ -553,16 +553,7 @@ class _World:
         worker = self.workers.get(number)
         if worker is None or not worker.alive:
             return
-        self._feed(
-            say.Stuck(
-                worker=number,
-                generation=worker.generation,
-                kind="stopped",
-                phase=_HUNG_IN,
-                waited_s=waited_s,
-                limit_s=waited_s,
-            )
-        )
+        self._feed(say.Stuck(seen=self._seen(number, worker)))
         self._later(_AGAIN_S, lambda: self._stands_still(number, waited_s + _AGAIN_S))
 
     def _seen(self, number: int, worker: _Worker) -> say.Seen:
