@@ -18,9 +18,7 @@ for that at its start, see `parent.die_with_parent`).
 import argparse
 import asyncio
 import contextlib
-import itertools
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -31,20 +29,18 @@ from pathlib import Path
 import msgspec
 
 from paceline.control import messages as say
-from paceline.control.beats import BEAT_EVERY_S
 from paceline.control.environment import environment_of_workers
 from paceline.control.health import EVERY_S, open_health
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
-from paceline.control.link import Inbox, Lost, Outbox
 from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.control.network import split_address
 from paceline.control.nursery import Child, Nursery
-from paceline.control.probe import answer_probes
 from paceline.control.slots import SlotFile, create_slot
+from paceline.control.uplink import LINE_LIMIT, Uplink
 from paceline.errors import RunError
-from paceline.record.holding import find_controller, hold_agents, machine
+from paceline.record.holding import hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec.faults import parse_fault
@@ -52,30 +48,8 @@ from paceline.spec.faults import parse_fault
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 """Environment variable with the secret that proves an agent belongs to this controller."""
 
-RETRY_S = 0.1
-"""Between two attempts to find a controller. A guess: a new one is there after some ten
-milliseconds."""
-
-CONNECT_S = 2.0
-"""How long an attempt may take, and then the welcome. A guess: it takes a millisecond, unless the
-way is cut."""
-
-BEATS_A_TALLY = 5
-"""Beats from one to the next that says how much was said, so that what was lost is missed even when
-nothing follows."""
-
 ORPHANED = 4
 """Exit code of an agent that ended because no controller was there for the time of its lease."""
-
-FIRST_S = 30.0
-"""How long an agent looks for its first controller. A guess: half of what that waits for it."""
-
-MOST_KEPT = 20_000
-"""Messages kept for a controller to come, before news of steps are forgotten. A guess: some hundred
-steps a second for the time of a lease."""
-
-LINE_LIMIT = 1 << 20
-"""Longest message in bytes; a worker's last words are cut well below it."""
 
 
 @dataclass(slots=True)
@@ -102,23 +76,15 @@ class Agent:
         self, *, run: RunFolder, node: int, controller: tuple[str, int], token: str
     ) -> None:
         self._run = run
-        self._token = token
         self._node = node
-        self._first_controller = controller
-        self._incarnation = secrets.token_hex(8)
-        self._outbox: Outbox[say.FromAgent] = Outbox(limit=MOST_KEPT, can_drop=_is_passing)
-        self._inbox = Inbox()
-        self._epoch = 0
-        self._is_known = False
-        self._lease_s = 0.0
-        self._heard_s = time.monotonic()
-        self._probe_port = 0
+        self._uplink = Uplink(
+            run=run.path, node=node, controller=controller, token=token, obey=self._obey
+        )
         self._stops = False
         self.is_orphaned = False
         """Whether it ends for want of a controller."""
 
         self._workers: dict[int, _Worker] = {}
-        self._to_controller: asyncio.StreamWriter | None = None
         self._exits: set[asyncio.Task[None]] = set()
         self._oom_kills = num_oom_kills()
         self._looking: asyncio.Task[None] | None = None
@@ -150,7 +116,7 @@ class Agent:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._tell_of_leaving)
         always = [
             asyncio.create_task(work())
-            for work in (self._beat, self._watch, self._follow_controllers, self._keep_lease)
+            for work in (self._uplink.beat, self._uplink.follow, self._watch, self._outlive)
         ]
         # Beside them: that it ends, or fails, ends nothing else.
         gpus = asyncio.create_task(self._watch_gpus())
@@ -171,94 +137,13 @@ class Agent:
         """SIGTERM: the machine takes this node away. Its workers are to leave in time."""
         message = say.LeaveWanted(with_node=True)
         for number in self._workers:
-            self._report(say.Said(worker=number, generation=0, message=message))
+            self._uplink.report(say.Said(worker=number, generation=0, message=message))
 
-    async def _follow_controllers(self) -> None:
-        """Returns when one has said leave, or none has welcomed this agent."""
-        while True:
-            connection = await self._connect()
-            if connection is not None and await self._converse(*connection):
-                return
-            if not self._is_known and time.monotonic() - self._heard_s > FIRST_S:
-                return
-            await asyncio.sleep(RETRY_S)
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        found = find_controller(self._run.path) if self._is_known else None
-        host, port = found.address if found is not None else self._first_controller
-        try:
-            opening = asyncio.open_connection(host, port, limit=LINE_LIMIT)
-            return await asyncio.wait_for(opening, CONNECT_S)
-        except (OSError, TimeoutError):
-            return None
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One connection, to its end; whether the controller said leave."""
-        if not self._probe_port:
-            self._probe_port = answer_probes(writer.get_extra_info("sockname")[0])
-        ready = say.AgentReady(
-            node=self._node,
-            token=self._token,
-            pid=os.getpid(),
-            incarnation=self._incarnation,
-            is_known=self._is_known,
-            epoch=self._epoch,
-            probe_port=self._probe_port,
-        )
-        writer.write(say.seal(self._frame(ready)))
-        try:
-            while line := await self._line(reader):
-                order = say.open_order(line)
-                if order.epoch < self._epoch:
-                    return False  # of a controller that has a successor
-                self._epoch, self._heard_s = order.epoch, time.monotonic()
-                self._outbox.heard(order.heard)
-                if isinstance(order.message, say.Welcome):
-                    self._is_known, self._lease_s = True, order.message.lease_s
-                    for number, before, message in list(self._outbox.after(order.heard)):
-                        writer.write(say.seal(self._frame(message, number, before)))
-                    self._to_controller = writer
-                elif self._to_controller is None and order.number:
-                    return False  # the welcome was lost
-                elif self._is_new(order) and order.message is not None:
-                    if isinstance(order.message, say.Leave):
-                        await self._let_exit()
-                        return True
-                    await self._obey(order.message)
-        except (OSError, TimeoutError, ValueError, msgspec.DecodeError, Lost):
-            pass  # a broken or damaged connection: the next one says again what is missing
-        finally:
-            self._to_controller = None
-            writer.close()
-        return False
-
-    async def _line(self, reader: asyncio.StreamReader) -> bytes:
-        patience_s = None if self._to_controller is not None else CONNECT_S
-        return await asyncio.wait_for(reader.readline(), patience_s)
-
-    def _is_new(self, order: say.Order) -> bool:
-        """Whether it has not come before.
-
-        Raises:
-            Lost: Something before it has not come.
-        """
-        if order.number:
-            return self._inbox.take(order.number, order.before)
-        self._inbox.check(order.before)
-        return True
-
-    async def _keep_lease(self) -> None:
-        """Returns when no controller has been heard for the lease, and the workers have stopped."""
-        while True:
-            await asyncio.sleep(min(1.0, max(0.1, self._lease_s / 20)))
-            silent_s = time.monotonic() - self._heard_s
-            writer = self._to_controller
-            if writer is not None and silent_s > self._lease_s / 2:
-                writer.transport.abort()  # connected, and yet nothing comes
-            if self._is_known and silent_s > self._lease_s:
-                self.is_orphaned = True
-                await self._stop_gently()
-                return
+    async def _outlive(self) -> None:
+        """Returns when no controller was there for the lease, and the workers have stopped."""
+        await self._uplink.lose()
+        self.is_orphaned = True
+        await self._stop_gently()
 
     async def _obey(self, order: say.ToAgent) -> None:
         match order:
@@ -280,31 +165,21 @@ class Agent:
             case say.InjectFault():
                 self._inject(order)
             case say.Leave():
-                pass
-
-    async def _beat(self) -> None:
-        for number in itertools.count():
-            writer = self._to_controller
-            if writer is not None and not writer.is_closing():
-                writer.write(say.encode(say.Beat()))
-                if number % BEATS_A_TALLY == 0:
-                    tally = self._frame(say.Beat(), 0, self._outbox.last)
-                    writer.write(say.seal(tally))
-            await asyncio.sleep(BEAT_EVERY_S)
+                await self._let_exit()
 
     async def _watch(self) -> None:
         """Tell of workers that have stood still for too long."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for found in self._lookout.late():
-                self._report(say.Stuck(seen=found))
+                self._uplink.report(say.Stuck(seen=found))
 
     async def _watch_gpus(self) -> None:
         """Tell of what the driver says of this machine's GPUs, where they are used."""
         health = await asyncio.to_thread(open_health, self._node) if self._on_accelerator else None
         while health is not None:
             for change in await asyncio.to_thread(health.changes):
-                self._report(say.ForRecord(event=change))
+                self._uplink.report(say.ForRecord(event=change))
             await asyncio.sleep(EVERY_S)
 
     async def _look_closer(self) -> None:
@@ -323,7 +198,7 @@ class Agent:
             worker = self._workers.get(found.worker)
             if worker is None:
                 continue
-            self._report(msgspec.structs.replace(found, collectives=worker.collectives))
+            self._uplink.report(msgspec.structs.replace(found, collectives=worker.collectives))
             if found.is_late:
                 with worker.log.open("ab") as log:
                     place = where(found.phase, found.step)
@@ -341,7 +216,7 @@ class Agent:
             return
         fault = parse_fault(order.fault)
         pid, now = worker.process.pid, time.monotonic()
-        self._report(
+        self._uplink.report(
             say.FaultDone(
                 worker=order.worker,
                 pid=pid,
@@ -359,8 +234,8 @@ class Agent:
         )
         self._injections.add(task)
         task.add_done_callback(self._injections.discard)
-        if fault.kind == "disconnect" and self._to_controller is not None:
-            self._to_controller.transport.abort()
+        if fault.kind == "disconnect":
+            self._uplink.disconnect()
 
     async def _start(self, order: say.StartWorker) -> None:
         ours, theirs = socket.socketpair()
@@ -404,7 +279,7 @@ class Agent:
                 if isinstance(word.message, say.Collectives):
                     self._workers[number].collectives = word.message.groups
                     continue
-                self._report(
+                self._uplink.report(
                     say.Said(worker=number, generation=word.generation, message=word.message)
                 )
                 if isinstance(word.message, _WAITS_AFTER):
@@ -417,7 +292,7 @@ class Agent:
         pid = await worker.process.born()
         if pid:
             self._lookout.add(worker.number, pid, slot)
-            self._report(say.Started(worker=worker.number, pid=pid))
+            self._uplink.report(say.Started(worker=worker.number, pid=pid))
         returncode = await worker.process.wait()
         if not pid and returncode > 0:
             self._report_no_start(worker.number, returncode)
@@ -428,7 +303,7 @@ class Agent:
         worker.process.end_group()  # what it started ends with it
         worker.channel.close()
         del self._workers[worker.number]
-        self._report(
+        self._uplink.report(
             say.Exited(
                 worker=worker.number,
                 pid=pid,
@@ -451,7 +326,7 @@ class Agent:
             samples=[],
             exit_code=RunError.exit_code,
         )
-        self._report(say.Said(worker=worker, generation=0, message=crash))
+        self._uplink.report(say.Said(worker=worker, generation=0, message=crash))
 
     def _is_out_of_memory(self, worker: _Worker, returncode: int) -> bool:
         """Whether a SIGKILL that nobody here sent came with one more of the kernel's."""
@@ -488,25 +363,9 @@ class Agent:
         if self._exits:
             await asyncio.wait(self._exits, timeout=5)
 
-    def _report(self, message: say.FromAgent) -> None:
-        number, before = self._outbox.add(message)
-        writer = self._to_controller
-        if writer is not None and not writer.is_closing():
-            writer.write(say.seal(self._frame(message, number, before)))
-
-    def _frame(self, message: say.FromAgent, number: int = 0, before: int = 0) -> say.Report:
-        return say.Report(number=number, before=before, heard=self._inbox.last, message=message)
-
 
 _WAITS_AFTER = (say.Parked, say.Completed, say.PeerLost, say.Crashed)
 """Messages after which a worker waits for an order."""
-
-
-def _is_passing(message: say.FromAgent) -> bool:
-    """News that later ones make old."""
-    if isinstance(message, say.Said):
-        return isinstance(message.message, say.StepDone)
-    return isinstance(message, say.Stuck | say.Seen)
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ import msgspec
 
 from paceline.control import messages as say
 from paceline.control import state as st
-from paceline.control.agent import LINE_LIMIT
 from paceline.control.beats import BEAT_EVERY_S, Beats
 from paceline.control.connection import Connection
 from paceline.control.journal import Journal
@@ -26,6 +25,7 @@ from paceline.control.link import Lost
 from paceline.control.network import join_address
 from paceline.control.probe import Prober
 from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
+from paceline.control.uplink import LINE_LIMIT
 from paceline.record.events import AnyEvent, EventLog
 from paceline.record.holding import machine
 
