@@ -72,12 +72,8 @@ class Reading:
     is_first_step: bool
     """Whether it is this process's first step in its generation, which takes longer."""
 
-    applied_step: int
     progress: int
     """How many times the place has changed."""
-
-    progress_ns: int
-    """When it changed last; 0 is never."""
 
     liveness_ns: int
     """When the second thread ticked last; 0 is never."""
@@ -85,12 +81,6 @@ class Reading:
     training_thread: int
     liveness_thread: int
     """Thread ids as the kernel has them; 0 is unknown."""
-
-    own_ns: int
-    """Time of the last finished step that this rank did not spend waiting; 0 is unknown."""
-
-    own_step: int
-    """The step that `own_ns` is of."""
 
     stacks_ready: bool
     """Whether the worker writes its tracebacks when it gets `STACKS_SIGNAL`."""
@@ -124,7 +114,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 TICK_S = 0.1
 """Between two ticks of the second thread."""
 
-_FORMAT = 0x50414345_0001  # "PACE", version 1
+_FORMAT = 0x50414345_0002  # "PACE", version 2
 _FIRST_BIT = 1 << 62
 _PHASE_SHIFT = 56
 _DURATION_MASK = (1 << _PHASE_SHIFT) - 1
@@ -139,23 +129,19 @@ _DURATION_MASK = (1 << _PHASE_SHIFT) - 1
     _AT_PHASE,
     _AT_MICRO_BATCH,
     _AT_IS_FIRST,
-    _AT_PROGRESS_NS,
-    _AT_APPLIED,
     _AT_LIVENESS_NS,
     _AT_TRAINING_THREAD,
     _AT_LIVENESS_THREAD,
-    _AT_OWN_NS,
-    _AT_OWN_STEP,
     _AT_STACKS_READY,
     _AT_NUM_DURATIONS,
-) = range(17)
+) = range(13)
 _AT_DURATIONS = 24
 _NUM_WORDS = _AT_DURATIONS + NUM_DURATIONS
 _SIZE = _NUM_WORDS * 8
 _WORDS = struct.Struct(f"={_NUM_WORDS}q")
 _HEAD = struct.Struct(f"={_AT_NUM_DURATIONS + 1}q")
-_PLACE = struct.Struct("=5q")
-"""From `_AT_STEP` to `_AT_PROGRESS_NS`."""
+_PLACE = struct.Struct("=4q")
+"""From `_AT_STEP` to `_AT_IS_FIRST`."""
 
 
 class SlotFile:
@@ -255,7 +241,7 @@ class SlotWriter:
         )
         self._num_durations += 1
         words[_AT_NUM_DURATIONS] = self._num_durations
-        _PLACE.pack_into(self._map, _AT_STEP * 8, step, phase, micro_batch, is_first, now)
+        _PLACE.pack_into(self._map, _AT_STEP * 8, step, phase, micro_batch, is_first)
         words[_AT_SEQUENCE] = self._sequence = sequence
         self._phase, self._since_ns, self._is_first = phase, now, is_first
 
@@ -263,18 +249,9 @@ class SlotWriter:
         """As `enter`, but the phase before was cut short: how long it took says nothing."""
         now, words, sequence = time.monotonic_ns(), self._words, self._sequence + 2
         words[_AT_SEQUENCE] = sequence - 1
-        _PLACE.pack_into(self._map, _AT_STEP * 8, step, phase, 0, False, now)
+        _PLACE.pack_into(self._map, _AT_STEP * 8, step, phase, 0, False)
         words[_AT_SEQUENCE] = self._sequence = sequence
         self._phase, self._since_ns, self._is_first = phase, now, False
-
-    def applied(self, step: int) -> None:
-        """The update of this step is in the parameters."""
-        self._words[_AT_APPLIED] = step
-
-    def own_time(self, step: int, own_ns: int) -> None:
-        """How long this rank worked on a step, waiting left out."""
-        self._words[_AT_OWN_NS] = own_ns
-        self._words[_AT_OWN_STEP] = step
 
     def tick(self, thread: int) -> None:
         """The interpreter turns."""
@@ -299,14 +276,10 @@ def _reading(words: tuple[int, ...], *, is_torn: bool) -> Reading:
         phase=Phase(words[_AT_PHASE]),
         micro_batch=words[_AT_MICRO_BATCH],
         is_first_step=bool(words[_AT_IS_FIRST]),
-        applied_step=words[_AT_APPLIED],
         progress=words[_AT_SEQUENCE] // 2,
-        progress_ns=words[_AT_PROGRESS_NS],
         liveness_ns=words[_AT_LIVENESS_NS],
         training_thread=words[_AT_TRAINING_THREAD],
         liveness_thread=words[_AT_LIVENESS_THREAD],
-        own_ns=words[_AT_OWN_NS],
-        own_step=words[_AT_OWN_STEP],
         stacks_ready=bool(words[_AT_STACKS_READY]),
         is_torn=is_torn,
     )

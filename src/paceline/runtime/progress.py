@@ -58,18 +58,12 @@ class Progress:
         self._step, self._is_first = step, step == self._first_step
         self._lap_runnable()
 
-    def applied(self, step: int) -> None:
-        """The update of this step is in the parameters."""
-        if self._slot is not None:
-            self._slot.applied(step)
-
     def step_done(self) -> float | None:
         """Seconds of the step in work in which this rank was not waiting; None where the system
         does not say."""
         own_ns = self._lap_runnable()
         if self._slot is None or own_ns is None:
             return None
-        self._slot.own_time(self._step, own_ns)
         return own_ns / 1e9
 
     def interrupted(self, phase: Phase = Phase.PARKED) -> None:

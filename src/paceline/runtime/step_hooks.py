@@ -147,7 +147,6 @@ class RunHooks:
     def updated(self, step: int) -> None:
         self._session.last_step = step
         self._session.held.is_torn = False
-        self._session.progress.applied(step)
 
     def step_done(self) -> float | None:
         return self._session.progress.step_done()
