@@ -1,8 +1,9 @@
 """Every row of the fault matrix that this machine can inject, each against its oracle.
 
-A test is one `paceline drill`: the job on real ranks, with the fault and without. The rows that no
-drill can make are tests that are skipped, each with its reason, so that they are counted. Rows that
-need four ranks or two nodes are in `test_fault_matrix_wide.py`.
+A test is one `paceline drill`: the job on real ranks, with the fault and without, over gloo and
+over the double of NCCL, where data arrive late and an abort raises nothing (`tests/sim`). The rows
+that no drill can make are tests that are skipped, each with its reason, so that they are counted.
+Rows that need four ranks or two nodes are in `test_fault_matrix_wide.py`.
 """
 
 import json
@@ -22,17 +23,16 @@ pytestmark = pytest.mark.ranks
 USUAL = ("--steps", "14", "--set", "checkpoint.every=4", "--set", "evaluate.every=100")
 FROM_DISK = ("--set", "recovery.state=checkpoint")
 
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """One folder, so that every drill finds the undisturbed run of the first."""
-    return Scene(tmp_path_factory.mktemp("drills"))
+OVER_BOTH = pytest.mark.parametrize("scene", ["gloo", "double"], indirect=True)
+OVER_BOTH_SLOWLY = pytest.mark.parametrize(
+    "scene", ["gloo", pytest.param("double", marks=pytest.mark.slow)], indirect=True
+)
 
 
 def drill(scene: Scene, *faults: str, options: tuple[str, ...] = ()) -> dict:
     """What a drill says, which must be that all held."""
     asked = [part for fault in faults for part in ("--fault", fault)]
-    done = scene.paceline("drill", "job.yaml", *asked, *USUAL, *options, "--json", timeout=240)
+    done = scene.paceline("drill", "job.yaml", *asked, *USUAL, *options, "--json", timeout=600)
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     said = json.loads(done.stdout)
     wrong = [check for check in said["checks"] if check["ok"] is False]
@@ -46,6 +46,7 @@ def sources(said: dict) -> set[str]:
     return {fault["recovered"]["source"] for fault in said["faults"] if fault["recovered"]}
 
 
+@OVER_BOTH
 def test_rows_1_2_10_and_25_every_way_to_die_at_each_place_of_a_step_costs_no_step(scene):
     said = drill(
         scene,
@@ -62,12 +63,14 @@ def test_rows_1_2_10_and_25_every_way_to_die_at_each_place_of_a_step_costs_no_st
     assert said["steps_lost"] == 0
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow
 def test_row_36_the_nursery_of_the_only_node_dies(scene):
     said = drill(scene, "nursery rank=1 step=11")
     assert sources(said) <= {"checkpoint", "initial"}
 
 
+@OVER_BOTH_SLOWLY
 def test_rows_8_and_26_the_store_dies_at_work_and_a_worker_while_another_is_replaced(scene):
     drill(
         scene,
@@ -77,11 +80,13 @@ def test_rows_8_and_26_the_store_dies_at_work_and_a_worker_while_another_is_repl
     )
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow
 def test_row_8_the_store_dies_at_the_vote(scene):
     drill(scene, "store rank=1 step=6 phase=vote")
 
 
+@OVER_BOTH_SLOWLY
 def test_rows_9_and_28_a_parked_spare_dies_and_another_controller_takes_over(scene):
     drill(
         scene,
@@ -92,22 +97,26 @@ def test_rows_9_and_28_a_parked_spare_dies_and_another_controller_takes_over(sce
     )
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow
 def test_row_26_a_worker_dies_about_to_meet_the_others(scene):
     drill(scene, "kill rank=1 step=6", "kill rank=1 step=6 phase=meet")
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is in `tests/run/test_memory.py`
 def test_row_29_no_spare_is_left(scene):
     said = drill(scene, "kill rank=1 step=6", options=("--set", "recovery.spares=0"))
     assert said["steps_lost"] == 0
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is in `tests/run/test_recovery.py`
 def test_row_24_killed_while_a_checkpoint_is_written(scene):
     drill(scene, "kill rank=1 step=8 phase=save")
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.parametrize("kind", ["torn", "zeroed", "flipped", "swapped", "missing"])
 @pytest.mark.slow
 def test_rows_15_to_17_a_damaged_checkpoint_is_passed_over(scene, kind):
@@ -117,6 +126,7 @@ def test_rows_15_to_17_a_damaged_checkpoint_is_passed_over(scene, kind):
     assert "CheckpointRefused" in events
 
 
+@OVER_BOTH_SLOWLY
 def test_row_21_a_poisoned_sample_is_named(scene):
     job = load_job(scene.folder / "job.yaml")
     num_samples = (find_corpus(job).num_train_bytes - 1) // job.spec.data.seq_len
@@ -125,6 +135,7 @@ def test_row_21_a_poisoned_sample_is_named(scene):
     assert str(read[3]) in said["faults"][0]["verdict"]
 
 
+@OVER_BOTH_SLOWLY
 def test_rows_20_22_and_23_a_loss_that_is_no_number_a_full_memory_and_a_clock_that_jumps(scene):
     drill(
         scene,
@@ -136,16 +147,19 @@ def test_rows_20_22_and_23_a_loss_that_is_no_number_a_full_memory_and_a_clock_th
     )
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is of Ctrl-C, in `tests/run/test_resume.py`
 def test_row_30_sigterm_saves_and_goes_on_when_started_again(scene):
     drill(scene, "term rank=1 step=6")
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is in `tests/run/test_own_code.py`
 def test_row_31_a_crash_loop_ends(scene):
     drill(scene, "raise rank=1 step=6 times=9")
 
 
+@OVER_BOTH_SLOWLY
 def test_row_32_what_only_takes_long_is_left_alone(scene):
     drill(
         scene,
@@ -157,6 +171,7 @@ def test_row_32_what_only_takes_long_is_left_alone(scene):
     )
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stop", "deadlock", "gil", "loop"])
 def test_rows_3_and_5_a_hang_is_found_named_and_fenced(scene, kind):
@@ -164,6 +179,7 @@ def test_rows_3_and_5_a_hang_is_found_named_and_fenced(scene, kind):
     assert said["steps_lost"] == 0
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow
 def test_row_4_a_zombie_comes_back_and_is_refused(scene):
     drill(scene, "zombie rank=1 step=8 for=13s", options=("--steps", "400"))
@@ -174,6 +190,7 @@ def test_a_row_that_cannot_be_injected(row):
     pytest.skip(f"row {row.number}, {row.title}: {row.skipped}")
 
 
+@OVER_BOTH_SLOWLY
 @pytest.mark.slow  # the quick one is in `tests/drill/test_soak.py`
 def test_random_faults_and_a_schedule_of_their_own(scene):
     seed = int.from_bytes(os.urandom(3))

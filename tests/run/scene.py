@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from tests.command import run_command
 
@@ -32,6 +33,20 @@ JOB: dict[str, Any] = {
     "evaluate": {"every": 6, "samples": 8},
 }
 """Small enough that a run takes a few seconds, most of them imports."""
+
+
+def use_double(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
+    """Every worker started from here on computes on the double of NCCL (`tests/sim`).
+
+    Args:
+        settings: `LATE="wait 5"` is NCCL_DOUBLE_LATE in their environment.
+    """
+    root = Path(__file__).parents[2]
+    paths = (str(root), str(root / "src"), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("PACELINE_NURSERY", "tests.sim.nursery")
+    for name, value in settings.items():
+        monkeypatch.setenv(f"NCCL_DOUBLE_{name}", value)
 
 
 @dataclass

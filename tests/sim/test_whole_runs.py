@@ -1,17 +1,15 @@
 """Whole runs on the double of NCCL, with failures that gloo reports and NCCL does not."""
 
-import os
-from pathlib import Path
+from functools import partial
 
 import pytest
-from tests.run.scene import Record, Scene, assert_same_end
+from tests.run.scene import Record, Scene, assert_same_end, use_double
 from tests.run.test_own_code import own_scene
 
 from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[2]
 HELD_BACK = "wait 5"
 """The controller's word comes once the host waits for the device, as on a GPU."""
 
@@ -32,16 +30,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch):
     """Every worker started from here on computes on the double, with its settings."""
-
-    def settle_on(**settings: str) -> None:
-        monkeypatch.setenv("PACELINE_NURSERY", "tests.sim.nursery")
-        paths = (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        for name, value in settings.items():
-            monkeypatch.setenv(f"NCCL_DOUBLE_{name}", value)
-
-    settle_on()
-    return settle_on
+    use_double(monkeypatch)
+    return partial(use_double, monkeypatch)
 
 
 def hit(*faults: str) -> tuple[str, str]:
