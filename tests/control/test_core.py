@@ -689,6 +689,28 @@ def test_a_lost_connection_that_nothing_explains_makes_all_meet_again():
     assert (scene.ranks, scene.state.phase) == ([0, 1], "joining")
 
 
+def test_of_ranks_that_do_not_meet_the_newest_is_replaced_and_no_node_is_struck():
+    scene = Scene(replace(SETUP, num_spares=0))
+    scene.train()
+    scene.says(1, say.PeerLost(reason="Connection reset by peer"))
+    scene.wait(3.0)
+    scene.parks(0, 1)
+    assert scene.state.phase == "joining"
+    scene.wait(scene.state.setup.meet_limit_s(2) + 1.0)
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=1)]
+    assert [lost.cause for lost in scene.of(log.WorkerLost)] == ["network", "network"]
+    assert not scene.state.history.strikes
+
+
+def test_a_run_that_stops_for_a_lost_connection_shows_the_error():
+    scene = Scene(replace(SPARE, max_restarts=0))
+    scene.train()
+    scene.says(0, say.PeerLost(reason="NCCL error in: x.cpp, unhandled system error\nlast: shm"))
+    scene.wait(3.0)
+    assert scene.state.outcome == "failed"
+    assert str(scene.state.reason).endswith("(NCCL error in: x.cpp, unhandled system error)")
+
+
 # Workers that raise.
 
 

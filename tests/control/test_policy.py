@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.control.messages import Crashed
+from paceline.control.messages import Crashed, names_lost_peer
 from paceline.control.policy import (
     Cause,
     History,
@@ -140,6 +140,21 @@ def test_falls_from_further_each_time_or_to_a_newer_checkpoint_are_progress():
         assert verdict.rung != "stop"
 
 
+def test_a_run_that_got_further_than_ever_in_its_last_attempt_is_not_given_up():
+    history, rules = History(), Rules(max_restarts=3)
+    resumed_at = None
+    for reached in (95, 94, 93, 96, 92, 91, 90, 97, 96, 95):
+        verdict = judge(history, loss(), rules, reached=reached, now_s=100.0, resumed_at=resumed_at)
+        assert verdict.rung != "stop"
+        resumed_at = 50
+    rungs = [
+        judge(history, loss(), rules, reached=reached, now_s=100.0, resumed_at=50).rung
+        for reached in (94, 97)
+    ]
+    assert "stop" not in rungs[:1]
+    assert rungs[-1] == "stop"
+
+
 def test_no_step_finished_after_a_restart_is_no_progress_wherever_it_failed():
     history, rules = History(), Rules(max_restarts=1)
     judged(history, loss(), rules, reached=50)
@@ -154,6 +169,35 @@ def test_the_last_attempt_leaves_a_state_that_lives_alone():
         for _ in range(3)
     ]
     assert rungs == ["replace process", "replace process", "stop"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77",
+        "NCCL error in: NCCLUtils.cpp:77, unhandled system error (run with NCCL_DEBUG=INFO ...)",
+        "NCCL error in: x.cpp:7, remote process exited or there was a network error",
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",
+        "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 7200000ms for recv operation "
+        "to complete",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_a_peer_that_does_not_come_is_a_lost_connection_in_the_words_of_nccl_and_gloo(text):
+    assert names_lost_peer(text)
+    assert cause_of(f"DistBackendError: {text}") == "network"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL error in: x.cpp:77, unhandled cuda error",
+        "CUDA error: an illegal memory access was encountered",
+    ],
+)
+def test_an_accelerator_that_fails_is_no_lost_connection(text):
+    assert not names_lost_peer(text)
+    assert cause_of(f"DistBackendError: {text}") == "accelerator"
 
 
 def test_a_lost_connection_strikes_no_node():

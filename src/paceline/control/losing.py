@@ -168,7 +168,8 @@ def handle_loss(
     state.fault_at = None
     state.failure.exit_code = verdict.exit_code
     if verdict.rung == "stop":
-        give_up(state, "failed", verdict.reason, decision)
+        why = f" ({detail.splitlines()[0]})" if detail else ""
+        give_up(state, "failed", f"{verdict.reason}{why}", decision)
         return
     _note_measures(state, loss, verdict, decision)
     if at_work:

@@ -498,9 +498,17 @@ _PEER_LOST = (
     "failed to recv, got 0 bytes",
     "Connection was likely closed",
     "closed the connection",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
+    "Application timeout caused pair closure",
+    "NCCL timeout in:",
+    "collective operation timeout",
+    "unhandled system error",
 )
-"""What gloo and NCCL say when another rank goes away (torch 2.13, gloo's transport/tcp/pair.cc and
-ProcessGroupNCCL.cpp)."""
+"""What gloo and NCCL say when another rank goes away, or does not come (torch 2.13, gloo's
+transport/tcp/pair.cc and unbound_buffer.cc, NCCLUtils.hpp, ProcessGroupNCCL.cpp). NCCL's system
+error is mostly a socket's. One that has a cause on this machine comes back in each generation, and
+its text is in the reason for which the run stops."""
 
 
 def names_lost_peer(text: str) -> bool:

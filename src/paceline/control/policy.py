@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.control.messages import Crashed, names_want_of_memory
+from paceline.control.messages import Crashed, names_lost_peer, names_want_of_memory
 from paceline.errors import CrashLoop, RunError
 
 Cause = Literal[
@@ -178,6 +178,8 @@ def judge(
     alike = crash.kind if crash is not None else f"rank {loss.slot}"
     history.repeats[alike] = history.repeats.get(alike, 0) + 1
     history.failed_at_step = reached
+    if reached > history.fell_from:  # the fall to come is from further than any before
+        history.falls = 0
     again = crash is not None and any(other.kind == crash.kind for _, other in history.crashes)
     cause = note(history, loss)
     poison = _poison(history, loss) if cause == "data or software" else None
@@ -251,6 +253,8 @@ def cause_of(text: str) -> Cause:
     """
     if names_want_of_memory(text):
         return "out of memory"
+    if names_lost_peer(text):
+        return "network"
     if any(words in text for words in _ACCELERATOR):
         return "accelerator"
     return "exception"
