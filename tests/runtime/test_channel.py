@@ -121,6 +121,24 @@ def test_an_error_in_what_an_order_brings_about_leaves_the_worker_listening(
     assert "no such communicator" in capfd.readouterr().err
 
 
+def test_a_worker_whose_recorder_cannot_be_read_hears_orders_all_the_same(line: Line) -> None:
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def reads() -> dict[str, say.At]:
+        has_begun.set()
+        may_end.wait()
+        return {"0,1": (7, 6)}
+
+    line.channel.collectives = reads
+    line.order(say.ReportCollectives())
+    assert has_begun.wait(30)
+    line.order(say.ReportCollectives())  # asked again: the first answer is still to come
+    line.order(say.Interrupt(generation=3))
+    assert line.next_word() == say.Heard(generation=3)
+    may_end.set()
+    assert line.next_word() == say.Collectives(groups={"0,1": (7, 6)})
+
+
 def test_what_a_worker_says_is_readable_by_its_agent(line: Line) -> None:
     line.channel.send(say.PeerLost(reason="Connection closed by peer"))
     word = msgspec.json.decode(line._words.readline())

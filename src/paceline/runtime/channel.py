@@ -26,7 +26,8 @@ class Channel:
 
         self.collectives: Callable[[], dict[str, say.At]] = dict
         self.after_report: Callable[[], object] = lambda: None
-        """How far this worker is in each of its process groups. Asked in that thread."""
+        """How far this worker is in each of its process groups. Asked in a thread of its own:
+        torch's recorder asks the device, whose driver may block."""
 
         self.leaves_at_once = False
         """Whether an interruption is the abort as well. Over gloo a rank's abort raises at the
@@ -41,6 +42,7 @@ class Channel:
         self._news = threading.Condition()
         self._sending = threading.Lock()
         self._listening = threading.Thread(target=self._listen, name="paceline-agent", daemon=True)
+        self._reporting: threading.Thread | None = None
 
     def open(self) -> None:
         """Begin to listen."""
@@ -170,11 +172,20 @@ class Channel:
         if isinstance(message, say.Interrupt):
             self.send(say.Heard(generation=message.generation))
         elif isinstance(message, say.ReportCollectives):
-            _survive(self._report_collectives, self.generation)
+            self._begin_report()
+
+    def _begin_report(self) -> None:
+        if self._reporting is None or not self._reporting.is_alive():
+            self._reporting = threading.Thread(
+                target=_survive, args=(self._report_collectives, self.generation), daemon=True
+            )
+            self._reporting.start()
 
     def _report_collectives(self, generation: int) -> None:
-        self.send(say.Collectives(groups=self.collectives()))
-        self.after_report()
+        groups = self.collectives()
+        if generation == self.generation:
+            self.send(say.Collectives(groups=groups))
+            self.after_report()
 
 
 def _survive(call: Callable[[int], None], generation: int) -> None:
