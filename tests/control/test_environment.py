@@ -14,28 +14,38 @@ def cluster() -> Cluster:
     return h100s(num_nodes=2, ranks_per_node=8)
 
 
+def environment_for(
+    cluster: Cluster, limit_s: float = 600.0, *, without: str | None = None
+) -> dict[str, str]:
+    return environment_of_workers(cluster, "127.0.0.1", limit_s=limit_s, without=without)
+
+
 def test_torchs_watchdogs_end_no_worker(cluster: Cluster) -> None:
-    environment = environment_of_workers(cluster, "127.0.0.1")
+    environment = environment_for(cluster)
     assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert NCCL.items() <= environment.items()
 
 
-def test_communicators_may_be_made_for_as_long_as_all_may_take_to_meet(cluster: Cluster) -> None:
+@pytest.mark.parametrize(("limit_s", "expected"), [(900.0, "900"), (10.0, "388")])
+def test_a_rank_may_come_late_to_its_first_collective_as_to_any(
+    cluster: Cluster, limit_s: float, expected: str
+) -> None:
     large = replace(cluster, num_nodes=2048, ranks_per_node=8)
-    assert environment_of_workers(large, "127.0.0.1")[CONNECT_LIMIT] == "388"
+    environment = environment_for(large, limit_s)
+    assert environment[CONNECT_LIMIT] == expected
 
 
 def test_the_flight_recorder_is_on_unless_the_operator_says_how_large_it_is(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert environment_of_workers(cluster, "127.0.0.1")["TORCH_FR_BUFFER_SIZE"] == "2000"
+    assert environment_for(cluster)["TORCH_FR_BUFFER_SIZE"] == "2000"
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "500")
-    assert "TORCH_FR_BUFFER_SIZE" not in environment_of_workers(cluster, "127.0.0.1")
+    assert "TORCH_FR_BUFFER_SIZE" not in environment_for(cluster)
 
 
 def test_what_the_operator_has_set_stays(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")
     monkeypatch.setenv("SECRET", "word")
-    environment = environment_of_workers(cluster, "127.0.0.1", without="SECRET")
+    environment = environment_for(cluster, without="SECRET")
     assert environment["NCCL_NVLS_ENABLE"] == "2"
     assert "SECRET" not in environment

@@ -105,7 +105,12 @@ class Agent:
         self._memories = range(node * per_agent, (node + 1) * per_agent)
         self._ranks_per_node = cluster.ranks_per_node
         self._nursery = Nursery(
-            environment_of_workers(cluster, controller[0], without=TOKEN_VARIABLE)
+            environment_of_workers(
+                cluster,
+                controller[0],
+                limit_s=spec.recovery.collective_timeout,
+                without=TOKEN_VARIABLE,
+            )
             | {"PACELINE_NODE": str(node)},
             run.logs / f"agent-{node}.log",
         )

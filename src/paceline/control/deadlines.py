@@ -141,6 +141,6 @@ def _fence_the_late(state: State, decision: Decision) -> None:
     if alone and state.phase == "joining":
         limit_s = state.setup.meet_limit_s(len(state.slots))
         how = f"did not meet the others within {limit_s:.0f} s"
-        # The newest holds the least. It is not shown to be at fault: where one cannot be reached, or
-        # the network is cut, nobody has met.
+        # The newest holds the least. It is not shown to be at fault: where one rank cannot be
+        # reached, or the network is cut, nobody has met.
         handle_loss(state, [max(alone)], how, decision, cause="network")

@@ -19,7 +19,7 @@ NCCL = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     # An error of CUDA in the watchdog ends the process before it can report anything.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    # Only a communicator that is made without blocking has a time limit while it is made.
+    # Only a communicator that does not block has a time limit while it is made.
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
     # Aborts hang with NVLink SHARP, say NVIDIA (nvidia-resiliency-ext, usage guide). It costs
     # bandwidth inside of a node with NVSwitch: how much is to be measured there.
@@ -28,16 +28,20 @@ NCCL = {
 """Read in torch 2.13's ProcessGroupNCCL.hpp and main's ProcessGroupNCCL.cpp."""
 
 CONNECT_LIMIT = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
-"""Seconds in which a communicator is made, or the call raises."""
+"""Seconds in which each call of NCCL is through on the host, or raises "NCCL timeout in" (torch's
+NCCLUtils.hpp). The first collective of a kind waits there for its communicator and for connections
+to all peers, which some reach late: they compile, or read data. So it has what a collective has.
+Nothing frees a rank from there: when a peer dies meanwhile, the controller ends its process."""
 
 
 def environment_of_workers(
-    cluster: Cluster, controller: str, *, without: str | None = None
+    cluster: Cluster, controller: str, *, limit_s: float, without: str | None = None
 ) -> dict[str, str]:
     """What a launcher must set for every worker of this machine.
 
     Args:
         controller: Host of the controller, to which this machine's address is found.
+        limit_s: For one operation between accelerators.
         without: A name that is not handed on.
     """
     environment = {key: value for key, value in os.environ.items() if key != without}
@@ -49,7 +53,7 @@ def environment_of_workers(
     }
     for name, value in NCCL.items():
         environment.setdefault(name, value)
-    environment.setdefault(CONNECT_LIMIT, str(round(meet_limit_s(num_ranks))))
+    environment.setdefault(CONNECT_LIMIT, str(round(max(limit_s, meet_limit_s(num_ranks)))))
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environment:  # the older name, which gives way to it
         environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     environment.setdefault("OMP_NUM_THREADS", str(max(1, int(cluster.cores_per_rank or 1))))

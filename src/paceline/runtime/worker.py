@@ -96,6 +96,8 @@ def _work(options: _Options, channel: Channel, progress: Progress) -> None:
     )
     channel.on_interrupt, channel.on_abort = groups.interrupt, groups.abort
     channel.leaves_at_once = DEVICES[plan.cluster.backend].transports == "gloo"
+    if not channel.leaves_at_once:
+        groups.watch(lambda reason: channel.send(say.PeerLost(reason=reason)))
     channel.collectives = groups.collectives
     channel.after_report = partial(groups.keep_dump, run.logs)
     member = Member(

@@ -443,8 +443,9 @@ class RecoverySpec:
     see `docs/concepts/detection.md`."""
 
     collective_timeout: Annotated[Wait, Field(ge=10)] = 600.0
-    """How long one operation between accelerators may take before NCCL gives it up; its default. A
-    hang is found long before, as `patience` has it. What ranks agree on over gloo, such as a
+    """How long one operation between accelerators may take, waiting for other ranks included,
+    before all ranks leave their groups and repeat the step with new ones; NCCL's default. A rank
+    that hangs is found long before, as `patience` has it. What ranks agree on over gloo, such as a
     restore, has two hours."""
 
     heartbeat: Wait = 5.0

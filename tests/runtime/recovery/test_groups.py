@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from paceline.control.messages import Join
+from paceline.control.messages import Join, names_lost_peer
 from paceline.runtime.recovery import groups as module
 from paceline.runtime.recovery.groups import Groups, Interrupted, listen_for_store
 
@@ -173,6 +173,7 @@ def test_a_worker_whose_groups_cannot_be_aborted_ends_itself(
     may_end, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(module, "_abortable", lambda: [Part(may_end.wait)])
     monkeypatch.setattr(module, "_ABORT_S", 0.01)
+    monkeypatch.setattr(joined, "_limit", timedelta())
     monkeypatch.setattr(module.os, "_exit", lambda code: ended.set())
     joined.abort(1)
     assert ended.wait(30)
@@ -204,26 +205,103 @@ def test_nothing_that_a_generation_which_is_over_has_left_behind_is_settled(join
         joined.settle(CPU)
 
 
-def test_on_an_accelerator_a_group_with_an_error_settles_nothing(monkeypatch):
-    class Broken:
-        _device_types = (torch.device("cuda"),)
-        error = ErrorType.SUCCESS
+CUDA = torch.device("cuda")
 
-        def _get_backend(self, device: torch.device) -> "Broken":
-            return self
 
-        def get_error(self) -> ErrorType:
-            return self.error
+class Noted:
+    """An accelerator's group, of which torch's watchdog has noted something."""
 
-    group, waited = Broken(), []
+    _device_types = (CUDA,)
+    error = ErrorType.SUCCESS
+
+    def _get_backend(self, device: torch.device) -> "Noted":
+        return self
+
+    def get_error(self) -> ErrorType:
+        return self.error
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    group = Noted()
     monkeypatch.setitem(dist.distributed_c10d._world.pg_map, group, ("nccl", None))
-    monkeypatch.setattr("paceline.runtime.recovery.groups.synchronize", waited.append)
+    monkeypatch.setattr(module, "synchronize", lambda device: None)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    return group
+
+
+@pytest.fixture
+def alone() -> Groups:
+    """As it stands in generation 1, without groups of its own."""
     groups = Groups(backend="gloo", listener=listen_for_store(0))
-    groups.settle(torch.device("cuda"))
-    assert waited == [torch.device("cuda")]
-    group.error = ErrorType.REMOTE_ERROR
-    with pytest.raises(dist.DistBackendError, match="REMOTE_ERROR"):
-        groups.settle(torch.device("cuda"))
+    groups._generation = 1
+    return groups
+
+
+@pytest.mark.parametrize("error", [ErrorType.COMM_ERROR, ErrorType.REMOTE_ERROR])
+def test_on_an_accelerator_a_lost_connection_settles_nothing(
+    alone: Groups, noted: Noted, error: ErrorType
+) -> None:
+    alone.settle(CUDA)
+    noted.error = error
+    with pytest.raises(dist.DistBackendError, match=error.name) as raised:
+        alone.settle(CUDA)
+    assert names_lost_peer(str(raised.value))
+
+
+def test_what_came_late_is_settled_unless_torch_itself_has_aborted_it(
+    alone: Groups, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted.error = ErrorType.TIMEOUT
+    alone.settle(CUDA)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    with pytest.raises(dist.DistBackendError) as raised:
+        alone.settle(CUDA)
+    assert names_lost_peer(str(raised.value))
+
+
+@pytest.mark.parametrize("error", [ErrorType.COMM_ERROR, ErrorType.TIMEOUT])
+def test_what_torchs_watchdog_notes_is_reported_once_in_a_generation_as_a_lost_connection(
+    alone: Groups, noted: Noted, error: ErrorType
+) -> None:
+    reports: list[str] = []
+    alone.report_error(reports.append)
+    assert reports == []
+    noted.error = error
+    alone.report_error(reports.append)
+    alone.report_error(reports.append)
+    assert len(reports) == 1
+    assert names_lost_peer(reports[0])
+    alone.interrupt(1)
+    alone._generation = 2
+    alone.report_error(reports.append)
+    assert len(reports) == 2
+
+
+def test_what_is_noted_of_a_generation_that_is_over_is_not_reported(
+    alone: Groups, noted: Noted
+) -> None:
+    noted.error = ErrorType.COMM_ERROR
+    alone.interrupt(1)
+    reports: list[str] = []
+    alone.report_error(reports.append)
+    assert reports == []
+
+
+def test_a_watch_goes_on_asking(alone: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a group that was being left has raised."""
+    looks, seen = [True, False], threading.Event()
+
+    def look(report: Callable[[str], object]) -> None:
+        if not looks.pop():
+            raise RuntimeError("the group is gone")
+        seen.set()
+        threading.Event().wait()  # this thread looks no more
+
+    monkeypatch.setattr(module, "_ASK_S", 0.001)
+    monkeypatch.setattr(alone, "report_error", look)
+    alone.watch(print)
+    assert seen.wait(60)
 
 
 def test_an_abort_frees_a_worker_that_waits_for_its_peers_while_it_leaves(monkeypatch) -> None:

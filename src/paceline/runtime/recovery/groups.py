@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -54,8 +54,13 @@ _LEFT_S = 0.1
 within milliseconds (measured)."""
 
 _ABORT_S = 60.0
-"""For all groups to abort, before this process ends itself. A guess: the controller ends it sooner
-(`control/interrupting.py`), and this is for a worker that it cannot reach."""
+"""For all groups to abort, after the time that a call may hold the lock that an abort takes, before
+this process ends itself. A guess: the controller ends it sooner (`control/interrupting.py`), and
+this is for a worker that it cannot reach."""
+
+_ASK_S = 1.0
+"""Between two looks at what torch's watchdogs have noted: 12 us for the 8 groups of a mesh of three
+axes on a CPU, which the training thread does not see."""
 
 _HOST_LIMIT = timedelta(hours=2)
 """For one operation over gloo, which carries what ranks agree on: some wait there while others read
@@ -91,7 +96,7 @@ class Groups:
         )
         self._store: TCPStore | None = None
         self._generation = 0
-        self._interrupted = self._aborted = 0
+        self._interrupted = self._aborted = self._reported = 0
         self._sockets: _Sockets = {}
         self._before: _Sockets | None = None
         self._servers: set[int] = set()
@@ -118,8 +123,9 @@ class Groups:
                 store=prefix,
                 rank=order.rank,
                 world_size=order.world_size,
-                # Communicators are made here, all within the limit of a meeting, and not in the
-                # first collective of each group, where nothing can abort them.
+                # Communicators are begun here, and stand while models are built. The first
+                # collective of each waits for that (`CONNECT_LIMIT` in `control/environment.py`),
+                # and nothing can abort it there.
                 device_id=device if self._backend.endswith(":nccl") else None,
             )
             sys.excepthook = hook
@@ -214,17 +220,48 @@ class Groups:
 
         Raises:
             Interrupted: This generation is over.
-            DistBackendError: A group has an error of its own.
+            DistBackendError: A connection of a group was lost.
         """
         synchronize(device)
         if self._is_interrupted:
             raise Interrupted("this generation is over")
-        if not is_accelerator(device):
-            return
-        for group in all_groups():
-            error = _error_of(group, device)
-            if error != ErrorType.SUCCESS:
-                raise dist.DistBackendError(f"a process group has an error: {error}")
+        errors = _errors() if is_accelerator(device) else []
+        if _torch_aborts_none():  # then what took longer than it may has come now
+            errors = [error for error in errors if error != ErrorType.TIMEOUT]
+        if errors:
+            raise dist.DistBackendError(self._words(errors[0]))
+
+    def watch(self, report: Callable[[str], object]) -> None:
+        """Begin to look at what torch's watchdogs note of the accelerators' groups. With
+        `TORCH_NCCL_ASYNC_ERROR_HANDLING=0` they end nothing, and whoever waits waits for ever."""
+
+        def ask() -> None:
+            while True:
+                time.sleep(_ASK_S)
+                with suppress(RuntimeError):  # of a group that is being left
+                    self.report_error(report)
+
+        threading.Thread(target=ask, name="paceline-errors", daemon=True).start()
+
+    def report_error(self, report: Callable[[str], object]) -> None:
+        """Report, once in a generation, that a group of it has lost a connection, or that an
+        operation takes longer than it may.
+
+        torch's note stays for as long as the group, and hides later ones. So also an operation that
+        ended late by itself leads to another generation, which has new groups.
+        """
+        generation, errors = self._generation, _errors()
+        is_over = self._is_interrupted or generation != self._generation
+        if errors and not is_over and generation > self._reported:
+            self._reported = generation
+            report(self._words(errors[0]))
+
+    def _words(self, error: ErrorType) -> str:
+        """What `control/messages.py` takes for a lost connection."""
+        if error == ErrorType.TIMEOUT:
+            limit = f"recovery.collective_timeout ({self._limit.total_seconds():g} s)"
+            return f"collective operation timeout: one took longer than {limit}"
+        return f"the connection was lost: a process group has the error {error.name}"
 
     def leave(self) -> None:
         """Destroy the groups, so that others can be made under the same names. NCCL waits for its
@@ -271,11 +308,12 @@ class Groups:
             if not is_opening:
                 break
             time.sleep(_LOOK_S)
-        deadline = time.monotonic() + _ABORT_S
+        limit_s = self._limit.total_seconds() + _ABORT_S
+        deadline = time.monotonic() + limit_s
         for thread in threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads.values()):
-            print(f"aborting the process groups took over {_ABORT_S:.0f} s", file=sys.stderr)
+            print(f"aborting the process groups took over {limit_s:.0f} s", file=sys.stderr)
             sys.stderr.flush()
             os._exit(1)
 
@@ -300,11 +338,18 @@ class Groups:
         return {fd: inode for fd, inode in found.items() if self._before.get(fd) != inode}
 
 
-def _error_of(group: dist.ProcessGroup, device: torch.device) -> ErrorType:
-    """Of the group's backend on the device; a group over gloo alone has none, nor says so."""
-    found = [backend for each, backend in backends_of(group) if each.type == device.type]
-    ask = getattr(found[0], "get_error", None) if found else None
-    return ErrorType.SUCCESS if ask is None else ask()
+def _errors() -> list[ErrorType]:
+    """What torch's watchdogs have noted of the accelerators' groups; gloo has none."""
+    asks = (getattr(backend, "get_error", None) for backend in _abortable())
+    found = [ask() for ask in asks if ask is not None]
+    return [error for error in found if error != ErrorType.SUCCESS]
+
+
+def _torch_aborts_none() -> bool:
+    """Whether torch's watchdogs and waits leave a late operation alone, unless the operator has
+    set them otherwise (ProcessGroupNCCL.hpp)."""
+    aborts = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") != "0"
+    return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0" and not aborts
 
 
 def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:
