@@ -103,3 +103,15 @@ def test_a_lost_shard_comes_back_from_memory_that_host_tensors_travel_from(scene
     killed = scene.run("fsdp-killed", *asked, *hit("kill rank=1 step=4 phase=backward"))
     assert_same_end(killed, clean)
     assert sources(killed) == ["memory"]
+
+
+@pytest.mark.slow
+def test_a_sum_that_takes_too_long_is_given_up_before_anybody_is_called_stuck(scene, double):
+    clean = undisturbed(scene, "ddp")
+    double()
+    asked = ("--set", "recovery.collective_timeout=10", "--set", "recovery.patience=600")
+    held_up = scene.run("ddp-stopped", *asked, *hit("stop rank=1 step=4 phase=vote"))
+    assert_same_end(held_up, clean)
+    first = held_up.of(log.WorkerLost)[0]
+    assert first.cause == "network"
+    assert "recovery.collective_timeout (10 s)" in first.detail
