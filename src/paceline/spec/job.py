@@ -442,11 +442,12 @@ class RecoverySpec:
     the kernel says that it is stopped. Beyond, what counts is how long the same phase took before:
     see `docs/concepts/detection.md`."""
 
-    collective_timeout: Annotated[Wait, Field(ge=10)] = 600.0
+    collective_timeout: Annotated[Wait, Field(ge=10)] = 1800.0
     """How long one operation between accelerators may take, waiting for other ranks included,
-    before all ranks leave their groups and repeat the step with new ones; NCCL's default. A rank
-    that hangs is found long before, as `patience` has it. What ranks agree on over gloo, such as a
-    restore, has two hours."""
+    before all ranks leave their groups and repeat the step with new ones. As long as a rank may
+    compile or save while others wait for it (`patience`, which finds a rank that hangs long
+    before); torch's default for NCCL is 600. What ranks agree on over gloo, such as a restore, has
+    two hours."""
 
     heartbeat: Wait = 5.0
     """A node whose agent is silent for this long, and does not answer when asked another way, is
