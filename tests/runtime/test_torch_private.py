@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -394,6 +395,58 @@ def test_fsdp_parameters_are_gathered_once_a_unit_has_run(world: int):
     handle.wait()
     assert private.gathered_parameter(found[0]).shape == (4, 2)
     assert private.fsdp_compute_type(fully_shard(nn.Linear(2, 4), mesh=mesh)) is None
+
+
+def test_names_that_torch_2_11_lacks_are_there_from_the_release_that_is_said():
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    owners = {"FSDPModule": FSDPModule, "FSDPState": FSDPState()}
+    here = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    for name, since in private.SINCE.items():
+        owner, _, attribute = name.partition(".")
+        release = tuple(int(part) for part in since.split("."))
+        assert hasattr(owners[owner], attribute) == (here >= release), name
+
+
+class UnitOf211(nn.Module):
+    """As much of torch 2.11's FSDPModule as is used: one group of parameters, or none."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.state = SimpleNamespace(_fsdp_param_group=group)
+
+    def _get_fsdp_state(self) -> Any:
+        return self.state
+
+
+def test_parameters_of_a_unit_are_found_by_the_name_of_torch_2_11():
+    unit: Any = UnitOf211(SimpleNamespace(fsdp_params=["weight", "bias"]))
+    assert private.fsdp_parameters(unit) == ["weight", "bias"]
+    nothing: Any = UnitOf211(None)
+    assert private.fsdp_parameters(nothing) == []
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_zeros_are_reduced_where_torch_has_no_setting_for_that(reduces: bool):
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    used.grad = torch.ones(2)
+    params = [
+        SimpleNamespace(_unsharded_param=each, unsharded_accumulated_grad=None)
+        for each in (used, unused)
+    ]
+    seen: list[Any] = []
+    group = SimpleNamespace(
+        fsdp_params=[*params, SimpleNamespace(unsharded_accumulated_grad=None)],
+        reduce_grads=reduces,
+        post_backward=lambda: seen.append((used.grad, unused.grad)),
+    )
+    outer: Any = nn.Sequential(UnitOf211(group), UnitOf211(None))
+    private.reduce_unused(outer)
+    group.post_backward()
+    ((of_used, of_unused),) = seen
+    assert of_used.tolist() == [1.0, 1.0]
+    assert (of_unused.tolist() if reduces else of_unused) == ([0.0, 0.0] if reduces else None)
 
 
 def test_schedules_keep_losses_and_post_by_the_names_that_a_proof_patches(alone: None):

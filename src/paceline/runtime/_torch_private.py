@@ -1,6 +1,6 @@
 """Every private name of torch that the runtime and `prove` use: all of them here, and nowhere else.
 
-Read in torch 2.13. For each name `tests/runtime/test_torch_private.py` has a test that fails, with
+Read in torch 2.13; `SINCE` has what older ones that run, from 2.11, do not have. For each name `tests/runtime/test_torch_private.py` has a test that fails, with
 the name, where a torch no longer has it or it behaves otherwise; `tests/test_laws.py` finds private
 names in other files. Names are imported where they are used when their import is slow (the
 compiler, DTensor's debug tools) or needs an optional part of torch.
@@ -13,6 +13,7 @@ import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -66,6 +67,14 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Private methods that `Replica` and `Stage` override: torch calls them, so they keep its names."""
+
+
+SINCE: Mapping[str, str] = {
+    "FSDPState._fsdp_param_groups": "2.12",
+    "FSDPModule.set_reduce_scatter_unused_params": "2.13",
+}
+"""Name that torch 2.11 lacks -> the first release that has it. Each is used in one function here,
+which also has the older way. Read in the wheels of 2.11.0, 2.12.0 and 2.13."""
 
 
 # Modules and tensors.
@@ -324,8 +333,37 @@ REBUILD_BUCKETS = "_rebuild_buckets"
 
 def fsdp_parameters(unit: "FSDPModule") -> list[Any]:
     """FSDP2's own objects for the parameters of a unit."""
-    state = unit._get_fsdp_state()
-    return [each for group in state._fsdp_param_groups for each in group.fsdp_params]
+    return [each for group in _fsdp_groups(unit) for each in group.fsdp_params]
+
+
+def _fsdp_groups(unit: "FSDPModule") -> list[Any]:
+    """Parameters of a unit that are gathered together, with their collectives."""
+    state: Any = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def reduce_unused(part: "FSDPModule") -> None:
+    """From now on every rank reduces zeros for parameters that its backward pass did not reach."""
+    if hasattr(part, "set_reduce_scatter_unused_params"):
+        part.set_reduce_scatter_unused_params(True)
+        return
+    for module in cast(nn.Module, part).modules():
+        if hasattr(module, "_get_fsdp_state"):
+            for group in _fsdp_groups(cast("FSDPModule", module)):
+                group.post_backward = partial(_reduce_all_of, group, group.post_backward)
+
+
+def _reduce_all_of(group: Any, post_backward: Callable[..., None], *given: Any) -> None:
+    """What FSDP2 does after a unit's backward pass, with zeros where no gradient came."""
+    for each in group.fsdp_params if group.reduce_grads else ():
+        parameter = gathered_parameter(each)
+        if parameter is None or not parameter.requires_grad:
+            continue
+        if parameter.grad is None and each.unsharded_accumulated_grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    post_backward(*given)
 
 
 def gathered_parameter(fsdp_parameter: Any) -> Any:

@@ -47,7 +47,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_all_reduce, check_compression, check_offload_of
-from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter
+from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter, reduce_unused
 from paceline.runtime.devices import pins_memory
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
 from paceline.runtime.strategy.data.hooks import Compression, set_reduction, wire_type
@@ -330,7 +330,7 @@ def _look_for_unused(part: nn.Module, output: object, dp_cp: DeviceMesh) -> bool
     counts = counts.to(dp_cp.device_type)
     dist.all_reduce(counts, group=dp_cp.get_group())
     if bool(((counts > 0) & (counts < dp_cp.size())).any()) and isinstance(part, FSDPModule):
-        part.set_reduce_scatter_unused_params(True)
+        reduce_unused(part)
     return True
 
 
