@@ -1,5 +1,6 @@
 """What an agent says of its GPUs, from a driver that is played."""
 
+import asyncio
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.check.preflight.xids import _ACTS, _failure_of
+from paceline.control.agent import Agent
 from paceline.control.health import FATAL_XIDS, open_health, visible
 from paceline.record.events import GpuHealth
 
@@ -37,11 +39,15 @@ class Driver:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, at):
+        self.refuse(self.gpus[at])
         return self.gpus[at]
 
-    def nvmlDeviceGetUUID(self, gpu):
+    def refuse(self, gpu):
         if gpu.is_lost:
             raise NVMLError("GPU is lost")
+
+    def nvmlDeviceGetUUID(self, gpu):
+        self.refuse(gpu)
         return gpu.uuid
 
     def nvmlEventSetCreate(self):
@@ -58,20 +64,25 @@ class Driver:
         return SimpleNamespace(device=self.gpus[at], eventData=number)
 
     def nvmlDeviceGetTotalEccErrors(self, gpu, kind, counter):
+        self.refuse(gpu)
         if gpu.ecc is None:
             raise NVMLError("not supported")
         return gpu.ecc
 
     def nvmlDeviceGetRemappedRows(self, gpu):
+        self.refuse(gpu)
         return (0, 0, *gpu.remap)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
+        self.refuse(gpu)
         return gpu.reasons
 
     def nvmlDeviceGetTemperature(self, gpu, sensor):
+        self.refuse(gpu)
         return gpu.temperature
 
     def nvmlDeviceGetTemperatureThreshold(self, gpu, threshold):
+        self.refuse(gpu)
         return 90
 
 
@@ -134,7 +145,36 @@ def test_every_xid_is_said_and_a_programs_own_is_not_fatal(driver):
     driver.xids = [(0, 31), (1, 79)]
     assert health.changes() == [change("GPU-a", "xid", 31), change("GPU-b", "xid", 79, True)]
     driver.gpus[1].is_lost, driver.xids = True, [(1, 79)]
-    assert health.changes() == [change("unknown", "xid", 79, is_fatal=True)]
+    assert health.changes() == [
+        change("unknown", "xid", 79, is_fatal=True),
+        change("GPU-b", "lost", 1, is_fatal=True),
+    ]
+
+
+def test_a_gpu_about_which_the_driver_answers_nothing_any_more_is_lost(driver):
+    health = open_health(0)
+    health.changes()
+    driver.gpus[1].is_lost = True
+    assert health.changes() == [change("GPU-b", "lost", 1, is_fatal=True)]
+    assert health.changes() == []
+    driver.gpus[1].is_lost = False
+    assert health.changes() == [change("GPU-b", "lost", 0)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "lost"), [(None, ["0"]), ("1,0", ["0"]), ("1", []), ("GPU-b", [])]
+)
+def test_a_gpu_that_is_lost_at_the_start_is_reported_and_the_others_are_watched(
+    driver, monkeypatch, shown, lost
+):
+    driver.gpus[0].is_lost = True
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    health = open_health(0)
+    assert driver.registered == ["GPU-b"]
+    assert health.changes() == [change(gpu, "lost", 1, is_fatal=True) for gpu in lost]
+    driver.gpus[1].ecc = 3
+    assert health.changes() == [change("GPU-b", "uncorrected ecc errors", 3, is_fatal=True)]
 
 
 def test_what_a_gpu_does_not_count_is_not_watched(driver):
@@ -153,14 +193,21 @@ def test_only_the_gpus_of_this_run_are_watched(driver, monkeypatch):
     assert visible(["GPU-a", "GPU-b"], "GPU-") == []  # of two, which
 
 
-def test_without_nvml_nothing_is_watched(driver, monkeypatch):
+def test_without_nvml_nothing_is_watched_and_the_record_has_the_reason(driver, monkeypatch):
     def fail(self):
         raise NVMLError("driver not loaded")
 
     monkeypatch.setattr(Driver, "nvmlInit", fail)
-    assert open_health(0) is None
+    assert open_health(0) == "NVML: driver not loaded"
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
-    assert open_health(0) is None
+    reports = []
+    agent = SimpleNamespace(_on_accelerator=True, _node=3, _report=reports.append)
+    asyncio.run(Agent._watch_gpus(agent))
+    (report,) = reports
+    assert report.event.text == (
+        "node 3: the health of GPUs is not watched: nvidia-ml-py is not installed "
+        "(pip install 'paceline[gpu]')"
+    )
 
 
 def test_fatal_xids_are_those_for_which_the_gpu_or_the_node_is_reset_or_drained():

@@ -40,6 +40,7 @@ from paceline.control.nursery import Child, Nursery
 from paceline.control.slots import SlotFile, create_slot
 from paceline.control.uplink import LINE_LIMIT, Uplink
 from paceline.errors import RunError
+from paceline.record.events import Noted
 from paceline.record.holding import hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
@@ -180,9 +181,15 @@ class Agent:
                 self._uplink.report(say.Stuck(seen=found))
 
     async def _watch_gpus(self) -> None:
-        """Tell of what the driver says of this machine's GPUs, where they are used."""
-        health = await asyncio.to_thread(open_health, self._node) if self._on_accelerator else None
-        while health is not None:
+        """Report what the driver says of this machine's GPUs, where they are used."""
+        if not self._on_accelerator:
+            return
+        health = await asyncio.to_thread(open_health, self._node)
+        if isinstance(health, str):
+            text = f"node {self._node}: the health of GPUs is not watched: {health}"
+            self._uplink.report(say.ForRecord(event=Noted(text=text)))
+            return
+        while True:
             for change in await asyncio.to_thread(health.changes):
                 self._uplink.report(say.ForRecord(event=change))
             await asyncio.sleep(EVERY_S)

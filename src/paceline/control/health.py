@@ -38,6 +38,9 @@ class Health:
     xids: Any
     """NVML's set of events."""
 
+    lost: tuple[str, ...] = ()
+    """GPUs that could not be opened, by number; reported at the first look."""
+
     last: dict[tuple[str, str], int] = field(default_factory=dict)
     """By GPU and figure; what the driver cannot say is missing."""
 
@@ -45,8 +48,14 @@ class Health:
         """What has changed since the last look; takes `WAIT_MS` and some milliseconds. Flags that
         are set at the first look are changes, counters are not."""
         found = list(self._new_xids())
+        found += [self._change(gpu, "lost", 1, is_fatal=True) for gpu in self.lost]
+        self.lost = ()
         for gpu, handle in self.handles.items():
-            for what, value in _figures(self.nvml, handle).items():
+            figures = _figures(self.nvml, handle)
+            # The driver answers every question about a lost GPU with an error.
+            had_any = any(of == gpu and what != "lost" for of, what in self.last)
+            figures["lost"] = int(had_any and not figures)
+            for what, value in figures.items():
                 is_counter = what == "uncorrected ecc errors"
                 before = self.last.get((gpu, what), value if is_counter else 0)
                 self.last[gpu, what] = value
@@ -69,25 +78,29 @@ class Health:
             return  # no more of them within the time
 
 
-_FATAL = ("uncorrected ecc errors", "row remap failed")
+_FATAL = ("uncorrected ecc errors", "row remap failed", "lost")
 
 
-def open_health(node: int) -> Health | None:
-    """The GPUs that this process may use, to be watched; None where there is no NVML."""
+def open_health(node: int) -> Health | str:
+    """The GPUs that this process may use, to be watched; the reason where there is no NVML."""
     try:
         import pynvml as nvml
     except ImportError:
-        return None
+        return "nvidia-ml-py is not installed (pip install 'paceline[gpu]')"
     try:
         nvml.nvmlInit()
-        every = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
-        names = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
-        chosen = visible(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        health = Health(
-            node, nvml, {names[at]: every[at] for at in chosen}, nvml.nvmlEventSetCreate()
-        )
-    except nvml.NVMLError:
-        return None
+        numbers = range(nvml.nvmlDeviceGetCount())
+        events = nvml.nvmlEventSetCreate()
+    except nvml.NVMLError as error:
+        return f"NVML: {error}"
+    handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, at) for at in numbers]
+    uuids = [handle and _ask(nvml, nvml.nvmlDeviceGetUUID, handle) for handle in handles]
+    # A number is a name, too, and no UUID begins with one.
+    names = [_text(uuid) if uuid else str(at) for at, uuid in enumerate(uuids)]
+    chosen = visible(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = {names[at]: handles[at] for at in chosen if uuids[at]}
+    lost = tuple(names[at] for at in chosen if not uuids[at])
+    health = Health(node, nvml, found, events, lost)
     for handle in health.handles.values():
         _ask(
             nvml,

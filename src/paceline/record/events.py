@@ -302,15 +302,16 @@ class NodeSetAside(Event, frozen=True, kw_only=True, tag=True):
 
 class GpuHealth(Event, frozen=True, kw_only=True, tag=True):
     """The driver says something new of a GPU. Where there is no NVML (`pip install paceline[gpu]`)
-    there is no such event."""
+    there is no such event, and a `Noted` gives the reason."""
 
     node: int
     gpu: str
-    """Its UUID."""
+    """Its UUID; its number, where the driver could not open it."""
 
     what: str
-    """`xid`, `uncorrected ecc errors`, `row remap pending`, `row remap failed`, `too hot`,
-    `hardware slowdown`, `hardware thermal slowdown`, `software thermal slowdown`, `power brake`."""
+    """`lost` (the driver answers no question about it), `xid`, `uncorrected ecc errors`,
+    `row remap pending`, `row remap failed`, `too hot`, `hardware slowdown`,
+    `hardware thermal slowdown`, `software thermal slowdown`, `power brake`."""
 
     value: int
     """The number of the Xid, or of the errors since the driver was loaded; else 1 when it begins
