@@ -10,6 +10,7 @@ from paceline.check.preflight.preflight import Preflight, judge
 from paceline.check.preflight.result import Status
 from paceline.launch.local import own_gpus
 from paceline.topology.node.facts import GpuTexts, NodeFacts, TorchBuild
+from paceline.topology.node.probe_gpu import find_uuids
 
 TORCH = TorchBuild(
     version="2.11.0+cu126", cuda="12.6", nccl_wanted="nvidia-nccl-cu12==2.28.9", nccl="2.28.9"
@@ -56,7 +57,28 @@ def test_a_variable_that_hides_gpus_is_shown_with_both_counts(visible, seen):
     assert said == (
         f"CUDA_VISIBLE_DEVICES={visible!r} shows {seen} of 8 GPUs; the job puts 8 ranks here"
     )
-    assert "unset CUDA_VISIBLE_DEVICES, or name 8 GPUs in it" in fix
+    assert "unset CUDA_VISIBLE_DEVICES, or name 8 GPUs of this machine in it" in fix
+    instead = f"set cluster.per_node to {seen}" if seen else "set cluster.accelerator to cpu"
+    assert fix.endswith(instead)
+
+
+def test_uuids_of_another_machine_do_not_count_as_visible():
+    uuids = tuple(f"GPU-{number:08x}-6a91" for number in range(8))
+    assert before_a_run(with_gpus(uuids=uuids, visible=",".join(uuids))).is_fit
+    moved = ",".join([*uuids[:7], "GPU-ffffffff-6a91"])
+    _, id, said, _ = only_fail(before_a_run(with_gpus(uuids=uuids, visible=moved)))
+    assert id == "invalid-device-ordinal"
+    assert "shows 7 of 8 GPUs" in said
+
+
+def test_uuids_are_read_from_the_drivers_files_or_not_at_all(tmp_path):
+    for bus, uuid in (("0000:01:00.0", "GPU-6a91-13"), ("0000:02:00.0", "GPU-6b")):
+        (tmp_path / bus).mkdir()
+        text = f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 18\nGPU UUID: \t {uuid}\nVideo BIOS: ??\n"
+        (tmp_path / bus / "information").write_text(text)
+    assert find_uuids(tmp_path) == ("GPU-6a91-13", "GPU-6b")
+    (tmp_path / "0000:02:00.0" / "information").write_text("GPU UUID: GPU-????????\n")
+    assert find_uuids(tmp_path) == ()
 
 
 def test_a_gpu_named_twice_is_two_ranks_on_one_gpu():

@@ -10,8 +10,8 @@ from tests.ranks import run_ranks
 from tests.runtime.tiny import GLOBAL_BATCH, SEQ_LEN, SHAPE, fake_rank
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,

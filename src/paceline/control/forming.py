@@ -135,6 +135,7 @@ def _join(state: State, decision: Decision) -> None:
                 faults=faults,
                 layout=layout,
                 skipped=skipped,
+                is_first=state.generation == state.setup.first_generation,
             ),
             decision,
         )

@@ -199,6 +199,9 @@ class Join(Message, frozen=True, kw_only=True, tag=True):
     skipped: dict[int, list[int]] = {}
     """Steps that every rank leaves out, and the samples on whose account."""
 
+    is_first: bool = False
+    """Whether the run, or its resumption, begins with this generation."""
+
 
 class Interrupt(Message, frozen=True, kw_only=True, tag=True):
     """This generation is over: answer `Heard`, act on nothing that comes over its groups, and stay

@@ -1,9 +1,10 @@
 """Every private name of torch that the runtime and `prove` use: all of them here, and nowhere else.
 
-Read in torch 2.13; `SINCE` has what older ones that run, from 2.11, do not have. For each name `tests/runtime/test_torch_private.py` has a test that fails, with
-the name, where a torch no longer has it or it behaves otherwise; `tests/test_laws.py` finds private
-names in other files. Names are imported where they are used when their import is slow (the
-compiler, DTensor's debug tools) or needs an optional part of torch.
+Read in torch 2.13; `SINCE` has what older ones that run, from 2.11, do not have. For each name
+`tests/runtime/test_torch_private.py` has a test that fails, with the name, where a torch no longer
+has it or it behaves otherwise; `tests/test_laws.py` finds private names in other files. Names are
+imported where they are used when their import is slow (the compiler, DTensor's debug tools) or needs
+an optional part of torch.
 
 Leaves out: private names of transformers, and texts that are only compared with (operators' names
 in tables, wrappers' prefixes in parameters' names): nothing breaks where torch renames those.

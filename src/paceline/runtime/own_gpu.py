@@ -15,8 +15,8 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
     """
     Args:
         local_rank: Number of the GPU among those that this process sees.
-        is_first: Whether the run has just begun: then the job asks for what is not there. Later, a
-            GPU was lost, which another node may make good.
+        is_first: Whether the run has just begun, or was just resumed: then the job asks for what is
+            not there. Later, a GPU was lost, which another node may make good.
 
     Raises:
         JobError: `R062`, the run was given fewer GPUs than ranks.
@@ -28,7 +28,10 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
     through, fix = _why(num_seen)
     said = f"rank {os.environ.get('RANK', '?')} needs GPU {local_rank}; {through}"
     if not is_first:
-        raise RuntimeError(f"CUDA error: a GPU disappeared: {said}")
+        raise RuntimeError(
+            f"CUDA error: a GPU disappeared: {said}; dmesg | grep Xid has the driver's reason, "
+            "and a GPU that fell off the bus comes back with a reboot"
+        )
     raise JobError.of(
         code="R062",
         what=said,

@@ -7,7 +7,9 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from shutil import which
 from typing import TypeVar
@@ -179,11 +181,15 @@ def visible_gpus(gpus: tuple[_G, ...], visible: str | None) -> tuple[_G, ...]:
     return tuple(chosen)
 
 
-def num_visible(num_gpus: int, visible: str | None) -> int:
+def num_visible(num_gpus: int, visible: str | None, uuids: Sequence[str] = ()) -> int:
     """How many of a machine's GPUs PyTorch sees through CUDA_VISIBLE_DEVICES, UUIDs included.
+
+    A UUID may be shortened. Where those of the machine are not known, each counts.
 
     >>> [num_visible(8, visible) for visible in ("0,1", "", "GPU-6a,GPU-6b", "0,0", None)]
     [2, 0, 2, 0, 8]
+    >>> num_visible(2, "GPU-6a,GPU-7", ["GPU-6a91", "GPU-6b13"])
+    1
     """
     if visible is None:
         return num_gpus
@@ -191,8 +197,14 @@ def num_visible(num_gpus: int, visible: str | None) -> int:
         return 0
     names = [part for part in visible.split(",") if part.strip()]
     if not all(name.strip().lstrip("-").isdigit() for name in names):
-        return min(num_gpus, len(names))
+        counts_all = not uuids or any(name.strip().startswith("MIG-") for name in names)
+        there = (counts_all or _is_one_of(name.strip(), uuids) for name in names)
+        return min(num_gpus, len(list(takewhile(bool, there))))
     return len(visible_gpus((None,) * num_gpus, visible))
+
+
+def _is_one_of(name: str, uuids: Sequence[str]) -> bool:
+    return sum(uuid.startswith(name) for uuid in uuids) == 1
 
 
 def named_twice(visible: str) -> str | None:

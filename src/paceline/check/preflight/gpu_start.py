@@ -37,7 +37,8 @@ def check_gpus_at_once(node: str, facts: NodeFacts, need: Need) -> Iterator[Resu
         )
         yield failed(name, node, said, id="too-few-accelerators", fix=fix)
         return
-    yield _count(node, len(files), facts.gpu.visible if need.reads_visible else None, need)
+    visible = facts.gpu.visible if need.reads_visible else None
+    yield _count(node, len(files), visible, facts.gpu.uuids, need)
 
 
 def check_torch_build(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
@@ -51,7 +52,9 @@ def check_torch_build(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
         yield _driver(node, torch.cuda, loaded)
 
 
-def _count(node: str, num_gpus: int, visible: str | None, need: Need) -> Result:
+def _count(
+    node: str, num_gpus: int, visible: str | None, uuids: tuple[str, ...], need: Need
+) -> Result:
     name, wanted = "accelerators", need.ranks_per_node
     there = counted(num_gpus, "GPU")
     if num_gpus < wanted:
@@ -69,15 +72,15 @@ def _count(node: str, num_gpus: int, visible: str | None, need: Need) -> Result:
         )
         fix = f"unset CUDA_VISIBLE_DEVICES, or name {wanted} different GPUs"
         return failed(name, node, said, id="duplicate-gpu", fix=fix)
-    seen = num_visible(num_gpus, visible)
+    seen = num_visible(num_gpus, visible, uuids)
     if seen < wanted:
         said = (
             f"CUDA_VISIBLE_DEVICES={visible!r} shows {seen} of {there}; the job puts {wanted} "
             "ranks here"
         )
         fix = (
-            f"unset CUDA_VISIBLE_DEVICES, or name {wanted} GPUs in it, or set cluster.per_node "
-            f"to {max(1, seen)}"
+            f"unset CUDA_VISIBLE_DEVICES, or name {wanted} GPUs of this machine in it (nvidia-smi "
+            f"-L), or set {f'cluster.per_node to {seen}' if seen else 'cluster.accelerator to cpu'}"
         )
         return failed(name, node, said, id="invalid-device-ordinal", fix=fix)
     return passed(name, node, f"{there}, {seen} visible")

@@ -108,7 +108,7 @@ class Member:
         self._take_log(order.rank)
         self._layout, self._skipped = order.layout, order.skipped
         if DEVICES[self._backend].type == "cuda":
-            check_own_gpu(order.local_rank, is_first=order.generation == 1)
+            check_own_gpu(order.local_rank, is_first=order.is_first)
         device = device_of(self._backend, order.local_rank)
         faults = Faults(order.faults, rank=order.rank, channel=self._channel)
         faults.pass_by("meet", 0)

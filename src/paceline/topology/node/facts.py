@@ -63,6 +63,9 @@ class GpuTexts:
     device_files: tuple[str, ...] = ()
     """/dev/nvidia0 ..., /dev/kfd."""
 
+    uuids: tuple[str, ...] = ()
+    """Of NVIDIA's GPUs, as the driver's files list them; empty where there are no such files."""
+
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES, or on AMD HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES."""
 

@@ -4,6 +4,7 @@ A tool that hangs, as `nvidia-smi` does on a GPU that fell off the bus, is given
 """
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
@@ -14,6 +15,7 @@ from paceline.topology.probe import Look, run_tool
 from paceline.topology.read_amd import TOPOLOGY
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
@@ -51,6 +53,7 @@ def probe_gpus(looks: list[Look]) -> GpuTexts:
         **texts,
         kernel_driver=listed.kernel_driver,
         device_files=listed.device_files,
+        uuids=listed.uuids,
         visible=listed.visible,
     )
 
@@ -60,8 +63,16 @@ def list_gpus() -> GpuTexts:
     return GpuTexts(
         kernel_driver=next((text for path in _DRIVERS if (text := _text(path))), ""),
         device_files=_device_files(),
+        uuids=find_uuids(_NVIDIA),
         visible=visible_devices(),
     )
+
+
+def find_uuids(folder: Path) -> tuple[str, ...]:
+    """UUIDs of the GPUs in the driver's folder, one file a GPU; empty where one has none."""
+    texts = [_text(path) for path in sorted(folder.glob("*/information"))]
+    found = [re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.M) for text in texts]
+    return tuple(each[1] for each in found if each) if all(found) else ()
 
 
 def visible_devices() -> str | None:
