@@ -267,7 +267,8 @@ def test_a_resumed_run_counts_its_generations_on():
     scene = Scene(replace(SETUP, first_generation=4))
     scene.begin()
     scene.ready(0, 1)
-    assert [join.generation for _, join in scene.told(say.Join)] == [4, 4]
+    joins = [join for _, join in scene.told(say.Join)]
+    assert [(join.generation, join.is_first) for join in joins] == [(4, True), (4, True)]
 
 
 def test_what_a_worker_notes_is_in_the_record():
@@ -295,6 +296,7 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_the_others_stay(rank):
         (scene.ranks[each], each, 2) for each in (0, 1)
     ]
     assert {join.local_rank for _, join in joins} == {0, 1}
+    assert not any(join.is_first for _, join in joins)
 
 
 def test_without_a_spare_a_new_process_is_started_where_the_lost_one_was():

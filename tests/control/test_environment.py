@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.clusters import h100s
 
-from paceline.control.environment import CONNECT_LIMIT, NCCL, environment_of_workers
+from paceline.control.environment import CONNECT_LIMIT, RECOVERY, environment_of_workers
 from paceline.topology import Cluster
 
 
@@ -23,7 +23,8 @@ def environment_for(
 def test_torchs_watchdogs_end_no_worker(cluster: Cluster) -> None:
     environment = environment_for(cluster)
     assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert NCCL.items() <= environment.items()
+    set_by_agents = {name: setting.value for name, setting in RECOVERY.items()}
+    assert set_by_agents.items() <= environment.items()
 
 
 @pytest.mark.parametrize(("limit_s", "expected"), [(900.0, "900"), (10.0, "388")])

@@ -200,14 +200,31 @@ def test_without_nvml_nothing_is_watched_and_the_record_has_the_reason(driver, m
     monkeypatch.setattr(Driver, "nvmlInit", fail)
     assert open_health(0) == "NVML: driver not loaded"
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
-    reports = []
-    agent = SimpleNamespace(_on_accelerator=True, _node=3, _report=reports.append)
-    asyncio.run(Agent._watch_gpus(agent))
-    (report,) = reports
-    assert report.event.text == (
+    (note,) = notes_of_node(3)
+    assert note == (
         "node 3: the health of GPUs is not watched: nvidia-ml-py is not installed "
         "(pip install 'paceline[gpu]')"
     )
+
+
+def notes_of_node(node: int) -> list[str]:
+    """What an agent on a machine without NVML has for the record."""
+    notes: list[str] = []
+    agent = SimpleNamespace(_on_accelerator=True, _node=node, _note=notes.append)
+    asyncio.run(Agent._watch_gpus(agent))
+    return notes
+
+
+def test_settings_that_undo_recovery_are_in_the_record_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    first, *others = notes_of_node(0)
+    assert first == (
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING=1 undoes recovery over NCCL: torch's watchdog ends every "
+        "survivor of a lost rank, with its state; unset TORCH_NCCL_ASYNC_ERROR_HANDLING, and "
+        "agents set 0"
+    )
+    assert len(others) == len(notes_of_node(1)) == 1
 
 
 def test_fatal_xids_are_those_for_which_the_gpu_or_the_node_is_reset_or_drained():

@@ -25,6 +25,7 @@ from tests.preflight.machines import (
 from paceline.check.preflight.need import Need, need_of
 from paceline.check.preflight.preflight import Preflight, check_names, judge
 from paceline.check.preflight.result import Result, Status
+from paceline.control.environment import RECOVERY
 from paceline.plan import plan_job
 from paceline.spec import parse_job
 from paceline.topology.node.facts import (
@@ -371,6 +372,24 @@ CASES: Mapping[str, tuple[NodeFacts, Status, str, str]] = {
         "environment",
         "debugging-left-on",
     ),
+    "a watchdog of torch's that ends survivors": (
+        with_environment(H100, TORCH_NCCL_ASYNC_ERROR_HANDLING="1"),
+        Status.FAIL,
+        "environment",
+        "recovery-undone",
+    ),
+    "no watchdog that notices an error": (
+        with_environment(H100, TORCH_NCCL_BLOCKING_WAIT="true"),
+        Status.FAIL,
+        "environment",
+        "recovery-undone",
+    ),
+    "NVLink SHARP": (
+        with_environment(H100, NCCL_NVLS_ENABLE="2"),
+        Status.WARNING,
+        "environment",
+        "recovery-undone",
+    ),
     "NCCL_IB_HCA that matches nothing": (
         with_environment(H100, NCCL_IB_HCA="=mlx4_0:1"),
         Status.FAIL,
@@ -543,6 +562,29 @@ def test_a_variable_of_nccl_that_differs_does_not_keep_a_job_over_gloo_from_runn
     need = replace(ON_CPU, num_nodes=3, ranks_per_node=1, is_apart=True)
     found = only(judged(LINUX, with_environment(LINUX, NCCL_ALGO="Ring"), LINUX, need=need))
     assert (found.name, found.status) == ("settings", Status.WARNING)
+
+
+def test_a_variable_that_undoes_recovery_is_shown_with_its_cost_and_the_fix():
+    found = only(judged(with_environment(H100, TORCH_NCCL_ASYNC_ERROR_HANDLING="3")))
+    assert found.evidence == (
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING=3: torch's watchdog ends every survivor of a lost rank, "
+        "with its state"
+    )
+    assert found.fix == "unset TORCH_NCCL_ASYNC_ERROR_HANDLING (agents set 0)"
+
+
+def test_what_agents_would_set_and_names_that_give_way_to_it_harm_nothing():
+    same = {name: setting.value for name, setting in RECOVERY.items()}
+    harmful = dict.fromkeys((*RECOVERY, "NCCL_BLOCKING_WAIT"), "harms")
+    need = replace(ON_8_H100, harmful=harmful)
+    old = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
+    assert not_right(judged(with_environment(H100, **same, **old), need=need)) == {}
+
+
+def test_other_engines_have_the_plans_advice_about_torchs_watchdog():
+    need = replace(ON_8_H100, has_agents=False, harmful={"TORCH_NCCL_BLOCKING_WAIT": "waits"})
+    found = only(judged(with_environment(H100, TORCH_NCCL_BLOCKING_WAIT="1"), need=need))
+    assert (found.status, found.id) == (Status.WARNING, "debugging-left-on")
 
 
 def test_a_clock_that_nothing_keeps_right_is_said_beside_how_far_it_is_off():

@@ -29,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.control import messages as say
-from paceline.control.environment import environment_of_workers
+from paceline.control.environment import environment_of_workers, undone
 from paceline.control.health import EVERY_S, open_health
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
@@ -181,18 +181,26 @@ class Agent:
                 self._uplink.report(say.Stuck(seen=found))
 
     async def _watch_gpus(self) -> None:
-        """Report what the driver says of this machine's GPUs, where they are used."""
+        """Report settings that harm, and what the driver says of GPUs, where these are used."""
         if not self._on_accelerator:
             return
+        if self._node == 0:  # nodes whose settings differ are found before the run
+            for name, setting in undone(os.environ).items():
+                self._note(
+                    f"{name}={os.environ[name]} undoes recovery over NCCL: {setting.otherwise}; "
+                    f"unset {name}, and agents set {setting.value}"
+                )
         health = await asyncio.to_thread(open_health, self._node)
         if isinstance(health, str):
-            text = f"node {self._node}: the health of GPUs is not watched: {health}"
-            self._uplink.report(say.ForRecord(event=Noted(text=text)))
+            self._note(f"node {self._node}: the health of GPUs is not watched: {health}")
             return
         while True:
             for change in await asyncio.to_thread(health.changes):
                 self._uplink.report(say.ForRecord(event=change))
             await asyncio.sleep(EVERY_S)
+
+    def _note(self, text: str) -> None:
+        self._uplink.report(say.ForRecord(event=Noted(text=text)))
 
     async def _look_closer(self) -> None:
         """Tell what is to be seen of every worker; a late one's log gets it too."""

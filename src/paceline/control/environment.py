@@ -3,35 +3,81 @@ watchdogs. What the operator has set is left as it is.
 """
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from paceline.control.network import address_toward, interface_of
 from paceline.control.patience import meet_limit_s
 from paceline.topology import Cluster
 
-NCCL = {
-    # The controller decides who ends. By default (3) torch's watchdog ends each survivor too.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # The watchdog sleeps four times as long over an error, with a lock that leaving a group takes.
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
-    # One rank's error makes the monitors of all ranks end their processes, 8 minutes later.
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    # The monitor ends a process whose watchdog waits in CUDA for 8 minutes.
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # An error of CUDA in the watchdog ends the process before it can report anything.
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    # Only a communicator that does not block has a time limit while it is made.
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
-    # Aborts hang with NVLink SHARP, say NVIDIA (nvidia-resiliency-ext, usage guide). It costs
-    # bandwidth inside of a node with NVSwitch: how much is to be measured there.
-    "NCCL_NVLS_ENABLE": "0",
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A variable that recovery rests on."""
+
+    value: str
+    otherwise: str
+    """What any other value does: one line."""
+
+    is_needed: bool = False
+    """Whether nothing can be recovered in place without it."""
+
+
+RECOVERY: Mapping[str, Setting] = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": Setting(
+        "0", "torch's watchdog ends every survivor of a lost rank, with its state", True
+    ),
+    "TORCH_NCCL_BLOCKING_WAIT": Setting(
+        "0", "torch has no watchdog then, so no rank learns that a group has an error", True
+    ),
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": Setting(
+        "100",
+        "the watchdog sleeps four times as long over an error, and leaving a group waits for it",
+    ),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": Setting(
+        "0", "8 minutes after one rank's error torch's monitors end the processes of all ranks"
+    ),
+    "TORCH_NCCL_ENABLE_MONITORING": Setting(
+        "0", "torch's monitor ends a process whose watchdog waits in CUDA for 8 minutes"
+    ),
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": Setting(
+        "0", "an error of CUDA in the watchdog ends the process before it can report anything"
+    ),
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": Setting(
+        "1", "a communicator is made without a time limit: a rank lost meanwhile holds all others"
+    ),
+    # Says NVIDIA (nvidia-resiliency-ext, usage guide). Off costs bandwidth inside of a node with
+    # NVSwitch: how much is to be measured there.
+    "NCCL_NVLS_ENABLE": Setting("0", "aborts hang with NVLink SHARP"),
 }
-"""Read in torch 2.13's ProcessGroupNCCL.hpp and main's ProcessGroupNCCL.cpp."""
+"""What agents set for their workers, unless the operator has. Read in torch 2.13's
+ProcessGroupNCCL.hpp and main's ProcessGroupNCCL.cpp. Older names (NCCL_BLOCKING_WAIT) give way."""
 
 CONNECT_LIMIT = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
 """Seconds in which each call of NCCL is through on the host, or raises "NCCL timeout in" (torch's
 NCCLUtils.hpp). The first collective of a kind waits there for its communicator and for connections
 to all peers, which some reach late: they compile, or read data. So it has what a collective has.
 Nothing frees a rank from there: when a peer dies meanwhile, the controller ends its process."""
+
+
+def undone(environment: Mapping[str, str]) -> dict[str, Setting]:
+    """Variables that the operator has set otherwise than recovery needs, by name.
+
+    >>> list(undone({"NCCL_NVLS_ENABLE": "2", "TORCH_NCCL_BLOCKING_WAIT": "no"}))
+    ['NCCL_NVLS_ENABLE']
+    """
+    found = {name: environment[name].strip().lower() for name in RECOVERY if name in environment}
+    return {
+        name: RECOVERY[name]
+        for name, value in found.items()
+        if _BOOLEANS.get(value, value) != RECOVERY[name].value
+    }
+
+
+_BOOLEANS = dict.fromkeys(("n", "no", "f", "false"), "0") | dict.fromkeys(
+    ("y", "yes", "t", "true"), "1"
+)
+"""How torch also reads 0 and 1 (c10d's `getCvarBool`)."""
 
 
 def environment_of_workers(
@@ -51,8 +97,8 @@ def environment_of_workers(
         "LOCAL_WORLD_SIZE": str(cluster.ranks_per_node),
         "PYTHONUNBUFFERED": "1",
     }
-    for name, value in NCCL.items():
-        environment.setdefault(name, value)
+    for name, setting in RECOVERY.items():
+        environment.setdefault(name, setting.value)
     environment.setdefault(CONNECT_LIMIT, str(round(max(limit_s, meet_limit_s(num_ranks)))))
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environment:  # the older name, which gives way to it
         environment.setdefault("TORCH_FR_BUFFER_SIZE", "2000")

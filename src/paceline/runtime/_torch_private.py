@@ -2,9 +2,8 @@
 
 Read in torch 2.13; `SINCE` has what older ones that run, from 2.11, do not have. For each name
 `tests/runtime/test_torch_private.py` has a test that fails, with the name, where a torch no longer
-has it or it behaves otherwise; `tests/test_laws.py` finds private names in other files. Names are
-imported where they are used when their import is slow (the compiler, DTensor's debug tools) or needs
-an optional part of torch.
+has it or it behaves otherwise; `tests/test_laws.py` finds private names in other files. Imported
+where they are used are names whose import is slow (the compiler, DTensor's tools) or optional.
 
 Leaves out: private names of transformers, and texts that are only compared with (operators' names
 in tables, wrappers' prefixes in parameters' names): nothing breaks where torch renames those.
@@ -74,8 +73,8 @@ SINCE: Mapping[str, str] = {
     "FSDPState._fsdp_param_groups": "2.12",
     "FSDPModule.set_reduce_scatter_unused_params": "2.13",
 }
-"""Name that torch 2.11 lacks -> the first release that has it. Each is used in one function here,
-which also has the older way. Read in the wheels of 2.11.0, 2.12.0 and 2.13."""
+"""Name that torch 2.11 lacks -> the first release with it; its one user here has the older way too.
+Read in the wheels of 2.11.0, 2.12.0 and 2.13."""
 
 
 # Modules and tensors.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from paceline.check.preflight.need import Need
 from paceline.check.preflight.rdma import rdma_ports
 from paceline.check.preflight.result import Result, failed, passed, warned
+from paceline.control.environment import RECOVERY, undone
 from paceline.topology.node.facts import NodeFacts
 from paceline.topology.node.interfaces import named_by_gloo, named_by_nccl
 
@@ -28,6 +29,9 @@ _SLOW = {
     "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked with another one"),
     "NCCL_DEBUG": ("TRACE", "every collective writes to the log"),
 }
+_GIVE_WAY = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT")
+"""Older names, which torch does not read where the newer one is set, as agents do."""
+
 _OLD = {
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
@@ -101,6 +105,7 @@ def check_environment(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
     """What else is set and harms."""
     found = [
         *_harmful(node, facts, need),
+        *_recovery(node, facts, need),
         *_slow(node, facts),
         *_network(node, facts, need),
         *_libraries(node, facts),
@@ -117,9 +122,24 @@ def _harmful(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
         value = facts.environment.get(variable)
         if value is None or _HARMLESS_AT.get(variable) == value:
             continue
+        if need.has_agents and variable in (*RECOVERY, *_GIVE_WAY):
+            continue
         id = _IDS.get(variable, "debugging-left-on")
         said = f"{variable}={value}: {reason}"
         yield warned("environment", node, said, id=id, fix=f"unset {variable}")
+
+
+def _recovery(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
+    """What the operator has set, agents therefore leave, and recovery does not get through."""
+    if need.backend != "nccl" or not need.has_agents:
+        return
+    for variable, setting in undone(facts.environment).items():
+        said = f"{variable}={facts.environment[variable]}: {setting.otherwise}"
+        fix = f"unset {variable} (agents set {setting.value})"
+        if setting.is_needed:
+            yield failed("environment", node, said, id="recovery-undone", fix=fix)
+        else:
+            yield warned("environment", node, said, id="recovery-undone", fix=fix)
 
 
 def _slow(node: str, facts: NodeFacts) -> Iterator[Result]:
