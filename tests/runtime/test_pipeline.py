@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from tests.ranks import run_ranks
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_schedule
 from paceline.parallel.stages import is_v_shaped
@@ -33,6 +35,7 @@ from paceline.runtime.strategy.pipeline.pipeline import (
     forward_backward,
     split_stages,
 )
+from paceline.runtime.strategy.pipeline.schedules import Stage
 from paceline.runtime.strategy.pipeline.stages import check_stages, take_stage
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
@@ -454,3 +457,11 @@ def run_pretended(layout: Layout, rank: int) -> None:
         assert missing == []
     finally:
         dist.destroy_process_group()
+
+
+def test_a_torch_whose_stages_allocate_otherwise_is_refused(monkeypatch):
+    monkeypatch.delattr(PipelineStage, "_setup_forward_recv_info")  # torch 2.11 has none
+    meta: Any = torch.empty(0, device="meta")
+    layout: Any = None
+    with pytest.raises(JobError, match=r"needs torch 2\.12 or newer"):
+        Stage(nn.Identity(), 0, layout, layout, meta, meta, torch.device("cpu"))

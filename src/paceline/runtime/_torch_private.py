@@ -71,10 +71,11 @@ OVERRIDDEN: Mapping[str, tuple[str, ...]] = {
 
 SINCE: Mapping[str, str] = {
     "FSDPState._fsdp_param_groups": "2.12",
+    "PipelineStage._setup_forward_recv_info": "2.12",
     "FSDPModule.set_reduce_scatter_unused_params": "2.13",
 }
-"""Name that torch 2.11 lacks -> the first release with it; its one user here has the older way too.
-Read in the wheels of 2.11.0, 2.12.0 and 2.13."""
+"""Name that torch 2.11 lacks -> the first release with it, read in the wheels of each. What uses
+the names of FSDP2 has the older way, too; pipelines are refused without theirs (`R064`)."""
 
 
 # Modules and tensors.
@@ -349,10 +350,9 @@ def reduce_unused(part: "FSDPModule") -> None:
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True)
         return
-    for module in cast(nn.Module, part).modules():
-        if hasattr(module, "_get_fsdp_state"):
-            for group in _fsdp_groups(cast("FSDPModule", module)):
-                group.post_backward = partial(_reduce_all_of, group, group.post_backward)
+    for module in cast(Any, part).modules():
+        for group in _fsdp_groups(module) if hasattr(module, "_get_fsdp_state") else ():
+            group.post_backward = partial(_reduce_all_of, group, group.post_backward)
 
 
 def _reduce_all_of(group: Any, post_backward: Callable[..., None], *given: Any) -> None:

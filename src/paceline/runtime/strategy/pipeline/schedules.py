@@ -33,6 +33,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
 from paceline.runtime._torch_private import fsdp_compute_type, is_view
@@ -112,7 +113,17 @@ class Stage(PipelineStage):
             hidden_BSH: Like what goes from stage to stage, on meta; also its type.
             device: Where it computes, and receives: offloaded parameters are in host memory.
             forward_context: Around the forward pass and the loss: autocast.
+
+        Raises:
+            JobError: `R064`, torch is older than 2.12, whose stages allocate otherwise.
         """
+        if not hasattr(PipelineStage, "_setup_forward_recv_info"):
+            raise JobError.of(
+                code="R064",
+                what=f"a pipeline needs torch 2.12 or newer; this is torch {torch.__version__}",
+                where="layout.pipeline",
+                fix="pip install 'torch>=2.12', or set layout.pipeline to 1",
+            )
         is_last = index == num_stages(layout) - 1
         super().__init__(
             part,
