@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,20 +15,24 @@ from typing import Any
 
 import torch
 from tests.gpu.kit import CPU_PATIENCE, LIMITS_S, ROOT, Line, tied
-from tests.gpu.layouts import LAYOUTS, job_of, median_s, real_rank, stage_of
+from tests.gpu.layouts import LAYOUTS, job_of, median_s, stage_of
+from tests.gpu.programs import ALONE, HOLDER, STICKY, SUM
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
 
 from paceline.launch.prove import Prover
 from paceline.launch.selftest import Check, drilled, job_text
 from paceline.plan import Plan, plan_job
 from paceline.prove.proof import Proof
 from paceline.prove.request import request_of
-from paceline.runtime.devices import synchronize
 
 BYTES = {"cuda": 20 << 30, "cpu": 8 << 20}
-"""Device -> state that is staged, and twice as much memory that a killed process held."""
+"""Device -> state that is staged, and twice as much memory that a killed process held. At the most:
+a third of what is free, so that a smaller GPU holds both."""
 
 GUARDED = {"cuda": 7_000_000_000, "cpu": 1_000_000}
-"""Device -> parameters that are fingerprinted, in float32 (28 GB on a GPU)."""
+"""Device -> parameters that are fingerprinted, in float32 (28 GB on a GPU). At the most: two thirds
+of the memory that is free."""
 
 CALIBRATE_S = {"cuda": 80, "cpu": 5}
 MAKING_LIMIT_S = 5
@@ -38,7 +42,9 @@ def contract(device: str) -> Line:
     """The double's contract, held by real NCCL with one rank."""
     expected = "each sentence of tests/sim/test_contract.py that one rank can show"
     backend = {"PACELINE_CONTRACT": "nccl"} if device == "cuda" else {}
-    command = [sys.executable, "-m", "pytest", "-q", "tests/sim/test_contract.py"]
+    # With the project's own options pytest refuses settings of plugins that are not installed.
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-o", "filterwarnings="]
+    command += ["--import-mode=importlib", "tests/sim/test_contract.py"]
     done = subprocess.run(
         tied([*command, "-k", "one_rank", "-p", "no:cacheprovider"]),
         capture_output=True, text=True, cwd=ROOT, env=os.environ | backend, check=False,
@@ -48,7 +54,7 @@ def contract(device: str) -> Line:
 
 
 def memory(device: str) -> Line:
-    """The allocator's peak of ten layouts against `prove`."""
+    """The allocator's peak of eleven layouts against `prove`."""
     differing, shares, reserved = [], [], []
     for name, seen, (plan, proof) in _layouts(device):
         wanted = proof.stages[stage_of(name, plan)].peak_bytes
@@ -106,28 +112,6 @@ def calibrate(device: str) -> Line:
     return _line("calibrate", "H100: 70 to 85 % of 989 TFLOP/s, 85 to 95 % of 3.35 TB/s", found)
 
 
-_ALONE = """
-import os, sys, time
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-device, store, limit_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
-began = time.monotonic()
-try:
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=0,
-        world_size=2, timeout=timedelta(seconds=limit_s),
-    )
-    dist.all_reduce(torch.ones(1, device=device))
-    if device == "cuda":
-        torch.cuda.synchronize()
-    print("made", time.monotonic() - began, flush=True)
-except Exception as error:
-    print(type(error).__name__, time.monotonic() - began, flush=True)
-os._exit(0)
-"""
-
-
 def making(device: str) -> Line:
     """Rank 0 of 2, and nobody comes: when does making the group end?"""
     found = {}
@@ -139,7 +123,7 @@ def making(device: str) -> Line:
         }
         with TemporaryDirectory() as folder:
             words = [device, f"{folder}/store", str(MAKING_LIMIT_S)]
-            found[way] = _child(_ALONE, words, limit_s=20, env=env) or "killed after 20 s"
+            found[way] = _child(ALONE, words, limit_s=20, env=env) or "killed after 20 s"
         if device == "cpu":
             break  # gloo has one way
     said = "; ".join(f"{way}: {what}" for way, what in found.items())
@@ -148,21 +132,16 @@ def making(device: str) -> Line:
     return _line("making", f"non-blocking raises after {MAKING_LIMIT_S} s", said, ok=ends)
 
 
-_HOLDER = """
-import sys, time, torch
-held = torch.ones(int(sys.argv[2]), dtype=torch.uint8, device=sys.argv[1])
-print("held", flush=True)
-time.sleep(600)
-"""
-
-
 def death(device: str) -> Line:
     """How long a killed process keeps its device memory, and whether another can start at once."""
-    num_bytes = 2 * BYTES[device]
-    command = [sys.executable, "-c", _HOLDER, device, str(num_bytes)]
+    num_bytes = 2 * _at_most(BYTES[device], device, share=1 / 3)
+    command = [sys.executable, "-c", HOLDER, device, str(num_bytes)]
     process = subprocess.Popen(tied(command), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()
+    if process.stdout.readline() != "held\n":
+        process.communicate()
+        said = f"the process that was to hold {num_bytes / 2**30:.2f} GiB ended before it did"
+        return _line("death", "memory comes back", said, ok=False)
     before = _free_bytes(device)
     process.send_signal(signal.SIGKILL)
     began = time.monotonic()
@@ -179,27 +158,9 @@ def death(device: str) -> Line:
     return _line("death", "some seconds: the number goes into the policy", found)
 
 
-_STICKY = """
-import os, sys, torch
-device = sys.argv[1]
-table = torch.nn.Embedding(4, 4, device=device)
-def fails(call):
-    try:
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-    except Exception as error:
-        return type(error).__name__
-    return "works"
-first = fails(lambda: table(torch.tensor([9], device=device)))
-print(first, fails(lambda: torch.ones(1, device=device) + 1), flush=True)
-os._exit(0)
-"""
-
-
 def sticky(device: str) -> Line:
     """After a device assert every call of the process fails; a fresh process works."""
-    first, _, following = _child(_STICKY, [device], limit_s=30).partition(" ")
+    first, _, following = _child(STICKY, [device], limit_s=30).partition(" ")
     fresh = _child("import torch, sys; print(torch.ones(1, device=sys.argv[1]).item())", [device])
     found = f"the assert: {first}; the next call: {following}; a fresh process: {fresh}"
     wanted = following != "works" if device == "cuda" else following == "works"
@@ -212,7 +173,8 @@ def stall(device: str) -> Line:
     """The checkpoint's stage: state to pinned memory, and read back."""
     from paceline.runtime.checkpoint._stage import Stage
 
-    num = BYTES[device] // 4 // 8
+    num_bytes = _at_most(BYTES[device], device, share=1 / 3)
+    num = num_bytes // 4 // 8
     tensors = [torch.full((num,), float(number), device=device) for number in range(8)]
     records = [SimpleNamespace(num_bytes=4 * num) for _ in tensors]
     share: Any = SimpleNamespace(tensors=tensors, records=records)
@@ -228,10 +190,13 @@ def stall(device: str) -> Line:
         for number, start in enumerate(starts)
     )
     stage.close()
-    rate = BYTES[device] / times[1]
-    found = f"{BYTES[device] / 2**30:.2f} GiB at {rate / 1e9:.1f} GB/s, first {times[0]:.2f} s"
+    rate = num_bytes / times[1]
+    found = f"{num_bytes / 2**30:.2f} GiB at {rate / 1e9:.1f} GB/s, first {times[0]:.2f} s"
     fast = rate > 20e9 if device == "cuda" else True
     return _line("stall", "over 20 GB/s, values right", found, ok=right and fast)
+
+
+NEWER_NCCL = "pip install --no-deps 'nvidia-nccl-cu{}>=2.30' puts it in the place of torch's"
 
 
 def two_ranks(device: str) -> Line:
@@ -241,10 +206,11 @@ def two_ranks(device: str) -> Line:
     version = tuple(torch.cuda.nccl.version())
     if version < (2, 30):
         known = ".".join(str(part) for part in version)
-        found = f"NCCL is {known}, which gives two ranks no GPU in common; put 2.30 before torch's"
+        cuda = (torch.version.cuda or "13").partition(".")[0]
+        found = f"NCCL is {known}: two ranks share a GPU from 2.30 on, {NEWER_NCCL.format(cuda)}"
         return Line(name="two-ranks", expected="-", found=found, verdict="not run")
     env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
-    said = _pair(_SUM, device, "nccl", env=env, limit_s=40)
+    said = _pair(SUM, device, "nccl", env=env, limit_s=40)
     if said != ["3.0", "3.0"]:
         found = f"no all_reduce: {'; '.join(said)}"
         return _line("two-ranks", "an all_reduce gives 3.0", found, ok=False)
@@ -255,10 +221,11 @@ def two_ranks(device: str) -> Line:
     return _line("two-ranks", "the undisturbed SHA-256 after every fault", found, ok=ok)
 
 
-def drills(nursery: str) -> Iterator[Check]:
+def drills(nursery: str, names: Iterable[str] | None = None) -> Iterator[Check]:
     """The faults in runs of two ranks, whose workers come from this nursery."""
     os.environ["PACELINE_NURSERY"] = nursery
-    for name, (optimizer, steps, faults) in DRILLS.items():
+    for name in names or DRILLS:
+        optimizer, steps, faults = DRILLS[name]
         with TemporaryDirectory() as folder:
             job = Path(folder) / "job.yaml"
             job.write_text(job_text("cpu", nodes=2, per_node=1, steps=steps, optimizer=optimizer))
@@ -282,89 +249,12 @@ DRILLS = {
 hits the rank that takes the killed one's place."""
 
 
-_MEET = """
-import hashlib, os, signal, sys, time
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-device, backend, store, rank = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-def meet(name, seconds=100):
-    dist.init_process_group(backend, init_method=f"file://{store}-{name}", rank=rank,
-                            world_size=2, timeout=timedelta(seconds=seconds))
-"""
-_SUM = (
-    _MEET
-    + """
-meet("sum")
-one = torch.full((1,), rank + 1.0, device=device)
-dist.all_reduce(one)
-print(one.item(), flush=True)
-os._exit(0)
-"""
-)
-_HEAL = (
-    _MEET
-    + """
-torch.manual_seed(0)
-role = sys.argv[5]
-model = torch.nn.Linear(64, 64).to(device)
-optimizer = torch.optim.AdamW(model.parameters())
-def train(first, last):
-    for step in range(first, last):
-        data = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
-        model(data.to(device)).square().mean().backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-        if role == "dies" and step == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.step()
-        optimizer.zero_grad()
-def held():
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
-if role in ("calm", "dies", "survives"):
-    meet("first")
-    try:
-        train(0, 8 if role == "calm" else 4)
-    except RuntimeError:
-        pass
-before = held()
-if role in ("survives", "comes"):
-    if role == "survives":
-        optimizer.zero_grad()
-        dist.destroy_process_group()
-    meet("second")
-    if role == "comes":
-        for parameter in model.parameters():
-            optimizer.state[parameter] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, 0)
-        for value in optimizer.state[parameter].values():
-            dist.broadcast(value, 0)
-    done = int(next(iter(optimizer.state.values()))["step"])
-    train(done, 8)
-state = hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters()))
-print(state.hexdigest()[:16], held() - before if role == "survives" else 0, flush=True)
-os._exit(0)
-"""
-)
-
-
 def gloo_on_gpu(device: str) -> Line:
-    """Device tensors over gloo: one of two processes is killed, another one is healed by it."""
-    calm = _pair(_HEAL, device, "gloo", roles=("calm", "calm"))
-    broken = _pair(_HEAL, device, "gloo", roles=("survives", "dies", "comes"))
-    expected = "the undisturbed SHA-256, the same memory"
-    if failed := [said for said in (*calm, *broken) if said.startswith(_NOTHING)]:
-        return _line("gloo-on-gpu", expected, failed[0], ok=False)
-    states = {said.split()[0] for said in (*calm, *broken) if said}
-    more = max((int(said.split()[1]) for said in broken if said), default=0)
-    found = f"SHA-256 {', '.join(sorted(states))}; device memory after - before: {more} bytes"
-    ok = len(states) == 1 and more == 0 and sum(map(bool, broken)) == 2
-    return _line("gloo-on-gpu", expected, found, ok=ok)
+    """Paceline's own recovery over gloo with the device's tensors: kills, a hang, one SHA-256."""
+    os.environ["PACELINE_KIT_DEVICE"] = device
+    (check,) = drills("tests.gpu.gloo_nursery", ["kills and a stop"])
+    expected = "the undisturbed SHA-256 after every fault"
+    return _line("gloo-on-gpu", expected, check.found, ok=check.status == "pass")
 
 
 def same_bits(device: str) -> Line:
@@ -389,11 +279,50 @@ def guard(device: str) -> Line:
     from paceline.runtime.recovery.fingerprint import fingerprint
 
     where = torch.device(device)
-    tensors = [torch.ones(GUARDED[device] // 16, device=device) for _ in range(16)]
+    num = _at_most(GUARDED[device], device, bytes_each=4, share=2 / 3) // 16
+    tensors = [torch.ones(num, device=device) for _ in range(16)]
     names = [(str(number), tensor) for number, tensor in enumerate(tensors)]
     seconds = median_s(lambda: fingerprint(iter(names)), where)
-    found = f"{GUARDED[device] / 1e9:g} billion parameters in {1000 * seconds:.1f} ms"
+    found = f"{16 * num / 1e9:.2g} billion parameters in {1000 * seconds:.1f} ms"
     return _line("guard", "below 1 % of a step at the chosen interval", found)
+
+
+def narrow(device: str) -> Line:
+    """Products in bf16 and in float8 against float64, and training in both."""
+    from paceline.runtime.strategy.fp8 import product
+
+    torch.manual_seed(0)
+    left, right = torch.randn(256, 512, device=device), torch.randn(128, 512, device=device)
+    exact = (left.cpu().double() @ right.cpu().double().T).norm()
+    has_float8 = device != "cuda" or torch.cuda.get_device_capability() >= (8, 9)
+    errors, losses = {}, {}
+    for name, times, most in (
+        ("bf16", lambda a, b: a @ b.T, 2**-7),
+        ("fp8", product, 2**-4),
+    )[: 1 + has_float8]:
+        found = times(left.bfloat16(), right.bfloat16()).cpu().double()
+        off = (found - left.cpu().double() @ right.cpu().double().T).norm() / exact
+        errors[name] = (float(off), most)
+        losses[name] = _trained(name, device)
+    said = ", ".join(
+        f"{name}: off by {off:.2%}, loss {losses[name][0]:.3f} to {losses[name][1]:.3f}"
+        for name, (off, _) in errors.items()
+    )
+    said += "" if has_float8 else "; float8 needs compute capability 8.9"
+    ok = all(off < most for off, most in errors.values())
+    ok = ok and all(last < 0.9 * first for first, last in losses.values())
+    return _line("narrow", "off by rounding (0.8 %, 6 %), and the loss falls", said, ok=ok)
+
+
+def _trained(precision: str, device: str) -> tuple[float, float]:
+    """The first and the last loss of a few steps of a small decoder on one batch."""
+    from paceline.runtime.strategy.fp8 import use_float8
+
+    model, step = _small_decoder(device)
+    if precision == "fp8":
+        use_float8(model)
+    losses = [step() for _ in range(12)]
+    return losses[0], losses[-1]
 
 
 def compiled(device: str) -> Line:
@@ -402,19 +331,43 @@ def compiled(device: str) -> Line:
 
     from paceline.runtime.strategy.compiling import compile_blocks
 
-    job = job_of("sharding: none", device, _accelerator(device))
-    where = torch.device(device)
-    with real_rank(job, plan_job(job), 0, where) as made:
-        backend = "inductor" if device == "cuda" else "aot_eager"
-        compile_blocks(made.model, device_type=device, backend=backend)
-        began = time.monotonic()
-        made.step()
-        synchronize(where)
-        first_s = time.monotonic() - began
-        seconds = median_s(made.step, where)
+    # Not under `torch.device`, as the layouts are: the compiler breaks graphs at that mode.
+    model, step = _small_decoder(device, layers=4 if device == "cpu" else 16)
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    compile_blocks(model, device_type=device, backend=backend)
+    began = time.monotonic()
+    step()
+    first_s = time.monotonic() - began
+    seconds = median_s(step, torch.device(device))
     graphs = counters["stats"]["unique_graphs"]
     found = f"{graphs} graphs, first step {first_s:.1f} s, then {1000 * seconds:.1f} ms"
-    return _line("compile", "one graph a kind of block", found, ok=graphs == 1)
+    return _line("compile", "one graph for all blocks", found, ok=graphs == 1)
+
+
+def _small_decoder(device: str, *, layers: int = 2) -> tuple[nn.Module, Callable[[], float]]:
+    """A decoder of the runtime's, and what makes a step of it in bf16 and returns the loss."""
+    from paceline.profile.shape import DecoderShape
+    from paceline.runtime.decoder import Decoder
+
+    torch.manual_seed(0)
+    shape = DecoderShape(
+        layers=layers, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=128, vocab=256,
+        tied_embeddings=False,
+    )  # fmt: skip
+    model = Decoder(shape, 32).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    tokens = torch.randint(0, 256, (4, 33)).to(device)
+
+    def step() -> float:
+        with torch.autocast(device, torch.bfloat16):
+            scores = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(scores.float().flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return model, step
 
 
 CHECKS: Mapping[str, Callable[[str], Line]] = {
@@ -430,6 +383,7 @@ CHECKS: Mapping[str, Callable[[str], Line]] = {
     "gloo-on-gpu": gloo_on_gpu,
     "same-bits": same_bits,
     "guard": guard,
+    "narrow": narrow,
     "compile": compiled,
 }
 assert CHECKS.keys() == LIMITS_S.keys()
@@ -463,9 +417,11 @@ def _layout(name: str, device: str, *, deterministic: bool = False) -> dict[str,
 def _layouts(device: str) -> Iterator[tuple[str, dict[str, Any], tuple[Plan, Proof]]]:
     """Every layout with what was measured, or why it `failed`, and its proof. Proofs need no
     device: as many are made beside the measurements as there are cores for it."""
+    has_pipelines = hasattr(PipelineStage, "_setup_forward_recv_info")  # since torch 2.12
+    names = [name for name in LAYOUTS if has_pipelines or "pipeline" not in name]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
-        proofs = {name: pool.submit(_proved, name, device) for name in LAYOUTS}
-        for name in LAYOUTS:
+        proofs = {name: pool.submit(_proved, name, device) for name in names}
+        for name in names:
             try:
                 seen = _layout(name, device)
             except RuntimeError as error:
@@ -483,6 +439,14 @@ def _proved(name: str, device: str) -> tuple[Plan, Proof]:
 
 def _free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info()[0] if device == "cuda" else 0
+
+
+def _at_most(wanted: int, device: str, *, share: float, bytes_each: int = 1) -> int:
+    """As many as are wanted, or as fit into a share of the device's free memory; a multiple of
+    128, so that sixteen tensors take equal parts of it."""
+    if device == "cuda":
+        wanted = min(wanted, int(share * _free_bytes(device)) // bytes_each)
+    return wanted // 128 * 128
 
 
 def _child(
@@ -505,22 +469,19 @@ def _pair(
     device: str,
     backend: str,
     *,
-    roles: tuple[str, ...] = ("", ""),
-    env: Mapping[str, str] | None = None,
-    limit_s: float = 50,
+    env: Mapping[str, str],
+    limit_s: float,
 ) -> list[str]:
-    """What the processes print at last, or why they print `_NOTHING`; empty where one was to die.
-    The first is rank 0, all others are rank 1."""
+    """What each of two ranks prints at last, or why it prints nothing."""
     limit_s *= CPU_PATIENCE if device == "cpu" else 1
     with TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
-                tied([sys.executable, "-c", program, device, backend, f"{folder}/store",
-                      str(min(number, 1)), role]),
+                tied([sys.executable, "-c", program, device, backend, f"{folder}/store", rank]),
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **env},
             )
-            for number, role in enumerate(roles)
+            for rank in ("0", "1")
         ]  # fmt: skip
         end, said = time.monotonic() + limit_s, []
         for process in processes:
@@ -529,11 +490,6 @@ def _pair(
             except subprocess.TimeoutExpired:
                 process.kill()
                 printed, why = process.communicate()[0], f"nothing in {limit_s:.0f} s"
-            nothing = f"{_NOTHING} {(why.strip().splitlines() or ['it ended'])[-1]}"
-            was_killed = process.returncode == -signal.SIGKILL and not why
-            lines = printed.strip().splitlines() or ["" if was_killed else nothing]
-            said.append(lines[-1])
+            nothing = f"no answer: {(why.strip().splitlines() or ['it ended'])[-1]}"
+            said.append((printed.strip().splitlines() or [nothing])[-1])
         return said
-
-
-_NOTHING = "no answer:"

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -31,17 +32,18 @@ Verdict = Literal["pass", "fail", "measured", "not run"]
 
 LIMITS_S = {
     "contract": 90,
-    "memory": 300,
-    "time": 210,
-    "calibrate": 120,
+    "memory": 270,
+    "time": 190,
+    "calibrate": 100,
     "making": 75,
     "death": 45,
     "sticky": 45,
     "stall": 100,
     "two-ranks": 150,
-    "gloo-on-gpu": 90,
+    "gloo-on-gpu": 120,
     "same-bits": 150,
     "guard": 40,
+    "narrow": 40,
     "compile": 85,
 }
 """Check -> seconds that its process may take: 25 minutes in all."""
@@ -87,15 +89,40 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if any(line.verdict == "fail" for line in lines) else 0
 
 
+PYTHONS = ((3, 11), (3, 13))
+TORCH = (2, 11)
+GPU_GIB = 15
+"""Memory that has to be free. The largest layout takes 12.1 GiB on a small GPU, by the plan's
+estimate."""
+
+PACKAGES = {
+    "click": "click", "jinja2": "jinja2", "msgspec": "msgspec", "numpy": "numpy",
+    "pydantic": "pydantic", "pytest": "pytest", "xxhash": "xxhash", "yaml": "pyyaml",
+}  # fmt: skip
+"""Module that the checks import -> its package, beside PyTorch."""
+
+
 def why_no_gpu() -> str | None:
-    """Why there is nothing to check; None where PyTorch has a CUDA device."""
+    """Why there is nothing to check; None where Python, packages and a GPU are there."""
+    first, last = (".".join(map(str, each)) for each in PYTHONS)
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+        return f"this is Python {platform.python_version()}; it needs {first} to {last}"
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        return f"this Python has no {', '.join(missing)} (docs/gpu.md has the list of wheels)"
     try:
         import torch
     except ImportError as error:
         return f"PyTorch cannot be imported ({error})"
-    if torch.cuda.is_available():
-        return None
-    return f"PyTorch {torch.__version__} sees no CUDA device on this machine"
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH:
+        return f"this is PyTorch {torch.__version__}; it needs {'.'.join(map(str, TORCH))} or newer"
+    if not torch.cuda.is_available():
+        return f"PyTorch {torch.__version__} sees no CUDA device on this machine"
+    free = torch.cuda.mem_get_info()[0] / 2**30
+    if free < GPU_GIB:
+        name = torch.cuda.get_device_name()
+        return f"{free:.1f} GiB of the {name}'s memory are free; it needs {GPU_GIB} GiB"
+    return None
 
 
 def run_check(name: str, device: str, *, limit_s: float | None = None) -> Line:

@@ -51,10 +51,15 @@ EXPERTS = {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 
 
 SIZES = {
     "cuda": ("{decoder: {layers: 16, hidden: 2048, heads: 16, vocab: 32000}}", 4096, 8, 8),
+    "small cuda": ("{decoder: {layers: 8, hidden: 2048, heads: 16, vocab: 32000}}", 2048, 8, 8),
     "cpu": ("{decoder: {layers: 4, hidden: 64, heads: 8, vocab: 256}}", 64, 8, 8),
 }
 """Device -> the decoder, tokens of a sample, nodes and ranks of a node. About 0.95 billion
-parameters on a GPU: DDP holds 15 GB of state."""
+parameters on a GPU, of which DDP holds 15 GB of state; half of them on a small one."""
+
+SMALL_GIB = 30
+"""A GPU with less memory is small: DDP takes 24.5 GiB else, and 12.1 GiB there, by the plan's
+estimate."""
 
 CALLS = {"cuda": (3, 10), "cpu": (1, 2)}
 """Device -> calls that are not timed, and those that are."""
@@ -62,7 +67,8 @@ CALLS = {"cuda": (3, 10), "cpu": (1, 2)}
 
 def job_of(layout: str, device: str, accelerator: str) -> Job:
     """The job of one layout: one sample a data rank and micro-batch."""
-    model, seq_len, nodes, per_node = SIZES[device]
+    is_small = device == "cuda" and torch.cuda.mem_get_info()[1] < SMALL_GIB * 2**30
+    model, seq_len, nodes, per_node = SIZES["small cuda" if is_small else device]
     folder = Path()
     if "expert:" in layout:
         model, folder = "{hf_config: config.json}", _experts(device)

@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
 
 import pytest
 import torch
@@ -21,6 +25,103 @@ def test_without_a_gpu_the_kit_says_so_in_one_sentence_and_does_not_pass(monkeyp
     assert said.out == ""
     assert said.err.startswith("./test-gpu: nothing was checked: PyTorch")
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "torch_version", "free", "said"),
+    [
+        ((3, 10, 4), "2.11.0", 80, "it needs 3.11 to 3.13"),
+        ((3, 14, 0), "2.11.0", 80, "it needs 3.11 to 3.13"),
+        ((3, 12, 3), "2.6.0+cu124", 80, "this is PyTorch 2.6.0+cu124; it needs 2.11 or newer"),
+        ((3, 12, 3), "2.11.0+cu130", 3, "3.0 GiB of the NVIDIA L4's memory are free"),
+        ((3, 12, 3), "2.11.0+cu130", 22, None),
+    ],
+)
+def test_what_no_check_would_get_through_is_found_before_the_first_one(
+    monkeypatch, version, torch_version, free, said
+):
+    monkeypatch.setattr(kit.sys, "version_info", version)
+    monkeypatch.setattr(torch, "__version__", torch_version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * 2**30, 24 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L4")
+    why = kit.why_no_gpu()
+    assert why is None if said is None else said in why
+
+
+def test_packages_that_are_missing_are_named_before_the_first_check(monkeypatch):
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name in ("xxhash", "yaml") else name)
+    assert (
+        kit.why_no_gpu() == "this Python has no xxhash, pyyaml (docs/gpu.md has the list of wheels)"
+    )
+
+
+def needed(names: Iterable[str]) -> set[str]:
+    """Packages and all that they need, here, without extras."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        name = re.split(r"[^A-Za-z0-9._-]", left.pop())[0].lower().replace("_", "-")
+        if name in found:
+            continue
+        found.add(name)
+        wanted = metadata.requires(name) or []
+        left += [each for each in wanted if ";" not in each]
+    return found
+
+
+def test_the_page_lists_every_wheel_that_the_kit_needs():
+    project = tomllib.loads((kit.ROOT / "pyproject.toml").read_text())["project"]
+    block = re.search(r"pip download -d wheels ([^`]*)\n```", PAGE.read_text())
+    assert block is not None
+    listed = set(block[1].replace("\\\n", " ").split())
+    wanted = needed([*project["dependencies"], *kit.PACKAGES.values()])
+    assert wanted - listed == set()
+
+
+def test_a_contract_is_checked_without_the_plugins_of_the_projects_own_tests(monkeypatch):
+    commands = []
+
+    def run(command, **options):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout="6 passed\n", stderr="")
+
+    monkeypatch.setattr(checks.subprocess, "run", run)
+    assert CHECKS["contract"]("cpu").verdict == "pass"
+    (command,) = commands
+    words = command[command.index("pytest") :]
+    done = REAL_RUN(
+        [sys.executable, "-m", *words, "-p", "no:timeout", "--collect-only"],
+        capture_output=True, text=True, cwd=kit.ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_one_rank_after_an_abort_another_group_can_be_made" in done.stdout
+
+
+REAL_RUN = subprocess.run
+
+
+def test_a_holder_that_never_held_is_a_fail_of_its_own(monkeypatch):
+    monkeypatch.setattr(checks, "HOLDER", "raise MemoryError")
+    line = CHECKS["death"]("cpu")
+    assert (line.verdict, line.expected) == ("fail", "memory comes back")
+    assert line.found.endswith("ended before it did")
+
+
+def test_sizes_follow_the_memory_that_is_free(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (22 * 2**30, 24 * 2**30))
+    held = 2 * checks._at_most(20 << 30, "cuda", share=1 / 3)
+    assert 14 * 2**30 < held < 15 * 2**30
+    assert checks._at_most(7_000_000_000, "cuda", bytes_each=4, share=2 / 3) < 22 * 2**30 / 4
+    assert checks._at_most(8 << 20, "cuda", share=1 / 3) == 8 << 20
+
+
+def test_two_ranks_without_a_newer_nccl_are_not_run_and_said_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    line = CHECKS["two-ranks"]("cuda")
+    assert line.verdict == "not run"
+    assert "pip install --no-deps 'nvidia-nccl-cu13>=2.30'" in line.found
 
 
 def test_all_checks_together_take_25_minutes_at_most():
@@ -89,7 +190,7 @@ def test_the_table_replaces_the_pages_figures_and_nothing_else():
 @pytest.mark.parametrize(
     "name",
     [
-        *("stall", "guard", "death"),
+        *("stall", "guard", "death", "narrow"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("sticky", "gloo-on-gpu")),
     ],
 )
@@ -105,8 +206,9 @@ def test_two_ranks_on_one_gpu_are_not_run_without_nccl():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nursery", ["paceline.runtime.nursery", "tests.sim.nursery"])
+@pytest.mark.parametrize("nursery", ["tests.gpu.gloo_nursery", "tests.sim.nursery"])
 def test_the_drills_of_two_ranks_hold_over_gloo_and_over_the_double(monkeypatch, nursery):
+    monkeypatch.setenv("PACELINE_KIT_DEVICE", "cpu")
     if nursery == "tests.sim.nursery":  # every kernel of it takes 0.4 ms
         few = ("kill rank=1 step=3 phase=backward", "kill rank=1 step=3 phase=restore")
         monkeypatch.setattr(checks, "DRILLS", {"kills": ("adamw", 5, few)})

@@ -75,10 +75,10 @@ def see_alone(rank: int, world: int) -> dict:
         work = dist.all_reduce(value, group=own, async_op=True)
         found["done at the call's return"] = work.is_completed()
     found["read"] = value.tolist()
+    far, near = torch.ones(1, device=DEVICE), torch.zeros(1)
+    if DEVICE == "cuda":
+        near = near.pin_memory()  # out here: to pin memory may wait for the device
     with held():
-        far, near = torch.ones(1, device=DEVICE), torch.zeros(1)
-        if DEVICE == "cuda":
-            near = near.pin_memory()
         near.copy_(far, non_blocking=True)
         found["copy before the synchronisation"] = near.item()
     torch.get_device_module(DEVICE).synchronize()
@@ -91,6 +91,9 @@ def see_alone(rank: int, world: int) -> dict:
     found["waited"] = work.wait(timedelta(seconds=1))
     found["error"] = backend.get_error().name
     found["next call"] = raised(lambda: dist.all_reduce(value, group=own))
+    again, summed = group(), torch.full((2,), 3.0, device=DEVICE)
+    dist.all_reduce(summed, group=again)
+    found["summed again"] = summed.tolist()
     return found
 
 
@@ -119,6 +122,10 @@ def test_one_rank_after_an_abort_nothing_says_so_but_the_next_call(alone):
     assert alone["waited"] is True
     assert alone["error"] == "SUCCESS"
     assert "aborted" in alone["next call"]
+
+
+def test_one_rank_after_an_abort_another_group_can_be_made_in_the_process(alone):
+    assert alone["summed again"] == [3.0, 3.0]
 
 
 # ---- two ranks
