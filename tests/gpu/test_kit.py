@@ -116,6 +116,18 @@ def test_sizes_follow_the_memory_that_is_free(monkeypatch):
     assert checks._at_most(8 << 20, "cuda", share=1 / 3) == 8 << 20
 
 
+def test_layouts_that_this_torch_or_a_package_lacks_are_left_out(monkeypatch):
+    monkeypatch.delattr(checks.PipelineStage, "_setup_forward_recv_info")
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "_layout", lambda name, device: {})
+    monkeypatch.setattr(checks, "_proved", lambda name, device: None)
+    names = [name for name, *_ in checks._layouts("cpu")]
+    assert names == [
+        *("DDP", "ZeRO-1", "ZeRO-2", "FSDP2", "hybrid", "tensor 8 + FSDP2"),
+        *("context 8", "recompute"),
+    ]
+
+
 def test_two_ranks_without_a_newer_nccl_are_not_run_and_said_how_to_get_it(monkeypatch):
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
