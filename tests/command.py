@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 20
 
 
 def run_command(
-    *words: str, folder: Path, timeout: float = 120, env: Mapping[str, str] | None = None
+    *words: str, folder: Path, timeout: float = 400, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """`paceline WORDS` in a folder, to its end, whatever its exit code.
 

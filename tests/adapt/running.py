@@ -47,7 +47,7 @@ def run(
     args: Sequence[str] = (),
     *,
     first_epoch: str = "0",
-    limit_s: float = 120.0,
+    limit_s: float = 400.0,
 ) -> list[Ran]:
     """The script in `ranks` processes, 0 for the one-device script; `folder` is where it runs.
 

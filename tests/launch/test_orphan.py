@@ -38,7 +38,7 @@ def asked(box: Path, *jobs: str, requeue: int = 0) -> list[str]:
         [sys.executable, "-c", code],
         env=os.environ | {"PATH": path, "SLURM_JOB_ID": "7"},
         check=True,
-        timeout=30,
+        timeout=300,
         capture_output=True,
     )
     return [line for line in (box / "asked").read_text().splitlines() if " show " not in line]

@@ -92,9 +92,9 @@ def test_a_run_is_asked_followed_and_stopped_from_another_terminal(tmp_path):
         assert "of 5000" in text
         stopped = scene.paceline("stop", "mine")
         assert stopped.returncode == 0, stopped.stderr
-        said, _ = first.communicate(timeout=60)
+        said, _ = first.communicate(timeout=300)
         assert first.returncode == 130, said
-        lines, _ = follows.communicate(timeout=30)
+        lines, _ = follows.communicate(timeout=300)
         assert follows.returncode == 0
         assert "rank-0: --- worker 0" in lines
     finally:

@@ -103,7 +103,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing_behind(tmp_path, slurm):
                 timeout_s=60,
             )
             started.send_signal(signal.SIGINT)
-            _, said = started.communicate(timeout=30)
+            _, said = started.communicate(timeout=300)
         finally:
             started.kill()
     assert started.returncode == 130

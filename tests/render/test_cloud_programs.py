@@ -36,7 +36,7 @@ def run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -131,7 +131,7 @@ def test_runpods_files_fit_into_the_pod_and_secrets_only_from_the_environment(tm
     program(folder, "torchrun", "exit 3")
     environment = {"JOB_FILES": asked["env"]["JOB_FILES"], "RUNPOD_POD_ID": "pod-1"}
     env = os.environ | environment | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    ended = subprocess.run(start, shell=True, env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(start, shell=True, env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 3, ended.stderr
     assert (folder / "stopped").read_text() == "stop pod pod-1\n"
     assert not (tmp_path / "pod" / "job" / ".env").exists()

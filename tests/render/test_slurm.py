@@ -242,7 +242,7 @@ class TestBatchScript:
             if sent is not None:
                 subprocess.run(["kill", f"-{sent}", str(started.pid)], check=True)
             try:
-                said = started.communicate(timeout=30)[0].decode()
+                said = started.communicate(timeout=300)[0].decode()
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(started.pid, signal.SIGKILL)

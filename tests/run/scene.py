@@ -68,7 +68,7 @@ class Scene:
     def write_job(self) -> None:
         (self.folder / "job.yaml").write_text(yaml.safe_dump(self.job))
 
-    def paceline(self, *arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    def paceline(self, *arguments: str, timeout: float = 400) -> "subprocess.CompletedProcess[str]":
         """Run the command to its end, whatever its exit code."""
         return run_command(*arguments, folder=self.folder, timeout=timeout)
 
@@ -151,7 +151,7 @@ def assert_same_end(run: Record, clean: Record) -> None:
     assert run.metrics[-1].loss == clean.metrics[-1].loss
 
 
-def wait_until(condition: Callable[[], Any], *, what: str, timeout_s: float = 90) -> Any:
+def wait_until(condition: Callable[[], Any], *, what: str, timeout_s: float = 300) -> Any:
     """The first truthy answer; polling, since the other side is another process."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

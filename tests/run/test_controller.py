@@ -80,7 +80,7 @@ def test_a_run_whose_command_was_killed_is_taken_over_as_it_goes(scene, clean):
     at_step(run, 5)
     first = controller_of(run)[0]
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     wait_until(lambda: not is_alive(first), what="the controller to end with the command")
     before = workers_of(run)
     time.sleep(0.5)
@@ -117,7 +117,7 @@ def test_asked_twice_a_run_whose_controller_hangs_is_ended_by_force(scene):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert time.monotonic() - began < 10
     wait_until(lambda: not any(map(is_alive, pids)), what="all to be gone", timeout_s=2)
@@ -130,7 +130,7 @@ def test_without_a_controller_for_the_lease_the_workers_save_and_stop(scene, cle
     run = scene.record("lease")
     at_step(run, 3)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     pids = workers_of(run)
     time.sleep(1.0)
     assert all(map(is_alive, pids))

@@ -315,7 +315,7 @@ def watched(folder: Path, handling: str, *, stays_s: float) -> "subprocess.Compl
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
