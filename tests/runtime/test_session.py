@@ -76,12 +76,12 @@ def train_in_fp16(rank: int, world: int, folder: Path, *steps: int) -> Any:
         session, said = session_in(folder, rank, world, *options)
         session.plan = replace(session.plan, precision="fp16")  # planned for no CPU, but it can
         # Far above what fits, and doubled every other step: it changes all the time.
-        session.scaler = LossScaler(initial=2.0**26, patience=2)
+        session.state.scaler = LossScaler(initial=2.0**26, patience=2)
         train(session)
         refused += [message.step for message in said.of(log.StepRefused)]
     session.complete()
     (record,) = said.of(say.Completed)
-    return record.state_digest, session.scaler.state_dict(), refused
+    return record.state_digest, session.state.scaler.state_dict(), refused
 
 
 @pytest.mark.ranks
@@ -105,7 +105,7 @@ def refuse_a_gradient(rank: int, world: int, folder: Path, precision: str) -> An
     session, _ = session_in(folder, rank, world, *options)
     session.plan = replace(session.plan, precision=precision)
     if precision == "fp16":
-        session.scaler = LossScaler(initial=2.0**-12)  # its least is 2^-14
+        session.state.scaler = LossScaler(initial=2.0**-12)  # its least is 2^-14
     model = session.build(lambda: torch.nn.Linear(4, 1))
     before = [parameter.clone() for parameter in model.parameters()]
     told = []
@@ -118,7 +118,7 @@ def refuse_a_gradient(rank: int, world: int, folder: Path, precision: str) -> An
         if rank == world - 1:
             next(model.parameters()).grad[0, 0] = torch.nan
         step.apply()
-        scale = session.scaler.factor if session.scaler is not None else 1.0
+        scale = session.state.scaler.factor if session.state.scaler is not None else 1.0
         told.append((step.refused, step.overflowed, scale))
     same = all(map(torch.equal, before, model.parameters()))
     return told, same

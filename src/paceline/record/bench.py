@@ -62,7 +62,8 @@ class RankTimes:
     """Of every timed step: the end of one step to the end of the next."""
 
     phases: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Phase -> its seconds in every timed step. Their sum is the step."""
+    """Phase -> its seconds in every timed step. Their sum is the step; on an accelerator,
+    `optimizer` is the step before's."""
 
     communication: Communication | None = None
     peak_bytes: int | None = None

@@ -5,9 +5,40 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from paceline.control import messages as say
+
+
+class Line(Protocol):
+    """What a rank reports over, and is asked to stop by."""
+
+    @property
+    def stop_wanted(self) -> bool:
+        """Whether the run is to stop at the next step boundary."""
+
+    @property
+    def regroup_wanted(self) -> say.RegroupAtBoundary | None:
+        """The order to leave this generation at a step boundary; None without one."""
+
+    def send(self, message: say.FromWorker) -> None:
+        """Report this, from any thread."""
+
+    def wait_for_fire(self, fault: str) -> bool:
+        """Block until a drill's fault may happen; False if it shall not."""
+
+
+class NoAgent:
+    """The line of a rank that no agent has started: nobody listens, or asks for anything."""
+
+    stop_wanted = False
+    regroup_wanted = None
+
+    def send(self, message: say.FromWorker) -> None:
+        pass
+
+    def wait_for_fire(self, fault: str) -> bool:
+        return False
 
 
 class Channel:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline.control import messages as say
-from paceline.runtime.channel import Channel
+from paceline.runtime.channel import Line
 from paceline.runtime.strategy.local import local_of
 from paceline.spec.faults import Fault, parse_fault
 
@@ -30,7 +30,7 @@ class InjectedError(RuntimeError):
 class Faults:
     """The faults of this rank that have not happened yet."""
 
-    def __init__(self, faults: Sequence[str] = (), *, rank: int, channel: Channel) -> None:
+    def __init__(self, faults: Sequence[str] = (), *, rank: int, channel: Line) -> None:
         every = [parse_fault(text) for text in faults]
         self._due = [fault for fault in every if not fault.ranks or fault.ranks[0] == rank]
         self._channel = channel

@@ -21,7 +21,7 @@ from paceline.record import events as log
 from paceline.record.checkpoints import newest_step, set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
-from paceline.runtime import memory
+from paceline.runtime import memory, strategy
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
@@ -34,7 +34,7 @@ from paceline.runtime.step import Step, Trainer
 from paceline.runtime.step_hooks import RunHooks
 
 if TYPE_CHECKING:
-    from paceline.runtime.session import Session
+    from paceline.runtime.generation import Generation
 
 Evaluate = Callable[[], "tuple[torch.Tensor | float, torch.Tensor | float]"]
 """This rank's share of the held-out loss: the sum over its targets, and how many they were."""
@@ -46,7 +46,7 @@ class Loop:
     def __init__(
         self,
         *,
-        session: Session,
+        here: Generation,
         checkpointer: Checkpointer,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -54,23 +54,22 @@ class Loop:
         tokens_per_sample: int | None,
         schedule: Callable[[int], float],
     ) -> None:
-        self._session = session
-        self._channel = session.channel
+        self._here = here
         self._checkpointer = checkpointer
         self._model = model
         self._optimizer = optimizer
         self._evaluate = evaluate
         self._unit = "tokens" if tokens_per_sample else "samples"
-        self._units_per_step = session.plan.layout.global_batch * (tokens_per_sample or 1)
+        self._units_per_step = here.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
-        self._job_digest = training_digest(session.job)
+        self._job_digest = training_digest(here.job)
         self._metrics_log: MetricsLog | None = None
         self._board: _TensorBoard | None = None
         self._started_save = 0
         self._evaluated_step: int | None = None
-        layout, train = session.plan.layout, session.job.spec.train
+        layout, train = here.plan.layout, here.job.spec.train
         self._safekeeping = Safekeeping(
-            session,
+            here,
             model,
             optimizer,
             # What lies in memory is of a rank in a layout.
@@ -80,44 +79,38 @@ class Loop:
             model=model,
             optimizer=optimizer,
             layout=layout,
-            meshes=session.meshes,
-            device=session.place.device,
-            precision=session.precision,
+            meshes=here.meshes,
+            device=here.place.device,
+            precision=here.plan.precision,
             seed=train.seed,
             clip_norm=train.clip_norm,
-            scaler=session.scaler,
-            hooks=RunHooks(session, self._safekeeping),
-            where=session.job.where("program"),
+            scaler=here.state.scaler,
+            hooks=RunHooks(here, self._safekeeping),
+            where=here.job.where("program"),
         )
 
     def run(self) -> Iterator[Step]:
         """Restore, then every step that is left, then the end's evaluation and checkpoint."""
-        session, last = self._session, self._session.job.spec.train.steps
-        every = session.job.spec.drill.digest_every
+        here, state = self._here, self._here.state
+        last = here.job.spec.train.steps
+        every = here.job.spec.drill.digest_every
         first = self._restore()
-        self._metrics_log = metrics = (
-            MetricsLog(session.run.metrics_file) if session.is_first else None
-        )
-        self._board = board = _TensorBoard(session) if session.is_first else None
-        if session.newest_line is not None and metrics is not None:
-            metrics.write_missing(session.newest_line)
-        lost_save, session.held.lost_save = session.held.lost_save, 0
-        if lost_save and session.is_first:
-            self._channel.send(
-                say.ForRecord(
-                    event=log.CheckpointFailed(
-                        step=lost_save, reason="a rank was lost; it is saved anew"
-                    )
-                )
-            )
-        if session.last_step > session.told_step or lost_save:
-            self._after(session.last_step, ended=bool(lost_save) or session.last_step == last)
+        self._metrics_log = metrics = MetricsLog(here.run.metrics_file) if here.is_first else None
+        self._board = board = _TensorBoard(here) if here.is_first else None
+        if state.newest_line is not None and metrics is not None:
+            metrics.write_missing(state.newest_line)
+        lost_save, here.held.lost_save = here.held.lost_save, 0
+        if lost_save:
+            reason = "a rank was lost; it is saved anew"
+            here.report(log.CheckpointFailed(step=lost_save, reason=reason))
+        if state.last_step > state.told_step or lost_save:
+            self._after(state.last_step, ended=bool(lost_save) or state.last_step == last)
         elif first == 1:
             self._evaluate_after(0)
-        while session.last_step < last:
-            number = session.last_step + 1
+        while state.last_step < last:
+            number = state.last_step + 1
             step = self._begin(number)
-            if number in session.member.skipped:
+            if number in here.member.skipped:
                 self._leave_out(step)
             else:
                 yield step
@@ -125,19 +118,19 @@ class Loop:
             if step.wrong is not None:
                 self._mend(step.wrong)
                 continue
-            session.faults.pass_by("applied", number)
+            here.faults.pass_by("applied", number)
             self._report(step)
             ended = step.stop or number == last
-            session.newest_line = self._metrics(step)
+            state.newest_line = self._metrics(step)
             if every and number % every == 0:
                 digest = state_digest(self._model, self._optimizer)
-                session.settle()
-                session.newest_line = replace(session.newest_line, state_digest=digest)
+                here.settle()
+                state.newest_line = replace(state.newest_line, state_digest=digest)
             if metrics is not None and board is not None:
-                metrics.write(session.newest_line)
-                board.write(session.newest_line)
+                metrics.write(state.newest_line)
+                board.write(state.newest_line)
             self._tell_of_save(self._checkpointer.poll())
-            if ended or number % session.plan.checkpoint_every == 0:
+            if ended or number % here.plan.checkpoint_every == 0:
                 wrong = self._safekeeping.check()
                 if wrong is not None:
                     self._mend(wrong)
@@ -145,11 +138,11 @@ class Loop:
             self._safekeeping.name_suspects()
             self._after(number, ended)
             if step.stop:
-                session.interrupted = number < last
+                state.interrupted = number < last
                 break
             if step.regroup is not None and number < last:
                 self._leave_together(step)
-        session.progress.enter(Phase.SAVE)
+        here.progress.enter(Phase.SAVE)
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
         self._checkpointer.wait_for_copies()
@@ -172,20 +165,21 @@ class Loop:
         if self._metrics_log is not None and self._board is not None:
             self._metrics_log.close()
             self._board.close()
-        session, step = self._session, self._session.step
+        here, state = self._here, self._here.state
+        step = state.step
         abandoned = self._checkpointer.abandon()
         if abandoned is not None:
-            session.held.lost_save = abandoned.step
-        if step is not None and step.finished and session.last_step == step.number:
-            session.newest_line = self._metrics(step)
-        session.held.leave(step)
-        session.step = None
+            here.held.lost_save = abandoned.step
+        if step is not None and step.finished and state.last_step == step.number:
+            state.newest_line = self._metrics(step)
+        here.held.leave(step)
+        state.step = None
 
     def _restore(self) -> int:
         """Bring back the newest state there is; returns the first step to do."""
-        session, held = self._session, self._session.held
-        session.progress.enter(Phase.RESTORING)
-        session.faults.pass_by("restore", 0)
+        here, state, held = self._here, self._here.state, self._here.held
+        here.progress.enter(Phase.RESTORING)
+        here.faults.pass_by("restore", 0)
         source = self._bring_back()
         checkpoint: str | None = None
         refused: list[tuple[str, str]] = []
@@ -193,30 +187,30 @@ class Loop:
         if source is None:
             held.decided = None
             held.is_torn = True  # the model may lie in the live one's memory: it is overwritten
-            is_first = session.place.rank == 0
-            saved = from_first(newest_step(session.run.checkpoints) if is_first else 0, None)
+            is_first = here.place.rank == 0
+            saved = from_first(newest_step(here.run.checkpoints) if is_first else 0, None)
             if self._safekeeping.recall(after=saved) is not None:
                 source = "memory"
-                session.newest_line = None
-                session.saved_step = saved
+                state.newest_line = None
+                state.saved_step = saved
         if source is None:
             restored = self._load_checkpoint()
             source = "initial" if restored.path is None else "checkpoint"
             refused = [(path.name, problem.what) for path, problem in restored.refused]
             checkpoint = restored.path.name if restored.path is not None else None
-        self._started_save = session.saved_step
-        held.hold(self._model, self._optimizer, part_of(session.plan.layout, session.place.rank))
-        session.faults.flips_in(self._model, self._optimizer)
-        self._channel.send(
+        self._started_save = state.saved_step
+        held.hold(self._model, self._optimizer, part_of(here.plan.layout, here.place.rank))
+        here.faults.flips_in(self._model, self._optimizer)
+        self._here.line.send(
             say.Restored(
-                first_step=session.last_step + 1,
+                first_step=state.last_step + 1,
                 source=source,
                 checkpoint=checkpoint,
                 refused=refused,
             )
         )
-        session.progress.enter(Phase.BOUNDARY)
-        return session.last_step + 1
+        here.progress.enter(Phase.BOUNDARY)
+        return state.last_step + 1
 
     def _load_checkpoint(self) -> Restored:
         """Restore the newest valid checkpoint, or be at the seed's state in a new run.
@@ -224,48 +218,47 @@ class Loop:
         Raises:
             StartOver: There is none, and the model is no longer as the seed makes it.
         """
-        session, held = self._session, self._session.held
+        here, state, held = self._here, self._here.state, self._here.held
         restored = self._checkpointer.restore_newest(
             self._model, self._optimizer, job_digest=self._job_digest
         )
         if restored.path is None and held.is_anywhere:
             held.forget()
             raise StartOver
-        session.last_step = session.saved_step = session.told_step = restored.step
-        session.newest_line = None
+        state.last_step = state.saved_step = state.told_step = restored.step
+        state.newest_line = None
         if restored.path is not None:
-            if session.is_first:
+            if here.is_first:
                 set_aside([path for path, _ in restored.refused])
-            session.held_out_loss = restored.held_out_loss
-            if session.scaler is not None and restored.loss_scaler is not None:
-                session.scaler.load_state_dict(restored.loss_scaler)
+            state.held_out_loss = restored.held_out_loss
+            state.load_scaler(restored.loss_scaler)
         return restored
 
     def _mend(self, wrong: Verdict) -> None:
-        """Make a state right that was found wrong; `session.last_step` is the step it has then."""
-        session = self._session
+        """Make a state right that was found wrong; `state.last_step` is the step it has then."""
+        here, state = self._here, self._here.state
 
         def go_back() -> int:
             while (outcome := self._checkpointer.wait()) is not None:
                 self._tell_of_save(outcome)
-            session.held.applied = [session.last_step] * session.place.world_size
+            here.held.applied = [state.last_step] * here.place.world_size
             step = self._load_checkpoint().step
-            self._started_save = session.saved_step
+            self._started_save = state.saved_step
             return step
 
-        session.progress.enter(Phase.RESTORING)
+        here.progress.enter(Phase.RESTORING)
         self._safekeeping.repair(wrong, go_back)
-        session.held.decided = None
+        here.held.decided = None
 
     def _bring_back(self) -> say.Source | None:
         """The state that the ranks hold together; None when some of it is nowhere. Collective."""
-        session, held = self._session, self._session.held
+        here, state, held = self._here, self._here.state, self._here.held
         if not held.is_anywhere:
             return None
-        rank = session.place.rank
-        session.last_step = self._state_step()  # what was left out is left out again, by all
-        known = gather((held.standing(session.last_step), held.decided), None)
-        plan = plan_recovery([standing for standing, _ in known], replicas_of(session.plan.layout))
+        rank = here.place.rank
+        state.last_step = self._state_step()  # what was left out is left out again, by all
+        known = gather((held.standing(state.last_step), held.decided), None)
+        plan = plan_recovery([standing for standing, _ in known], replicas_of(here.plan.layout))
         if plan.lost:
             self._say_lost(plan)
             return None
@@ -275,97 +268,90 @@ class Loop:
             if outcome is not None and rank in plan.rolled:
                 held.pending.roll_forward(outcome)
                 self._count_refusal(held.pending)
-                session.newest_line = self._metrics(held.pending)
+                state.newest_line = self._metrics(held.pending)
             else:
                 held.pending.undo()
             held.pending = None
         held.decided = outcome
-        if held.is_whole and session.last_step == plan.step:
+        if held.is_whole and state.last_step == plan.step:
             adopt(held.live(), (self._model, self._optimizer))
         return self._exchange(plan)
 
     def _state_step(self) -> int:
         """The last step that was not left out: the state is its."""
-        step = self._session.last_step
-        while step in self._session.member.skipped:
+        step = self._here.state.last_step
+        while step in self._here.member.skipped:
             step -= 1
         return step
 
     def _exchange(self, plan: RecoveryPlan) -> say.Source:
         """Replicas give the state to the ranks that need it."""
-        session, model, optimizer = self._session, self._model, self._optimizer
-        rank, held = session.place.rank, session.held
+        here, model, optimizer = self._here, self._model, self._optimizer
+        rank, held, state = here.place.rank, here.held, here.state
         source: say.Source = "own"
         for route in plan.routes:
             if route.source == rank:
-                send(route.to, model, optimizer, session.state_dict())
+                send(route.to, model, optimizer, state.state_dict())
             elif route.to == rank:
                 source = "replica"
                 # Until all of it has come, what is overwritten is the state of no step.
                 held.is_torn = True
                 received = receive(route.source, model, optimizer)
-                session.settle()
-                session.load_state_dict(received)
+                here.settle()
+                state.load_state_dict(received)
         return source
 
     def _say_lost(self, plan: RecoveryPlan) -> None:
-        if self._session.is_first:
-            ranks = ", ".join(map(str, plan.lost))
-            text = f"no living rank has the state of rank(s) {ranks} at step {plan.step}: "
-            self._channel.send(
-                say.ForRecord(event=log.Noted(text=text + "all ranks resume from an older one"))
-            )
+        ranks = ", ".join(map(str, plan.lost))
+        text = f"no living rank has the state of rank(s) {ranks} at step {plan.step}: "
+        self._here.report(log.Noted(text=text + "all ranks resume from an older one"))
 
     def _begin(self, number: int) -> Step:
-        session = self._session
-        session.faults.pass_by("start", number)
-        session.progress.begin_step(number)
-        session.step = self._trainer.begin(number, self._schedule(number))
-        return session.step
+        here, state = self._here, self._here.state
+        here.faults.pass_by("start", number)
+        here.progress.begin_step(number)
+        state.step = self._trainer.begin(number, self._schedule(number))
+        return state.step
 
     def _check_finished(self, step: Step) -> None:
-        session = self._session
+        here, state = self._here, self._here.state
         if not step.finished:
             raise RunError.of(
                 code="R021",
                 what=f"step {step.number} was left without step.apply()",
-                where=session.job.where("program"),
+                where=here.job.where("program"),
                 fix="call step.apply() once at the end of every step",
             )
         self._count_refusal(step)
         if step.refused is None:
             return
-        if session.is_first:
-            self._channel.send(
-                say.ForRecord(event=log.StepRefused(step=step.number, reason=step.refused))
-            )
-        if session.refused_in_a_row >= session.job.spec.train.max_refused_steps:
+        here.report(log.StepRefused(step=step.number, reason=step.refused))
+        if state.refused_in_a_row >= here.job.spec.train.max_refused_steps:
             raise RunError.of(
                 code="R022",
-                what=f"{session.refused_in_a_row} steps in a row were refused, the last "
+                what=f"{state.refused_in_a_row} steps in a row were refused, the last "
                 f"because {step.refused}",
-                where=session.job.where("train.max_refused_steps"),
+                where=here.job.where("train.max_refused_steps"),
                 fix="lower train.learning_rate, lengthen train.warmup_steps, or use fp32",
             )
 
     def _leave_out(self, step: Step) -> None:
         """A step with a poison batch: left out by every rank alike, as all were told of it."""
-        samples = self._session.member.skipped[step.number]
-        self._session.last_step = step.number
+        samples = self._here.member.skipped[step.number]
+        self._here.state.last_step = step.number
         step.leave_out(f"poison batch, sample ids {', '.join(map(str, samples))}")
-        if self._session.is_first and step.refused is not None:
-            self._channel.send(
-                say.ForRecord(event=log.StepRefused(step=step.number, reason=step.refused))
-            )
+        if step.refused is not None:
+            self._here.report(log.StepRefused(step=step.number, reason=step.refused))
 
     def _count_refusal(self, step: Step) -> None:
-        session = self._session
+        state = self._here.state
         if not step.overflowed:  # fp16 tries lower scales until one fits
-            session.refused_in_a_row = session.refused_in_a_row + 1 if step.refused else 0
+            state.refused_in_a_row = state.refused_in_a_row + 1 if step.refused else 0
 
     def _report(self, step: Step) -> None:
+        self._here.on_step(step)
         rate = self._units_per_step / step.seconds
-        self._channel.send(
+        self._here.line.send(
             say.StepDone(
                 step=step.number,
                 loss=step.loss,
@@ -377,66 +363,62 @@ class Loop:
 
     def _after(self, number: int, ended: bool) -> None:
         """Evaluate and save where they are due."""
-        plan = self._session.plan
-        if number % plan.evaluate_every == 0 or number == self._session.job.spec.train.steps:
+        plan = self._here.plan
+        if number % plan.evaluate_every == 0 or number == self._here.job.spec.train.steps:
             self._evaluate_after(number)
         if number % plan.checkpoint_every == 0 or ended:
             self._save(number)
-        self._session.told_step = number
+        self._here.state.told_step = number
 
     def _evaluate_after(self, number: int) -> None:
         if self._evaluate is None:
             return
-        session, start = self._session, time.perf_counter()
-        session.progress.enter(Phase.EVALUATE)
+        here, state, plan = self._here, self._here.state, self._here.plan
+        start = time.perf_counter()
+        here.progress.enter(Phase.EVALUATE)
         self._model.eval()
-        with torch.no_grad(), session.autocast():
+        with torch.no_grad(), strategy.autocast(plan.precision, here.place.device, plan.layout):
             loss_sum, count = self._evaluate()
         self._model.train()
-        total, num_targets = session.all_reduce_sum(float(loss_sum), float(count))
-        session.held_out_loss = total / num_targets
+        total, num_targets = here.all_reduce_sum(float(loss_sum), float(count))
+        state.held_out_loss = total / num_targets
         self._evaluated_step = number
-        session.progress.enter(Phase.BOUNDARY)
-        if session.is_first:
-            seconds = time.perf_counter() - start
-            self._channel.send(
-                say.ForRecord(
-                    event=log.Evaluated(step=number, loss=session.held_out_loss, seconds=seconds)
-                )
-            )
+        here.progress.enter(Phase.BOUNDARY)
+        seconds = time.perf_counter() - start
+        here.report(log.Evaluated(step=number, loss=state.held_out_loss, seconds=seconds))
 
     def _save(self, number: int) -> None:
         """Start a checkpoint; it is written while training goes on."""
         if number <= self._started_save:  # done again after a state was found wrong
             return
-        session = self._session
-        session.progress.enter(Phase.SAVE)
+        here, state = self._here, self._here.state
+        here.progress.enter(Phase.SAVE)
         self._checkpointer.start(
             number,
             self._model,
             self._optimizer,
             # Only of this very step: keep-best is for weights that were measured.
-            held_out_loss=session.held_out_loss if self._evaluated_step == number else None,
-            layout=session.plan.layout.name,
-            mesh=session.plan.layout.degrees,
-            seed=session.job.spec.train.seed,
-            samples=number * session.plan.layout.global_batch,
+            held_out_loss=state.held_out_loss if self._evaluated_step == number else None,
+            layout=here.plan.layout.name,
+            mesh=here.plan.layout.degrees,
+            seed=here.job.spec.train.seed,
+            samples=number * here.plan.layout.global_batch,
             job_digest=self._job_digest,
-            loss_scaler=session.scaler.state_dict() if session.scaler is not None else None,
-            on_phase=lambda phase: session.faults.pass_by("save", number),
+            loss_scaler=state.scaler.state_dict() if state.scaler is not None else None,
+            on_phase=lambda phase: here.faults.pass_by("save", number),
         )
         self._started_save = number
-        session.progress.enter(Phase.BOUNDARY)
+        here.progress.enter(Phase.BOUNDARY)
 
     def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
         if isinstance(outcome, Saved):
-            self._session.saved_step = outcome.step
+            self._here.state.saved_step = outcome.step
         for copied in self._checkpointer.take_copies():
-            self._session.report(copied)
+            self._here.report(copied)
         if isinstance(outcome, SaveFailed):
-            self._session.report(log.CheckpointFailed(step=outcome.step, reason=outcome.reason))
+            self._here.report(log.CheckpointFailed(step=outcome.step, reason=outcome.reason))
         elif outcome is not None:
-            self._session.report(
+            self._here.report(
                 log.CheckpointSaved(
                     step=outcome.step,
                     checkpoint=outcome.path.name,
@@ -447,7 +429,7 @@ class Loop:
             )
 
     def _metrics(self, step: Step) -> StepMetrics:
-        place, plan = self._session.place, self._session.plan
+        place, plan = self._here.place, self._here.plan
         ranks_now = place.world_size / plan.cluster.num_ranks
         return StepMetrics(
             step=step.number,
@@ -475,13 +457,13 @@ class Loop:
 class _TensorBoard:
     """The same numbers as TensorBoard event files, where the job asks for them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, here: Generation) -> None:
         self._writer = None
-        if session.job.spec.metrics.tensorboard:
+        if here.job.spec.metrics.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            folder: Path = session.run.path / "tensorboard"
-            self._writer = SummaryWriter(str(folder), purge_step=session.last_step + 1)
+            folder: Path = here.run.path / "tensorboard"
+            self._writer = SummaryWriter(str(folder), purge_step=here.state.last_step + 1)
 
     def write(self, line: StepMetrics) -> None:
         if self._writer is None:

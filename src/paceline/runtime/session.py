@@ -42,15 +42,15 @@ from paceline.errors import PlanError, RunError
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
 from paceline.record import events as log
-from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
 from paceline.runtime._torch_private import load_compiler
-from paceline.runtime.channel import Channel
+from paceline.runtime.channel import Line
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.devices import capability_of
 from paceline.runtime.digest import state_digest
 from paceline.runtime.faults import Faults
+from paceline.runtime.generation import Generation, RunState
 from paceline.runtime.initial.blueprint import Blueprints
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.loop import Evaluate, Loop
@@ -78,10 +78,21 @@ class Session:
         job: Job,
         plan: Plan,
         run: RunFolder,
-        channel: Channel,
+        channel: Line,
         member: Membership,
         progress: Progress | None = None,
+        on_step: Callable[[Step], None] = lambda step: None,
     ) -> None:
+        """
+        Args:
+            job: What is asked.
+            plan: What was chosen for it.
+            run: Where it is recorded.
+            channel: To this rank's agent.
+            member: Gives it its place.
+            progress: Where its agent reads how far it is.
+            on_step: Called with every finished step.
+        """
         self.job = job
         """What is asked; `job.spec` has the fields, `job.folder` is where its paths start."""
 
@@ -90,24 +101,6 @@ class Session:
 
         self.run = run
         """The run's folder, for files of your own."""
-
-        self.interrupted = False
-        """Whether the run stopped at a step boundary because somebody asked."""
-
-        self.stop_wanted = False
-        """Set it to stop the whole run at the next step boundary."""
-
-        self.last_step = 0
-        """Last finished step, also of the state that was resumed from."""
-
-        self.saved_step = 0
-        """Step of the newest committed checkpoint."""
-
-        self.held_out_loss: float | None = None
-        """The newest held-out loss."""
-
-        self.faults = Faults(rank=-1, channel=channel)
-        """A drill's faults that have not fired."""
 
         self.channel = channel
         """The line to this worker's agent."""
@@ -124,21 +117,11 @@ class Session:
         self.ways: strategy.Ways | None = None
         """How the model that was built may be split, where that is known."""
 
-        self.scaler = strategy.LossScaler() if plan.precision == "fp16" else None
-        """Keeps the gradients inside fp16's range; None in other precisions."""
+        self.state = RunState(scaler=strategy.LossScaler() if plan.precision == "fp16" else None)
+        """Where this rank stands in the run."""
 
-        self.step: Step | None = None
-        """The step that is being done."""
-
-        self.told_step = 0
-        """Last step whose evaluation and checkpoint, where they were due, have been seen to."""
-
-        self.refused_in_a_row = 0
-        """Steps that were refused, one after the other, up to the last."""
-
-        self.newest_line: StepMetrics | None = None
-        """Metrics of the last step that this rank did."""
-
+        self._on_step = on_step
+        self._faults = Faults(rank=-1, channel=channel)
         self._place: Place | None = None
         self._meshes: strategy.Meshes | None = None
         self._kept: dict[str, Any] = {}
@@ -170,25 +153,34 @@ class Session:
         """Which set of workers this one is in; 0 before its first. Does not wait."""
         return self.member.generation
 
-    def state_dict(self) -> dict[str, Any]:
-        """What goes with the model's and the optimizer's state to a rank that lacks it."""
-        return {
-            "last_step": self.last_step,
-            "told_step": self.told_step,
-            "saved_step": self.saved_step,
-            "held_out_loss": self.held_out_loss,
-            "refused_in_a_row": self.refused_in_a_row,
-            "newest_line": self.newest_line,
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-        }
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run stopped at a step boundary because somebody asked."""
+        return self.state.interrupted
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what another rank's `state_dict` gave."""
-        scaler = state.pop("scaler")
-        for name, value in state.items():
-            setattr(self, name, value)
-        if self.scaler is not None and scaler is not None:
-            self.scaler.load_state_dict(scaler)
+    @property
+    def stop_wanted(self) -> bool:
+        """Set it to stop the whole run at the next step boundary."""
+        return self.state.stop_wanted
+
+    @stop_wanted.setter
+    def stop_wanted(self, wanted: bool) -> None:
+        self.state.stop_wanted = wanted
+
+    @property
+    def last_step(self) -> int:
+        """Last finished step, also of the state that was resumed from."""
+        return self.state.last_step
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest committed checkpoint."""
+        return self.state.saved_step
+
+    @property
+    def held_out_loss(self) -> float | None:
+        """The newest evaluation loss."""
+        return self.state.held_out_loss
 
     def keep(self, name: str, make: Callable[[], _T]) -> _T:
         """What `make` returned the first time in this process: for what is costly and the same
@@ -281,11 +273,6 @@ class Session:
         """Type of the matrix multiplications."""
         return self.plan.precision
 
-    @property
-    def loss_scale(self) -> float:
-        """What losses are multiplied by before the backward pass: 1 but in fp16."""
-        return 1.0 if self.scaler is None else self.scaler.factor
-
     def note_baseline(self, name: str, loss: float) -> None:
         """Put a simple model's held-out loss beside ours, in the events and the report."""
         if math.isfinite(loss):
@@ -322,12 +309,25 @@ class Session:
             RunError: A step was left without `apply`, or too many in a row were refused.
             CheckpointError: There are checkpoints and none is valid.
         """
-        spec = self.job.spec
+        spec, place, meshes = self.job.spec, self.place, self.meshes  # which set the plan's layout
         checkpointer = Checkpointer(
             self.run.checkpoints, spec.checkpoint, opening=self.member.opening
         )
         loop = Loop(
-            session=self,
+            here=Generation(
+                job=self.job,
+                plan=self.plan,
+                run=self.run,
+                line=self.channel,
+                member=self.member,
+                progress=self.progress,
+                faults=self._faults,
+                held=self.held,
+                state=self.state,
+                place=place,
+                meshes=meshes,
+                on_step=self._on_step,
+            ),
             checkpointer=checkpointer,
             model=model,
             optimizer=optimizer,
@@ -339,7 +339,7 @@ class Session:
         yield from loop.run()
         self.progress.enter(Phase.ENDING)
         digest = state_digest(model, optimizer) if spec.recovery.final_digest else None
-        self.settle()
+        self.member.settle(place.device)
         self._digest, self._is_through = digest, True
 
     def complete(self) -> None:
@@ -358,17 +358,17 @@ class Session:
                 fix="iterate over session.steps(model, optimizer) to its end",
             )
         record = say.Completed(
-            outcome="interrupted" if self.interrupted else "finished",
-            step=self.last_step,
-            saved_step=self.saved_step,
+            outcome="interrupted" if self.state.interrupted else "finished",
+            step=self.state.last_step,
+            saved_step=self.state.saved_step,
             world_size=dist.get_world_size(),
             state_digest=self._digest,
-            held_out_loss=self.held_out_loss,
+            held_out_loss=self.state.held_out_loss,
             baseline_bytes=self._baseline_bytes,
             peak_bytes=memory.peak_bytes(self.place.device),
         )
         dist.barrier()
-        self.settle()
+        self.member.settle(self.place.device)
         self.channel.send(record)
 
     def park(self, *, planned: bool = False) -> None:
@@ -381,30 +381,32 @@ class Session:
         if self._meshes is not None:
             strategy.clear_dtensor_caches(self._meshes)
         self._place = self._meshes = None
-        self.interrupted = False
+        self.state.interrupted = False
         self.member.leave()
-        applied = self.last_step if self.held.is_whole else -1
+        applied = self.state.last_step if self.held.is_whole else -1
         self.channel.send(say.Parked(applied_step=applied, planned=planned))
 
     @property
     def step_at(self) -> int | None:
         """Number of the step that is being done; None between two."""
-        is_being_done = self.step is not None and not self.step.finished
-        return self.step.number if self.step is not None and is_being_done else None
+        step = self.state.step
+        return None if step is None or step.finished else step.number
 
     @property
     def samples_at(self) -> list[int]:
         """Ids of the micro-batch that is being done."""
-        return self.step.samples_at if self.step is not None and self.step_at else []
+        step = self.state.step
+        return [] if step is None or step.finished else step.samples_at
 
     def _join(self) -> None:
         """Wait for a place, and meet the others. Collective."""
-        place, self.faults = self.member.join()
+        place, self._faults = self.member.join()
         layout = self.member.layout or self.plan.layout
         if layout != self.plan.layout:
             self.plan = replace(self.plan, layout=layout)
         self.held.drop_if_other_part(part_of(layout, place.rank))
-        self.told_step = self.held.exchange_standing(self.last_step, self.told_step)
+        state = self.state
+        state.told_step = self.held.exchange_standing(state.last_step, state.told_step)
         with self.member.opening():
             meshes = strategy.make_meshes(self.plan.layout, place.device.type)
         # The world that answered, not the one that was asked for.
@@ -430,15 +432,3 @@ class Session:
     def _note(self, text: str) -> None:
         if self.place.generation == 1:
             self.report(log.Noted(text=text))
-
-    def all_reduce_sum(self, *values: float) -> list[float]:
-        """Sums over all ranks; every rank gets the same numbers."""
-        sums = torch.tensor(values, dtype=torch.float64, device=self.place.device)
-        dist.all_reduce(sums)
-        self.settle()
-        return [float(value) for value in sums.tolist()]
-
-    def settle(self) -> None:
-        """Wait for this rank's device, and be sure that all it was to receive until now has come.
-        Nothing on the host follows from a device before that."""
-        self.member.settle(self.place.device)

@@ -16,9 +16,9 @@ from paceline.control.slots import Phase
 from paceline.runtime.vote import Outcome, Wishes
 
 if TYPE_CHECKING:
+    from paceline.runtime.generation import Generation
     from paceline.runtime.recovery.safekeeping import Safekeeping
     from paceline.runtime.recovery.verdict import Verdict
-    from paceline.runtime.session import Session
 
 
 class Hooks(Protocol):
@@ -107,49 +107,49 @@ NO_HOOKS = NoHooks()
 class RunHooks:
     """A run: its agent sees each phase, drills happen, and the state is compared and kept."""
 
-    def __init__(self, session: Session, safekeeping: Safekeeping) -> None:
-        self._session = session
+    def __init__(self, here: Generation, safekeeping: Safekeeping) -> None:
+        self._here = here
         self._safekeeping = safekeeping
 
     def enter(self, phase: Phase, micro_batch: int = 0) -> None:
-        self._session.progress.enter(phase, micro_batch)
+        self._here.progress.enter(phase, micro_batch)
 
     def pass_by(self, point: str, step: int) -> set[str]:
-        return self._session.faults.pass_by(point, step)
+        return self._here.faults.pass_by(point, step)
 
     def see(self, samples: Sequence[int]) -> None:
-        self._session.faults.see(samples)
+        self._here.faults.see(samples)
 
     def wishes(self) -> Wishes:
-        session = self._session
-        session.stop_wanted |= session.channel.stop_wanted
-        order = session.channel.regroup_wanted
-        return Wishes(session.stop_wanted, order is not None, order is not None and order.save)
+        here, state = self._here, self._here.state
+        state.stop_wanted |= here.line.stop_wanted
+        order = here.line.regroup_wanted
+        return Wishes(state.stop_wanted, order is not None, order is not None and order.save)
 
     def fingerprint(self) -> Tensor | None:
         return self._safekeeping.ballot()
 
     def settle(self, device: torch.device) -> None:
-        self._session.member.settle(device)
+        self._here.member.settle(device)
 
     def judge(self, fingerprints: Sequence[float]) -> Verdict | None:
         return self._safekeeping.judge(fingerprints)
 
     def decided(self, outcome: Outcome) -> None:
-        self._session.held.decided = outcome
+        self._here.held.decided = outcome
         if outcome.refused is not None:
             self._safekeeping.suspect(outcome.step)
         self._safekeeping.before_update()
 
     def updating(self) -> None:
-        self._session.held.is_torn = True
+        self._here.held.is_torn = True
 
     def updated(self, step: int) -> None:
-        self._session.last_step = step
-        self._session.held.is_torn = False
+        self._here.state.last_step = step
+        self._here.held.is_torn = False
 
     def step_done(self) -> float | None:
-        return self._session.progress.step_done()
+        return self._here.progress.step_done()
 
     def after_update(self, step: int, seconds: float) -> None:
         self._safekeeping.after_update(step, seconds)

@@ -133,13 +133,13 @@ def test_a_rank_whose_healing_broke_off_has_no_state(monkeypatch, breaks: str):
         return called
 
     monkeypatch.setattr(loop, "receive", may_break("receive"))
-    session = SimpleNamespace(
+    here = SimpleNamespace(
         held=held,
         place=SimpleNamespace(rank=1),
         settle=may_break("settle"),
-        load_state_dict=loaded.append,
+        state=SimpleNamespace(load_state_dict=loaded.append),
     )
-    one: Any = SimpleNamespace(_session=session, _model=model, _optimizer=held.optimizer)
+    one: Any = SimpleNamespace(_here=here, _model=model, _optimizer=held.optimizer)
     with pytest.raises(ConnectionError, match=breaks):
         loop.Loop._exchange(one, RecoveryPlan(step=4, routes=(Route(1, 0),)))
     held.leave(None)

@@ -1,5 +1,10 @@
-"""What one rank of a bench does: train as in a run, for a while, with clocks around the steps."""
+"""What one rank of a bench does: train as in a run, for a while, and keep the times of the steps.
 
+Where a step's time goes is what the step itself measures (`phase_clock.py`): by the host's clock on
+a CPU, by the device's events on an accelerator.
+"""
+
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -8,17 +13,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.record.bench import Communication, RankTimes, Stretch
+from paceline.record.bench import PHASES, Communication, RankTimes, Stretch
 from paceline.record.run import RunFolder
 from paceline.runtime import memory
-from paceline.runtime.bench.clock import Clock, Line, PhaseMarks
 from paceline.runtime.bench.communication import BEGIN, END, communication_of
+from paceline.runtime.channel import NoAgent
 from paceline.runtime.data import load_text
+from paceline.runtime.faults import Faults
 from paceline.runtime.models import import_named, make_model
 from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.phase_clock import PartTimes
 from paceline.runtime.recovery.member import Place, Settled
 from paceline.runtime.sampling import Ids
 from paceline.runtime.session import Session
+from paceline.runtime.step import Step
 
 OnProgress = Callable[[str], None]
 
@@ -42,11 +50,8 @@ def bench_rank(
         stretch: How many steps.
         on_progress: Told of every stretch that begins.
     """
-    clock = Clock(device)
-    steps = _Steps(clock, device, stretch, on_progress)
-    rank = dist.get_rank()
-    line: Any = Line(steps.finished_one)
-    marks = PhaseMarks(clock, rank, line)
+    steps = _Steps(device, stretch, on_progress)
+    rank, line = dist.get_rank(), NoAgent()
     place = Place(
         rank=rank,
         world_size=dist.get_world_size(),
@@ -56,14 +61,19 @@ def bench_rank(
     )
     baseline_bytes = memory.held_bytes(device)
     session = Session(
-        job=run.job(), plan=run.plan(), run=run, channel=line, member=Settled(place, marks)
+        job=run.job(),
+        plan=run.plan(),
+        run=run,
+        channel=line,
+        member=Settled(place, Faults(rank=rank, channel=line)),
+        on_step=steps.finished_one,
     )
     with suppress(_Enough):
-        _program(session, clock)
+        _program(session)
     return RankTimes(
         rank=rank,
-        step_s=tuple(clock.step_s),
-        phases={phase: tuple(seconds) for phase, seconds in clock.phases.items()},
+        step_s=tuple(steps.step_s),
+        phases={phase: tuple(seconds) for phase, seconds in steps.phases.items()},
         communication=steps.communication,
         peak_bytes=memory.peak_bytes(device) if steps.peak_bytes is None else steps.peak_bytes,
         baseline_bytes=baseline_bytes,
@@ -71,7 +81,7 @@ def bench_rank(
     )
 
 
-def _program(session: Session, clock: Clock) -> None:
+def _program(session: Session) -> None:
     """The job's own training function, else the built-in one without its evaluation."""
     name = session.job.spec.program
     if name is not None:
@@ -80,16 +90,10 @@ def _program(session: Session, clock: Clock) -> None:
     spec = session.job.spec
     samples, num_samples = _samples(session)
 
-    def timed(ids: Ids) -> tuple[Tensor, Tensor]:
-        before = clock.enter("data")
-        batch = samples(ids)
-        clock.enter(before)
-        return batch
-
     model = session.build(make_model(session.job, session.plan.decoder))
     optimizer = make_optimizer(model, spec.train, session.ways)
     for step in session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len):
-        step.train(timed, num_samples)
+        step.train(samples, num_samples)
         step.apply()
 
 
@@ -110,48 +114,52 @@ def _samples(session: Session) -> tuple[Callable[[Ids], tuple[Tensor, Tensor]], 
     return drawn, 1 << 20
 
 
-class _Steps:
-    """Counts steps: first to warm up, then timed, on an accelerator again for phases, profiled."""
+def phases_of(times: PartTimes, step_s: float) -> dict[str, float]:
+    """The seconds of each phase; what the step does not count as its own is bookkeeping.
 
-    def __init__(
-        self, clock: Clock, device: torch.device, stretch: Stretch, on_progress: OnProgress
-    ) -> None:
-        self._clock = clock
+    >>> phases_of(PartTimes(forward_s=1.0, backward_s=2.0, apply_s=0.5), 4.0)["bookkeeping"]
+    0.5
+    """
+    parts = (times.data_s, times.forward_s, times.backward_s, times.vote_s, times.apply_s)
+    spent = [seconds or 0.0 for seconds in parts]
+    return dict(zip(PHASES, [*spent, max(0.0, step_s - sum(spent))], strict=True))
+
+
+class _Steps:
+    """Counts steps: first to warm up, then timed, then profiled."""
+
+    def __init__(self, device: torch.device, stretch: Stretch, on_progress: OnProgress) -> None:
         self._is_cpu = device.type == "cpu"
         self._device = device
         self._on_progress = on_progress
-        self._profiled = stretch.profiled
+        self._stretch = stretch
         self._profile: Any = None
-        self._timed_from = stretch.warm_up
-        self._phases_from = stretch.warm_up + stretch.timed
-        # The host's clock is right on a CPU; elsewhere phases take steps of their own.
-        extra = 0 if self._is_cpu else max(3, stretch.timed // 4)
-        self._profiled_from = self._phases_from + extra
-        self._end = self._profiled_from + stretch.profiled
         self._num_done = 0
+        self._ended_at = time.perf_counter()
+        self.step_s: list[float] = []
+        self.phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
         self.communication: Communication | None = None
         self.peak_bytes: int | None = None
         on_progress(f"building, then {stretch.warm_up} steps to warm up")
 
-    def finished_one(self) -> None:
-        """Told at the end of every step."""
-        done = self._num_done = self._num_done + 1
-        is_timed = self._timed_from < done <= self._phases_from
-        is_for_phases = self._phases_from < done <= self._profiled_from
-        self._clock.end_step(
-            keep_step=is_timed, keep_phases=is_timed if self._is_cpu else is_for_phases
-        )
-        if done == self._timed_from:
-            self._on_progress(f"{self._phases_from - self._timed_from} timed steps")
-        if done == self._phases_from and not self._is_cpu:
-            self._clock.restart(waits=True)
-        if done == self._profiled_from:
+    def finished_one(self, step: Step) -> None:
+        """Called at the end of every step."""
+        now = time.perf_counter()
+        step_s, self._ended_at = now - self._ended_at, now
+        self._num_done += 1
+        stretch, timed = self._stretch, self._num_done - self._stretch.warm_up
+        if 0 < timed <= stretch.timed:
+            self.step_s.append(step_s)
+            for phase, seconds in phases_of(step.times, step_s).items():
+                self.phases[phase].append(seconds)
+        if timed == 0:
+            self._on_progress(f"{stretch.timed} timed steps")
+        if timed == stretch.timed:
             self.peak_bytes = memory.peak_bytes(self._device)  # a profile takes some as well
-        if done == self._profiled_from and self._profiled:
-            self._on_progress(f"{self._profiled} steps under the profiler")
-            self._clock.restart(waits=False)
-            self._start_profile()
-        if done == self._end:
+            if stretch.profiled:
+                self._on_progress(f"{stretch.profiled} steps under the profiler")
+                self._start_profile()
+        if timed == stretch.timed + stretch.profiled:
             if self._profile is not None:
                 self._stop_profile()
             raise _Enough
@@ -171,7 +179,7 @@ class _Steps:
         self._mark(END)
         self._meet()
         self._profile.stop()
-        self.communication = communication_of(self._profile, self._profiled)
+        self.communication = communication_of(self._profile, self._stretch.profiled)
 
     def _meet(self) -> None:
         """All ranks begin and end together: starting a profiler takes each another time."""

@@ -30,7 +30,7 @@ from paceline.runtime.recovery.snapshot import Facts, SnapshotError, Snapshots
 from paceline.runtime.recovery.verdict import Verdict, differing, held_by_all
 
 if TYPE_CHECKING:
-    from paceline.runtime.session import Session
+    from paceline.runtime.generation import Generation
 
 _MEASURED_STEPS = 3
 """After which the interval of checks is chosen, the first ones being slower. A guess."""
@@ -41,14 +41,14 @@ class Safekeeping:
 
     def __init__(
         self,
-        session: Session,
+        here: Generation,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
         job_digest: str,
     ) -> None:
-        spec, place, layout = session.job.spec.recovery, session.place, session.plan.layout
-        self._session = session
+        spec, place, layout = here.job.spec.recovery, here.place, here.plan.layout
+        self._here = here
         self._job_digest = job_digest
         self.state = LiveState(model, optimizer)
         """What is kept."""
@@ -61,17 +61,17 @@ class Safekeeping:
         self.guard.every = 1 if asked == "auto" else asked
         self._step_s: list[float] = []
         self._suspects: Suspects | None = None
-        self.snapshot_every = snapshot_interval(session)
+        self.snapshot_every = snapshot_interval(here)
         """Steps between two snapshots; 0 is never."""
 
-        cluster = session.plan.cluster
+        cluster = here.plan.cluster
         # On a single machine ranks stand for nodes, as in the plan.
         is_alone = cluster.is_local and cluster.num_nodes == 1
         per_node = 1 if is_alone else cluster.ranks_per_node
         node = int(os.environ.get("PACELINE_NODE", "0"))
         if is_alone:
             node = place.local_rank
-        self.snapshots = Snapshots(session.run.path, node, generation=place.generation)
+        self.snapshots = Snapshots(here.run.path, node, generation=place.generation)
         """Of the machine that this rank is on, whose agent takes them away at the end."""
 
         self._holders = [neighbour_of(layout, per_node, r) for r in range(layout.num_ranks)]
@@ -88,11 +88,11 @@ class Safekeeping:
         lie in host memory. Collective."""
         if not self.snapshot_every:
             return
-        with self._session.member.opening():
+        with self._here.member.opening():
             self._group = dist.new_group(backend="gloo")
         if self._sends:
             self._peers = Peers(
-                self.snapshots, self._holders, self._group, settle=self._session.settle
+                self.snapshots, self._holders, self._group, settle=self._here.settle
             )
 
     def recall(self, *, certified: bool = False, after: int = -1) -> int | None:
@@ -116,13 +116,12 @@ class Safekeeping:
         if found is None:
             return None
         step, facts = found
-        session = self._session
-        session.settle()
+        here = self._here
+        here.settle()
         self._kept_step = step
-        session.last_step = session.told_step = step
-        session.held_out_loss = facts.held_out_loss
-        if session.scaler is not None and facts.loss_scaler is not None:
-            session.scaler.load_state_dict(facts.loss_scaler)
+        here.state.last_step = here.state.told_step = step
+        here.state.held_out_loss = facts.held_out_loss
+        here.state.load_scaler(facts.loss_scaler)
         return step
 
     def ballot(self) -> Tensor | None:
@@ -143,17 +142,17 @@ class Safekeeping:
         if not self._keeps(step) or step == self._kept_step:
             return
         self._kept_step = step
-        session = self._session
+        here = self._here
         certified = self.guard.certified_step == step
         facts = Facts(
             job_digest=self._job_digest,
-            held_out_loss=session.held_out_loss,
-            loss_scaler=session.scaler.state_dict() if session.scaler is not None else None,
+            held_out_loss=here.state.held_out_loss,
+            loss_scaler=here.state.scaler.state_dict() if here.state.scaler is not None else None,
         )
         failures = []
         try:
             content = self.snapshots.take(
-                session.place.rank, step, self.state, facts, certified=certified
+                here.place.rank, step, self.state, facts, certified=certified
             )
         except SnapshotError as error:
             content = torch.empty(0, dtype=torch.uint8)
@@ -164,7 +163,7 @@ class Safekeeping:
             # The others' are of no use without it: all would go back to a checkpoint.
             self._has_failed = True
             note = log.Noted(text=f"no snapshot in memory: {failures[0]}")
-            session.channel.send(say.ForRecord(event=note))
+            here.line.send(say.ForRecord(event=note))
 
     def suspect(self, step: int) -> None:
         """A step was refused: a wrong parameter may be why, so compare after it."""
@@ -186,20 +185,20 @@ class Safekeeping:
             return None
         totals = self.guard.ballot(self._state_step)
         dist.all_reduce(totals)
-        self._session.settle()
+        self._here.settle()
         return self.guard.verdict(self._state_step, totals.tolist())
 
     def repair(self, verdict: Verdict, go_back: Callable[[], int]) -> None:
-        """Make the state right; `session.last_step` says of which step it is then. Collective.
+        """Make the state right; `here.state.last_step` says of which step it is then. Collective.
 
         Args:
-            verdict: Of the state after `session.last_step`.
+            verdict: Of the state after `here.state.last_step`.
             go_back: Restores the newest checkpoint, and returns its step.
 
         Raises:
             StartOver: There is nothing to go back to but the seed.
         """
-        step, session = self._state_step, self._session
+        step, here = self._state_step, self._here
         evidence = gather(self.guard.evidence(), None)
         moved = [changed for _, changed in evidence]
         by_name = [each for each, _ in evidence]
@@ -208,7 +207,7 @@ class Safekeeping:
         is_unused = self._is_unused(step, verdict, moved)
         if verdict.undecided:
             suspects = Suspects(step, verdict, shared, self.state)
-            session.settle()
+            here.settle()
             self._suspects = suspects
         how: Literal["moved", "majority"] = (
             "moved" if any(moved[rank] for rank in verdict.odd) else "majority"
@@ -225,10 +224,10 @@ class Safekeeping:
         healed = "replica"
         is_copied = verdict.can_copy and is_unused and shared == tensors
         # Until it is right again, what a rank replaces is the state of no step.
-        session.held.is_torn |= not is_copied or session.place.rank in verdict.odd
+        here.held.is_torn |= not is_copied or here.place.rank in verdict.odd
         if is_copied:
             copy_from_replicas(self.state, verdict, tensors)
-            session.settle()
+            here.settle()
             back = step
         elif (found := self.recall(certified=True)) is not None:
             healed, back = "memory", found
@@ -241,8 +240,8 @@ class Safekeeping:
         for slot in self.snapshots.seen() if self.snapshot_every else ():
             self.snapshots.drop(slot, after=back)
         dist.barrier()  # no rank may find what another is about to drop
-        session.settle()
-        session.held.is_torn = False
+        here.settle()
+        here.held.is_torn = False
         self.guard.forget()
         self.guard.also(step)
         self._tell(seen, healed=healed, goes_on_after=back)
@@ -265,7 +264,7 @@ class Safekeeping:
         self._suspects = None
         named = suspects.named(self.state)
         told = {name for names in suspects.tensors.values() for name in names}
-        self._session.report(
+        self._here.report(
             log.CorruptionFound(
                 step=step,
                 ranks=list(named),
@@ -282,7 +281,7 @@ class Safekeeping:
 
     @property
     def _state_step(self) -> int:
-        return self._session.last_step
+        return self._here.state.last_step
 
     def _is_unused(self, step: int, verdict: Verdict, moved: Sequence[Sequence[str]]) -> bool:
         """Whether no update has been made with a wrong parameter's gradients: the wrong ranks'
@@ -293,7 +292,7 @@ class Safekeeping:
 
     def _tell(self, seen: log.CorruptionFound, *, healed: str, goes_on_after: int) -> None:
         told = msgspec.structs.replace(seen, healed=healed, goes_on_after=goes_on_after)
-        self._session.report(told)
+        self._here.report(told)
 
     def _choose_interval(self) -> None:
         """The same on every rank: the dearest check against the shortest step. Collective."""
@@ -301,21 +300,21 @@ class Safekeeping:
         everyone = gather((cost_s, min(self._step_s)), None)
         dearest_s, shortest_s = max(cost for cost, _ in everyone), min(s for _, s in everyone)
         self.guard.every = interval(dearest_s, shortest_s)
-        if self._session.generation == 1:
+        if self._here.place.generation == 1:
             text = (
                 f"all ranks' parameters and optimizer state are compared every "
                 f"{self.guard.every} step(s): {dearest_s * 1e3:.2f} ms of a step's "
                 f"{shortest_s * 1e3:.3g} ms"
             )
-            self._session.report(log.Noted(text=text))
+            self._here.report(log.Noted(text=text))
 
 
-def snapshot_interval(session: Session) -> int:
+def snapshot_interval(here: Generation) -> int:
     """Steps between two snapshots: as asked, or as the plan's expectation of useful time says."""
-    asked = session.job.spec.recovery.snapshot_every
+    asked = here.job.spec.recovery.snapshot_every
     if asked != "auto":
         return asked
-    plan = session.plan
+    plan = here.plan
     if plan.state is None or plan.state.chosen != "memory":
         return 0
     interval_s, step_s = plan.state.tier("memory").interval_s, plan.estimate.step_s
