@@ -18,6 +18,7 @@ from paceline.runtime.data import load_text
 from paceline.runtime.faults import Faults
 from paceline.runtime.language_model import train
 from paceline.runtime.models import make_model
+from paceline.runtime.recovery.groups import Interrupted
 from paceline.runtime.recovery.member import Place, Settled
 from paceline.runtime.session import Session
 from paceline.runtime.strategy import LossScaler, local_of
@@ -97,6 +98,30 @@ def test_an_fp16_run_goes_on_with_its_loss_scale_and_ends_with_the_same_bits(tmp
     assert refused
     assert refused_again == refused
     assert (digest_again, scale_again) == (digest, scale)
+
+
+class Unsettled(Settled):
+    """As when the groups are aborted before what they carry has come."""
+
+    def settle(self, device: torch.device) -> None:
+        raise Interrupted
+
+
+def begin_unsettled(rank: int, world: int, folder: Path) -> bool:
+    """Whether the state counts as one, though the initial weights may not have come."""
+    session, said = session_in(folder, rank, world)
+    session.member = Unsettled(*session.member.join())
+    model = session.build(lambda: torch.nn.Linear(4, 1))
+    steps = session.steps(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(Interrupted):
+        next(steps)
+    return session.held.is_whole or bool(said.of(say.Restored))
+
+
+@pytest.mark.ranks
+def test_no_state_is_held_before_the_initial_weights_are_known_to_have_come(tmp_path):
+    Scene(tmp_path)
+    assert run_ranks(begin_unsettled, 1, tmp_path, limit_s=150) == [False]
 
 
 def refuse_a_gradient(rank: int, world: int, folder: Path, precision: str) -> Any:

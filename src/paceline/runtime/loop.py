@@ -199,9 +199,10 @@ class Loop:
             refused = [(path.name, problem.what) for path, problem in restored.refused]
             checkpoint = restored.path.name if restored.path is not None else None
         self._started_save = state.saved_step
+        here.settle()  # also of the numbers that rank 0 has sent while the model was built
         held.hold(self._model, self._optimizer, part_of(here.plan.layout, here.place.rank))
         here.faults.flips_in(self._model, self._optimizer)
-        self._here.line.send(
+        here.line.send(
             say.Restored(
                 first_step=state.last_step + 1,
                 source=source,
