@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from paceline.errors import JobError
 from paceline.launch.skills import pytorch, run_skill
 from paceline.runtime import epochs
+from paceline.runtime.strategy import LossScaler
 
 MODEL = """
 from torch import nn
@@ -136,6 +138,39 @@ def test_a_loss_that_is_not_finite_is_an_error(folder):
     assert "lower learningRate" in found["message"]
 
 
+def test_a_gradient_that_is_not_finite_is_an_error_though_the_loss_is(folder):
+    text = "\n\ndef loss(outputs, targets):\n    return (0 * outputs).square().sum().sqrt()\n"
+    (folder / "model.py").write_text(MODEL + text)
+    found = answer(asked(), folder)
+    assert found["status"] == "error"
+    assert "epoch 1: the gradient norm is nan" in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "scale"),
+    [
+        ({"scale": 2.0**11, "_growth_tracker": 7}, {"scale": 2.0**11, "num_good": 7}),
+        (LossScaler(initial=4.0).state_dict(), {"scale": 4.0, "num_good": 0}),
+        ({}, LossScaler().state_dict()),  # of a training in another precision
+    ],
+)
+def test_fp16_goes_on_with_the_loss_scale_of_any_checkpoint(tmp_path, saved, scale):
+    if "_growth_tracker" in saved:  # of the time when the scaler was torch's own
+        saved = torch.amp.GradScaler("cpu").state_dict() | saved
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    training = _training(0, 1, count=1)
+    training.asked["trainingConfig"]["epochs"] = 2
+    training.trainer = SimpleNamespace(
+        model=model, optimizer=optimizer, scaler=LossScaler(), device=torch.device("cpu")
+    )
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": saved}
+    state |= {"scheduler": None, "epoch": 1, "best": 0.5, "since_best": 0}
+    torch.save(state, tmp_path / "epoch-1.pt")
+    epochs._resume(training, tmp_path / "epoch-1.pt")
+    assert training.trainer.scaler.state_dict() == scale
+
+
 @pytest.mark.parametrize(
     ("scheduler", "rates"),
     [
@@ -248,28 +283,29 @@ def test_samples_of_every_rank_together_are_all_samples_once():
         trainings = [_training(rank, world, count=50) for rank in range(world)]
         parts = [epochs._parts(training) for training in trainings]
         counted = sorted(
-            sample for each in parts for part in each for sample in part.samples[: part.num]
+            sample
+            for steps in parts
+            for step in steps
+            for part in step
+            for sample in part.samples[: part.num]
         )
         assert counted == list(range(50))
-        assert len({len(each) for each in parts}) == 1  # all ranks take the same steps
-        for each in zip(*parts, strict=True):
-            assert len({(part.of_step, part.ends_step) for part in each}) == 1
+        # All ranks take the same steps.
+        assert len({tuple(len(step) for step in steps) for steps in parts}) == 1
+        for step in zip(*parts, strict=True):
+            assert len({part.of_step for of_rank in step for part in of_rank}) == 1
 
 
 def _training(rank, world, *, count):
     data = torch.utils.data.TensorDataset(torch.zeros(count, 1))
     wanted = {"seed": 0, "gradientAccumulation": 2, "mixedPrecision": False}
-    model = torch.nn.Linear(1, 1)
     return epochs.Training(
         asked={"trainingConfig": wanted, "dataConfig": {"batchSize": 16}},
         rank=rank,
         world=world,
-        device=torch.device("cpu"),
-        model=model,
+        trainer=None,
         loss=torch.nn.functional.mse_loss,
-        optimizer=torch.optim.SGD(model.parameters()),
         scheduler=None,
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
         train_data=data,
         val_data=None,
         best=math.inf,

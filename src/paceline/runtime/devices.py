@@ -64,3 +64,10 @@ def pins_memory(device: torch.device | str) -> bool:
 def capability_of(device: torch.device) -> tuple[int, int] | None:
     """CUDA's compute capability, such as (9, 0); None on anything else."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor there. To an accelerator from pinned memory, so that the host does not wait."""
+    if pins_memory(device) and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

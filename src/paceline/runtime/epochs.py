@@ -4,11 +4,10 @@
 
 One process, or several under torchrun, which then share every batch. The request is JSON in the
 contract's keys; rank 0 writes the answer, after every epoch, so that what was reached is known even
-when a later one fails. `runtime/loop.py` is the loop of token batches with recovery in place; this
-one is for models that count in epochs.
+when a later one fails. A step is the one that a run takes (`step.py`); what is here is the epochs:
+their samples, their curve and their checkpoints, without recovery in place.
 """
 
-import contextlib
 import gc
 import json
 import math
@@ -18,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from paceline.parallel.layout import Layout
+from paceline.runtime import strategy
+from paceline.runtime.determinism import seed_everything
+from paceline.runtime.devices import DEVICES
+from paceline.runtime.step import Trainer
+
 Pair = tuple[Tensor, ...]
 """Input and target."""
-_WIDTHS = {"bf16": torch.bfloat16, "fp16": torch.float16, True: torch.bfloat16}
+_PRECISIONS: dict[Any, strategy.Precision] = {"bf16": "bf16", "fp16": "fp16", True: "bf16"}
 
 
 class Wrong(Exception):
@@ -45,12 +51,9 @@ class Training:
     asked: dict[str, Any]
     rank: int
     world: int
-    device: torch.device
-    model: nn.Module
+    trainer: Trainer
     loss: Callable[[Any, Tensor], Tensor]
-    optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    scaler: torch.amp.GradScaler
     train_data: "Dataset[Pair]"
     val_data: "Dataset[Pair] | None"
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -70,13 +73,16 @@ class Training:
 
 def prepare(asked: dict[str, Any]) -> Training:
     """Model, data, optimizer and schedule, and the state of the checkpoint to go on from."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = _device()
-    if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        rank, world = dist.get_rank(), dist.get_world_size()
+    transports = DEVICES["nccl" if device.type == "cuda" else "gloo"].transports
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(transports)
+    else:
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(transports, store=alone, rank=0, world_size=1)
+    rank, world = dist.get_rank(), dist.get_world_size()
     wanted = asked["trainingConfig"]
-    torch.manual_seed(wanted["seed"])
+    seed_everything(wanted["seed"])
     own = _import(Path(asked["modelPath"]))
     load = own.get("load_data", read_samples)
     train_data = load(asked["dataConfig"]["trainPath"])
@@ -92,36 +98,48 @@ def prepare(asked: dict[str, Any]) -> Training:
         math.ceil(len(train_data) / asked["dataConfig"]["batchSize"])
         / wanted["gradientAccumulation"]
     )
-    is_half = wanted["mixedPrecision"] == "fp16"
-    if is_half and device.type == "cpu":
+    precision = _PRECISIONS.get(wanted["mixedPrecision"], "fp32")
+    if precision == "fp16" and device.type == "cpu":
         raise Wrong("mixedPrecision fp16 needs a GPU; bf16 runs on a CPU too")
+    scheduler = _scheduler(wanted, optimizer, steps)
+    layout = Layout(
+        data=world,
+        sharding="none",
+        micro_batch=max(1, asked["dataConfig"]["batchSize"] // world),
+        accumulation=wanted["gradientAccumulation"],
+    )
+    trainer = Trainer(
+        model=model,
+        optimizer=optimizer,
+        layout=layout,
+        meshes=strategy.make_meshes(layout, device.type),
+        device=device,
+        precision=precision,
+        seed=wanted["seed"],
+        clip_norm=wanted["gradientClipping"],
+        scaler=strategy.LossScaler() if precision == "fp16" else None,
+    )
     training = Training(
         asked=asked,
         rank=rank,
         world=world,
-        device=device,
-        model=model,
+        trainer=trainer,
         loss=own.get("loss") or loss_for(train_data),
-        optimizer=optimizer,
-        scheduler=_scheduler(wanted, optimizer, steps),
-        scaler=torch.amp.GradScaler(device.type, enabled=is_half),
+        scheduler=scheduler,
         train_data=train_data,
         val_data=val_data,
     )
     if asked["checkpointConfig"]["resumeFrom"] is not None:
         _resume(training, Path(asked["checkpointConfig"]["resumeFrom"]))
-    if world > 1:
-        training.model = DistributedDataParallel(model)
+    trainer.model = strategy.apply(model, layout, trainer.meshes, precision=precision)
     return training
 
 
 def train(training: Training, tell: Callable[[dict[str, Any]], None]) -> None:
     """Every epoch that is left. `tell` hears of each."""
     asked, wanted = training.asked, training.asked["trainingConfig"]
-    folder, every = (
-        Path(asked["checkpointConfig"]["saveDir"]),
-        asked["checkpointConfig"]["saveEvery"],
-    )
+    kept = asked["checkpointConfig"]
+    folder, every = Path(kept["saveDir"]), kept["saveEvery"]
     patience = wanted["earlyStopping"]
     told: dict[str, Any] = {"world_size": training.world, "curve": training.curve}
     told |= {"status": "success", "epochs": training.epoch}
@@ -152,9 +170,8 @@ def train(training: Training, tell: Callable[[dict[str, Any]], None]) -> None:
         stops = patience is not None and training.since_best >= patience["patience"]
         is_last = stops or training.epoch == wanted["epochs"]
         told["epochs"] = training.epoch
-        told["status"] = (
-            "early_stopped" if stops and training.epoch < wanted["epochs"] else "success"
-        )
+        is_early = stops and training.epoch < wanted["epochs"]
+        told["status"] = "early_stopped" if is_early else "success"
         if training.rank == 0:
             if is_best:
                 told["best"] = str(_save(training, folder / "best.pt"))
@@ -224,60 +241,53 @@ class _Part:
     of_step: int
     """Samples of the whole optimizer step, over all ranks and batches."""
 
-    ends_step: bool
 
-
-def _parts(training: Training) -> list[_Part]:
-    """This epoch's batches: a new order from the seed, every sample once over all ranks."""
+def _parts(training: Training) -> list[list[_Part]]:
+    """This epoch's batches by optimizer step: a new order from the seed, every sample once over all
+    ranks."""
     asked, count = training.asked, len(training.train_data)  # type: ignore[arg-type]
     seed = asked["trainingConfig"]["seed"] * 1_000_003 + training.epoch
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    size, together = (
-        asked["dataConfig"]["batchSize"],
-        asked["trainingConfig"]["gradientAccumulation"],
-    )
-    found: list[_Part] = []
-    for first in range(0, count, size * together):
-        step = order[first : first + size * together]
+    size = asked["dataConfig"]["batchSize"]
+    found: list[list[_Part]] = []
+    for first in range(0, count, size * asked["trainingConfig"]["gradientAccumulation"]):
+        step = order[first : first + size * asked["trainingConfig"]["gradientAccumulation"]]
         batches = [step[start : start + size] for start in range(0, len(step), size)]
-        for number, batch in enumerate(batches):
-            mine = batch[training.rank :: training.world]
-            ends = number == len(batches) - 1
-            found.append(
-                _Part(samples=mine or [0], num=len(mine), of_step=len(step), ends_step=ends)
-            )
+        own = [batch[training.rank :: training.world] for batch in batches]
+        found.append([_Part(samples=mine or [0], num=len(mine), of_step=len(step)) for mine in own])
     return found
 
 
 def _train_epoch(training: Training) -> tuple[float, float | None]:
     """Mean loss and accuracy over the epoch's samples, as they were when trained on.
 
-    The gradient of a step is the mean over its samples, on however many ranks they are: DDP divides
-    by the ranks, so each rank's mean loss is weighted by its share of the step's samples.
+    The gradient of a step is the mean over its samples, on however many ranks they are.
     """
-    model, wanted = training.model, training.asked["trainingConfig"]
-    model.train()
-    sums, parts = torch.zeros(3, dtype=torch.float64), _parts(training)
-    batches = _loader(training, training.train_data, [part.samples for part in parts])
-    for part, (inputs, targets) in zip(parts, batches, strict=True):
-        inputs, targets = inputs.to(training.device), targets.to(training.device)
-        waits = not part.ends_step and isinstance(model, DistributedDataParallel)
-        with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
-            with _cast(training):
-                outputs = model(inputs)
-                loss = training.loss(outputs, targets)
-            share = part.num * training.world / part.of_step
-            training.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
-        _count(sums, loss, outputs, targets, part.num)
-        if not part.ends_step:
-            continue
-        if wanted["gradientClipping"] is not None:
-            training.scaler.unscale_(training.optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), wanted["gradientClipping"])
-        training.rate = training.optimizer.param_groups[0]["lr"]
-        training.scaler.step(training.optimizer)
-        training.scaler.update()
-        training.optimizer.zero_grad()
+    trainer, sums = training.trainer, torch.zeros(3, dtype=torch.float64)
+    trainer.model.train()
+    steps = _parts(training)
+    samples = [part.samples for parts in steps for part in parts]
+    batches = _loader(training, training.train_data, samples)
+    for number, parts in enumerate(steps, 1 + training.epoch * len(steps)):
+        training.rate = float(trainer.optimizer.param_groups[0]["lr"])
+        counts = iter(part.num for part in parts)
+
+        def loss_of(
+            outputs: Tensor, targets: Tensor, counts: Iterator[int] = counts
+        ) -> tuple[Tensor, int]:
+            num, loss = next(counts), training.loss(outputs, targets)
+            _count(sums, loss, outputs, targets, num)
+            return loss * num, num
+
+        step = trainer.begin(number, training.rate)
+        step.train_on(
+            islice(batches, len(parts)),
+            loss_of=loss_of,
+            uneven=strategy.Uneven(num_micro_batches=len(parts), num_targets=parts[0].of_step),
+        )
+        step.apply()
+        if step.refused is not None and not step.overflowed:
+            raise Wrong(f"epoch {training.epoch + 1}: {step.refused}: lower learningRate")
         if training.is_per_step and training.scheduler is not None:
             training.scheduler.step()
     if training.scheduler is not None and not training.is_per_step:
@@ -292,14 +302,15 @@ def _evaluate(training: Training) -> tuple[float | None, float | None]:
     """Mean loss and accuracy over the held-out samples, each counted once."""
     if training.val_data is None:
         return None, None
-    training.model.eval()
+    trainer = training.trainer
+    trainer.model.eval()
     mine = list(range(training.rank, len(training.val_data), training.world))  # type: ignore[arg-type]
     size = training.asked["dataConfig"]["batchSize"]
     batches = [mine[start : start + size] for start in range(0, len(mine), size)]
-    model, sums = _bare(training.model), torch.zeros(3, dtype=torch.float64)
+    model, sums = _bare(trainer.model), torch.zeros(3, dtype=torch.float64)
     for inputs, targets in _loader(training, training.val_data, batches):
-        inputs, targets = inputs.to(training.device), targets.to(training.device)
-        with _cast(training):
+        inputs, targets = inputs.to(trainer.device), targets.to(trainer.device)
+        with strategy.autocast(trainer.precision, trainer.device, trainer.layout):
             outputs = model(inputs)
             loss = training.loss(outputs, targets)
         _count(sums, loss, outputs, targets, len(targets))
@@ -316,25 +327,19 @@ def _count(sums: Tensor, loss: Tensor, outputs: Any, targets: Tensor, num: int) 
 
 
 def _means(training: Training, sums: Tensor) -> tuple[float | None, float | None]:
-    if training.world > 1:
-        sums = sums.to(training.device, torch.float64)
-        dist.all_reduce(sums)
+    sums = sums.to(training.trainer.device)
+    dist.all_reduce(sums)
     loss, right, num = sums.tolist()
     if not num:
         return None, None
     return loss / num, right / num if math.isfinite(right) else None
 
 
-def _loader(training: Training, data: "Dataset[Pair]", batches: list[list[int]]) -> Iterator[Pair]:
+def _loader(
+    training: Training, data: "Dataset[Pair]", batches: list[list[int]]
+) -> Iterator[strategy.Batch]:
     workers = training.asked["dataConfig"]["numWorkers"]
     return iter(DataLoader(data, batch_sampler=batches, num_workers=workers))
-
-
-def _cast(training: Training) -> contextlib.AbstractContextManager[Any]:
-    width = _WIDTHS.get(training.asked["trainingConfig"]["mixedPrecision"])
-    if width is None:
-        return contextlib.nullcontext()
-    return torch.autocast(training.device.type, width)
 
 
 def _bare(model: nn.Module) -> nn.Module:
@@ -342,10 +347,8 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def _optimizer(wanted: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    parameters, rate = (
-        [each for each in model.parameters() if each.requires_grad],
-        wanted["learningRate"],
-    )
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    rate = wanted["learningRate"]
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "adamw": lambda: torch.optim.AdamW(parameters, lr=rate),
         "adam": lambda: torch.optim.Adam(parameters, lr=rate),
@@ -372,12 +375,12 @@ def _scheduler(
 
 def _save(training: Training, path: Path) -> Path:
     """Everything that goes on from: it appears under its name when it is whole."""
-    scheduler = training.scheduler
+    trainer, scheduler = training.trainer, training.scheduler
     state = {
-        "model": _bare(training.model).state_dict(),
-        "optimizer": training.optimizer.state_dict(),
+        "model": _bare(trainer.model).state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "scaler": training.scaler.state_dict(),
+        "scaler": {} if trainer.scaler is None else trainer.scaler.state_dict(),
         "epoch": training.epoch,
         "best": training.best,
         "since_best": training.since_best,
@@ -398,11 +401,14 @@ def _save(training: Training, path: Path) -> Path:
 def _resume(training: Training, path: Path) -> None:
     state = _read_checkpoint(training, path)
     try:
-        training.model.load_state_dict(state["model"])
-        training.optimizer.load_state_dict(state["optimizer"])
+        training.trainer.model.load_state_dict(state["model"])
+        training.trainer.optimizer.load_state_dict(state["optimizer"])
         if training.scheduler is not None and state["scheduler"] is not None:
             training.scheduler.load_state_dict(state["scheduler"])
-        training.scaler.load_state_dict(state["scaler"])
+        scaler, saved = training.trainer.scaler, state["scaler"]
+        if scaler is not None and saved:  # empty where fp16 was not asked for
+            # Older checkpoints are of torch's scaler, whose number of good steps has this name.
+            scaler.load_state_dict({"num_good": saved.get("_growth_tracker"), **saved})
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         why = " ".join(str(error).split())[:300]
         raise Wrong(f"{path} is of another model or optimizer: {why}") from None
@@ -415,7 +421,7 @@ def _resume(training: Training, path: Path) -> None:
 def _read_checkpoint(training: Training, path: Path) -> dict[str, Any]:
     """What `_save` wrote."""
     try:
-        state = torch.load(path, map_location=training.device, weights_only=True)
+        state = torch.load(path, map_location=training.trainer.device, weights_only=True)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise Wrong(f"{path} cannot be read: {why}") from None
@@ -476,17 +482,18 @@ def main() -> None:
 
     try:
         train(prepare(json.loads(asked_file.read_text(encoding="utf-8"))), tell)
+        # What the groups' threads still hold must go before Python does (torch 2.13 over gloo).
+        gc.collect()
+        dist.barrier()
     except Wrong as error:
         tell({"error": str(error)})
         sys.exit(f"paceline: {error}")
     except Exception as error:
         tell({"error": f"{type(error).__name__}: {error}"})
         raise
-    if dist.is_initialized():
-        # What the groups' threads still hold must go before Python does (torch 2.13 over gloo).
-        gc.collect()
-        dist.barrier()
-        dist.destroy_process_group()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from paceline.record.run import check_same_data
 from paceline.runtime import strategy
 from paceline.runtime.bigram import bigram_loss
 from paceline.runtime.data import TextData, load_text
+from paceline.runtime.devices import to_device
 from paceline.runtime.loop import Evaluate
 from paceline.runtime.models import make_model
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.session import Session
-from paceline.runtime.step import to_device
 from paceline.spec.corpus import find_corpus
 
 

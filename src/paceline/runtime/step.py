@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,21 +19,13 @@ from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
 from paceline.runtime import strategy, vote
-from paceline.runtime.devices import is_accelerator, pins_memory
+from paceline.runtime.devices import is_accelerator, to_device
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.phase_clock import PartTimes, PhaseClock, make_clock, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
 from paceline.runtime.step_hooks import NO_HOOKS, Hooks
 from paceline.runtime.vote import Outcome, Votes
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor there. To an accelerator from pinned memory, so that the host does not wait."""
-    if pins_memory(device) and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
 
 _ELEMENT_WISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.AdamW,
@@ -127,12 +119,7 @@ class Trainer:
 class Step:
     """One optimizer step on this rank: its samples, their gradients, and the update."""
 
-    def __init__(
-        self,
-        number: int,
-        trainer: Trainer,
-        learning_rate: float,
-    ) -> None:
+    def __init__(self, number: int, trainer: Trainer, learning_rate: float) -> None:
         self.number = number
         """From 1."""
 
@@ -190,6 +177,7 @@ class Step:
         self._num_targets = torch.zeros_like(self._loss_sum)
         self._expected_targets = 1.0
         self._num_backward = 0
+        self._num_asked = trainer.layout.accumulation
         self._num_forward = 0
         self._buffers = trainer.buffers
         self._buffers_before = [buffer.clone() for buffer in self._buffers.tensors()]
@@ -215,27 +203,48 @@ class Step:
             loss_of: `(output, targets)` -> the sum of the losses and over how many targets. The
                 step's loss is the sum over the global batch, divided by all its targets.
         """
-        trainer, device = self._trainer, self._trainer.device
 
         def batches() -> Iterator[strategy.Batch]:
             for ids in self._ids(num_samples):
                 self._clock.enter("data")
-                inputs, targets = samples(ids)
-                yield to_device(inputs, device), to_device(targets, device)
+                yield samples(ids)
 
+        self.train_on(batches(), loss_of=loss_of)
+
+    def train_on(
+        self,
+        batches: Iterable[strategy.Batch],
+        *,
+        loss_of: strategy.LossOf = strategy.next_token_loss,
+        uneven: strategy.Uneven | None = None,
+    ) -> None:
+        """Micro-batches of the caller's own choice, forward and backward.
+
+        Args:
+            batches: This rank's. Taken one at a time.
+            loss_of: As for `train`.
+            uneven: Where they are not as many, or as large, as the layout has it.
+        """
+        trainer, device = self._trainer, self._trainer.device
+        if uneven is not None:
+            self._num_asked = uneven.num_micro_batches
         losses = strategy.forward_backward(
             self._model,
             trainer.meshes,
-            batches(),
+            (
+                (to_device(inputs, device), to_device(targets, device))
+                for inputs, targets in batches
+            ),
             precision=trainer.precision,
             loss_of=loss_of,
             loss_scale=trainer.loss_scale,
             on_phase=self._enter,
+            uneven=uneven,
         )
         self._loss_sum += losses.loss_sum
         self._num_targets += losses.num_targets
         self._expected_targets = losses.expected_targets
-        self._num_backward += trainer.layout.accumulation
+        self._num_backward += self._num_asked
         self._enter(None)
 
     def micro_batches(self, num_samples: int) -> Iterator[Ids]:
@@ -436,7 +445,7 @@ class Step:
             self._hooks.pass_by(phase, self.number)
 
     def _check_complete(self) -> None:
-        asked = self._trainer.layout.accumulation
+        asked = self._num_asked
         if self.finished:
             what = f"step {self.number} was applied twice"
         elif self._num_backward != asked:

@@ -57,6 +57,17 @@ class Losses:
     """What the gradients are divided by: targets of the global batch when none is missing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """A step whose micro-batches are not the layout's, as at the end of an epoch."""
+
+    num_micro_batches: int
+    """On every rank alike."""
+
+    num_targets: float
+    """Of the whole step, over all ranks."""
+
+
 def next_token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the cross entropies in float32, and the number of targets that are not `IGNORED`."""
     wide = logits_BSV if logits_BSV.dtype == torch.float64 else logits_BSV.float()
@@ -75,6 +86,7 @@ def forward_backward(
     loss_of: LossOf = next_token_loss,
     loss_scale: float = 1.0,
     on_phase: Callable[[Phase], None] = lambda phase: None,
+    uneven: Uneven | None = None,
 ) -> Losses:
     """Add the gradients of one optimizer step to the parameters'; they are sums, already reduced.
 
@@ -88,8 +100,10 @@ def forward_backward(
         loss_scale: Gradients come out multiplied by it: a loss scaler's, or 1.
         on_phase: Told before each phase of each micro-batch. A pipeline mixes them, and tells of
             one backward.
+        uneven: Where micro-batches differ in size or number from the layout's.
     """
-    layout, total = meshes.layout, _Total(meshes)
+    layout, total = meshes.layout, _Total(meshes, uneven)
+    num = layout.accumulation if uneven is None else uneven.num_micro_batches
     if isinstance(model, pipeline.Pipeline):
         batches = [_own_part(batch, meshes) for batch in micro_batches]
         on_phase("backward")
@@ -105,7 +119,7 @@ def forward_backward(
         total.add(*seen)
         return total.losses()
     for index, batch in enumerate(micro_batches):
-        set_gradient_sync(model, layout, is_last=index == layout.accumulation - 1)
+        set_gradient_sync(model, layout, is_last=index == num - 1)
         inputs_BS, targets_BS = _own_part(batch, meshes)
         total.expect((inputs_BS, targets_BS))
         on_phase("forward")
@@ -173,16 +187,16 @@ def _own_part(batch: Batch, meshes: Meshes) -> Batch:
 class _Total:
     """Adds up the losses of the micro-batches."""
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: Meshes, uneven: Uneven | None = None) -> None:
         self._layout = meshes.layout
         self._device = torch.device(meshes.device_type)
         self._is_counted = meshes.counts_loss
         self._sums: list[Tensor] = []
         self._counts: list[Tensor | int] = []
-        self.expected = 0.0
+        self.expected = 0.0 if uneven is None else uneven.num_targets
 
     def expect(self, batch: Batch) -> None:
-        """Every micro-batch is expected to have as many targets as the first."""
+        """Unless it is known, every micro-batch is expected to have as many as the first."""
         if not self.expected:
             per_sample = batch[1].numel() * self._layout.context / self._layout.micro_batch
             self.expected = per_sample * self._layout.global_batch
