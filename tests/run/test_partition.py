@@ -135,9 +135,9 @@ SETTINGS = (
     "checkpoint.every=100",
     "evaluate.every=100",
     "recovery.spares=2",
-    "recovery.lease=8",
+    "recovery.lease=12",
     "recovery.grace=2",
-    "recovery.heartbeat=1",
+    "recovery.heartbeat=5",
 )
 
 
