@@ -74,6 +74,7 @@ def see_alone(rank: int, world: int) -> dict:
     with held():
         work = dist.all_reduce(value, group=own, async_op=True)
         found["done at the call's return"] = work.is_completed()
+    work.wait()  # the current stream waits for the collective's; without it the read may come first
     found["read"] = value.tolist()
     far, near = torch.ones(1, device=DEVICE), torch.zeros(1)
     if DEVICE == "cuda":
