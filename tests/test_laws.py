@@ -16,6 +16,7 @@ ORDER = (
     "spec",
     "catalog",
     "profile",
+    "prepare",
     "topology",
     "parallel",
     "estimate",
@@ -36,6 +37,7 @@ TORCH_IN = {"prove", "runtime"}
 OUTSIDE_WORLD_IN = {
     "spec",
     "catalog",
+    "prepare",
     "topology",
     "record",
     "control",
