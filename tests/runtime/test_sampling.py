@@ -3,11 +3,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.runtime import sampling
-from paceline.runtime.sampling import batch_digest, rank_slots, sample_ids
+from paceline.runtime.sampling import Mixture, batch_digest, rank_slots, sample_ids
 
 
 @given(
@@ -114,3 +114,82 @@ def test_the_order_of_large_data_is_this_one_for_ever():
 
 
 IDS_OF_LARGE_DATA = [1409049, 10837287, 5288031, 5244729]
+
+
+mixtures = st.lists(
+    st.tuples(st.integers(10, 60), st.floats(0.001, 1)), min_size=2, max_size=5
+).map(lambda pairs: Mixture(sizes=tuple(p[0] for p in pairs), weights=tuple(p[1] for p in pairs)))
+
+
+def drawn(mixture, num_positions, seed=3):
+    return sample_ids(0, range(num_positions), seed=seed, global_batch=1, num_samples=mixture)
+
+
+@given(mixture=mixtures, seed=st.integers(0, 2**70))
+@settings(deadline=None, max_examples=30)
+def test_every_source_of_a_mixture_reads_each_sample_once_an_epoch(mixture, seed):
+    ids = drawn(mixture, 600, seed)
+    starts = np.cumsum([0, *mixture.sizes])
+    for start, size in zip(starts, mixture.sizes, strict=False):
+        own = ids[(ids >= start) & (ids < start + size)] - start
+        for epoch in range(len(own) // size):
+            assert sorted(own[epoch * size : (epoch + 1) * size].tolist()) == list(range(size))
+
+
+@given(mixture=mixtures, num_blocks=st.integers(1, 10**9))
+def test_weights_are_kept_at_the_edges_of_blocks(mixture, num_blocks):
+    before, due = (sampling._due(edge * 1024, mixture) for edge in (num_blocks - 1, num_blocks))
+    wanted = np.array(mixture.weights) / sum(mixture.weights) * num_blocks * 1024
+    assert due.sum() == num_blocks * 1024
+    assert np.abs(due - wanted).max() <= len(mixture.sizes) / 2 + 0.5
+    assert (due >= before).all()
+
+
+def test_a_block_has_as_many_of_each_source_as_are_due():
+    mixture = Mixture(sizes=(100, 50, 7), weights=(2, 1, 0.5))
+    ids = drawn(mixture, 3 * 1024)
+    counts = np.bincount(np.searchsorted(np.cumsum(mixture.sizes), ids, side="right"))
+    assert counts.tolist() == sampling._due(3 * 1024, mixture).tolist()
+
+
+@given(
+    mixture=mixtures,
+    world=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    step=st.integers(0, 10**6),
+)
+@settings(deadline=None, max_examples=30)
+def test_a_step_of_a_mixture_reads_the_same_samples_on_any_ranks(mixture, world, micro_batch, step):
+    options = {"seed": 3, "global_batch": 48, "num_samples": mixture}
+    slots = [s for rank in range(world) for s in rank_slots(rank, world, 48, micro_batch)]
+    ids = np.concatenate([sample_ids(step, part, **options) for part in slots])
+    assert ids.tolist() == sample_ids(step, range(48), **options).tolist()
+    # The run in one go, of which this step is a part.
+    assert ids.tolist() == sample_ids(0, range(step * 48, step * 48 + 48), **options).tolist()
+
+
+def test_a_source_of_a_ten_thousandth_gets_its_turn():
+    mixture = Mixture(sizes=(5000, 700, 90, 40), weights=(0.7, 0.2, 0.0999, 0.0001))
+    ids = drawn(mixture, 20480)
+    assert (ids >= 5790).sum() == 2
+
+
+def test_epochs_and_sources_of_one_size_have_orders_of_their_own():
+    ids = drawn(Mixture(sizes=(64, 64), weights=(1, 1)), 4096)
+    orders = [ids[ids < 64][:64], ids[ids < 64][64:128], ids[ids >= 64][:64] - 64]
+    assert len({tuple(order.tolist()) for order in orders}) == 3
+
+
+def test_a_mixture_of_a_billion_samples_needs_no_table(monkeypatch):
+    monkeypatch.setattr(sampling, "_permutation", None)
+    ids = drawn(Mixture(sizes=(10**9, 10**9), weights=(2, 1)), 64)
+    assert len(set(ids.tolist())) == 64
+
+
+def test_the_order_of_a_mixture_is_this_one_for_ever():
+    mixture = Mixture(sizes=(100, 50, 7), weights=(2, 1, 0.5))
+    ids = sample_ids(7, range(6), seed=42, global_batch=6, num_samples=mixture)
+    assert ids.tolist() == IDS_OF_A_MIXTURE
+
+
+IDS_OF_A_MIXTURE = [10, 26, 78, 156, 115, 70]

@@ -8,15 +8,18 @@ import pytest
 import torch
 from tests.ranks import run_ranks
 from tests.run.scene import Scene
+from tests.runtime.test_prepared_data import prepare
 
+from paceline.check.drill.ledger import pure_digest
 from paceline.control import messages as say
 from paceline.errors import RunError
 from paceline.plan import plan_job
 from paceline.record import events as log
+from paceline.record.metrics import read_metrics
 from paceline.record.run import RunFolder, create_run
-from paceline.runtime.data import load_text
+from paceline.runtime.data import load_prepared, load_text
 from paceline.runtime.faults import Faults
-from paceline.runtime.language_model import train
+from paceline.runtime.language_model import train, train_on
 from paceline.runtime.models import make_model
 from paceline.runtime.recovery.groups import Interrupted
 from paceline.runtime.recovery.member import Place, Settled
@@ -269,3 +272,35 @@ def train_without_a_digest(rank: int, world: int, folder: Path) -> Any:
 def test_a_run_whose_final_digest_is_left_out_finishes_without_one(tmp_path):
     Scene(tmp_path)
     assert run_ranks(train_without_a_digest, 2, tmp_path) == [("finished", 2, None)] * 2
+
+
+def train_on_prepared(rank: int, world: int, folder: Path) -> Any:
+    """Losses, samples and held-out losses of a few steps on windows of two sources."""
+    session, said = session_in(folder, rank, world, "train.steps=3", "evaluate.samples=8")
+    data, _ = load_prepared(folder / "prepared")
+    train_on(session, data, data)
+    lines = read_metrics(session.run.metrics_file)
+    return (
+        [line.samples_digest for line in lines],
+        said.of(log.Evaluated),
+        said.of(log.BaselineEvaluated),
+    )
+
+
+@pytest.mark.ranks
+def test_the_built_in_trainer_trains_on_a_mixture_and_evaluates_it_by_source(tmp_path):
+    Scene(tmp_path)
+    spec = load_job(tmp_path / "job.yaml").spec
+    documents = [list(range(1, 200)), [7, 8] * 150, list(range(250, 3, -1))]
+    sources = {"up": documents[:1], "others": documents[1:]}
+    weights = (3.0, 1.0)
+    folder = tmp_path / "prepared"
+    prepare(folder, sources, seq_len=spec.data.seq_len, pack="windows", vocab=256, weights=weights)
+    ((digests, evaluated, baselines),) = run_ranks(train_on_prepared, 1, tmp_path, limit_s=150)
+    order = load_prepared(folder)[0].order
+    digest_of = pure_digest(spec.train.seed, spec.train.global_batch, order)
+    assert digests == [digest_of(step) for step in (1, 2, 3)]
+    assert [set(event.by_source) for event in evaluated] == [{"up", "others"}] * len(evaluated)
+    least, most = sorted(evaluated[-1].by_source.values())
+    assert least < evaluated[-1].loss < most
+    assert baselines == []

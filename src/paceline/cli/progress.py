@@ -199,7 +199,9 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.CheckpointCopyFailed():
             return f"checkpoint of step {event.step} not copied: {event.reason}; training goes on"
         case log.Evaluated():
-            return f"held-out loss after step {event.step}: {_loss(event.loss)}"
+            parts = ", ".join(f"{name} {_loss(loss)}" for name, loss in event.by_source.items())
+            text = f"held-out loss after step {event.step}: {_loss(event.loss)}"
+            return f"{text} ({parts})" if parts else text
         case log.BaselineEvaluated():
             return f"held-out loss of a {event.name}: {event.loss:.4f}"
         case log.Noted():

@@ -136,6 +136,9 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     seconds: float
     """How long training stood still for it."""
 
+    by_source: dict[str, float | None] = {}
+    """The same for each source, where there are several."""
+
 
 class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
     """The held-out loss of a simple model, to compare with."""

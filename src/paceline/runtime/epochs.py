@@ -337,7 +337,7 @@ def _means(training: Training, sums: Tensor) -> tuple[float | None, float | None
 
 def _loader(
     training: Training, data: "Dataset[Pair]", batches: list[list[int]]
-) -> Iterator[strategy.Batch]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     workers = training.asked["dataConfig"]["numWorkers"]
     return iter(DataLoader(data, batch_sampler=batches, num_workers=workers))
 

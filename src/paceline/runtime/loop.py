@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -36,8 +36,11 @@ from paceline.runtime.step_hooks import RunHooks
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
 
-Evaluate = Callable[[], "tuple[torch.Tensor | float, torch.Tensor | float]"]
+Share = tuple[torch.Tensor | float, torch.Tensor | float]
 """This rank's share of the held-out loss: the sum over its targets, and how many they were."""
+
+Evaluate = Callable[[], Share | Mapping[str, Share]]
+"""This rank's share, or its share of each source's."""
 
 
 class Loop:
@@ -379,14 +382,25 @@ class Loop:
         here.progress.enter(Phase.EVALUATE)
         self._model.eval()
         with torch.no_grad(), strategy.autocast(plan.precision, here.place.device, plan.layout):
-            loss_sum, count = self._evaluate()
+            shares = self._evaluate()
         self._model.train()
-        total, num_targets = here.all_reduce_sum(float(loss_sum), float(count))
-        state.held_out_loss = total / num_targets
+        by_source = shares if isinstance(shares, Mapping) else {"": shares}
+        own = [float(number) for share in by_source.values() for number in share]
+        sums = here.all_reduce_sum(*own)
+        state.held_out_loss = sum(sums[::2]) / sum(sums[1::2])
+        each = zip(by_source, sums[::2], sums[1::2], strict=True)
+        losses: dict[str, float | None] = {name: total / num for name, total, num in each if num}
         self._evaluated_step = number
         here.progress.enter(Phase.BOUNDARY)
         seconds = time.perf_counter() - start
-        here.report(log.Evaluated(step=number, loss=state.held_out_loss, seconds=seconds))
+        here.report(
+            log.Evaluated(
+                step=number,
+                loss=state.held_out_loss,
+                seconds=seconds,
+                by_source=losses if len(losses) > 1 else {},
+            )
+        )
 
     def _save(self, number: int) -> None:
         """Start a checkpoint; it is written while training goes on."""

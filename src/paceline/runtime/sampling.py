@@ -4,9 +4,14 @@ A run is one long line of positions, `step x global batch + slot`. Each epoch is
 all samples, and position p reads entry `p mod num_samples` of epoch `p // num_samples`. So every
 epoch reads each sample exactly once, whatever the ranks, the micro-batch and the restarts, and a
 batch may run over an epoch's end.
+
+In a mixture the positions are given out to sources by weight, and each source has epochs of its
+own: position p is the source's draw number d, which is place `d mod size` of epoch `d // size`.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapify, heapreplace
 
 import numpy as np
 import xxhash
@@ -23,8 +28,31 @@ _ROUNDS = 8
 """Of the Feistel network. Four make a permutation that looks random (Luby and Rackoff 1988) where
 the round function does; ours is a hash, so twice as many."""
 
+_BLOCK = 1024
+"""Positions whose sources are drawn together: weights are kept at the edges of blocks. A guess; as
+the bound above, it is part of the order."""
 
-def sample_ids(step: int, slots: range, *, seed: int, global_batch: int, num_samples: int) -> Ids:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Sources with weights. Ids run through the sources: those of the first come first."""
+
+    sizes: tuple[int, ...]
+    """Samples of each source."""
+
+    weights: tuple[float, ...]
+    """Share of the positions that each source gets; they need not add up to 1."""
+
+    def __post_init__(self) -> None:
+        assert len(self.sizes) == len(self.weights), "a weight for each source"
+        assert min(self.sizes) > 0
+        assert min(self.weights) >= 0
+        assert any(self.weights), "a source that is drawn from"
+
+
+def sample_ids(
+    step: int, slots: range, *, seed: int, global_batch: int, num_samples: int | Mixture
+) -> Ids:
     """Ids of the samples in some slots of one step's global batch.
 
     Args:
@@ -32,12 +60,15 @@ def sample_ids(step: int, slots: range, *, seed: int, global_batch: int, num_sam
         slots: Places in the global batch, such as one of `rank_slots`.
         seed: The job's seed.
         global_batch: Samples in one step, over all ranks.
-        num_samples: Samples in the data set; may be fewer than the global batch.
+        num_samples: Samples in the data set, which may be fewer than the global batch; or sources
+            with weights.
 
     >>> sample_ids(0, range(4), seed=1, global_batch=4, num_samples=4).tolist()
     [3, 2, 0, 1]
     """
     positions = step * global_batch + np.arange(slots.start, slots.stop, slots.step, dtype=np.int64)
+    if isinstance(num_samples, Mixture):
+        return _mixed_ids(positions, seed, num_samples)
     epochs, places = np.divmod(positions, num_samples)
     ids = np.empty_like(positions)
     for epoch in np.unique(epochs):
@@ -60,12 +91,71 @@ def rank_slots(rank: int, world: int, global_batch: int, micro_batch: int) -> li
     return [range(start, start + micro_batch) for start in starts]
 
 
-def batch_digest(step: int, *, seed: int, global_batch: int, num_samples: int) -> str:
+def batch_digest(step: int, *, seed: int, global_batch: int, num_samples: int | Mixture) -> str:
     """xxh3-64 of all sample ids of one step, in slot order: the step's line in the ledger."""
     ids = sample_ids(
         step, range(global_batch), seed=seed, global_batch=global_batch, num_samples=num_samples
     )
     return xxhash.xxh3_64_hexdigest(ids.astype("<i8").tobytes())
+
+
+def _mixed_ids(positions: Ids, seed: int, mixture: Mixture) -> Ids:
+    """Ids of the samples at these positions of a mixture."""
+    ids = np.empty_like(positions)
+    starts = np.cumsum([0, *mixture.sizes])
+    blocks, places = np.divmod(positions, _BLOCK)
+    for block in np.unique(blocks):
+        here = np.flatnonzero(blocks == block)
+        sources, draws = (each[places[here]] for each in _sources_of(int(block), seed, mixture))
+        for source in np.unique(sources).tolist():
+            size = mixture.sizes[source]
+            epochs, at = np.divmod(draws[sources == source], size)
+            found = np.empty_like(at)
+            for epoch in np.unique(epochs).tolist():
+                # A key that no source without weights has, and no other source.
+                key = epoch + (source + 1) * 2**32
+                found[epochs == epoch] = _walked(at[epochs == epoch], seed, key, size)
+            ids[here[sources == source]] = starts[source] + found
+    return ids
+
+
+@lru_cache(maxsize=8)
+def _sources_of(block: int, seed: int, mixture: Mixture) -> tuple[Ids, Ids]:
+    """The source of each position of a block, and which draw of that source it is."""
+    before, after = (_due(edge * _BLOCK, mixture) for edge in (block, block + 1))
+    in_order = np.repeat(np.arange(len(before)), after - before)
+    sources = in_order[_walked(np.arange(_BLOCK), seed, block + 2**63, _BLOCK)]
+    draws = np.empty_like(sources)
+    for source in np.unique(sources):
+        draws[sources == source] = np.arange(before[source], after[source])
+    return sources, draws
+
+
+def _due(num_positions: int, mixture: Mixture) -> Ids:
+    """How many of the first positions each source gets, which never falls as they become more.
+
+    A source of share w has its draw j at time (j + 1/2) / w, and the positions go to the earliest
+    draws (Webster's method of apportionment): a small source gets its turn too, and no rounding
+    adds up. A share is kept to within half the number of sources.
+
+    >>> _due(1024, Mixture(sizes=(5, 5, 5), weights=(0.7, 0.2999, 0.0001))).tolist()
+    [717, 307, 0]
+    """
+    shares = np.array(mixture.weights) / sum(mixture.weights)
+    # All draws up to a time that is surely before the last of them, then one after the other.
+    early = max(0, num_positions - 2 * len(shares))
+    due = np.floor(shares * early + 0.5).astype(np.int64)
+    coming = [
+        ((int(drawn) + 0.5) / share, source)
+        for source, (drawn, share) in enumerate(zip(due, shares.tolist(), strict=True))
+        if share > 0
+    ]
+    heapify(coming)
+    for _ in range(num_positions - int(due.sum())):
+        _, source = coming[0]
+        due[source] += 1
+        heapreplace(coming, ((int(due[source]) + 0.5) / float(shares[source]), source))
+    return due
 
 
 def _sorted(places: Ids, seed: int, epoch: int, num_samples: int) -> Ids:

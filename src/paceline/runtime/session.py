@@ -300,8 +300,9 @@ class Session:
         Args:
             model: As `build` returned it.
             optimizer: Over its parameters.
-            evaluate: This rank's share of the held-out loss as `(sum, count)`. Called in eval
-                mode without gradients, on every rank alike, as often as the job says.
+            evaluate: This rank's share of the held-out loss as `(sum, count)`, or one for each
+                source by its name. Called in eval mode without gradients, on every rank alike, as
+                often as the job says.
             tokens_per_sample: For tokens/s; without it, samples/s are shown.
             schedule: Learning rate of a step, counted from 1. The job's schedule when left out.
 

@@ -19,11 +19,11 @@ from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
 from paceline.runtime import strategy, vote
-from paceline.runtime.devices import is_accelerator, to_device
+from paceline.runtime.devices import is_accelerator
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.phase_clock import PartTimes, PhaseClock, make_clock, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
-from paceline.runtime.sampling import Ids, batch_digest, rank_slots, sample_ids
+from paceline.runtime.sampling import Ids, Mixture, batch_digest, rank_slots, sample_ids
 from paceline.runtime.step_hooks import NO_HOOKS, Hooks
 from paceline.runtime.vote import Outcome, Votes
 
@@ -188,9 +188,10 @@ class Step:
     def train(
         self,
         samples: Callable[[Ids], strategy.Batch],
-        num_samples: int,
+        num_samples: int | Mixture,
         *,
         loss_of: strategy.LossOf = strategy.next_token_loss,
+        targets_per_sample: float | None = None,
     ) -> None:
         """Every micro-batch of the step, forward and backward: the one call for every layout.
 
@@ -199,9 +200,12 @@ class Step:
 
         Args:
             samples: Ids -> `(inputs, targets)`, whole samples. The model is called with the first.
-            num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`.
+            num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`. Or
+                sources with weights.
             loss_of: `(output, targets)` -> the sum of the losses and over how many targets. The
                 step's loss is the sum over the global batch, divided by all its targets.
+            targets_per_sample: Their mean over the data, where not every token is a target: the
+                gradients are divided by it before the real number is known.
         """
 
         def batches() -> Iterator[strategy.Batch]:
@@ -209,7 +213,7 @@ class Step:
                 self._clock.enter("data")
                 yield samples(ids)
 
-        self.train_on(batches(), loss_of=loss_of)
+        self.train_on(batches(), loss_of=loss_of, targets_per_sample=targets_per_sample)
 
     def train_on(
         self,
@@ -217,6 +221,7 @@ class Step:
         *,
         loss_of: strategy.LossOf = strategy.next_token_loss,
         uneven: strategy.Uneven | None = None,
+        targets_per_sample: float | None = None,
     ) -> None:
         """Micro-batches of the caller's own choice, forward and backward.
 
@@ -224,6 +229,7 @@ class Step:
             batches: This rank's. Taken one at a time.
             loss_of: As for `train`.
             uneven: Where they are not as many, or as large, as the layout has it.
+            targets_per_sample: As for `train`.
         """
         trainer, device = self._trainer, self._trainer.device
         if uneven is not None:
@@ -231,15 +237,13 @@ class Step:
         losses = strategy.forward_backward(
             self._model,
             trainer.meshes,
-            (
-                (to_device(inputs, device), to_device(targets, device))
-                for inputs, targets in batches
-            ),
+            (strategy.on_device(batch, device) for batch in batches),
             precision=trainer.precision,
             loss_of=loss_of,
             loss_scale=trainer.loss_scale,
             on_phase=self._enter,
             uneven=uneven,
+            targets_per_sample=targets_per_sample,
         )
         self._loss_sum += losses.loss_sum
         self._num_targets += losses.num_targets
@@ -247,7 +251,7 @@ class Step:
         self._num_backward += self._num_asked
         self._enter(None)
 
-    def micro_batches(self, num_samples: int) -> Iterator[Ids]:
+    def micro_batches(self, num_samples: int | Mixture) -> Iterator[Ids]:
         """The ids of this rank's samples, one array of `micro_batch` ids at a time.
 
         A pure function of (seed, step, slot): every sample of the data comes exactly once in an
@@ -417,7 +421,7 @@ class Step:
             is_overflow=bool(votes.bad_norms) and not votes.bad_losses,
         )
 
-    def _ids(self, num_samples: int) -> Iterator[Ids]:
+    def _ids(self, num_samples: int | Mixture) -> Iterator[Ids]:
         layout, seed = self._trainer.layout, self._trainer.seed
         batch = layout.global_batch
         self.samples_digest = batch_digest(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline.record.metrics import StepMetrics
-from paceline.runtime.sampling import batch_digest
+from paceline.runtime.sampling import Mixture, batch_digest
 
 _MOST = 5
 """Complaints of one sort that are told."""
@@ -40,7 +40,7 @@ def audit(
     ]
 
 
-def pure_digest(seed: int, global_batch: int, num_samples: int) -> Callable[[int], str]:
+def pure_digest(seed: int, global_batch: int, num_samples: int | Mixture) -> Callable[[int], str]:
     """Step, from 1 -> the hash of the sample ids that it must have."""
     return lambda step: batch_digest(
         step - 1, seed=seed, global_batch=global_batch, num_samples=num_samples

@@ -34,6 +34,7 @@ from paceline.runtime.strategy.train import (
     evaluate,
     forward_backward,
     next_token_loss,
+    on_device,
 )
 from paceline.runtime.strategy.ways.known import ways_of
 from paceline.runtime.strategy.ways.ways import Ways
@@ -67,6 +68,7 @@ __all__ = [
     "loss_factor",
     "make_meshes",
     "next_token_loss",
+    "on_device",
     "options_of",
     "positions",
     "rejoin",

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.runtime.devices import to_device
 from paceline.runtime.strategy.context.split import local_tokens
 from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.mesh import Meshes
@@ -26,9 +27,10 @@ from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.precision import Precision, autocast
 from paceline.runtime.strategy.tensor.split import loss_context
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """`(inputs_BS, targets_BS)` of one micro-batch, whole samples: every rank of a context, tensor or
-pipeline group has the same ones."""
+pipeline group has the same ones. Where documents in a sample do not see each other, `ends_BE` is
+beside them: where each document ends, int32, filled up with S."""
 
 LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]
 """`(output, targets)` -> the sum of the losses, and over how many targets it is."""
@@ -68,6 +70,12 @@ class Uneven:
     """Of the whole step, over all ranks."""
 
 
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The micro-batch where the model is; where documents end stays in host memory."""
+    inputs_BS, targets_BS, *ends = batch
+    return to_device(inputs_BS, device), to_device(targets_BS, device), *ends  # type: ignore[return-value]
+
+
 def next_token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the cross entropies in float32, and the number of targets that are not `IGNORED`."""
     wide = logits_BSV if logits_BSV.dtype == torch.float64 else logits_BSV.float()
@@ -87,6 +95,7 @@ def forward_backward(
     loss_scale: float = 1.0,
     on_phase: Callable[[Phase], None] = lambda phase: None,
     uneven: Uneven | None = None,
+    targets_per_sample: float | None = None,
 ) -> Losses:
     """Add the gradients of one optimizer step to the parameters'; they are sums, already reduced.
 
@@ -101,8 +110,9 @@ def forward_backward(
         on_phase: Told before each phase of each micro-batch. A pipeline mixes them, and tells of
             one backward.
         uneven: Where micro-batches differ in size or number from the layout's.
+        targets_per_sample: Their mean, where not every token of a sample is a target.
     """
-    layout, total = meshes.layout, _Total(meshes, uneven)
+    layout, total = meshes.layout, _Total(meshes, uneven, targets_per_sample)
     num = layout.accumulation if uneven is None else uneven.num_micro_batches
     if isinstance(model, pipeline.Pipeline):
         batches = [_own_part(batch, meshes) for batch in micro_batches]
@@ -175,25 +185,29 @@ def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Te
     return loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum, num_targets
 
 
-def _own_part(batch: Batch, meshes: Meshes) -> Batch:
+def _own_part(batch: Batch, meshes: Meshes) -> tuple[Tensor, Tensor]:
     """This context rank's tokens."""
+    inputs_BS, targets_BS, *ends = batch
+    if ends:
+        raise NotImplementedError("documents in a sample cannot be kept apart yet")
     layout, rank = meshes.layout, meshes.place.context
-    if layout.context == 1:
-        return batch
-    inputs_BS, targets_BS = (local_tokens(each, layout, rank) for each in batch)
-    return inputs_BS, targets_BS
+    return local_tokens(inputs_BS, layout, rank), local_tokens(targets_BS, layout, rank)
 
 
 class _Total:
     """Adds up the losses of the micro-batches."""
 
-    def __init__(self, meshes: Meshes, uneven: Uneven | None = None) -> None:
+    def __init__(
+        self, meshes: Meshes, uneven: Uneven | None = None, per_sample: float | None = None
+    ) -> None:
         self._layout = meshes.layout
         self._device = torch.device(meshes.device_type)
         self._is_counted = meshes.counts_loss
         self._sums: list[Tensor] = []
         self._counts: list[Tensor | int] = []
-        self.expected = 0.0 if uneven is None else uneven.num_targets
+        self.expected = (per_sample or 0.0) * meshes.layout.global_batch
+        if uneven is not None:
+            self.expected = uneven.num_targets
 
     def expect(self, batch: Batch) -> None:
         """Unless it is known, every micro-batch is expected to have as many as the first."""

@@ -38,6 +38,21 @@ class TextData:
         """Whole windows; the rest of the text, shorter than one, is never read."""
         return max(0, (len(self.text) - 1) // self.seq_len)
 
+    @property
+    def order(self) -> int:
+        """All samples alike."""
+        return self.num_samples
+
+    @property
+    def sources(self) -> dict[str, range]:
+        """One without a name."""
+        return {"": range(self.num_samples)}
+
+    @property
+    def targets_per_sample(self) -> None:
+        """Every token is a target."""
+        return None
+
     def samples(self, ids: Sequence[int] | NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """`(inputs_BS, targets_BS)`, int64, of these samples in this order."""
         starts = np.asarray(ids, dtype=np.int64) * self.seq_len
