@@ -93,7 +93,12 @@ def _type(told: dict[str, Any]) -> str:
     if "const" in told:
         return f"`{told['const']}`"
     if told.get("type") == "array":
-        return f"list of {_type(told['items'])}"
+        parts = told.get("prefixItems")
+        return (
+            f"list of {len(parts)}: {_type(parts[0])}"
+            if parts
+            else (f"list of {_type(told['items'])}")
+        )
     names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "yes/no"}
     text = names.get(told.get("type", ""), "value")
     limits = [

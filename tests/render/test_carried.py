@@ -33,9 +33,12 @@ VALUES = {
     "data.held_out": 0.3,
     "train.steps": 37,
     "train.optimizer": "sgd",
+    "train.betas": [0.87, 0.97],
+    "train.eps": 1e-7,
     "train.learning_rate": 0.0123,
     "train.warmup_steps": 7,
     "train.schedule": "linear",
+    "train.decay_steps": 7,
     "train.final_learning_rate": 0.37,
     "train.weight_decay": 0.037,
     "train.clip_norm": 0.37,
@@ -138,6 +141,9 @@ TOGETHER = {
     "kubernetes.rdma_devices": {"kubernetes.rdma_resource": "rdma/hca"},
     "ssh.port": {"ssh.hosts": ["host-a", "host-b"]},
     "data.corpus": {"data.corpus": None, "data.path": "/corpus/*.txt"},
+    "train.decay_steps": {"train.schedule": "wsd"},
+    "train.powersgd_rank": {"train.gradient_compression": "powersgd"},
+    "train.powersgd_start": {"train.gradient_compression": "powersgd"},
 }
 """What is in the job with and without a setting, which means nothing else."""
 
@@ -223,8 +229,9 @@ def silent(engine):
             continue
         try:
             found = render_job(engine, *plan_with(base, key))
-        except PacelineError as error:  # refused, with the key as the place
-            if any(problem.where.startswith(key) for problem in error.problems):
+        except PacelineError as error:  # refused, with the key as the place, or what it needs
+            places = (key, *TOGETHER.get(key, {}))
+            if any(problem.where.startswith(places) for problem in error.problems):
                 continue
             raise
         section = key.partition(".")[0]

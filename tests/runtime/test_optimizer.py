@@ -26,7 +26,7 @@ TRAINS = st.builds(
     global_batch=st.just(1),
     steps=st.integers(1, 300),
     warmup_steps=st.integers(0, 400),
-    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
     learning_rate=st.floats(1e-6, 10),
     final_learning_rate=st.floats(0, 1),
 )
@@ -52,6 +52,27 @@ def test_the_last_step_has_the_final_learning_rate(train):
         assert last == train.learning_rate
     else:
         assert last == pytest.approx(train.learning_rate * train.final_learning_rate, abs=1e-12)
+
+
+def test_wsd_stays_at_the_peak_until_its_last_steps():
+    train = TrainSpec(
+        global_batch=1,
+        steps=100,
+        warmup_steps=10,
+        learning_rate=1.0,
+        final_learning_rate=0.0,
+        schedule="wsd",
+        decay_steps=20,
+    )
+    rates = [round(learning_rate_at(step, train), 3) for step in (10, 50, 80, 81, 90, 100)]
+    assert rates == [1.0, 1.0, 1.0, 0.95, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw-8bit", "muon"])
+def test_the_optimizer_has_the_jobs_betas_and_eps(name):
+    train = TrainSpec(global_batch=1, steps=1, optimizer=name, betas=(0.8, 0.98), eps=1e-6)
+    (group,) = make_optimizer(nn.Sequential(nn.Linear(3, 2, bias=False)), train).param_groups
+    assert (tuple(group["betas"]), group["eps"]) == ((0.8, 0.98), 1e-6)
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])

@@ -276,6 +276,27 @@ def test_two_ways_to_say_the_model_clash():
     assert problem.what == "the model is said 2 ways: decoder and preset"
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["train.betas=[0.9, 0.98]", "train.optimizer=sgd"], "with train.optimizer: sgd nothing"),
+        (["train.decay_steps=5"], "with train.schedule: cosine nothing uses it"),
+        (["train.powersgd_rank=8"], "with train.gradient_compression: none nothing uses it"),
+    ],
+)
+def test_a_setting_that_nothing_would_use_is_refused(given, says):
+    problem = only(GOOD, *given)
+    assert problem.code == "J007"
+    assert says in problem.what
+
+
+def test_a_decay_longer_than_the_run_is_refused():
+    given = ["train.schedule=wsd", "train.decay_steps=60", "train.warmup_steps=50"]
+    problem = only(GOOD, *given)
+    assert problem.what == "warmup_steps 50 and decay_steps 60 are more than the run's 100 steps"
+    assert problem.fix == "set train.decay_steps to 50 or less"
+
+
 def test_no_way_to_say_the_model_is_refused():
     assert only(GOOD, "model={}").what == "the model is said 0 ways"
 

@@ -25,7 +25,8 @@ OF_PROGRAM = frozenset(
     {
         *("data.path", "data.corpus", "train.steps", "train.learning_rate", "train.warmup_steps"),
         *("train.schedule", "train.final_learning_rate", "train.weight_decay", "train.clip_norm"),
-        *("train.seed", "checkpoint.every", "checkpoint.keep_last"),
+        *("train.seed", "train.betas", "train.eps", "train.decay_steps"),
+        *("checkpoint.every", "checkpoint.keep_last"),
     }
 )
 """What the example programs read from `train.json` and do."""

@@ -277,8 +277,8 @@ def _optimizer(plan: Plan, job: Job) -> dict[str, Any]:
         return {"type": "SGD", "params": {"lr": train.learning_rate, "momentum": 0.9}}
     values: dict[str, Any] = {
         "lr": train.learning_rate,
-        "betas": [0.9, 0.999],
-        "eps": 1e-8,
+        "betas": list(train.betas),
+        "eps": train.eps,
         "weight_decay": train.weight_decay,
     }
     if plan.layout.offload == "none":

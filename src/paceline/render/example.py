@@ -15,6 +15,7 @@ from paceline.plan import Plan
 from paceline.render.engine import Gap
 from paceline.render.text import to_json
 from paceline.spec import Job
+from paceline.spec.training import decay_steps
 
 SETTINGS = "train.json"
 PLAIN = "lm_plain.py"
@@ -80,7 +81,10 @@ def settings(plan: Plan, job: Job) -> dict[str, Any]:
         "warmup_steps": spec.train.warmup_steps,
         "schedule": spec.train.schedule,
         "final_learning_rate": spec.train.final_learning_rate,
+        "decay_steps": decay_steps(spec.train),
         "optimizer": spec.train.optimizer,
+        "betas": list(spec.train.betas),
+        "eps": spec.train.eps,
         "adapter": None if spec.train.adapter is None else spec.train.adapter.kind,
         "gradient_compression": spec.train.gradient_compression,
         "compile": spec.train.compile,

@@ -14,6 +14,7 @@ from paceline.estimate.step import head_in_blocks
 from paceline.parallel.stages import blocks_of_stages, is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.spec import Job
+from paceline.spec.training import decay_steps
 
 Words = dict[str, Any]
 """Field -> value."""
@@ -23,6 +24,7 @@ TOLD = frozenset(
         *("data.path", "data.corpus", "train.steps", "train.optimizer", "train.learning_rate"),
         *("train.warmup_steps", "train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
+        *("train.betas", "train.eps", "train.decay_steps"),
         *("checkpoint.every", "evaluate", "recovery.max_restarts"),
     }
 )
@@ -170,17 +172,20 @@ def schedule_words(job: Job) -> Words:
     """Learning rate. The peak is reached after the warm-up, and the end at the last step."""
     train = job.spec.train
     end = 1.0 if train.schedule == "constant" else train.final_learning_rate
-    return {
+    found: Words = {
         "lr": train.learning_rate,
         "min_lr": float(f"{train.learning_rate * end:.12g}"),  # 3e-05, not 2.9999999999999997e-05
-        "lr_decay_style": train.schedule,
+        "lr_decay_style": "WSD" if train.schedule == "wsd" else train.schedule,
         "lr_warmup_iters": train.warmup_steps,
         "lr_decay_iters": train.steps,
     }
+    if train.schedule == "wsd":
+        found |= {"lr_wsd_decay_style": "linear", "lr_wsd_decay_iters": decay_steps(train)}
+    return found
 
 
 def optimizer_words(job: Job) -> Words:
-    """AdamW as everywhere here (PyTorch's betas), decay on matrices only, which is Megatron's way;
+    """AdamW, with decay on matrices only, which is Megatron's way;
     or SGD with its momentum."""
     train = job.spec.train
     found: Words = {
@@ -189,7 +194,8 @@ def optimizer_words(job: Job) -> Words:
         "clip_grad": train.clip_norm or 0.0,
     }
     if train.optimizer != "sgd":
-        found |= {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}
+        found |= dict(zip(("adam_beta1", "adam_beta2"), train.betas, strict=True))
+        found["adam_eps"] = train.eps
     return found
 
 

@@ -17,6 +17,7 @@ from paceline.render.shell import script
 from paceline.render.text import commented, header
 from paceline.render.torchtitan_gaps import titan_gaps
 from paceline.spec import Job
+from paceline.spec.training import decay_steps
 
 VERSION = "0.3.0"
 MODULE = "paceline_job"
@@ -72,8 +73,10 @@ def _config(plan: Plan, job: Job) -> str:
             ]
         ),
     )
-    decay = "None" if train.schedule != "constant" else "0.0"
-    shape = "linear" if train.schedule == "constant" else train.schedule
+    decay = {"constant": "0.0", "wsd": f"{decay_steps(train) / train.steps:.6g}"}.get(
+        train.schedule, "None"
+    )
+    shape = "cosine" if train.schedule == "cosine" else "linear"
     end = 1.0 if train.schedule == "constant" else train.final_learning_rate
     clip = 'float("inf")' if train.clip_norm is None else repr(train.clip_norm)
     per_rank = layout.micro_batch * (layout.accumulation if layout.pipeline > 1 else 1)
@@ -84,8 +87,8 @@ def _config(plan: Plan, job: Job) -> str:
         "def adamw(pattern: str, weight_decay: float) -> ParamGroupConfig:",
         "    values = {",
         f'        "lr": {train.learning_rate!r},',
-        '        "betas": (0.9, 0.999),',
-        '        "eps": 1e-8,',
+        f'        "betas": {train.betas!r},',
+        f'        "eps": {train.eps!r},',
         '        "weight_decay": weight_decay,',
         "    }",
         "    return ParamGroupConfig(",

@@ -51,6 +51,9 @@ Url = Annotated[
 ]
 
 
+Beta = Annotated[Number, Field(ge=0, lt=1)]
+
+
 @section
 class DecoderSpec:
     """The built-in decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped queries."""
@@ -178,14 +181,26 @@ class TrainSpec:
     """`adamw` keeps two float32 moments for each parameter, `adamw-8bit` two of a byte, `muon` and
     `sgd` one float32 momentum, `adafactor` a row and a column of each matrix."""
 
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Not used by `sgd` and `adafactor`: decay of Adam's two moments. The defaults are those of
+    GPT-3 (arXiv:2005.14165, appendix B) and Llama."""
+
+    eps: Annotated[Number, Field(gt=0)] = 1e-8
+    """Not used by `sgd` and `adafactor`: added to the root of Adam's second moment."""
+
     learning_rate: Annotated[Number, Field(gt=0)] = 3e-4
     """Peak learning rate, reached after the warm-up."""
 
     warmup_steps: Whole = 0
     """Steps over which the learning rate rises linearly from zero."""
 
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls from the warm-up's end to the last step."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the learning rate falls from the warm-up's end to the last step. `wsd` (warm-up, stable,
+    decay) stays at the peak and falls linearly over the last `decay_steps`."""
+
+    decay_steps: Positive | Auto = "auto"
+    """Only with `wsd`: steps over which the learning rate falls. `auto` is a tenth of the run
+    (MiniCPM, arXiv:2404.06395, section 4.3)."""
 
     final_learning_rate: Annotated[Number, Field(ge=0, le=1)] = 0.1
     """Learning rate at the last step, as a share of the peak. Not used by `constant`."""

@@ -14,6 +14,7 @@ from paceline.spec.job import JobSpec, ModelSpec
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.secrets import check_secrets
 from paceline.spec.section import section_in
+from paceline.spec.training import check_training
 from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -418,6 +419,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     """Rules between fields that need nothing but the job itself."""
     spec = job.spec
     yield from _check_sizes(job)
+    yield from check_training(spec, job.where)
     ways = [field.name for field in fields(ModelSpec)]
     given = [way for way in ways if getattr(spec.model, way) is not None]
     if len(given) != 1:

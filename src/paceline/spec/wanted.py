@@ -51,6 +51,9 @@ def _words(member: Any) -> Iterator[str]:
         (item,) = get_args(member)
         inner = ", or ".join(_words(item))
         yield f"a list of {inner}" if inner else "a list"
+    elif origin is tuple:
+        words = [word for part in get_args(member) for word in _words(part)]
+        yield f"a list of {len(words)}: {', '.join(words)}"
     elif member in _PLAIN:
         yield _PLAIN[member]
 

@@ -5,10 +5,8 @@ from typing import TypedDict
 
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.plan.phases.case import Case
+from paceline.spec.training import decay_steps
 from paceline.units import format_count, format_seconds
-
-_BETAS = [0.9, 0.95]
-"""Of our AdamW, as in Llama's training."""
 
 
 class ConfigFiles(TypedDict):
@@ -59,6 +57,7 @@ def configure_training(case: Case) -> TrainingConfiguration:
             "kind": train.schedule,
             "warmupSteps": train.warmup_steps,
             "steps": train.steps,
+            "decaySteps": 0 if train.schedule == "constant" else decay_steps(train),
             "finalShare": train.final_learning_rate,
         },
         "loop": f"{plan.layout.accumulation} micro-batches of {plan.layout.micro_batch} a step, "
@@ -76,7 +75,7 @@ def _optimizer(case: Case) -> dict[str, str | float | list[float]]:
         "weightDecay": train.weight_decay,
     }
     if train.optimizer.startswith("adamw"):
-        found["betas"] = _BETAS
+        found["betas"] = list(train.betas)
     return found
 
 
@@ -147,7 +146,7 @@ def choose_hyperparameters(case: Case) -> Hyperparameters:
             "source": "linear: arXiv:1706.02677 (SGD); square root: arXiv:2205.10287 (Adam)",
         },
         "warmup": {"steps": train.warmup_steps, "shape": "linear from zero"},
-        "betas": _BETAS if train.optimizer.startswith("adamw") else None,
+        "betas": list(train.betas) if train.optimizer.startswith("adamw") else None,
         "weightDecay": train.weight_decay,
         "clipping": train.clip_norm,
         "scalingGuidelines": guidelines,

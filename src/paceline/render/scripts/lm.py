@@ -20,6 +20,7 @@ __all__ = [
     "FOLDER",
     "LanguageModel",
     "Samples",
+    "adamw",
     "check",
     "ddp_options",
     "digest",
@@ -152,6 +153,12 @@ class Samples:
         for rows in self.text.micro_batches(step, data_rank, num_data_ranks):
             tokens = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
             yield tokens.view(len(rows), -1).long() % self.vocab
+
+
+def adamw(settings: dict[str, Any], model: nn.Module) -> torch.optim.AdamW:
+    """The job's optimizer; the learning rate is set before every step."""
+    groups, betas = optimizer_groups(settings, model), settings["betas"]
+    return torch.optim.AdamW(groups, lr=1.0, betas=(betas[0], betas[1]), eps=settings["eps"])
 
 
 def optimizer_groups(settings: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:

@@ -113,11 +113,13 @@ def learning_rate(settings: dict[str, Any], step: int) -> float:
     if step < warm_up:
         return peak * (step + 1) / warm_up
     last = settings["steps"] - 1
-    done = 1.0 if last <= warm_up else min(1.0, (step - warm_up) / (last - warm_up))
+    begin = max(warm_up, last - int(settings["decay_steps"]))
+    done = 1.0 if last <= begin else min(1.0, max(0, step - begin) / (last - begin))
     end = float(settings["final_learning_rate"])
     share = {
         "constant": 1.0,
         "linear": 1 - (1 - end) * done,
+        "wsd": 1 - (1 - end) * done,
         "cosine": end + (1 - end) * (1 + math.cos(math.pi * done)) / 2,
     }[settings["schedule"]]
     return peak * share

@@ -67,7 +67,7 @@ def train(accelerator: Accelerator, settings: dict[str, Any]) -> None:
     model = lm.LanguageModel(settings)
     recompute(accelerator, model, settings["layout"])
     model._no_split_modules = ["Block"]  # what FSDP2 shards by itself, as Hugging Face names it
-    optimizer = torch.optim.AdamW(lm.optimizer_groups(settings, model), lr=1.0)
+    optimizer = lm.adamw(settings, model)
     model, optimizer = accelerator.prepare(model, optimizer)
     samples = lm.Samples(settings)
     for step in range(resume(accelerator), settings["steps"]):

@@ -163,11 +163,11 @@ class Trainer:
         self.model = shard(model, settings, self.ranks) if asks else model
         self.is_sharded = asks
         self.narrow = None if asks else NARROW.get(settings["precision"])
-        decay = settings["weight_decay"]
+        decay, betas, eps = settings["weight_decay"], settings["betas"], settings["eps"]
         self.optimizer = optim.MultiOptimizer(
             [
-                optim.AdamW(1.0, weight_decay=decay, bias_correction=True),
-                optim.AdamW(1.0, weight_decay=0.0, bias_correction=True),
+                optim.AdamW(1.0, betas, eps, weight_decay=each, bias_correction=True)
+                for each in (decay, 0.0)
             ],
             [lambda _, gradient: gradient.ndim >= 2],
         )

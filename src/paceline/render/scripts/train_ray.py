@@ -96,7 +96,7 @@ def train_loop(changes: dict[str, Any]) -> None:
     torch.set_float32_matmul_precision("high" if settings["precision"] == "tf32" else "highest")
     device, rank, world = get_device(), dist.get_rank(), dist.get_world_size()
     model = wrap(lm.LanguageModel(settings).to(device), settings, device)
-    optimizer = torch.optim.AdamW(lm.optimizer_groups(settings, model), lr=1.0)
+    optimizer = lm.adamw(settings, model)
     samples, narrow = lm.Samples(settings), settings["precision"] == "bf16"
     is_replica = isinstance(model, DistributedDataParallel)
     syncs = settings["layout"]["reduces_every_micro_batch"]

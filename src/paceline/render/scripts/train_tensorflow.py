@@ -21,8 +21,6 @@ import tensorflow as tf
 CHECKPOINTS, EXPORT = Path("checkpoints"), Path("saved_model")
 INITIAL = lm_plain.FOLDER / "initial.npz"
 NARROW = {"bf16": tf.bfloat16}
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-"""AdamW's, as PyTorch's and Keras's."""
 
 
 def weight_shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -202,17 +200,18 @@ class Trainer:
 
     def _update(self, gradients: list[tf.Tensor], rate: tf.Tensor, number: tf.Tensor) -> None:
         """AdamW, with weight decay on matrices only."""
-        most = self.settings["clip_norm"]
+        most, eps = self.settings["clip_norm"], self.settings["eps"]
+        beta_1, beta_2 = self.settings["betas"]
         if most is not None:
             scale = tf.minimum(1.0, most / (tf.linalg.global_norm(gradients) + 1e-6))
             gradients = [each * scale for each in gradients]
         rows = zip(self.model.weights, self.first, self.second, gradients, strict=True)
         for weight, first, second, gradient in rows:
             decay = self.settings["weight_decay"] if gradient.shape.rank >= 2 else 0.0
-            m = first * BETA_1 + gradient * (1 - BETA_1)
-            v = second * BETA_2 + tf.square(gradient) * (1 - BETA_2)
-            below = tf.sqrt(v / (1 - BETA_2**number)) + EPSILON
-            weight.assign(weight * (1 - rate * decay) - rate * m / (1 - BETA_1**number) / below)
+            m = first * beta_1 + gradient * (1 - beta_1)
+            v = second * beta_2 + tf.square(gradient) * (1 - beta_2)
+            below = tf.sqrt(v / (1 - beta_2**number)) + eps
+            weight.assign(weight * (1 - rate * decay) - rate * m / (1 - beta_1**number) / below)
             first.assign(m)
             second.assign(v)
 

@@ -92,7 +92,7 @@ def train(settings: dict[str, Any], device: torch.device) -> None:
     """From the newest checkpoint to the last step."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = wrap(lm.LanguageModel(settings).to(device), settings, device)
-    optimizer = torch.optim.AdamW(lm.optimizer_groups(settings, model), lr=1.0)
+    optimizer = lm.adamw(settings, model)
     samples = lm.Samples(settings)
     narrow = settings["precision"] == "bf16"
     is_replica = isinstance(model, DistributedDataParallel)

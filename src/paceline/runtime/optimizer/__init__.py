@@ -16,9 +16,7 @@ from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.optimizer.muon import Muon
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 from paceline.spec import TrainSpec
-
-ADAM_BETAS = (0.9, 0.95)
-"""Decay of the two moments. Source: GPT-3, arXiv:2005.14165, appendix B; Llama uses the same."""
+from paceline.spec.training import decay_steps
 
 SGD_MOMENTUM = 0.9
 """The usual value; Goyal et al., arXiv:1706.02677, section 5.1."""
@@ -62,18 +60,18 @@ def make_optimizer(
 
 
 def _made(train: TrainSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    rate = train.learning_rate
+    rate, betas, eps = train.learning_rate, train.betas, train.eps
     match train.optimizer:
         case "sgd":
             return torch.optim.SGD(groups, lr=rate, momentum=SGD_MOMENTUM)
         case "muon":
-            return Muon(groups, lr=rate, betas=ADAM_BETAS)
+            return Muon(groups, lr=rate, betas=betas, eps=eps)
         case "adafactor":
             return Adafactor(groups, lr=rate)
         case "adamw-8bit":
-            return AdamW8bit(groups, lr=rate, betas=ADAM_BETAS)
+            return AdamW8bit(groups, lr=rate, betas=betas, eps=eps)
         case "adamw":
-            return torch.optim.AdamW(groups, lr=rate, betas=ADAM_BETAS, fused=True)
+            return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
 
 
 def _hidden_matrices(model: nn.Module, ways: HasBlocks | None) -> set[nn.Parameter]:
@@ -96,7 +94,7 @@ def learning_rate_at(step: int, train: TrainSpec) -> float:
         train: The job's `train` section.
 
     The warm-up's last step has the peak rate, the run's last step the final one. A warm-up longer
-    than the run is cut off by the run's end.
+    than the run is cut off by the run's end. `wsd` has the peak rate until `decay_steps` are left.
 
     >>> train = TrainSpec(global_batch=8, steps=100, learning_rate=1.0, warmup_steps=10)
     >>> [round(learning_rate_at(step, train), 3) for step in (1, 10, 55, 100)]
@@ -106,7 +104,8 @@ def learning_rate_at(step: int, train: TrainSpec) -> float:
         return train.learning_rate * step / train.warmup_steps
     if train.schedule == "constant":
         return train.learning_rate
-    progress = min(1.0, (step - train.warmup_steps) / (train.steps - train.warmup_steps))
+    begin = max(train.warmup_steps, train.steps - decay_steps(train))
+    progress = min(1.0, max(0, step - begin) / (train.steps - begin))
     falling = (1 + math.cos(math.pi * progress)) / 2 if train.schedule == "cosine" else 1 - progress
     final = train.final_learning_rate
     return train.learning_rate * (final + (1 - final) * falling)

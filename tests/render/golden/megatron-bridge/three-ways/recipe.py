@@ -71,7 +71,7 @@ def config() -> ConfigContainer:
             weight_decay=0.1,
             clip_grad=1.0,
             adam_beta1=0.9,
-            adam_beta2=0.999,
+            adam_beta2=0.95,
             adam_eps=1e-08,
             lr=0.0003,
             min_lr=3e-05,

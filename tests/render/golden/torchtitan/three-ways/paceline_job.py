@@ -71,8 +71,8 @@ def model() -> ModelSpec:
 def adamw(pattern: str, weight_decay: float) -> ParamGroupConfig:
     values = {
         "lr": 0.0003,
-        "betas": (0.9, 0.999),
-        "eps": 1e-8,
+        "betas": (0.9, 0.95),
+        "eps": 1e-08,
         "weight_decay": weight_decay,
     }
     return ParamGroupConfig(
