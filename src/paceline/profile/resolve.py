@@ -1,7 +1,7 @@
 """The job's model: its profile for planning, and its `DecoderShape` where the runtime can run it.
 
-A job says its model by sizes, by the name of a published model, by a config.json, by a factory of
-its own or by a number of parameters.
+A job gives its model by sizes, by the name of a published model, by a config.json, by pretrained
+weights, by a factory of its own or by a number of parameters.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
 from paceline.spec.hf_config import has_hf_config, load_hf_config
+from paceline.spec.pretrained import find_pretrained
 
 
 class AskedConfig(NamedTuple):
@@ -128,6 +129,14 @@ def check_runnable(job: Job) -> Iterator[Problem]:
             fix="`paceline plan` works for it; to train it here, give model.factory and program "
             "with your own code",
         )
+    if job.spec.model.pretrained is not None:
+        yield Problem(
+            code="R013",
+            what="Paceline's own trainer cannot load pretrained weights yet",
+            where=job.where("model.pretrained"),
+            fix="`paceline plan` and `paceline prove` work for it; to train from drawn weights, "
+            "give its config.json by model.hf_config",
+        )
     if job.spec.train.adapter is not None:
         yield Problem(
             code="R013",
@@ -146,6 +155,10 @@ def left_out_of(job: Job) -> tuple[str, ...]:
 
 def _config(job: Job) -> AskedConfig | None:
     """The fields of the model's config.json, its own or a published one; None without."""
+    pretrained = find_pretrained(job)
+    if pretrained is not None:
+        source = str(pretrained.folder / "config.json")
+        return AskedConfig(pretrained.config, source, job.where("model.pretrained"), None)
     where = job.where("model.hf_config")
     if has_hf_config(job):
         read = load_hf_config(job)

@@ -307,9 +307,18 @@ _FIXED = ("model", "data", "program", "train.global_batch", "train.optimizer", "
 """Fields that the checkpoints depend on."""
 
 
+_ADDED = ("model.pretrained", "model.revision")
+"""Of these, fields of later versions: not counted where they are left out, so that runs of earlier
+versions can be resumed."""
+
+
 def _fixed(job: Job) -> Iterator[tuple[str, Any]]:
     leaves = _leaves(asdict(job.spec))
-    return ((field, value) for field, value in leaves if field.startswith(_FIXED))
+    return (
+        (field, value)
+        for field, value in leaves
+        if field.startswith(_FIXED) and (value is not None or field not in _ADDED)
+    )
 
 
 def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

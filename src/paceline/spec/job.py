@@ -80,9 +80,14 @@ class DecoderSpec:
     """Whether the output layer reuses the input embedding."""
 
 
+MODEL_WAYS = ("decoder", "preset", "hf_config", "size", "factory", "pretrained")
+"""Fields of `model` of which a job gives one."""
+
+
 @section
 class ModelSpec:
-    """What to train. Exactly one of the five ways to say it."""
+    """What to train. Exactly one of `decoder`, `preset`, `hf_config`, `size`, `factory` and
+    `pretrained`."""
 
     decoder: DecoderSpec | None = None
     """The built-in decoder, by its sizes."""
@@ -100,6 +105,13 @@ class ModelSpec:
 
     factory: str | None = None
     """Your own `module:function` that returns an `nn.Module`, imported from the job's folder."""
+
+    pretrained: str | None = None
+    """Trained weights to start from: a folder with safetensors files and a `config.json`, relative
+    to the job file, or the name of a model in this machine's Hugging Face cache."""
+
+    revision: str | None = None
+    """Branch, tag or commit of `pretrained` in the Hugging Face cache. Left out, `main`."""
 
 
 @section

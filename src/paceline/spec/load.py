@@ -10,7 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
-from paceline.spec.job import JobSpec, ModelSpec
+from paceline.spec.job import MODEL_WAYS, JobSpec
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.secrets import check_secrets
 from paceline.spec.section import section_in
@@ -420,15 +420,21 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     spec = job.spec
     yield from _check_sizes(job)
     yield from check_training(spec, job.where)
-    ways = [field.name for field in fields(ModelSpec)]
-    given = [way for way in ways if getattr(spec.model, way) is not None]
+    given = [way for way in MODEL_WAYS if getattr(spec.model, way) is not None]
     if len(given) != 1:
         yield Problem(
             code="J007",
             what=f"the model is said {len(given)} ways"
             + (f": {' and '.join(given)}" if given else ""),
             where=job.where("model"),
-            fix=f"give exactly one of {', '.join(ways)}",
+            fix=f"give exactly one of {', '.join(MODEL_WAYS)}",
+        )
+    if spec.model.revision is not None and spec.model.pretrained is None:
+        yield Problem(
+            code="J007",
+            what=f"model.revision {spec.model.revision} is given without model.pretrained",
+            where=job.where("model.revision"),
+            fix="remove it, or name the model by model.pretrained",
         )
     # Another engine is planned for and has a program and data of its own.
     needs_program = spec.program is None and spec.engine == "paceline"

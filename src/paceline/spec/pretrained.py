@@ -1,0 +1,197 @@
+"""Find the trained weights that `model.pretrained` names: their folder, files and config.json.
+
+A folder, or the name of a model in this machine's Hugging Face cache. Nothing is downloaded. No
+tensor is read; what the tensors must be is checked where they are loaded.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import JobError
+from paceline.spec.hf_config import parse_hf_config
+from paceline.spec.load import Job
+
+INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
+"""Weights in a form that runs code when it is read."""
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """Trained weights on this machine's disk."""
+
+    folder: Path
+    """Absolute, with `config.json` and the weights in it."""
+
+    weights: tuple[Path, ...]
+    """The safetensors files."""
+
+    config: Mapping[str, Any]
+    """Fields of `config.json`."""
+
+    tokenizer: Path | None
+    """Folder of the model's tokenizer; None where the folder has none."""
+
+    commit: str | None
+    """Of a model in the Hugging Face cache: the commit that its files are of."""
+
+
+def find_pretrained(job: Job) -> Pretrained | None:
+    """The weights that the job's model starts from; None when it names none.
+
+    Raises:
+        JobError: `M011`, nothing is there by that name; `M002`, its config.json cannot be read;
+            `M012`, its weights are missing, incomplete or in another form.
+    """
+    if job.spec.model.pretrained is None:
+        return None
+    where = job.where("model.pretrained")
+    folder, commit = _find_folder(job, job.spec.model.pretrained)
+    return Pretrained(
+        folder=folder,
+        weights=_find_weights(folder, where),
+        config=_read_config(folder, where),
+        tokenizer=folder if any((folder / name).exists() for name in _TOKENIZERS) else None,
+        commit=commit,
+    )
+
+
+def hub_cache() -> Path:
+    """The folder where Hugging Face's libraries keep models, by their environment variables."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+    home = os.environ.get("HF_HOME")
+    return (Path(home).expanduser() if home else caches / "huggingface") / "hub"
+
+
+def _find_folder(job: Job, name: str) -> tuple[Path, str | None]:
+    path = job.folder / os.path.expanduser(name)
+    if path.is_dir():
+        if job.spec.model.revision is not None:
+            raise JobError.of(
+                code="J007",
+                what=f"model.pretrained {name} is a folder, which has no revisions",
+                where=job.where("model.revision"),
+                fix="remove model.revision, or give the name of a model in the Hugging Face cache",
+            )
+        return path.resolve(), None
+    if path.exists():
+        kind = "a .gguf file, which is not read yet" if path.suffix == ".gguf" else "a file"
+        raise JobError.of(
+            code="M011",
+            what=f"model.pretrained {name} is {kind}",
+            where=job.where("model.pretrained"),
+            fix="give the folder that holds config.json and the safetensors files",
+        )
+    if _HUB_NAME.fullmatch(name) is None or name.startswith("."):
+        raise JobError.of(
+            code="M011",
+            what=f"there is no folder {path}",
+            where=job.where("model.pretrained"),
+            fix="give a folder relative to the job file, or the name of a model in the Hugging "
+            "Face cache such as HuggingFaceTB/SmolLM2-135M",
+        )
+    return _find_in_cache(job, name)
+
+
+def _find_in_cache(job: Job, name: str) -> tuple[Path, str]:
+    """The snapshot of a hub name, and its commit."""
+    revision = job.spec.model.revision or "main"
+    model = hub_cache() / f"models--{name.replace('/', '--')}"
+    if not model.is_dir():
+        raise JobError.of(
+            code="M011",
+            what=f"{name} is neither a folder beside the job file nor a model in the Hugging Face "
+            f"cache {hub_cache()}",
+            where=job.where("model.pretrained"),
+            fix=f"download it on a machine with a network: `hf download {name}`, or give its "
+            "folder; Paceline downloads nothing itself",
+        )
+    ref = model / "refs" / revision
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+    snapshot = model / "snapshots" / commit
+    if ".." in revision or not snapshot.is_dir():
+        kept = [path.name for path in sorted((model / "snapshots").glob("*"))]
+        raise JobError.of(
+            code="M011",
+            what=f"the Hugging Face cache has {name}, but not its revision {revision}",
+            where=job.where("model.revision"),
+            fix=f"`hf download {name} --revision {revision}`"
+            + (f", or use one that is there: {', '.join(kept)}" if kept else ""),
+        )
+    return snapshot, commit
+
+
+def _read_config(folder: Path, where: str) -> Mapping[str, Any]:
+    path = folder / "config.json"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError.of(
+            code="M002",
+            what=f"{path} cannot be read: {reason}",
+            where=where,
+            fix="give a folder as `save_pretrained` writes it, with a config.json",
+        ) from None
+    return parse_hf_config(text, source=str(path), where=where).values
+
+
+def _find_weights(folder: Path, where: str) -> tuple[Path, ...]:
+    """The safetensors files of a folder: those that its index names, or all of them."""
+    if (folder / INDEX).exists():
+        return _indexed(folder, where)
+    single = folder / "model.safetensors"
+    found = (single,) if single.exists() else tuple(sorted(folder.glob("*.safetensors")))
+    found = tuple(path for path in found if path.name != "adapter_model.safetensors")
+    if not found:
+        raise _no_weights(folder, where)
+    return found
+
+
+def _indexed(folder: Path, where: str) -> tuple[Path, ...]:
+    try:
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(places.values()))
+        paths = tuple(folder / name for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise JobError.of(
+            code="M012",
+            what=f"{folder / INDEX} cannot be read: {type(error).__name__}: {error}",
+            where=where,
+            fix="download the file again",
+        ) from None
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise JobError.of(
+            code="M012",
+            what=f"{len(missing)} of {len(paths)} weight files that {INDEX} names are missing: "
+            f"{', '.join(missing[:8])}{' and more' if len(missing) > 8 else ''}",
+            where=f"{where}: {folder}",
+            fix="download the missing files again; they belong beside config.json",
+        )
+    return paths
+
+
+def _no_weights(folder: Path, where: str) -> JobError:
+    pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+    what, fix = "no .safetensors files", "give a folder with safetensors files and a config.json"
+    if (folder / "adapter_model.safetensors").exists():
+        what += ", only adapters (adapter_model.safetensors)"
+        fix = "give the folder of the model that the adapters are for, or merge them with peft"
+    elif pickles:
+        what += f", only pickled weights ({', '.join(pickles[:3])})"
+        fix = (
+            "reading pickled weights can run code; save them as safetensors where you trust them: "
+            "`AutoModelForCausalLM.from_pretrained(folder).save_pretrained(other_folder)`"
+        )
+    return JobError.of(code="M012", what=f"{folder} has {what}", where=where, fix=fix)

@@ -1,0 +1,134 @@
+"""Where `model.pretrained` finds trained weights, and what it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import JobError
+from paceline.profile import check_runnable, resolve_config, resolve_decoder, resolve_profile
+from paceline.record.run import training_digest
+from paceline.spec import Job, parse_job
+from paceline.spec.pretrained import find_pretrained
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 256,
+}
+
+
+def job(model: str, folder: Path) -> Job:
+    text = f"model: {model}\ndata: {{path: x, seq_len: 64}}\ntrain: {{global_batch: 8, steps: 9}}\n"
+    return parse_job(text, source="job.yaml", folder=folder)
+
+
+def write(folder: Path, *names: str, config: dict[str, Any] | None = LLAMA) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(b"")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def refusal(asked: Job) -> tuple[str, str]:
+    with pytest.raises(JobError) as caught:
+        find_pretrained(asked)
+    (problem,) = caught.value.problems
+    return problem.code, problem.what + " / " + problem.fix
+
+
+def test_a_folder_gives_its_weights_config_and_tokenizer(tmp_path: Path):
+    folder = write(tmp_path / "tiny", "model.safetensors", "tokenizer.json")
+    found = find_pretrained(job("{pretrained: tiny}", tmp_path))
+    assert found is not None
+    assert (found.folder, found.tokenizer, found.commit) == (folder, folder, None)
+    assert [path.name for path in found.weights] == ["model.safetensors"]
+    assert found.config["hidden_size"] == 32
+
+
+def test_a_job_with_pretrained_weights_is_planned_as_their_config_and_not_run(tmp_path: Path):
+    write(tmp_path / "tiny", "model.safetensors")
+    asked = job("{pretrained: tiny}", tmp_path)
+    config, shape = resolve_config(asked), resolve_decoder(asked)
+    assert config is not None
+    assert config.where == "model.pretrained, job.yaml line 1"
+    assert shape is not None
+    assert shape.hidden == 32
+    assert resolve_profile(asked).num_parameters > 0
+    (problem,) = check_runnable(asked)
+    assert problem.code == "R013"
+
+
+def test_a_hub_name_is_found_in_the_cache_by_its_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    model = tmp_path / "hub/models--org--tiny"
+    write(model / "snapshots/abc123", "model.safetensors")
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text("abc123")
+    for revision in ("null", "main", "abc123"):
+        found = find_pretrained(job(f"{{pretrained: org/tiny, revision: {revision}}}", tmp_path))
+        assert found is not None
+        assert (found.commit, found.tokenizer) == ("abc123", None)
+    code, said = refusal(job("{pretrained: org/tiny, revision: v2}", tmp_path))
+    assert code == "M011"
+    assert "hf download org/tiny --revision v2" in said
+    assert "abc123" in said
+    code, said = refusal(job("{pretrained: org/other}", tmp_path))
+    assert (code, "hf download org/other" in said) == ("M011", True)
+
+
+def test_files_that_the_index_names_and_are_missing_are_named(tmp_path: Path):
+    folder = write(tmp_path / "tiny", "model-00001-of-00002.safetensors")
+    places = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    code, said = refusal(job("{pretrained: tiny}", tmp_path))
+    assert code == "M012"
+    assert "1 of 2 weight files" in said
+    assert "model-00002-of-00002.safetensors" in said
+    for broken in ("{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'):
+        index.write_text(broken)
+        assert refusal(job("{pretrained: tiny}", tmp_path))[0] == "M012"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ((), "no .safetensors files"),
+        (("pytorch_model.bin",), "can run code"),
+        (("adapter_model.safetensors",), "only adapters"),
+    ],
+)
+def test_weights_in_another_form_are_refused(tmp_path: Path, files: tuple[str, ...], words: str):
+    write(tmp_path / "tiny", *files)
+    code, said = refusal(job("{pretrained: tiny}", tmp_path))
+    assert code == "M012"
+    assert words in said
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path):
+    write(tmp_path / "tiny", "model.safetensors", config=None)
+    assert refusal(job("{pretrained: tiny}", tmp_path))[0] == "M002"
+    assert refusal(job("{pretrained: ./nothing}", tmp_path))[0] == "M011"
+    assert refusal(job("{pretrained: tiny/model.safetensors}", tmp_path))[0] == "M011"
+    assert refusal(job("{pretrained: tiny, revision: main}", tmp_path))[0] == "J007"
+    with pytest.raises(JobError, match="is given without"):
+        job("{preset: llama-3-8b, revision: main}", tmp_path)
+    with pytest.raises(JobError, match="hf_config and pretrained"):
+        job("{pretrained: tiny, hf_config: tiny}", tmp_path)
+
+
+def test_a_job_without_pretrained_weights_has_the_digest_of_earlier_versions(tmp_path: Path):
+    digests = {
+        training_digest(job(model, tmp_path))
+        for model in ("{preset: llama-3-8b}", "{preset: llama-3-8b, pretrained: null}")
+    }
+    assert digests == {"60bdbc1c1af8bec18b9c57e8ffb7c6ce515f6776672ad82af86ee4ceb77ec89a"}
