@@ -1,5 +1,6 @@
 """LoRA and QLoRA: parameters as peft and LitGPT count them, bytes of what is frozen."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from paceline.catalog.configs import load_published_configs
 from paceline.errors import JobError
 from paceline.profile import ModelProfile, ModuleFacts, check_runnable, resolve_profile
+from paceline.profile.adapter import adaptation_of
 from paceline.spec import Job, parse_job
 
 
@@ -100,7 +102,7 @@ def test_every_expert_has_adapters_of_its_own():
 
 def test_lora_keeps_the_model_in_bf16():
     profile = profile_of("llama-2-7b", "{rank: 8}")
-    assert profile.frozen_bytes == 2 * 6_738_415_616
+    assert profile.frozen_bytes() == 2 * 6_738_415_616
     assert profile.num_parameters == 6_738_415_616
 
 
@@ -108,7 +110,7 @@ def test_qlora_keeps_matrices_in_4_bits_and_the_rest_in_bf16():
     profile = profile_of("llama-2-7b", "{kind: qlora, rank: 8}")
     matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
     rest = 6_738_415_616 - matrices
-    assert profile.frozen_bytes == pytest.approx(matrices * 0.5159 + 2 * rest, rel=1e-4)
+    assert profile.frozen_bytes() == pytest.approx(matrices * 0.5159 + 2 * rest, rel=1e-4)
 
 
 def test_adapters_of_each_kind_of_block_add_up():
@@ -144,7 +146,46 @@ def test_adapters_beside_an_unknown_module_are_refused():
         resolve_profile(asked, ModuleFacts(num_parameters=10))
 
 
-def test_the_built_in_trainer_says_that_it_has_no_adapters():
-    (problem,) = check_runnable(job("llama-3-8b", "{rank: 4}"))
+def test_the_built_in_trainer_trains_lora():
+    assert list(check_runnable(job("llama-3-8b", "{rank: 4, targets: all}"))) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "adapter", "where", "what"),
+    [
+        ("llama-3-8b", "{kind: qlora}", "train.adapter", "no qlora adapters yet"),
+        ("llama-3-8b", "{rank: 4}, precision: fp8", "train.precision", "float8"),
+        ("mixtral-8x7b", "{targets: all}", "train.adapter.targets", "expert_gate, expert_up"),
+        ("mixtral-8x7b", "{rank: 4, targets: [router]}", "train.adapter.targets", r"\(router\)"),
+    ],
+)
+def test_what_the_built_in_trainer_cannot_train_is_named(
+    preset: str, adapter: str, where: str, what: str
+):
+    (problem,) = check_runnable(job(preset, adapter))
     assert problem.code == "R013"
-    assert problem.where == "train.adapter, job.yaml line 3"
+    assert problem.where.startswith(where)
+    assert re.search(what, problem.what)
+
+
+def test_the_rank_may_not_be_above_the_widest_matrix():
+    with pytest.raises(JobError, match="M009") as caught:
+        profile_of("gpt2", "{rank: 1000}")
+    assert "set train.adapter.rank to 768 or less" in caught.value.problems[0].fix
+
+
+@pytest.mark.parametrize(
+    ("adapter", "scale"),
+    [
+        ("{rank: 16}", 2.0),
+        ("{rank: 16, alpha: 8}", 0.5),
+        ("{rank: 16, alpha: 8, scaling: rslora}", 2.0),
+    ],
+)
+def test_what_an_adapter_adds_is_scaled(adapter: str, scale: float):
+    asked = job("gpt2", adapter)
+    counted = resolve_profile(asked).adapter
+    assert counted is not None
+    assert asked.spec.train.adapter is not None
+    made = adaptation_of(counted, asked.spec.train.adapter, precision="fp32", seed=0)
+    assert made.scale == scale

@@ -57,6 +57,14 @@ def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
     assert_same_end(scene.run("clean-again"), clean)
 
 
+def test_adapters_end_with_the_same_bits_after_a_kill(scene):
+    """The frozen weights are in no rank's state: the new rank makes its part of them again."""
+    flags = (*FSDP2, "--set", "train.adapter={rank: 2}", "--set", "train.steps=5")
+    killed = scene.run("adapters-killed", *flags, *drill("rank=1@step=3@backward"))
+    assert killed.of(log.WorkerLost)
+    assert_same_end(killed, scene.run("adapters", *flags))
+
+
 @pytest.mark.slow  # the quick one has rows 1, 2, 10 and 25 in `tests/drill/test_fault_matrix.py`
 def test_killed_at_random_steps_ddp_ends_with_the_same_bits(scene, clean):
     seed = random.SystemRandom().randrange(10**6)

@@ -22,12 +22,15 @@ from torch.distributed.tensor import DTensor
 
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
+from paceline.profile.adapter import Adaptation, linear_name
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.sampling import rank_slots
 from paceline.runtime.state import named_parameters, parameter_places
+from paceline.runtime.strategy.adapter.place import add_adapters
+from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.spec import CheckpointSpec
 
 SHAPE = DecoderShape(
@@ -132,7 +135,34 @@ EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
 def make_model(name: str) -> nn.Module:
     """The whole model, the same weights wherever it is called, in float32."""
     torch.manual_seed(0)
+    if name.endswith("adapters"):
+        return _with_adapters(make_model(name.removesuffix("adapters").strip() or "built-in"))
     return Decoder(SHAPE, SEQ_LEN) if name == "built-in" else build_hf(CONFIGS[name])
+
+
+def _with_adapters(model: nn.Module) -> nn.Module:
+    """Beside every linear of the blocks, as after some steps: with nothing at zero."""
+    blocks = model.get_submodule("blocks" if isinstance(model, Decoder) else "transformer.h")
+    found = {
+        linear_name(name): sum(module.get_parameter("weight").shape)
+        for name, module in blocks[0].named_modules()  # type: ignore[index]
+        if type(module).__name__ in LINEARS
+    }
+    asked = Adaptation(
+        targets=tuple(found),
+        rank=4,
+        scale=2.0,
+        dropout=0.0,
+        frozen_type="float32",
+        num_parameters=4 * len(blocks) * sum(found.values()),  # type: ignore[arg-type]
+        seed=7,
+    )
+    add_adapters(model, asked)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and not parameter.any():
+                parameter.normal_(std=0.1)
+    return model
 
 
 def layout_of(fields: dict[str, Any], variant: dict[str, Any]) -> Layout:
@@ -171,7 +201,8 @@ class Trainer:
         self.meshes = strategy.make_meshes(layout, "cpu")
         whole = make_model(model).to(dtype)
         self.model = strategy.apply(whole, layout, self.meshes, precision="fp32")
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=0.5, momentum=0.9)
         self.losses: list[float] = []
         self.norms: list[float] = []
 

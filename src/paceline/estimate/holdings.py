@@ -61,7 +61,7 @@ def holdings_of(
         buffer_bytes=engine.buffer_bytes,
         cast_bytes=0.0 if wide else engine.cast_bytes,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
-        frozen_bytes=profile.frozen_bytes / max(profile.num_parameters, 1),
+        frozen_bytes=profile.frozen_bytes(narrow) / max(profile.num_parameters, 1),
         is_frozen=float(profile.adapter is not None),
         dummy_gradients=float(engine.dummy_gradients and not wide),
         kernels=_kernels(engine, cluster, layouts, wide=wide),

@@ -138,7 +138,8 @@ def memory_parts(
     activations, gathered = _fullest_moment(model, t, h, here, stepping)
     parts = states | {"activations": activations, "gathered": gathered}
     parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
-    saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline
+    trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
+    saved = (h.sharded_bytes + h.moment_bytes) * (dense + routed) * t.tensor * t.pipeline * trained
     parts["saving"] = np.asarray(h.saving_share * saved / t.num_ranks())
     parts["slack"] = np.asarray((h.reserved_share - 1) * (activations + gathered))
     parts["overhead"] = np.broadcast_to(np.asarray(h.overhead_bytes, float), np.shape(dense))
@@ -226,7 +227,8 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     frozen = np.asarray(h.is_frozen) > 0
     trained = np.where(frozen, model.trained_share, 1.0)
     weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
-    frozen_weights = h.frozen_bytes * np.where(is_full, split, whole) + weights * trained
+    is_split = is_full | (np.asarray(shared.shards_weights) > 0)
+    frozen_weights = h.frozen_bytes * np.where(is_split, split, whole) + weights * trained
     gradients = np.where(shared.whole_gradients, whole, split) * h.gradient_bytes
     gradients = gradients * np.where(shared.has_buckets, 2, 1)
     passing = np.where(is_full, 0.0, h.passing_bytes * whole)
@@ -406,7 +408,7 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
     once = np.where(shared.keeps_gathered, narrow * mine, 0.0)
     casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
     blocks, head = _cast_parameters(model, t, here)
-    cast = np.where(casts, h.cast_bytes * np.where(own, blocks + head, mine), 0.0)
+    cast = np.where(casts, h.cast_bytes * trained * np.where(own, blocks + head, mine), 0.0)
     replica = once + cast
     # Our own runtime reduces a unit while all others are still gathered; in a pipeline, at the end.
     passing = np.where(own & shared.keeps_gathered, reduced, 0.0)

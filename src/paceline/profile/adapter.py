@@ -12,8 +12,10 @@ Source: Hu et al., arXiv:2106.09685, section 4.1; Dettmers et al., arXiv:2305.14
 """
 
 import difflib
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Literal, NamedTuple
 
 from paceline.errors import JobError, Problem
 from paceline.profile.block import Block, matrices
@@ -61,6 +63,13 @@ _OTHER_NAMES = {
     "kv_b_proj": "key_value_up",
 }
 """What Hugging Face calls our linears."""
+
+_FUSED_NAMES = {
+    "c_attn": "query_key_value",
+    "Wqkv": "query_key_value",
+    "qkv_proj": "query_key_value",
+    "gate_up_proj": "gate_up",
+}
 
 
 class _Linear(NamedTuple):
@@ -124,8 +133,73 @@ def with_adapter(
         num_block_parameters=in_block,
         num_quantised_parameters=quantised if spec.kind == "qlora" else 0,
         frozen_bytes=NF4_BYTES if spec.kind == "qlora" else BF16_BYTES,
+        targets=tuple(name for name in names if name in wanted),
     )
     return replace(profile, adapter=adapter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptation:
+    """The adapters that the runtime puts beside a model's linears."""
+
+    targets: tuple[str, ...]
+    """Our names of the linears, as `linear_name` gives them."""
+
+    rank: int
+    scale: float
+    """What an adapter adds is multiplied by it."""
+
+    dropout: float
+    frozen_type: Literal["float32", "bfloat16", "float16"]
+    """Of the frozen matrices."""
+
+    num_parameters: int
+    """Of all adapters together, as planned."""
+
+    seed: int
+    """Initial weights are drawn from it."""
+
+
+def adaptation_of(adapter: Adapter, spec: AdapterSpec, *, precision: str, seed: int) -> Adaptation:
+    """What the runtime does for `train.adapter`.
+
+    Args:
+        adapter: As counted.
+        spec: As asked.
+        precision: The plan's.
+        seed: The job's.
+    """
+    alpha = 2 * spec.rank if spec.alpha == "auto" else spec.alpha
+    frozen: Mapping[str, Literal["float32", "bfloat16", "float16"]]
+    frozen = {"fp32": "float32", "tf32": "float32", "fp16": "float16"}
+    return Adaptation(
+        targets=adapter.targets,
+        rank=spec.rank,
+        scale=alpha / (sqrt(spec.rank) if spec.scaling == "rslora" else spec.rank),
+        dropout=spec.dropout,
+        frozen_type=frozen.get(precision, "bfloat16"),
+        num_parameters=adapter.num_parameters,
+        seed=seed,
+    )
+
+
+def linear_name(path: str) -> str:
+    """Our name of a linear, from its place in a block; its last part where we have none.
+
+    >>> linear_name("self_attn.q_proj"), linear_name("mlp.c_proj"), linear_name("attn.c_proj")
+    ('query', 'down', 'attention_output')
+    """
+    parent, _, last = path.rpartition(".")
+    if last == "c_proj":
+        return "attention_output" if "attn" in parent else "down"
+    name = _FUSED_NAMES.get(last) or _OTHER_NAMES.get(last, last)
+    return f"shared_{name}" if "shared_expert" in parent else name
+
+
+def beside_experts(adapter: Adapter) -> list[str]:
+    """Targets that the runtime puts no adapters beside: experts are no linears of their own, but
+    tensors of all experts."""
+    return [name for name in adapter.targets if name == "router" or name.startswith("expert_")]
 
 
 def _adapters(rank: int, linears: list[_Linear]) -> int:
@@ -165,12 +239,7 @@ def _wanted(spec: AdapterSpec, names: list[str], where: str) -> set[str]:
 
 def _fused_name(name: str, names: list[str]) -> str:
     """Where several are one linear, an adapter of one of them is beside all."""
-    aliases = {
-        "c_attn": "query_key_value",
-        "Wqkv": "query_key_value",
-        "qkv_proj": "query_key_value",
-    }
-    name = aliases.get(name, name)
+    name = _FUSED_NAMES.get(name, name)
     if name in ("gate", "up") and "gate_up" in names:
         return "gate_up"
     return name

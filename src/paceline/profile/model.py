@@ -20,7 +20,10 @@ class Adapter:
 
     frozen_bytes: float
     """Bytes a frozen parameter of a quantised matrix takes: 0.516 in NF4 with its doubly quantised
-    scales; 2 where nothing is quantised. All other frozen parameters take 2, in bf16."""
+    scales; 2 where nothing is quantised."""
+
+    targets: tuple[str, ...] = ()
+    """Linears with an adapter, by our names for them: `query`, `gate_up`."""
 
     num_block_parameters: tuple[int, ...] = ()
     """Parameters of the adapters in one block of each kind, as `ModelProfile.blocks` has them."""
@@ -85,13 +88,17 @@ class ModelProfile:
         """Parameters that get a gradient: all of them, or those of the adapters."""
         return self.num_parameters if self.adapter is None else self.adapter.num_parameters
 
-    @property
-    def frozen_bytes(self) -> float:
-        """Bytes of the frozen model when only adapters are trained; 0 when all of it is."""
+    def frozen_bytes(self, unquantised: float = 2.0) -> float:
+        """Bytes of the frozen model when only adapters are trained; 0 when all of it is.
+
+        Args:
+            unquantised: Of a parameter that is not quantised: 2 in 16 bits, 4 in fp32.
+        """
         if self.adapter is None:
             return 0.0
         quantised = self.adapter.num_quantised_parameters
-        return quantised * self.adapter.frozen_bytes + 2.0 * (self.num_parameters - quantised)
+        rest = self.num_parameters - quantised
+        return quantised * self.adapter.frozen_bytes + unquantised * rest
 
     @property
     def num_root_parameters(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from paceline.catalog import ModelPreset
 from paceline.catalog.configs import PublishedConfig, find_published
 from paceline.errors import JobError, Problem
-from paceline.profile.adapter import with_adapter
+from paceline.profile.adapter import beside_experts, with_adapter
 from paceline.profile.decoder import profile_decoder
 from paceline.profile.families import profile_config
 from paceline.profile.fields import divisors, nearest
@@ -137,13 +137,35 @@ def check_runnable(job: Job) -> Iterator[Problem]:
             fix="`paceline plan` and `paceline prove` work for it; to train from drawn weights, "
             "give its config.json by model.hf_config",
         )
-    if job.spec.train.adapter is not None:
+    yield from _check_adapter(job)
+
+
+def _check_adapter(job: Job) -> Iterator[Problem]:
+    spec = job.spec.train.adapter
+    if spec is None:
+        return
+    if spec.kind == "qlora":
         yield Problem(
             code="R013",
-            what=f"Paceline's own trainer has no {job.spec.train.adapter.kind} adapters",
-            where=job.where("train.adapter"),
-            fix="`paceline plan` counts them; to train here, leave train.adapter out or give "
-            "program with your own code",
+            what="Paceline's own trainer has no qlora adapters yet",
+            where=job.where("train.adapter.kind"),
+            fix="`paceline plan` counts them; to train here, set train.adapter.kind to lora",
+        )
+    if job.spec.train.precision == "fp8":
+        yield Problem(
+            code="R013",
+            what="linears with an adapter are not multiplied in float8",
+            where=job.where("train.precision"),
+            fix="set train.precision to bf16, or leave train.adapter out",
+        )
+    adapter = resolve_profile(job).adapter
+    if adapter is not None and (names := beside_experts(adapter)):
+        yield Problem(
+            code="R013",
+            what="Paceline's own trainer has no adapters beside routed experts and their router "
+            f"({', '.join(names)})",
+            where=job.where("train.adapter.targets"),
+            fix="set train.adapter.targets to attention, or name the other linears",
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.prove.proof import ModelRequest
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.models import build_own
+from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.ways.known import ways_of
 
@@ -24,14 +25,19 @@ def build(request: ModelRequest, seq_len: int) -> nn.Module:
             missing or has no such model.
     """
     with torch.device("meta"), _uninitialised():
-        if request.decoder is not None:
-            return Decoder(request.decoder, seq_len)
-        if request.config is not None:
-            from paceline.runtime.huggingface import build_hf
+        model = _build(request, seq_len)
+        return model if request.adapters is None else add_adapters(model, request.adapters)
 
-            return build_hf(request.config)
-        assert request.factory is not None, "one of the three ways is given"
-        return build_own(Path(request.folder), request.factory)
+
+def _build(request: ModelRequest, seq_len: int) -> nn.Module:
+    if request.decoder is not None:
+        return Decoder(request.decoder, seq_len)
+    if request.config is not None:
+        from paceline.runtime.huggingface import build_hf
+
+        return build_hf(request.config)
+    assert request.factory is not None, "one of the three ways is given"
+    return build_own(Path(request.folder), request.factory)
 
 
 @contextmanager

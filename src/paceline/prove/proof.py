@@ -10,6 +10,7 @@ from typing import Any, Literal
 from paceline.estimate.rates import Rates
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape
+from paceline.profile.adapter import Adaptation
 
 PARTS = (
     "parameters",
@@ -43,6 +44,9 @@ class ModelRequest:
     """`module:function`, imported from `folder`."""
 
     folder: str = "."
+
+    adapters: Adaptation | None = None
+    """What is put beside its linears."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

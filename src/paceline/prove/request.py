@@ -9,6 +9,7 @@ from paceline.estimate import Case, case_of
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.profile import resolve_config
+from paceline.profile.adapter import adaptation_of
 from paceline.prove.proof import ModelRequest, Request
 from paceline.spec import Job, TrainSpec
 
@@ -71,10 +72,15 @@ def case_of_plan(job: Job, plan: Plan) -> Case:
 
 
 def _model(job: Job, plan: Plan) -> ModelRequest:
+    spec, adapter = job.spec.train.adapter, plan.profile.adapter
+    adapters = None
+    if spec is not None and adapter is not None:
+        seed = job.spec.train.seed
+        adapters = adaptation_of(adapter, spec, precision=plan.precision, seed=seed)
     if plan.decoder is not None:
-        return ModelRequest(decoder=plan.decoder)
+        return ModelRequest(decoder=plan.decoder, adapters=adapters)
     if job.spec.model.factory is not None:
         return ModelRequest(factory=job.spec.model.factory, folder=str(job.folder))
     asked = resolve_config(job)
     assert asked is not None, "a model without a decoder's shape or a factory has a config"
-    return ModelRequest(config=dict(asked.config))
+    return ModelRequest(config=dict(asked.config), adapters=adapters)

@@ -33,7 +33,7 @@ def train(session: Session) -> None:
 def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
     """Train the job's model on some samples, and evaluate it on others."""
     spec = session.job.spec
-    model = session.build(make_model(session.job, session.plan.decoder))
+    model = session.build(make_model(session.job, session.plan.decoder, session.precision))
     optimizer = make_optimizer(model, spec.train, session.ways)
     evaluate = None if held_out is None else _evaluation(session, model, held_out)
     if isinstance(data, TextData) and isinstance(held_out, TextData):

@@ -16,13 +16,17 @@ import torch
 from torch import nn
 
 from paceline.errors import JobError
-from paceline.profile import DecoderShape, resolve_config
+from paceline.profile import DecoderShape, resolve_config, resolve_profile
+from paceline.profile.adapter import adaptation_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import as_plain_model, build_hf, is_hf
+from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.spec import Job
 
 
-def make_model(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Module]:
+def make_model(
+    job: Job, decoder: DecoderShape | None, precision: str = "fp32"
+) -> Callable[[], nn.Module]:
     """A function that builds the job's whole model on torch's current device, in float32.
 
     Its weights are drawn from torch's generator, alike on every rank that seeded it alike; under
@@ -33,11 +37,23 @@ def make_model(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Module
     Args:
         job: What is asked.
         decoder: The plan's: the built-in decoder's sizes, where the model is that.
+        precision: The plan's. Only the frozen weights beside adapters follow it.
 
     The function raises:
         JobError: `R010`, `R013`: transformers is missing, or cannot build it. `J009`, `M010`: the
             factory cannot be imported, raises, returns no module, or reaches for CUDA.
     """
+    make = _model_alone(job, decoder)
+    spec = job.spec.train.adapter
+    if spec is None or job.spec.program is not None:
+        return make
+    adapter = resolve_profile(job).adapter
+    assert adapter is not None, "the profile has what the job asks for"
+    asked = adaptation_of(adapter, spec, precision=precision, seed=job.spec.train.seed)
+    return lambda: add_adapters(make(), asked)
+
+
+def _model_alone(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Module]:
     if job.spec.model.factory is not None:
         return partial(
             build_own, job.folder, job.spec.model.factory, where=job.where("model.factory")

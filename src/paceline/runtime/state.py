@@ -21,11 +21,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import RunError
 from paceline.runtime._torch_private import local_shape_and_offset
+from paceline.runtime.strategy.adapter.linear import (
+    FROZEN_DIGEST,
+    LORA_A,
+    LORA_B,
+    frozen_parameters,
+    has_adapter,
+)
 from paceline.runtime.strategy.tensor.fused import SplitLinear
 from paceline.runtime.strategy.tensor.modules import is_transposed
 
 MODEL, OPTIMIZER = "model/", "optimizer/"
+
+_FROZEN = MODEL + "frozen"
+"""What stands for all that adapters are trained beside: what its numbers follow from."""
 
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 
@@ -88,8 +99,11 @@ def model_state(model: nn.Module) -> dict[str, Stored | Any]:
     """The part of `named_state` that is the model's own."""
     places = parameter_places(model)
     state: dict[str, Stored | Any] = {}
-    seen: set[int] = set()
-    for raw, value in _unwrapped(model).state_dict(keep_vars=True).items():
+    held = _unwrapped(model).state_dict(keep_vars=True)
+    if hasattr(_unwrapped(model), FROZEN_DIGEST):
+        state[_FROZEN] = getattr(_unwrapped(model), FROZEN_DIGEST)
+    seen = {id(parameter) for parameter in frozen_parameters(model)}
+    for raw, value in held.items():
         name = _plain(raw)
         if not isinstance(value, Tensor):  # extra state: of two modules it may be one object
             state[MODEL + name] = value
@@ -103,6 +117,13 @@ def model_state(model: nn.Module) -> dict[str, Stored | Any]:
         else:
             state[MODEL + name] = whole_of(value)
     return state
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those of `named_parameters` that are saved: all but what adapters are trained beside."""
+    frozen = {id(parameter) for parameter in frozen_parameters(model)}
+    named = named_parameters(model).items()
+    return {name: parameter for name, parameter in named if id(parameter) not in frozen}
 
 
 def whole_of(tensor: Tensor) -> Stored:
@@ -131,7 +152,12 @@ def parameter_places(model: nn.Module) -> dict[str, Place]:
 
 def _places_of_parts(whole: str, apart: SplitLinear) -> dict[str, Place]:
     places: dict[str, Place] = {}
-    for kind in ("weight", "bias"):
+    for name, part in apart.named_children():
+        if has_adapter(part):  # one matrix, the same in all parts
+            shape = tuple(getattr(part, LORA_A).shape)
+            place = Place(name=f"{whole}.{LORA_A}", size=shape, offset=(0, 0))
+            places[f"{whole}.{name}.{LORA_A}"] = place
+    for kind in ("weight", "bias", LORA_B):
         parts = {name: getattr(part, kind, None) for name, part in apart.named_children()}
         sizes = {name: list(part.shape) for name, part in parts.items() if part is not None}
         if not sizes:
@@ -216,8 +242,14 @@ def split_optimizer_name(name: str) -> tuple[str, str, str]:
 
 
 def set_other_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Hand values that are no tensors (a module's extra state) back to the model."""
+    """Hand values that are no tensors (a module's extra state) back to the model.
+
+    Raises:
+        RunError: `R065`, the state is of adapters beside other frozen weights than the model's.
+    """
     bare = _unwrapped(model)
+    if _FROZEN in state and state[_FROZEN] != getattr(bare, FROZEN_DIGEST, None):
+        raise _other_weights(state[_FROZEN], getattr(bare, FROZEN_DIGEST, None))
     values = {
         raw: state[MODEL + _plain(raw)]
         for raw, value in bare.state_dict().items()
@@ -225,6 +257,16 @@ def set_other_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     }
     if values:
         bare.load_state_dict(values, strict=False)
+
+
+def _other_weights(saved: Any, here: Any) -> RunError:
+    return RunError.of(
+        code="R065",
+        what=f"the adapters were trained beside other frozen weights ({str(saved)[:12]}) than the "
+        f"model has here ({str(here)[:12]}): another file, torch, processor or seed",
+        where="train.adapter",
+        fix="give the weights and versions that the run began with",
+    )
 
 
 def _optimizer_entry(

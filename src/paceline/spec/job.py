@@ -169,10 +169,21 @@ class AdapterSpec:
     model is trained."""
 
     kind: Literal["lora", "qlora"] = "lora"
-    """`lora` keeps the frozen model in bf16, `qlora` its blocks' matrices in 4 bits (NF4)."""
+    """`lora` keeps the frozen matrices in the type they are multiplied in (bf16 on accelerators,
+    float32 in fp32), `qlora` those of the blocks in 4 bits (NF4)."""
 
     rank: Positive = 16
     """Width between the two matrices of an adapter."""
+
+    alpha: Annotated[Number, Field(gt=0)] | Auto = "auto"
+    """What an adapter adds is multiplied by alpha / rank; `auto` is twice the rank."""
+
+    scaling: Literal["classic", "rslora"] = "classic"
+    """`rslora` divides alpha by the root of the rank, so that large ranks learn as fast as small
+    ones."""
+
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that is left out in each step."""
 
     targets: Literal["attention", "all"] | list[str] = "attention"
     """Linears that get an adapter: those of attention, all in the blocks, or names such as

@@ -82,6 +82,8 @@ def small_case(
     else:
         vocab = 0
         notes.append("the model of your own is run as its factory builds it")
+    if job.spec.train.adapter is not None:
+        notes.append("without adapters: all of the model is trained")
     if seq_len != job.spec.data.seq_len:
         notes.append(f"samples of {seq_len} tokens, not {job.spec.data.seq_len}")
     return Case(

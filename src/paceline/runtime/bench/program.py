@@ -90,7 +90,7 @@ def _program(session: Session) -> None:
     spec = session.job.spec
     samples, num_samples = _samples(session)
 
-    model = session.build(make_model(session.job, session.plan.decoder))
+    model = session.build(make_model(session.job, session.plan.decoder, session.precision))
     optimizer = make_optimizer(model, spec.train, session.ways)
     for step in session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len):
         step.train(samples, num_samples)

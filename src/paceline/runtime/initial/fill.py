@@ -1,6 +1,6 @@
 """Give a model that was split on meta its memory, and the numbers of what this rank has of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from paceline.errors import RunError
 from paceline.runtime._torch_private import buffers_of, fsdp_parameters, parameters_of
 from paceline.runtime.initial.blueprint import Blueprint
 from paceline.runtime.initial.program import Target, View
 from paceline.runtime.optimizer.sharded import like
 from paceline.runtime.state import local_part, model_state, named_parameters, parameter_places
+from paceline.runtime.strategy.adapter.linear import FROZEN_DIGEST, frozen_parameters
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.local import local_of
 
@@ -82,10 +84,23 @@ class Filler:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> None:
-        """Collective, if numbers are drawn."""
-        give_memory(model, self._device, self._ready(model))
-        if self._draws:
-            self._fill(_boxes(model))
+        """Collective, if numbers are drawn. What adapters are trained beside is in no rank's state,
+        so each rank makes it again where others are put in the place of all else.
+
+        Raises:
+            RunError: `R065`, ranks would make different weights for adapters to be trained beside.
+        """
+        ready = self._ready(model)
+        give_memory(model, self._device, ready)
+        has_frozen = next(frozen_parameters(model), None) is not None
+        if not self._draws and not has_frozen:
+            return
+        kept = {id(parameter) for parameter in ready.values()}
+        made = (each for each in frozen_parameters(model) if id(each) not in kept)
+        boxes = _boxes(model, None if self._draws else made)
+        digest = self._fill(boxes, is_shared=self._draws, is_exact=has_frozen)
+        if has_frozen:
+            setattr(model, FROZEN_DIGEST, digest)
 
     def _ready(self, model: nn.Module) -> dict[int, nn.Parameter]:
         """The live model's memory, for the new one's parameters."""
@@ -105,9 +120,19 @@ class Filler:
                 ready[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
         return ready
 
-    def _fill(self, boxes: dict[str, list[Box]]) -> None:
+    def _fill(self, boxes: dict[str, list[Box]], *, is_shared: bool, is_exact: bool) -> str:
+        """Put the numbers into their places; returns what they follow from.
+
+        Args:
+            boxes: What is filled on this rank.
+            is_shared: Whether all ranks fill at once, and may send each other values.
+            is_exact: Whether one rank must be able to make the same numbers alone, later.
+        """
         numbers = self._blueprint.take_numbers()
-        if not _all_equal(numbers.digest()):
+        digest = numbers.digest()
+        if is_shared and not _all_equal(digest):
+            if is_exact:
+                raise _other_numbers()
             numbers = self._blueprint.take_numbers(whole=True)
         targets: dict[View, Target] = {}
         wanted: dict[View, list[Box]] = {}
@@ -119,25 +144,39 @@ class Filler:
                     wanted.setdefault(source, []).extend(mine)
                     targets[source] = Target(source, _putter(wanted[source]))
                 continue
-            if id(source) not in sent:
+            if is_shared and id(source) not in sent:
                 sent[id(source)] = source
                 _send_from_first(source, self._device)
             _putter(mine)((0,) * source.dim(), source)
         if numbers.program is not None:
             numbers.program.run(list(targets.values()))
+        return digest
 
 
-def _boxes(model: nn.Module) -> dict[str, list[Box]]:
-    """By name in the whole model: what lies on this rank of each parameter."""
+def _boxes(model: nn.Module, only: Iterable[nn.Parameter] | None = None) -> dict[str, list[Box]]:
+    """By name in the whole model: what lies on this rank of each parameter, or of these."""
     boxes: dict[str, list[Box]] = {}
+    wanted = None if only is None else {id(parameter) for parameter in only}
     for part in parts_of(model):
         places = parameter_places(part)
         for name, parameter in named_parameters(part).items():
+            if wanted is not None and id(parameter) not in wanted:
+                continue
             place = places[name]
             offset, local = local_part(parameter)
             begin = tuple(a + b for a, b in zip(place.offset, offset, strict=True))
             boxes.setdefault(place.name, []).append((begin, local))
     return boxes
+
+
+def _other_numbers() -> RunError:
+    return RunError.of(
+        code="R065",
+        what="ranks would draw different weights for adapters to be trained beside, as their "
+        "processors or versions of torch differ",
+        where="train.adapter",
+        fix="give trained weights by model.pretrained, or ranks of one kind",
+    )
 
 
 def _putter(boxes: list[Box]) -> Callable[[tuple[int, ...], Tensor], None]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.runtime.optimizer.sharded import like
-from paceline.runtime.state import MODEL, OPTIMIZER, named_parameters
+from paceline.runtime.state import MODEL, OPTIMIZER, trained_parameters
 from paceline.runtime.strategy.initial import SavedBuffers
 from paceline.runtime.strategy.local import local_of
 
@@ -55,7 +55,7 @@ class LiveState:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._parameters = named_parameters(model)
+        self._parameters = trained_parameters(model)
         self._buffers = SavedBuffers(model)
         self._optimizer = optimizer
 

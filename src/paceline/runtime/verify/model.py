@@ -27,8 +27,9 @@ from paceline.spec.load import parse_job
 
 
 def job_of(case: Case) -> Job:
-    """The job, as it was read."""
-    return parse_job(case.job, source=case.source, folder=Path(case.folder))
+    """The job, as it was read, without adapters: all of the model is trained."""
+    job = parse_job(case.job, source=case.source, folder=Path(case.folder))
+    return replace(job, spec=replace(job.spec, train=replace(job.spec.train, adapter=None)))
 
 
 def build_model(case: Case, *, is_wide: bool, dropout: bool = False) -> nn.Module:

@@ -36,7 +36,7 @@ def sum_gradients(tied: Iterable[Ends], group: dist.ProcessGroup) -> None:
         group: One rank of each pipeline position.
     """
     for first, second in tied:
-        if first is second:
+        if first is second or not all(e is None or e.requires_grad for e in (first, second)):
             continue
         if first is not None and second is not None:
             if second.grad is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import PlanError
 from paceline.runtime._torch_private import parameters_of, without_parameters
+from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B, has_adapter
 from paceline.runtime.strategy.tensor.modules import is_transposed
 from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
 
@@ -94,19 +95,25 @@ def _split(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> Split
     weights = torch.split(_weight(fused), widths, dim=1 if is_transposed(fused) else 0)
     bias = parameters_of(fused)["bias"]
     biases = [None] * len(names) if bias is None else torch.split(bias, widths)
+    b_OR = parameters_of(fused).get(LORA_B)
+    adapters = [None] * len(names) if b_OR is None else torch.split(b_OR, widths)
     return SplitLinear(
         {
-            name: _part(fused, weight, bias)
-            for name, weight, bias in zip(names, weights, biases, strict=True)
+            name: _part(fused, {"weight": weight, "bias": bias, LORA_B: adapter})
+            for name, weight, bias, adapter in zip(names, weights, biases, adapters, strict=True)
         }
     )
 
 
-def _part(fused: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
+def _part(fused: nn.Module, values: Mapping[str, Tensor | None]) -> nn.Module:
+    """A part with its rows of an adapter; the adapter's other matrix is one for all parts."""
     part = without_parameters(fused)
-    for name, value in (("weight", weight), ("bias", bias)):
+    for name, value in values.items():
         needs_grad = value is not None and value.requires_grad
         own = None if value is None else nn.Parameter(value.detach().clone(), needs_grad)
-        part.register_parameter(name, own)
+        if own is not None or name in parameters_of(fused):
+            part.register_parameter(name, own)
+    if has_adapter(fused):
+        part.register_parameter(LORA_A, parameters_of(fused)[LORA_A])
     setattr(part, "nf" if is_transposed(fused) else "out_features", out_features(part))
     return part

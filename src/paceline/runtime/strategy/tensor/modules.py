@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.runtime._torch_private import parameters_of
+from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B, add_product, has_adapter
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.strategy.tensor.regions import (
     copy_to,
@@ -140,6 +141,13 @@ class OnLocal:
         local: Tensor = parameter.to_local()
         return copy_to(local, self._crossings.group) if name in self._summed else local
 
+    def _product(self, input_BSI: Tensor, bias: Tensor | None) -> Tensor:
+        """Of a linear, with its adapter's share."""
+        output_BSO = multiply(self, input_BSI, self._part("weight"), bias)
+        if not has_adapter(self):  # type: ignore[arg-type]
+            return output_BSO
+        return add_product(self, input_BSI, output_BSO, self._part(LORA_A), self._part(LORA_B))
+
 
 class ColumnLinear(OnLocal):
     """A linear with this rank's output features. `_crosses`: its input is not whole yet."""
@@ -149,7 +157,7 @@ class ColumnLinear(OnLocal):
     def forward(self, input_BSI: Tensor) -> Tensor:
         if self._crosses:
             input_BSI = self._crossings.enter(input_BSI)
-        return multiply(self, input_BSI, self._part("weight"), self._part("bias"))
+        return self._product(input_BSI, self._part("bias"))
 
 
 class RowLinear(OnLocal):
@@ -159,7 +167,7 @@ class RowLinear(OnLocal):
     _crosses: bool
 
     def forward(self, input_BSI: Tensor) -> Tensor:
-        partial_BSH = multiply(self, input_BSI, self._part("weight"), None)
+        partial_BSH = self._product(input_BSI, None)
         if not self._crosses:
             return partial_BSH
         output_BSH = self._crossings.leave(partial_BSH)

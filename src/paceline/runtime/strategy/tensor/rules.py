@@ -22,7 +22,7 @@ from paceline.runtime.strategy.ways.ways import (
     written_out,
 )
 
-_LINEARS = ("Linear", "Conv1D", "FalconLinear", "NonDynamicallyQuantizableLinear")
+LINEARS = ("Linear", "Conv1D", "FalconLinear", "NonDynamicallyQuantizableLinear")
 """Classes whose forward is a product with the weight and the bias added."""
 
 
@@ -85,7 +85,7 @@ def _check_module(
         else:
             yield from check_shared(layout, name, num_experts, f"{num_experts} experts")
         return
-    is_linear = isinstance(module, SplitLinear) or type(module).__name__ in _LINEARS
+    is_linear = isinstance(module, SplitLinear) or type(module).__name__ in LINEARS
     if way in ("column", "row", "head") and not is_linear:
         yield _not_splittable(name, module, f"`{way}`")
         return

@@ -1,0 +1,1 @@
+"""Adapters beside the linears of a model that stays as it is."""
