@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import msgspec
 from paceline.errors import CheckpointError, PacelineError, Problem, RunError
 from paceline.launch.packages import need_package
 from paceline.profile import resolve_config, resolve_decoder
+from paceline.profile.adapter import alpha_of
 from paceline.profile.hf_names import hf_config_of
-from paceline.record.conversion import Conversion, Converted
+from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.record.run import open_run
+from paceline.spec import Job
 
 
 def convert(asked: Conversion) -> Converted:
@@ -54,14 +57,27 @@ def with_known_config(asked: Conversion) -> Conversion:
     try:
         job = open_run(source.parent.parent).job()
         found = resolve_config(job)
-        if found is not None:
-            return replace(asked, config=found.config)
-        shape = resolve_decoder(job)
+        shape = resolve_decoder(job) if found is None else None
     except PacelineError:
         return asked  # no run around it: a model nobody described
-    if shape is None:
-        return asked
-    return replace(asked, config=hf_config_of(shape, job.spec.data.seq_len))
+    config: Mapping[str, Any] | None = None if found is None else found.config
+    if shape is not None:
+        config = hf_config_of(shape, job.spec.data.seq_len)
+    return replace(asked, config=config, adapters=_adapters(job, config))
+
+
+def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None:
+    spec = job.spec.train.adapter
+    if spec is None or job.spec.program is not None or config is None:
+        return None
+    return AdapterFacts(
+        rank=spec.rank,
+        alpha=alpha_of(spec),
+        dropout=spec.dropout,
+        rslora=spec.scaling == "rslora",
+        model_type=str(config["model_type"]),
+        base=job.spec.model.pretrained,
+    )
 
 
 def _forms(asked: Conversion) -> tuple[str, str]:

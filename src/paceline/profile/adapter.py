@@ -169,7 +169,7 @@ def adaptation_of(adapter: Adapter, spec: AdapterSpec, *, precision: str, seed: 
         precision: The plan's.
         seed: The job's.
     """
-    alpha = 2 * spec.rank if spec.alpha == "auto" else spec.alpha
+    alpha = alpha_of(spec)
     frozen: Mapping[str, Literal["float32", "bfloat16", "float16"]]
     frozen = {"fp32": "float32", "tf32": "float32", "fp16": "float16"}
     return Adaptation(
@@ -181,6 +181,11 @@ def adaptation_of(adapter: Adapter, spec: AdapterSpec, *, precision: str, seed: 
         num_parameters=adapter.num_parameters,
         seed=seed,
     )
+
+
+def alpha_of(spec: AdapterSpec) -> float:
+    """What is asked, or twice the rank."""
+    return 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha
 
 
 def linear_name(path: str) -> str:

@@ -10,6 +10,21 @@ Form = Literal["paceline", "safetensors", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFacts:
+    """What a job asked of its adapters."""
+
+    rank: int
+    alpha: float
+    dropout: float
+    rslora: bool
+    model_type: str
+    """Of the model in transformers."""
+
+    base: str | None
+    """Where the weights are that they were trained beside; None for drawn ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """One conversion. Paths are absolute."""
 
@@ -33,6 +48,9 @@ class Conversion:
 
     config: Mapping[str, Any] | None = None
     """config.json of the model, where it is known."""
+
+    adapters: AdapterFacts | None = None
+    """Where the checkpoint is of adapters."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     """For the manifest of a checkpoint that is written anew."""

@@ -22,8 +22,9 @@ from torch import Tensor
 from paceline.errors import CheckpointError
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
-from paceline.record.conversion import Conversion, Converted
+from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.runtime.checkpoint._files import Facts, WriteError
+from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, peft_name
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
 
@@ -119,10 +120,32 @@ def _to_ours(asked: Conversion, state: _State) -> Converted:
     )
 
 
+def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted:
+    from safetensors import safe_open
+
+    values = {name.removeprefix(MODEL): load for name, load in state.values.items()}
+    out = Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    files = adapter_files(values, out, facts)
+    before = {peft_name(name): load for name, load in adapters_of(values).items()}
+    with safe_open(files[0], framework="pt") as opened:
+        after = {name: partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118
+        digest = digest_of(after)
+    return Converted(
+        files=tuple(map(str, files)),
+        num_bytes=sum(file.stat().st_size for file in files),
+        before=digest_of(before),
+        after=digest,
+        notes=("adapters alone, as peft reads them: the checkpoint has no other weights",),
+    )
+
+
 def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
+    if asked.adapters is not None:
+        return _to_peft(asked, state, asked.adapters)
     notes = []
     model = {name.removeprefix(MODEL): load for name, load in state.values.items()}
     model = {n: load for n, load in model.items() if not n.startswith(OPTIMIZER)}

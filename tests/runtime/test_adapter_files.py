@@ -1,0 +1,102 @@
+"""Adapters written for peft, and merged into weights."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runtime.tensor_models import logits_of, tiny
+from tests.runtime.test_adapters import ALL, asked_of
+from torch import Tensor, nn
+
+from paceline.profile.hf_names import from_hf_name
+from paceline.record.conversion import AdapterFacts
+from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, merged
+from paceline.runtime.strategy.adapter.place import add_adapters
+
+TOKENS = torch.arange(32).view(2, 16) * 5 % 67
+
+
+def facts_of(kind: str) -> AdapterFacts:
+    return AdapterFacts(
+        rank=4, alpha=8.0, dropout=0.0, rslora=False, model_type=kind, base="the base"
+    )
+
+
+def trained(kind: str, targets: tuple[str, ...] = ALL) -> nn.Module:
+    """A model whose adapters are not zero any more."""
+    torch.manual_seed(0)
+    model = tiny(kind)
+    add_adapters(model, asked_of(model, targets))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.1, generator=generator)
+    return model.eval()
+
+
+def loads(model: nn.Module) -> dict[str, Any]:
+    return {name: partial(_same, value.detach()) for name, value in model.named_parameters()}
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def base_of(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return tiny(kind).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("llama", ALL), ("gpt2", ALL), ("gpt2", ("query_key_value", "attention_output"))],
+)
+def test_peft_loads_what_is_written(kind: str, targets: tuple[str, ...], tmp_path: Path):
+    peft = pytest.importorskip("peft")
+    model = trained(kind, targets)
+    adapter_files(loads(model), tmp_path, facts_of(kind))
+    theirs = peft.PeftModel.from_pretrained(base_of(kind), tmp_path)
+    found = {name: each for name, each in theirs.named_parameters() if "lora_" in name}
+    wanted = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    assert len(found) == len(wanted)
+    for name, parameter in wanted.items():
+        assert torch.equal(found[f"base_model.model.{name}.default.weight"], parameter)
+    torch.testing.assert_close(
+        logits_of(theirs, TOKENS), logits_of(model, TOKENS), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_merged_weights_compute_what_the_adapters_do(kind: str):
+    model, base = trained(kind), base_of(kind)
+    values = merged(loads(base), adapters_of(loads(model)), facts_of(kind))
+    before = logits_of(base, TOKENS)
+    base.load_state_dict({name: load() for name, load in values.items()}, strict=False)
+    after = logits_of(base, TOKENS)
+    torch.testing.assert_close(after, logits_of(model, TOKENS), rtol=0, atol=1e-5)
+    assert (after - before).abs().max() > 1e-2
+
+
+def test_a_merged_weight_is_summed_in_float32_and_rounded_once():
+    facts = AdapterFacts(
+        rank=1, alpha=1.0, dropout=0.0, rslora=False, model_type="llama", base=None
+    )
+    weight = torch.tensor([[1.0, -2.0]], dtype=torch.bfloat16)
+    a, b = torch.tensor([[0.003, 1.0]]), torch.tensor([[1.0]])
+    values = merged(
+        {"q.weight": lambda: weight}, {"q.lora_A": lambda: a, "q.lora_B": lambda: b}, facts
+    )
+    assert torch.equal(values["q.weight"](), (weight.float() + b @ a).bfloat16())
+
+
+def test_the_built_in_decoders_adapters_have_the_names_of_transformers():
+    model = trained("own")
+    found = adapters_of(loads(model))
+    assert "model.layers.1.self_attn.o_proj.lora_B" in found
+    assert {str(from_hf_name(name)) for name in found} == {
+        name for name, each in model.named_parameters() if each.requires_grad
+    }
