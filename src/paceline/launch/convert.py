@@ -60,10 +60,10 @@ def with_known_config(asked: Conversion) -> Conversion:
         shape = resolve_decoder(job) if found is None else None
     except PacelineError:
         return asked  # no run around it: a model nobody described
-    config: Mapping[str, Any] | None = None if found is None else found.config
+    known: Mapping[str, Any] | None = None if found is None else found.config
     if shape is not None:
-        config = hf_config_of(shape, job.spec.data.seq_len)
-    return replace(asked, config=config, adapters=_adapters(job, config))
+        known = hf_config_of(shape, job.spec.data.seq_len)
+    return replace(asked, config=known, adapters=_adapters(job, known))
 
 
 def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None:
