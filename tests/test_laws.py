@@ -103,6 +103,7 @@ NOT_TORCH = {
     "_can_set_attn_implementation",
     "_can_use_grouped_mm",
     "_is_expert_parallel",
+    "_keys_to_ignore_on_load_unexpected",
     "_replace",
 }
 """Of transformers, which `prove` and `run` take as it is, and of named tuples."""

@@ -7,6 +7,7 @@ import torch
 from tests.ranks import run_ranks
 from tests.runtime.tiny import SEQ_LEN, SHAPE, build, layout_of, train_steps
 
+from paceline.errors import CheckpointError
 from paceline.parallel.layout import Layout
 from paceline.profile.hf_names import hf_config_of
 from paceline.record.checkpoints import verify_checkpoint
@@ -149,6 +150,24 @@ def test_weights_from_hugging_face_begin_a_run_and_go_back_the_same(saved, tmp_p
     )
     assert export.convert(back).after == weights
     assert digest == read_digest(tmp_path / "start/step-00000000")
+
+
+def test_pickled_weights_become_safetensors_and_nothing_in_them_is_run(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    folder = tmp_path / "old"
+    folder.mkdir()
+    shared = torch.randn(4, 6)
+    state = {"transformer.wte.weight": shared, "lm_head.weight": shared}
+    torch.save(state, folder / "pytorch_model.bin")
+    want = replace(asked(folder, tmp_path / "new", "safetensors"), source_form="torch")
+    done = export.convert(want)
+    assert done.before == done.after
+    found = safetensors.load_file(tmp_path / "new/model.safetensors")
+    assert all(torch.equal(found[name], shared) for name in state)
+    for content in (print, "text", [1]):
+        torch.save(content, folder / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match="could not be converted"):
+            export.convert(replace(want, out=str(tmp_path / "other")))
 
 
 def copy_and_lose(rank, world, folder, store):

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from paceline.errors import JobError
-from paceline.profile import check_runnable, resolve_config, resolve_decoder, resolve_profile
+from paceline.profile import (
+    check_runnable,
+    left_out_of,
+    needs_transformers,
+    resolve_config,
+    resolve_decoder,
+    resolve_profile,
+)
 from paceline.record.run import training_digest
 from paceline.spec import Job, parse_job
 from paceline.spec.pretrained import find_pretrained
@@ -17,6 +24,7 @@ LLAMA: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "num_hidden_layers": 2,
     "vocab_size": 256,
 }
@@ -52,7 +60,7 @@ def test_a_folder_gives_its_weights_config_and_tokenizer(tmp_path: Path):
     assert found.config["hidden_size"] == 32
 
 
-def test_a_job_with_pretrained_weights_is_planned_as_their_config_and_not_run(tmp_path: Path):
+def test_a_job_with_pretrained_weights_has_their_config(tmp_path: Path):
     write(tmp_path / "tiny", "model.safetensors")
     asked = job("{pretrained: tiny}", tmp_path)
     config, shape = resolve_config(asked), resolve_decoder(asked)
@@ -61,8 +69,71 @@ def test_a_job_with_pretrained_weights_is_planned_as_their_config_and_not_run(tm
     assert shape is not None
     assert shape.hidden == 32
     assert resolve_profile(asked).num_parameters > 0
-    (problem,) = check_runnable(asked)
-    assert problem.code == "R013"
+    assert list(check_runnable(asked)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "built_in"),
+    [
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, False),
+        ({"model_type": "mistral", "sliding_window": 32}, False),
+        ({"model_type": "mistral", "sliding_window": 64}, True),  # as long as a sample
+    ],
+)
+def test_weights_that_the_built_in_decoder_would_run_otherwise_go_through_transformers(
+    tmp_path: Path, fields: dict[str, Any], built_in: bool
+):
+    write(tmp_path / "tiny", "model.safetensors", config=LLAMA | fields)
+    asked = job("{pretrained: tiny}", tmp_path)
+    assert (resolve_decoder(asked) is not None) is built_in
+    assert needs_transformers(asked) is not built_in
+    assert left_out_of(asked) == ()
+    drawn = job("{pretrained: tiny, weights: drawn}", tmp_path)
+    assert resolve_decoder(drawn) is not None
+    assert left_out_of(drawn) != ()
+
+
+def test_samples_beyond_the_known_positions_and_tokens_that_are_not_bytes_are_refused(
+    tmp_path: Path,
+):
+    config = LLAMA | {"max_position_embeddings": 32, "vocab_size": 49152}
+    write(tmp_path / "tiny", "model.safetensors", config=config)
+    found = list(check_runnable(job("{pretrained: tiny}", tmp_path)))
+    assert [each.code for each in found] == ["M014", "R013"]
+    assert "data.seq_len is 64, and the model knows 32 positions" in found[0].what
+    assert "49152 tokens" in found[1].what
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "tokenizer.json"])
+def test_what_lies_unused_beside_a_config_is_an_error_that_shows_both_ways_out(
+    tmp_path: Path, name: str
+):
+    write(tmp_path / "tiny", name)
+    for path in ("tiny", "tiny/config.json"):
+        (problem,) = check_runnable(job(f"{{hf_config: {path}}}", tmp_path))
+        assert problem.code == "M016"
+        assert name in problem.what
+        assert "model.pretrained: tiny;" in problem.fix
+        assert "model.weights: drawn" in problem.fix
+        assert not list(check_runnable(job(f"{{hf_config: {path}, weights: drawn}}", tmp_path)))
+
+
+def test_the_digest_of_weights_is_of_their_bytes_and_of_their_config(tmp_path: Path):
+    folder = write(tmp_path / "tiny", "model.safetensors")
+    asked = job("{pretrained: tiny}", tmp_path)
+    digests = set()
+    for name, content in (("model.safetensors", b"ab"), ("model.safetensors", b"ba")):
+        (folder / name).write_bytes(content)
+        found = find_pretrained(asked)
+        assert found is not None
+        digests |= {found.digest(), found.digest()}
+    write(folder, config=LLAMA | {"rope_theta": 1.0})
+    found = find_pretrained(asked)
+    assert found is not None
+    assert len(digests | {found.digest()}) == 3
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(JobError, match="cannot be read"):
+        found.digest()
 
 
 def test_a_hub_name_is_found_in_the_cache_by_its_revision(
@@ -103,7 +174,7 @@ def test_files_that_the_index_names_and_are_missing_are_named(tmp_path: Path):
     ("files", "words"),
     [
         ((), "no .safetensors files"),
-        (("pytorch_model.bin",), "can run code"),
+        (("pytorch_model.bin",), "--from torch --to safetensors"),
         (("adapter_model.safetensors",), "only adapters"),
     ],
 )

@@ -148,10 +148,10 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
 @click.option(
     "--from",
     "source_form",
-    type=click.Choice(["paceline", "safetensors"]),
+    type=click.Choice(["paceline", "safetensors", "torch"]),
     default="paceline",
     show_default=True,
-    help="What PATH is.",
+    help="What PATH is. torch: a folder with pytorch_model*.bin; nothing in them is run.",
 )
 @click.option(
     "--max-shard-size",
@@ -187,6 +187,7 @@ def convert(
       paceline checkpoint convert runs/tiny-lm-20261121-101500 exported --to safetensors
       paceline checkpoint convert runs/tiny-lm-20261121-101500 weights.pt --to torch
       paceline checkpoint convert Qwen2.5-0.5B start --from safetensors
+      paceline checkpoint convert old-model new-model --from torch --to safetensors
       paceline checkpoint convert runs/tiny-lm-20261121-101500 resharded --ranks 8
     """
     from paceline.errors import JobError, Problem
@@ -207,7 +208,7 @@ def convert(
             code="C011",
             what=f"there is nothing at {path}",
             where="PATH",
-            fix="give a folder with .safetensors files, or one such file",
+            fix="give a folder with .safetensors files or pytorch_model*.bin, or one such file",
         )
         raise JobError(problem)
     if out.exists() and (out.is_file() or any(out.iterdir())):

@@ -54,6 +54,7 @@ def go_on(
     from paceline.record.run import (
         check_same_data,
         check_same_training,
+        check_same_weights,
         check_steps_left,
     )
     from paceline.spec import load_job
@@ -62,6 +63,7 @@ def go_on(
     corpus = find_corpus_there(before, place)
     if corpus is not None:
         check_same_data(run, corpus)
+    check_same_weights(run, before)
     if not overrides and hosts is None and other is None:
         if not can_take_over(run):  # if it can be, what it lacks is its end
             check_steps_left(run, before)

@@ -51,7 +51,7 @@ def with_known_config(asked: Conversion) -> Conversion:
     """With the model's config.json: the source's own, or that of the run it lies in."""
     source = Path(asked.source)
     own = (source if source.is_dir() else source.parent) / "config.json"
-    if asked.source_form == "safetensors" and own.is_file():
+    if asked.source_form != "paceline" and own.is_file():
         config: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
         return replace(asked, config=config)
     try:

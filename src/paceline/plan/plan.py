@@ -190,7 +190,8 @@ def _abilities_here(job: Job) -> Abilities:
     asked = resolve_config(job)
     if asked is None:
         return OURS
-    splits = splits_of(asked.config, job.spec.data.seq_len)
+    built_in = resolve_decoder(job) is not None
+    splits = splits_of(asked.config, job.spec.data.seq_len, built_in=built_in)
     return replace(
         OURS,
         tensor=splits.tensor,

@@ -26,7 +26,7 @@ from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
 from paceline.spec.hf_config import has_hf_config, load_hf_config
-from paceline.spec.pretrained import find_pretrained
+from paceline.spec.pretrained import check_unused, find_pretrained, loads_weights
 
 
 class AskedConfig(NamedTuple):
@@ -93,7 +93,9 @@ def resolve_decoder(job: Job) -> DecoderShape | None:
         assert isinstance(preset, ModelPreset), "all else has a config"
         return _shape_of_preset(preset)
     _profile_config(asked, 1)
-    return shape_of_config(asked.config) if is_built_in(asked.config) else None
+    if not is_built_in(asked.config) or (loads_weights(job) and _lacks(job, asked.config)):
+        return None
+    return shape_of_config(asked.config)
 
 
 def resolve_config(job: Job) -> AskedConfig | None:
@@ -129,14 +131,9 @@ def check_runnable(job: Job) -> Iterator[Problem]:
             fix="`paceline plan` works for it; to train it here, give model.factory and program "
             "with your own code",
         )
-    if job.spec.model.pretrained is not None:
-        yield Problem(
-            code="R013",
-            what="Paceline's own trainer cannot load pretrained weights yet",
-            where=job.where("model.pretrained"),
-            fix="`paceline plan` and `paceline prove` work for it; to train from drawn weights, "
-            "give its config.json by model.hf_config",
-        )
+    yield from check_unused(job)
+    if asked is not None and loads_weights(job):
+        yield from _check_pretrained(job, asked.config)
     yield from _check_adapter(job)
 
 
@@ -170,9 +167,39 @@ def _check_adapter(job: Job) -> Iterator[Problem]:
 
 
 def left_out_of(job: Job) -> tuple[str, ...]:
-    """What the model asks for that the built-in decoder does not do, one phrase each."""
+    """What the model asks for that the built-in decoder does not do, one phrase each. Pretrained
+    weights need all of it: transformers builds their model then, and nothing is left out."""
     asked = resolve_config(job)
-    return () if asked is None else tuple(left_out(asked.config))
+    return () if asked is None or loads_weights(job) else tuple(left_out(asked.config))
+
+
+def _lacks(job: Job, config: Mapping[str, Any]) -> bool:
+    """Whether the built-in decoder would compute something else from the same weights."""
+    return any(left_out(config, job.spec.data.seq_len))
+
+
+def _check_pretrained(job: Job, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """What would make trained weights compute nonsense."""
+    seq_len, most = job.spec.data.seq_len, config.get("max_position_embeddings")
+    if isinstance(most, int) and seq_len > most:
+        yield Problem(
+            code="M014",
+            what=f"data.seq_len is {seq_len}, and the model knows {most} positions "
+            "(max_position_embeddings)",
+            where=job.where("data.seq_len"),
+            fix=f"set data.seq_len to {most} or less; to train a longer context, set "
+            "max_position_embeddings and the rotary scaling in config.json",
+        )
+    vocab = config.get("vocab_size")
+    if vocab != 256:
+        yield Problem(
+            code="R013",
+            what=f"the model has {vocab} tokens of its tokenizer, and Paceline's own trainer reads "
+            "the bytes of files as tokens",
+            where=job.where("model.pretrained"),
+            fix="`paceline plan` and `paceline prove` work for it; train it with program and your "
+            "own code",
+        )
 
 
 def _config(job: Job) -> AskedConfig | None:

@@ -89,14 +89,19 @@ class Splits:
     context_kinds: tuple[Literal["ring", "ulysses"], ...] = ("ring", "ulysses")
 
 
-def splits_of(config: Mapping[str, Any], seq_len: int) -> Splits:
+def splits_of(config: Mapping[str, Any], seq_len: int, *, built_in: bool | None = None) -> Splits:
     """How our own runtime can split a model of a config.json.
+
+    Args:
+        config: Fields that `profile_config` found good.
+        seq_len: Tokens in a sample.
+        built_in: Whether it is the built-in decoder; left out, where it can be.
 
     >>> splits_of({"model_type": "bloom"}, 512)
     Splits(tensor=False, pipeline=False, expert=False, context_kinds=())
     """
     kind = _kind(config)
-    if kind in BUILT_IN and is_built_in(config):
+    if is_built_in(config) if built_in is None else built_in:
         return Splits(expert=False)
     name, default = _DROPOUTS.get(kind, ("attention_dropout", 0.0))
     dropout = config.get(name)
@@ -171,8 +176,9 @@ def shape_of_config(config: Mapping[str, Any]) -> DecoderShape:
     )
 
 
-def left_out(config: Mapping[str, Any]) -> Iterator[str]:
-    """What a model asks for that the built-in decoder does not do, one phrase each.
+def left_out(config: Mapping[str, Any], seq_len: int | None = None) -> Iterator[str]:
+    """What a model asks for that the built-in decoder does not do, one phrase each; with `seq_len`,
+    what changes samples of that length.
 
     None of it changes the parameters. A model that transformers builds has nothing left out.
     """
@@ -184,7 +190,8 @@ def left_out(config: Mapping[str, Any]) -> Iterator[str]:
     if kind != "default":
         yield f"scaling of rotary positions ({kind})"
     window = config.get("sliding_window")
-    if window and config.get("use_sliding_window", _kind(config) == "mistral"):
+    is_used = config.get("use_sliding_window", _kind(config) == "mistral")
+    if window and is_used and (seq_len is None or window < seq_len):
         yield f"sliding window of {window} tokens"
     if config.get("attention_dropout"):
         yield f"attention dropout of {config['attention_dropout']}"

@@ -44,6 +44,7 @@ from paceline.spec import (
     load_script,
 )
 from paceline.spec.corpus import Corpus
+from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.topology import Cluster
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class RunInfo:
 
     data_fingerprint: str | None = None
     """Of the text trained on, see `Corpus`; None for a program of your own."""
+
+    weights_digest: str | None = None
+    """Hash of the files of `model.pretrained`; None where weights are drawn."""
+
+    weights_commit: str | None = None
+    """Commit of those in the Hugging Face cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +175,14 @@ def create_run(
     Raises:
         JobError: The folder holds another run, holds other files, or cannot be written.
     """
+    pretrained = find_pretrained(job) if loads_weights(job) else None
     info = RunInfo(
         name=job.spec.name,
         job_folder=str(job.folder),
         created_at=time.time(),
         data_fingerprint=corpus.fingerprint if corpus is not None else None,
+        weights_digest=pretrained.digest() if pretrained is not None else None,
+        weights_commit=pretrained.commit if pretrained is not None else None,
     )
     return _create(info, folder, runs, lambda run: write_resolved(run, job.spec, plan))
 
@@ -307,7 +317,7 @@ _FIXED = ("model", "data", "program", "train.global_batch", "train.optimizer", "
 """Fields that the checkpoints depend on."""
 
 
-_ADDED = ("model.pretrained", "model.revision")
+_ADDED = ("model.pretrained", "model.revision", "model.weights")
 """Of these, fields of later versions: not counted where they are left out, so that runs of earlier
 versions can be resumed."""
 
@@ -352,6 +362,23 @@ def check_steps_left(run: RunFolder, job: Job, *, meanwhile: bool = False) -> No
         fix=f"train on with --set train.steps={newest.step + max(1, steps // 2)}, or see "
         f"`paceline report {run.path.name}`",
     )
+
+
+def check_same_weights(run: RunFolder, job: Job) -> None:
+    """The weights that a run began with stay what they were: a resume may read them again.
+
+    Raises:
+        JobError: A file was changed since the run began, or cannot be read.
+    """
+    began = run.info().weights_digest
+    found = find_pretrained(job) if began is not None and loads_weights(job) else None
+    if found is not None and found.digest() != began:
+        raise JobError.of(
+            code="R006",
+            what=f"the weights in {found.folder} have changed since the run began",
+            where=job.where("model.pretrained"),
+            fix="put the files back as they were, or start a new run",
+        )
 
 
 def check_same_data(run: RunFolder, corpus: Corpus) -> None:

@@ -20,8 +20,10 @@ from paceline.profile import DecoderShape, resolve_config, resolve_profile
 from paceline.profile.adapter import adaptation_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import as_plain_model, build_hf, is_hf
+from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.spec import Job
+from paceline.spec.pretrained import find_pretrained, loads_weights
 
 
 def make_model(
@@ -30,9 +32,10 @@ def make_model(
     """A function that builds the job's whole model on torch's current device, in float32.
 
     Its weights are drawn from torch's generator, alike on every rank that seeded it alike; under
-    `with torch.device("meta")` it takes no memory. The built-in decoder and every Hugging Face
-    model, a factory's too, turn `tokens_BS` into `logits_BSV`; another module of the person's own
-    takes what it takes.
+    `with torch.device("meta")` it takes no memory. With `model.pretrained` it is a
+    `FromPretrained`: `session.build` then reads the weights. The built-in decoder and every
+    Hugging Face model, a factory's too, turn `tokens_BS` into `logits_BSV`; another module of the
+    person's own takes what it takes.
 
     Args:
         job: What is asked.
@@ -50,6 +53,9 @@ def make_model(
     adapter = resolve_profile(job).adapter
     assert adapter is not None, "the profile has what the job asks for"
     asked = adaptation_of(adapter, spec, precision=precision, seed=job.spec.train.seed)
+    if isinstance(make, FromPretrained):
+        build = make.build
+        return FromPretrained(lambda: add_adapters(build(), asked), make.found)
     return lambda: add_adapters(make(), asked)
 
 
@@ -58,11 +64,15 @@ def _model_alone(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Modu
         return partial(
             build_own, job.folder, job.spec.model.factory, where=job.where("model.factory")
         )
+    build: Callable[[], nn.Module]
     if decoder is not None:
-        return partial(Decoder, decoder, job.spec.data.seq_len)
-    asked = resolve_config(job)
-    assert asked is not None, "a model without a decoder's shape or a factory has a config"
-    return partial(build_hf, asked.config, source=asked.source, where=asked.where)
+        build = partial(Decoder, decoder, job.spec.data.seq_len)
+    else:
+        asked = resolve_config(job)
+        assert asked is not None, "a model without a decoder's shape or a factory has a config"
+        build = partial(build_hf, asked.config, source=asked.source, where=asked.where)
+    found = find_pretrained(job) if loads_weights(job) else None
+    return build if found is None else FromPretrained(build, found)
 
 
 def import_named(folder: Path, name: str) -> Any:

@@ -55,6 +55,7 @@ from paceline.runtime.initial.blueprint import Blueprints
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.loop import Evaluate, Loop
 from paceline.runtime.optimizer import learning_rate_at
+from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
@@ -240,6 +241,9 @@ class Session:
         if self._baseline_bytes is None:
             self._baseline_bytes = memory.held_bytes(place.device)
         whole = blueprint.take_model()
+        draws, weights = not self.held.is_anywhere, None
+        if isinstance(make_model, FromPretrained) and (draws or self.job.spec.train.adapter):
+            weights = make_model.weights_of(whole, digest=self.run.info().weights_digest or "")
         self.ways = ways or strategy.ways_of(whole)
         self._say_risks()
         if blueprint.why_whole is not None:
@@ -252,12 +256,13 @@ class Session:
             precision=self.precision,
             ways=self.ways,
             options=options,
-            sends=not self.held.is_anywhere,
+            sends=draws,
             fill=Filler(
                 blueprint,
                 torch.device("cpu") if offloads else place.device,
                 live=live,
-                draws=not self.held.is_anywhere,
+                draws=draws,
+                weights=weights,
             ),
             on_note=self._note,
         )

@@ -113,6 +113,10 @@ class ModelSpec:
     revision: str | None = None
     """Branch, tag or commit of `pretrained` in the Hugging Face cache. Left out, `main`."""
 
+    weights: Literal["drawn"] | None = None
+    """`drawn` trains from random weights although trained ones lie beside the config. Left out, it
+    is an error when weights lie beside `hf_config`, and `pretrained` loads its own."""
+
 
 @section
 class DataSpec:

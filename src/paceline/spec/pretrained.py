@@ -4,21 +4,24 @@ A folder, or the name of a model in this machine's Hugging Face cache. Nothing i
 tensor is read; what the tensors must be is checked where they are loaded.
 """
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import JobError
+from paceline.errors import JobError, Problem
 from paceline.spec.hf_config import parse_hf_config
 from paceline.spec.load import Job
 
 INDEX = "model.safetensors.index.json"
-PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth")
-"""Weights in a form that runs code when it is read."""
+PICKLES = "pytorch_model*.bin"
+"""Weights in a form that can run code when it is read."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -43,6 +46,29 @@ class Pretrained:
     commit: str | None
     """Of a model in the Hugging Face cache: the commit that its files are of."""
 
+    where: str
+    """Its place in the job, for messages."""
+
+    def digest(self) -> str:
+        """SHA-256, 64 hex digits, of config.json and every weight file. Reads all of them.
+
+        Raises:
+            JobError: `M012`, one cannot be read.
+        """
+        paths = (self.folder / "config.json", *self.weights)
+        try:
+            with ThreadPoolExecutor() as threads:  # hashing lets other threads run
+                hashes = list(threads.map(_hash, paths))
+        except OSError as error:
+            raise JobError.of(
+                code="M012",
+                what=f"{error.filename} cannot be read: {error.strerror}",
+                where=self.where,
+                fix="download the file again, or let this user read it",
+            ) from None
+        lines = [f"{path.name} {each}\n" for path, each in zip(paths, hashes, strict=True)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
 
 def find_pretrained(job: Job) -> Pretrained | None:
     """The weights that the job's model starts from; None when it names none.
@@ -61,7 +87,47 @@ def find_pretrained(job: Job) -> Pretrained | None:
         config=_read_config(folder, where),
         tokenizer=folder if any((folder / name).exists() for name in _TOKENIZERS) else None,
         commit=commit,
+        where=where,
     )
+
+
+def loads_weights(job: Job) -> bool:
+    """Whether the job starts from trained weights."""
+    return job.spec.model.pretrained is not None and job.spec.model.weights != "drawn"
+
+
+def check_unused(job: Job) -> Iterator[Problem]:
+    """Weights or a tokenizer beside `model.hf_config` that a run would not use."""
+    model = job.spec.model
+    if model.hf_config is None or model.weights == "drawn":
+        return
+    path = job.folder / model.hf_config
+    folder = path if path.is_dir() else path.parent
+    if not path.exists() or (path.is_file() and path.name != "config.json"):
+        return
+    beside = [
+        each.name
+        for pattern in ("*.safetensors", PICKLES, "tokenizer.json")
+        for each in sorted(folder.glob(pattern))
+    ]
+    if beside:
+        yield Problem(
+            code="M016",
+            what=f"model.hf_config takes config.json alone, and {', '.join(beside[:4])} beside it "
+            "would not be used: the model would start from random weights",
+            where=job.where("model.hf_config"),
+            fix=f"to start from them, write model.pretrained: {_relative(folder, job.folder)}; to "
+            "train from random weights, set model.weights: drawn",
+        )
+
+
+def _relative(folder: Path, start: Path) -> str:
+    return os.path.relpath(folder, start) if folder.is_relative_to(start) else str(folder)
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hub_cache() -> Path:
@@ -147,11 +213,14 @@ def _read_config(folder: Path, where: str) -> Mapping[str, Any]:
 
 
 def _find_weights(folder: Path, where: str) -> tuple[Path, ...]:
-    """The safetensors files of a folder: those that its index names, or all of them."""
+    """The safetensors files of a folder: `model.safetensors`, those that its index names, or all
+    of them. In the order in which `from_pretrained` looks."""
+    single = folder / "model.safetensors"
+    if single.exists():
+        return (single,)
     if (folder / INDEX).exists():
         return _indexed(folder, where)
-    single = folder / "model.safetensors"
-    found = (single,) if single.exists() else tuple(sorted(folder.glob("*.safetensors")))
+    found = tuple(sorted(folder.glob("*.safetensors")))
     found = tuple(path for path in found if path.name != "adapter_model.safetensors")
     if not found:
         raise _no_weights(folder, where)
@@ -183,7 +252,7 @@ def _indexed(folder: Path, where: str) -> tuple[Path, ...]:
 
 
 def _no_weights(folder: Path, where: str) -> JobError:
-    pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+    pickles = [path.name for path in sorted(folder.glob(PICKLES))]
     what, fix = "no .safetensors files", "give a folder with safetensors files and a config.json"
     if (folder / "adapter_model.safetensors").exists():
         what += ", only adapters (adapter_model.safetensors)"
@@ -191,7 +260,7 @@ def _no_weights(folder: Path, where: str) -> JobError:
     elif pickles:
         what += f", only pickled weights ({', '.join(pickles[:3])})"
         fix = (
-            "reading pickled weights can run code; save them as safetensors where you trust them: "
-            "`AutoModelForCausalLM.from_pretrained(folder).save_pretrained(other_folder)`"
+            "reading them as they are can run code; convert them: `paceline checkpoint convert "
+            f"{shlex.quote(str(folder))} OUT --from torch --to safetensors`"
         )
     return JobError.of(code="M012", what=f"{folder} has {what}", where=where, fix=fix)

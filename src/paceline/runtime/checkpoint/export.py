@@ -2,7 +2,8 @@
 
     python -m paceline.runtime.checkpoint.export < request.json
 
-To Hugging Face safetensors and from them, to a file of torch, to another number of files. Every
+To Hugging Face safetensors and from them, from Hugging Face's pickled weights, to a file of torch,
+to another number of files. Every
 conversion is read back, and its digest compared with that of the source.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import msgspec
@@ -27,8 +29,19 @@ from paceline.runtime.checkpoint._files import Facts, WriteError
 from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, peft_name
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
+from paceline.spec.pretrained import PICKLES
 
 _INDEX = "model.safetensors.index.json"
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    AttributeError,
+    UnpicklingError,
+    EOFError,
+)
+"""What readers of a damaged source raise, or of one that holds something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +59,9 @@ def convert(asked: Conversion) -> Converted:
         CheckpointError: `C012`, it cannot be read or written.
     """
     try:
-        read = _from_ours if asked.source_form == "paceline" else _from_safetensors
-        state = read(asked)
+        state = _READERS[asked.source_form](asked)
         done = _WRITERS[asked.form](asked, state)
-    except (OSError, WriteError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (*_UNREADABLE, WriteError, ImportError) as error:
         raise _problem(asked, error) from error
     except Exception as error:
         if type(error).__module__.startswith("safetensors"):
@@ -91,6 +103,28 @@ def _from_safetensors(asked: Conversion) -> _State:
     for path in paths:
         with safe_open(path, framework="pt") as opened:
             values |= {name: partial(load, path, name) for name in opened.keys()}  # noqa: SIM118
+    return _by_our_names(asked, values)
+
+
+def _from_torch(asked: Conversion) -> _State:
+    """Pickled weights, mapped into memory. Nothing in them is run."""
+    source = Path(asked.source)
+    paths = [source] if source.is_file() else sorted(source.glob(PICKLES))
+    if not paths:
+        raise ValueError(f"there is no {PICKLES}")
+    values: dict[str, Load] = {}
+    for path in paths:
+        read = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        values |= {name: partial(_copy, tensor) for name, tensor in read.items()}
+    return _by_our_names(asked, values)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Of its own memory: tied ones share it, which safetensors refuses."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _by_our_names(asked: Conversion, values: dict[str, Load]) -> _State:
     config, notes = asked.config or {}, []
     if config.get("tie_word_embeddings") and "lm_head.weight" in values:
         del values["lm_head.weight"]
@@ -240,6 +274,7 @@ def _same(value: Any) -> Any:
     return value
 
 
+_READERS = {"paceline": _from_ours, "safetensors": _from_safetensors, "torch": _from_torch}
 _WRITERS = {"paceline": _to_ours, "safetensors": _to_safetensors, "torch": _to_torch}
 
 

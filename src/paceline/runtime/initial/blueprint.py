@@ -64,6 +64,9 @@ class Blueprint:
         self.why_whole = built.why_whole
         """Why the whole model is in memory while it is built; None where it is not."""
 
+        self.names = frozenset(built.numbers.sources)
+        """Every name of every parameter."""
+
         self._model: nn.Module | None = built.model
         self._copy = _copy_of(built.model)
         self._numbers = built.numbers if built.numbers.value_bytes <= _KEPT_BYTES else None

@@ -14,6 +14,7 @@ from paceline.runtime._torch_private import buffers_of, fsdp_parameters, paramet
 from paceline.runtime.initial.blueprint import Blueprint
 from paceline.runtime.initial.program import Target, View
 from paceline.runtime.optimizer.sharded import like
+from paceline.runtime.pretrained import Weights
 from paceline.runtime.state import local_part, model_state, named_parameters, parameter_places
 from paceline.runtime.strategy.adapter.linear import FROZEN_DIGEST, frozen_parameters
 from paceline.runtime.strategy.blocks import parts_of
@@ -68,6 +69,7 @@ class Filler:
         *,
         live: nn.Module | None = None,
         draws: bool = True,
+        weights: Weights | None = None,
     ) -> None:
         """
         Args:
@@ -76,16 +78,18 @@ class Filler:
             live: The same model, of the same layout and rank, over the groups of an earlier
                 generation: its memory is taken over, with what is in it.
             draws: Whether the numbers are needed; not where others are put in their place at once.
+            weights: Reads parameters from files; left out, all are drawn.
         """
         self._blueprint = blueprint
         self._device = device
         self._live = live
         self._draws = draws
+        self._weights = weights
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> None:
-        """Collective, if numbers are drawn. What adapters are trained beside is in no rank's state,
-        so each rank makes it again where others are put in the place of all else.
+        """Collective, if numbers are drawn or read. What adapters are trained beside is in no
+        rank's state, so each rank makes it again where others are put in the place of all else.
 
         Raises:
             RunError: `R065`, ranks would make different weights for adapters to be trained beside.
@@ -98,9 +102,23 @@ class Filler:
         kept = {id(parameter) for parameter in ready.values()}
         made = (each for each in frozen_parameters(model) if id(each) not in kept)
         boxes = _boxes(model, None if self._draws else made)
-        digest = self._fill(boxes, is_shared=self._draws, is_exact=has_frozen)
+        digest = ""
+        if self._weights is not None:
+            digest, stored = self._weights.digest, self._weights.names
+            self._weights.fill(boxes, is_shared=self._draws)
+            boxes = {name: parts for name, parts in boxes.items() if name not in stored}
+        if self._weights is None or self._drawn(boxes):
+            is_exact = has_frozen and self._weights is None
+            drawn = self._fill(boxes, is_shared=self._draws, is_exact=is_exact)
+            digest = digest or drawn
         if has_frozen:
             setattr(model, FROZEN_DIGEST, digest)
+
+    def _drawn(self, boxes: dict[str, list[Box]]) -> bool:
+        """Whether some parameters are drawn although others are read; alike on all ranks where all
+        draw."""
+        assert self._weights is not None, "asked where some are read"
+        return not self._blueprint.names <= self._weights.names if self._draws else bool(boxes)
 
     def _ready(self, model: nn.Module) -> dict[int, nn.Parameter]:
         """The live model's memory, for the new one's parameters."""

@@ -1,0 +1,97 @@
+"""Which tensors a safetensors file holds, and where: its header, read without the library.
+
+The form: 8 bytes with the header's length, little-endian; the header, JSON; the tensors' bytes, row
+after row. Source: https://github.com/huggingface/safetensors#format.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import JobError
+
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4}
+BYTES |= {"I16": 2, "I8": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "BOOL": 1}
+"""Bytes of one value, by the name of its type in a header."""
+
+_MOST_HEADER_BYTES = 100_000_000
+"""As in the library, which refuses longer ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor in a file."""
+
+    name: str
+    path: Path
+    dtype: str
+    """As the header has it: `BF16`."""
+
+    shape: tuple[int, ...]
+    start: int
+    """Byte of the file where its values begin."""
+
+
+def stored_tensors(paths: Sequence[Path], *, where: str) -> dict[str, StoredTensor]:
+    """Every tensor of some files by name.
+
+    Args:
+        paths: The files.
+        where: Their place in the job, for messages.
+
+    Raises:
+        JobError: `M012`, a file is damaged, or two files have a tensor of the same name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for path in paths:
+        try:
+            tensors = _read_header(path)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise _damaged(path, reason or type(error).__name__, where) from None
+        for each in tensors:
+            if each.name in found:
+                first = found[each.name].path.name
+                raise _damaged(path, f"{each.name} is in {first} as well", where)
+            found[each.name] = each
+    return found
+
+
+def _read_header(path: Path) -> list[StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(_MOST_HEADER_BYTES, size - 8):
+            raise ValueError(f"its header of {length} bytes does not fit its {size} bytes")
+        header: Mapping[str, Any] = json.loads(file.read(length))
+    tensors = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        shape = tuple(int(each) for each in entry["shape"])
+        if end - begin != prod(shape) * BYTES[entry["dtype"]] or not 0 <= begin <= end:
+            raise ValueError(f"{name} has {end - begin} bytes, which its shape {shape} does not")
+        if 8 + length + end > size:
+            raise ValueError(
+                f"it ends after {size} bytes, and {name} lies up to {8 + length + end}: "
+                "the download was cut off"
+            )
+        start = 8 + length + begin
+        tensors.append(
+            StoredTensor(name=name, path=path, dtype=entry["dtype"], shape=shape, start=start)
+        )
+    return tensors
+
+
+def _damaged(path: Path, reason: str, where: str) -> JobError:
+    return JobError.of(
+        code="M012",
+        what=f"{path.name} is not a whole safetensors file: {reason}",
+        where=f"{where}: {path.parent}",
+        fix="download the file again",
+    )
