@@ -16,6 +16,7 @@ from paceline.estimate.rates import MatmulRate, Rates
 from paceline.prove.proof import ModelRequest
 from paceline.prove.prove import prove
 from paceline.prove.world import world
+from paceline.runtime.optimizer.adamw_8bit import dequantise, quantise
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -134,6 +135,17 @@ def test_muon_keeps_the_same_for_every_block_though_there_be_but_one(of):
         return stage.parts["optimizer"]
 
     assert state_bytes(3) - state_bytes(2) == state_bytes(2) - state_bytes(1)
+
+
+def test_adamw_in_a_byte_is_proved_and_its_tables_hold_numbers_afterwards():
+    def state_bytes(optimizer: str) -> int:
+        (stage,) = prove(request(layout(), "fp32", optimizer=optimizer)).stages
+        return stage.parts["optimizer"]
+
+    assert state_bytes("adamw-8bit") < 0.4 * state_bytes("adamw")
+    values = torch.linspace(-1, 1, 256)
+    codes, largest = quantise(values, signed=True)
+    assert torch.allclose(dequantise(codes, largest, signed=True), values, atol=0.02)
 
 
 def test_one_rank_is_proved_without_any_collective():

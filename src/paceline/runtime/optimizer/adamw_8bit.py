@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.runtime._torch_private import FakeTensor
 from paceline.runtime.optimizer.muon import adamw_step
 from paceline.runtime.optimizer.sharded import like, part_of
 from paceline.runtime.strategy.local import local_of
@@ -117,14 +119,14 @@ def quantise(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     blocks = _in_blocks(values.float())
     largest = blocks.abs().amax(-1)
     shares = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
-    codes = torch.bucketize(shares, _borders(signed, values.device), out_int32=True)
+    codes = torch.bucketize(shares, _tables(signed, values)[1], out_int32=True)
     flat = codes.to(torch.uint8).flatten(-2)
     return flat[..., : values.shape[-1]].contiguous(), largest
 
 
 def dequantise(codes: Tensor, largest: Tensor, *, signed: bool) -> Tensor:
     """The float32 numbers that codes stand for."""
-    shares = _in_blocks(_code_book(signed, codes.device)[codes.int()])
+    shares = _in_blocks(_tables(signed, codes)[0][codes.int()])
     values = shares * largest.unsqueeze(-1)
     return values.flatten(-2)[..., : codes.shape[-1]]
 
@@ -137,8 +139,7 @@ def _in_blocks(values: Tensor) -> Tensor:
     return full.view(*full.shape[:-1], full.shape[-1] // BLOCK, BLOCK)
 
 
-@cache
-def _code_book(signed: bool, device: torch.device) -> Tensor:
+def _shares(signed: bool) -> list[float]:
     """256 numbers from -1 (or 0) to 1 in order: seven decades, the larger the finer.
 
     Source: arXiv:2110.02861, section 1.3, dynamic tree quantisation; as bitsandbytes'
@@ -148,14 +149,20 @@ def _code_book(signed: bool, device: torch.device) -> Tensor:
     bits = 7
     for decade in range(bits):
         num = 2 ** (decade if signed else decade + 1)
-        edges = torch.linspace(0.1, 1, num + 1, dtype=torch.float64)
+        edges = np.linspace(0.1, 1, num + 1)  # of numpy: proving gives torch's no values
         means = ((edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - bits + 1)).tolist()
         found += means + ([-mean for mean in means] if signed else [])
-    return torch.tensor(sorted(found), dtype=torch.float32, device=device)
+    return sorted(found)
+
+
+def _tables(signed: bool, beside: Tensor) -> tuple[Tensor, Tensor]:
+    """The shares on a tensor's device, and what lies half-way between neighbours."""
+    if isinstance(beside, FakeTensor):  # these end with the mode that they are made in
+        return _tables_on.__wrapped__(signed, beside.device)
+    return _tables_on(signed, beside.device)
 
 
 @cache
-def _borders(signed: bool, device: torch.device) -> Tensor:
-    """Half-way between neighbouring codes."""
-    book = _code_book(signed, device)
-    return (book[:-1] + book[1:]) / 2
+def _tables_on(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    shares = torch.tensor(_shares(signed), dtype=torch.float32, device=device)
+    return shares, (shares[:-1] + shares[1:]) / 2
