@@ -47,6 +47,21 @@ def test_memory_on_a_single_node_is_refused_and_on_this_machine_ranks_stand_for_
     assert plan.state.tier("memory").useful is not None
 
 
+def test_copies_that_stay_on_their_own_node_take_half_the_memory_and_outlive_processes_alone():
+    both = plan_of(JOB, *LARGE, "layout.sharding=full").state
+    own = plan_of(JOB, *LARGE, "layout.sharding=full", "recovery.snapshot_peers=false").state
+    assert both is not None
+    assert own is not None
+    sent, kept = both.tier("memory"), own.tier("memory")
+    assert kept.host_bytes == pytest.approx(sent.host_bytes / 2, abs=1)
+    assert (kept.network_bytes_per_step, kept.fetch_s) == (0.0, 0.0)
+    assert kept.covered == pytest.approx(54 / 419)
+    assert sent.covered > 0.9
+    alone = plan_of(JOB, "recovery.state=memory", "recovery.snapshot_peers=false").state
+    assert alone is not None
+    assert alone.chosen == "memory"
+
+
 def test_a_shadow_which_was_taken_out_is_refused_with_what_there_is_instead():
     with pytest.raises(JobError, match=r"shadow.*taken out") as refused:
         plan_of(JOB, "recovery.state=shadow")

@@ -77,6 +77,9 @@ class Machine:
     shares_cores: bool = False
     """Whether the steps run on the same cores (a CPU), so that nothing is hidden behind them."""
 
+    sends_copies: bool = True
+    """Whether each snapshot is also sent to another node's memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
@@ -302,26 +305,25 @@ def _memory(case: _Case) -> StateTier:
     copy_s = case.piece_bytes / machine.copy_bytes_per_s
     if machine.shares_cores:
         copy_s = case.piece_bytes * 2 * machine.ranks_per_node / machine.host_bytes_per_s
-    send_s = case.fetch_s
+    sends, is_alone = machine.sends_copies, machine.num_domains < 2
+    why_not = "there is no second node to keep it on" if sends and is_alone else None
+    send_s = case.fetch_s if sends else 0.0
     interval_s = max(daly_interval_s(copy_s, case.mtbf_s), send_s, training.step_s)
     steps = max(1.0, interval_s / training.step_s)
     return _priced(
         case,
         "memory",
-        why_not=_needs_another(case),
-        covered=1 - case.failures.together_share,
+        why_not=why_not,
+        covered=1 - case.failures.together_share if sends else case.failures.process_share,
         # The own piece and the peer's, and a second of each while it is being replaced.
-        host_bytes=round(4 * case.piece_bytes * machine.ranks_per_node),
-        network_bytes=case.piece_bytes / steps,
+        host_bytes=round((4 if sends else 2) * case.piece_bytes * machine.ranks_per_node),
+        network_bytes=case.piece_bytes / steps if sends else 0.0,
+        fetch_s=send_s,
         step_s=(copy_s + _CONTENTION * send_s) / steps,
         interval_s=interval_s,
         # A failure goes back to the last snapshot that has arrived.
         lost_s=interval_s / 2 + send_s,
     )
-
-
-def _needs_another(case: _Case) -> str | None:
-    return "there is no second node to keep it on" if case.machine.num_domains < 2 else None
 
 
 def _checkpoint(case: _Case) -> StateTier:
@@ -339,13 +341,15 @@ def _priced(
     step_s: float = 0.0,
     interval_s: float | None = None,
     lost_s: float | None = None,
+    fetch_s: float | None = None,
 ) -> StateTier:
     """A tier with its useful time: that of the checkpoints which it leaves necessary, less what its
     own failures and its own work take."""
     training, failures = case.training, case.failures
     # A failure comes anywhere in a step, which is done again.
     lost_s = training.step_s / 2 if lost_s is None else lost_s
-    recover_s = failures.in_place_s + case.fetch_s
+    fetch_s = case.fetch_s if fetch_s is None else fetch_s
+    recover_s = failures.in_place_s + fetch_s
     uncovered = case.mtbf_s / (1 - covered)
     saved = _with_checkpoints(case, uncovered)
     per_failure_s = 0.0 if not covered else recover_s + lost_s
@@ -360,7 +364,7 @@ def _priced(
         network_bytes_per_step=network_bytes,
         step_s=step_s,
         interval_s=saved["interval_s"] if name == "checkpoint" else interval_s,
-        fetch_s=case.fetch_s,
+        fetch_s=fetch_s,
         lost_s=saved["lost_s"] if name == "checkpoint" else lost_s,
         recover_s=failures.restart_s if name == "checkpoint" else recover_s,
         useful=None if why_not is not None else useful,

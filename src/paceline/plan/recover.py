@@ -46,6 +46,7 @@ def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:
             network_bytes_per_s=cluster.network_bytes_per_s,
             copy_bytes_per_s=view.assumptions.copy_bytes_per_s,
             shares_cores=cluster.backend == "gloo",
+            sends_copies=job.spec.recovery.snapshot_peers,
         ),
         _reliability(view, is_local=cluster.is_local),
         asked=None if asked == "auto" else asked,
@@ -82,7 +83,7 @@ def check_state(plan: Plan, job: Job) -> Iterator[Problem]:
             fix="set layout.sharding to hybrid (or none), or recovery.state to memory or auto",
         )
     domains = cluster.num_ranks if cluster.is_local else cluster.num_nodes
-    if asked == "memory" and domains < 2:
+    if asked == "memory" and domains < 2 and job.spec.recovery.snapshot_peers:
         yield Problem(
             code="P005",
             what=f"recovery.state is memory, and on {cluster.name} there is no second "
