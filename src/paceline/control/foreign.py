@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from paceline.control.policy import how_it_ended
 from paceline.control.state import Clock, Outcome
 from paceline.errors import CrashLoop, RunError
 from paceline.record import events as log
@@ -210,7 +211,7 @@ def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
     state.ended[event.rank] = event.returncode
     actions: list[Action] = []
     if event.returncode != 0 and state.phase in ("running", "looking") and state.stop_by is None:
-        how = _how(event)
+        how = how_it_ended(event.returncode, out_of_memory=event.out_of_memory)
         cause = "out of memory" if event.out_of_memory else "process"
         actions.append(_lost(event.rank, how, pid=pid, cause=cause))
         actions += _end(state, f"rank {event.rank}: {how}", clock)
@@ -343,16 +344,6 @@ def _lost(rank: int, how: str, *, pid: int | None = None, cause: str) -> Record:
             cause=cause,
         )
     )
-
-
-def _how(event: Exited) -> str:
-    why = "out of memory: " if event.out_of_memory else ""
-    if event.returncode > 0:
-        return f"exited with {event.returncode}"
-    try:
-        return f"{why}killed by {signal.Signals(-event.returncode).name}"
-    except ValueError:
-        return f"{why}killed by signal {-event.returncode}"
 
 
 def environment(

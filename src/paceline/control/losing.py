@@ -4,8 +4,6 @@ Leaves out what a loss means and what is done about it (`policy.py`), and how th
 comes to be (`forming.py`).
 """
 
-import signal
-
 from paceline.control import messages as say
 from paceline.control import policy, world
 from paceline.control.crew import fence, start_agent
@@ -74,7 +72,10 @@ def worker_gone(state: State, number: int, end: say.Exited, decision: Decision) 
     if holds and not worker.is_fenced and state.phase != "clearing":
         cause: Cause = "out of memory" if end.out_of_memory else "process"
         worker.is_fenced = True
-        handle_loss(state, [number], _how(end), decision, cause=cause)
+        how = policy.how_it_ended(end.returncode, out_of_memory=end.out_of_memory)
+        if end.returncode >= 0:
+            how += " without a completion record"
+        handle_loss(state, [number], how, decision, cause=cause)
     if state.phase != "over":
         remove_worker(state, number)
         go_on(state, decision)
@@ -186,16 +187,6 @@ def handle_loss(
     if verdict.rung == "clear":
         _clear(state, decision)
     go_on(state, decision)
-
-
-def _how(end: say.Exited) -> str:
-    if end.returncode >= 0:
-        return f"exited with {end.returncode} without a completion record"
-    why = "out of memory: " if end.out_of_memory else ""
-    try:
-        return f"{why}killed by {signal.Signals(-end.returncode).name}"
-    except ValueError:
-        return f"{why}killed by signal {-end.returncode}"
 
 
 def _loss(

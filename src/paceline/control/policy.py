@@ -17,6 +17,7 @@ Leaves out: how a rung is carried out (`losing.py`).
 """
 
 import math
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -241,6 +242,27 @@ def note(history: History, loss: Loss) -> Cause:
         return loss.cause
     history.crashes.append((loss.worker, crash))
     return "data or software" if _poison(history, loss) is not None else "exception"
+
+
+def how_it_ended(returncode: int, *, out_of_memory: bool) -> str:
+    """What a process's exit alone tells.
+
+    Args:
+        returncode: As in `subprocess`: negative is the signal.
+        out_of_memory: Whether the kernel's out-of-memory killer was at work.
+
+    >>> how_it_ended(-9, out_of_memory=True)
+    'out of memory: killed by SIGKILL'
+    >>> how_it_ended(-40, out_of_memory=False), how_it_ended(1, out_of_memory=False)
+    ('killed by signal 40', 'exited with 1')
+    """
+    if returncode >= 0:
+        return f"exited with {returncode}"
+    why = "out of memory: " if out_of_memory else ""
+    try:
+        return f"{why}killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"{why}killed by signal {-returncode}"
 
 
 def cause_of(text: str) -> Cause:
