@@ -92,7 +92,7 @@ def _rank(options: argparse.Namespace) -> None:
         from tests.sim import backend, device
 
         backend.install()
-        DEVICES["gloo"] = Device(device.NAME, "nccl_double_gloo")
+        DEVICES["gloo"] = Device(device.NAME, backend.MIXED)
     (world,), here = options.ranks, device_of("gloo", 0)
     groups = Groups(backend=DEVICES["gloo"].transports, listener=listen_for_store(0))
     order = Join(

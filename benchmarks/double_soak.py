@@ -6,7 +6,7 @@
     .venv/bin/python benchmarks/double_soak.py --source ~/old/src     the same on another Paceline
 
 Each layout is one `paceline drill --soak` of a tiny job whose workers compute on the device `sim`
-over `nccl_double_gloo` (tests/sim): a collective returns before its data is there, and after an
+over `nccl_double` (tests/sim): a collective returns before its data is there, and after an
 abort nothing raises. The controller's word comes at once, when the host waits for the device, or
 later, by chance; an aborted output holds what was there, or NaN, by chance; where three ranks or
 more take part, one rank's abort lets the others' sums pass with garbage. A state is wrong when its

@@ -304,10 +304,24 @@ def test_all_groups_are_there_with_backends_that_take_a_time_limit(alone: None):
     dist.new_group([0])
     groups = private.all_groups()
     assert [each.size() for each in groups] == [1, 1]
-    backend = {device.type: found for device, found in private.backends_of(groups[0])}["cpu"]
+    ((backend, devices),) = private.backends_of(groups[0]).items()
     assert isinstance(backend, private.Backend)
+    assert {each.type for each in devices} == {"cpu", "cuda"}
     private.set_time_limit(backend, timedelta(seconds=7))
     assert backend.options._timeout == timedelta(seconds=7)
+
+
+def test_number_ranks_lets_a_default_group_be_split_that_is_not_the_first(alone: None):
+    """Without it the split ends the process: torch 2.13 gives a default group's backends no ranks,
+    and only the first in a process finds them by itself."""
+    group = dist.group.WORLD
+    assert group is not None
+    private.number_ranks(group)
+    (backend,) = private.backends_of(group)
+    assert backend.options.global_ranks_in_group == [0]
+    half = group.split_group([0], timedelta(seconds=60), backend.options, "half")
+    assert half is not None
+    assert half.size() == 1
 
 
 def test_a_backend_says_whether_it_is_well(alone: None):

@@ -8,36 +8,37 @@
 - A call after `abort` raises. A tensor that is not on the device is refused.
 - A lost peer is silent (as over NVLink), or an asynchronous error (as over a network).
 - A watchdog looks every 100 ms, and ends the process as TORCH_NCCL_ASYNC_ERROR_HANDLING says.
+- A group that is bound to a device is connected when it is made, and others are split from it.
 
-`nccl_double_gloo` has gloo beside it for host tensors, as `cpu:gloo,cuda:nccl` has. The data travel
-through the group's store (`wire.py`), so that no thread sits in a call that nothing frees. Sums run
-in the order of ranks, so they have the same bits in every run.
+Groups are torch's own: `MIXED` has gloo for host tensors, as `cpu:gloo,cuda:nccl` has, and torch's
+operators for `sim` tensors lead here (`operators.py`). The data travel through the group's store
+(`wire.py`), so that no thread sits in a call that nothing frees. Sums run in the order of ranks, so
+they have the same bits in every run.
 
 Leaves out: deadlocks of p2p calls that NCCL would run one after the other, communicators per pair,
-errors in the making of a communicator, NCCL's own flight recorder (`sequence` has its two numbers).
+coalescing, errors in the making of a communicator, NCCL's own flight recorder (`sequence` has its
+two numbers).
 """
 
 import os
 import threading
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from tests.sim import device as sim
+from tests.sim import operators
 from tests.sim.watchdog import watch
 from tests.sim.wire import Aborted, Wire
-from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import ErrorType
-from torch.utils import _pytree as pytree
+from torch._C._distributed_c10d import Backend, ErrorType, HashStore, ProcessGroupGloo
+
+MIXED = f"cpu:gloo,{sim.NAME}:nccl_double"
 
 _LOOK_S = 0.001
 
-_REDUCE, _BROADCAST, _GATHER_ALL = (
-    c10d.AllreduceOptions,
-    c10d.BroadcastOptions,
-    c10d.AllgatherOptions,
-)
-_SCATTER_SUM, _EXCHANGE = c10d.ReduceScatterOptions, c10d.AllToAllOptions
+_alive: set["Group"] = set()
+"""torch holds only the C++ part of a backend, which has nothing of this file."""
 
 
 class Work(dist.Work):
@@ -80,63 +81,43 @@ class Work(dist.Work):
         return future
 
 
-class Named(dist.ProcessGroup):
-    """What torch asks of every group that is written in Python."""
+class Options(Backend.Options):
+    """What a split group begins from; `split_group` copies its parent's, as NCCL's."""
 
-    def __init__(self, rank, size):
-        super().__init__(rank, size)
-        self._rank, self._size, self._name, self._text = rank, size, "", ""
+    def __init__(self, timeout):
+        super().__init__("nccl_double", timeout)
 
-    def size(self):
-        return self._size
-
-    def getBackendName(self):
-        return "nccl_double"
-
-    def _set_group_name(self, name):
-        self._name = name
-
-    def _set_group_desc(self, text):
-        self._text = text
-
-    def getGroupName(self):
-        return self._name
-
-    def getGroupDesc(self):
-        return self._text
-
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
-
-    @property
-    def supports_splitting(self):
-        return False
+    def __deepcopy__(self, memo):
+        return Options(self._timeout)
 
 
-class Group(Named):
-    """The double alone: host tensors are refused."""
+class Group(ProcessGroupGloo):
+    """Host tensors are refused. torch 2.13 lets no Python class be a backend (`Backend` has no
+    constructor in Python), so this is gloo's, of one rank, whose own calls nothing reaches."""
 
     def __init__(self, store, rank, size, timeout):
-        super().__init__(rank, size)
-        self.timeout = timeout.total_seconds()
+        super().__init__(HashStore(), 0, 1, _alone())
+        self._rank, self._size, self._options = rank, size, Options(timeout)
+        self.timeout, self.error = timeout.total_seconds(), ErrorType.SUCCESS
         self.aborted = threading.Event()
-        self.error = ErrorType.SUCCESS
-        self.works = []
+        self.works, self.splits, self.is_connected = [], 0, False
         self.blocking_wait = os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == "1"
         self.handling = int(os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"))
-        self.wire = Wire(store, rank, size, self.aborted)
+        self._store, self.wire = store, Wire(store, rank, size, self.aborted)
         self.sequence = {"enqueued": 0, "finished": 0}
         self._comm, self._pairs, self._count = sim.Stream(), {}, {}
+        _alive.add(self)
         if not self.blocking_wait:
             threading.Thread(target=watch, args=(self,), daemon=True).start()
 
-    @property
-    def _device_types(self):
-        return [torch.device(sim.NAME)]
+    def name(self):
+        return "nccl_double"
 
-    def _get_backend(self, device):
-        self._check_device(device)
-        return self
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
 
     def _get_sequence_number_for_group(self):
         return self.sequence["enqueued"]
@@ -147,122 +128,151 @@ class Group(Named):
     def abort(self):
         self.aborted.set()
 
-    shutdown = abort
+    def shutdown(self):
+        self.aborted.set()
+        _alive.discard(self)
 
     def _set_default_timeout(self, timeout):
         self.timeout = timeout.total_seconds()
 
-    # ---- collectives
+    # ---- what torch asks of a backend that is bound to a device
 
-    def allreduce(self, tensors, opts=_REDUCE()):  # noqa: B008
-        return self._run("allreduce", tensors, tensors, opts, self._sum(opts))
+    supports_splitting = True
 
-    allreduce_coalesced = allreduce
+    @property
+    def options(self):
+        self._options._timeout = timedelta(seconds=self.timeout)
+        return self._options
 
-    def reduce(self, tensors, opts=c10d.ReduceOptions()):  # noqa: B008
-        return self.allreduce(tensors, opts)
+    def eager_connect_single_device(self, device):
+        """Rank 0 hands out who they are. The rest NCCL does later, where calls do not block."""
+        if self._rank == 0:
+            self._store.set("id", str(device))
+        else:
+            self._store.wait(["id"])
+        self.is_connected = True
 
-    def broadcast(self, tensors, opts=_BROADCAST()):  # noqa: B008
+    def perform_nocolor_split(self, device):
+        """What a rank calls that is not in the group which the others split off."""
+        self.splits += 1
+
+    def comm_split_count(self):
+        return self.splits
+
+    def split(self, store, ranks, options):
+        self.splits += 1
+        if self._rank not in ranks:
+            return None
+        made = Group(store, ranks.index(self._rank), len(ranks), options._timeout)
+        made.is_connected = True
+        return made
+
+    # ---- collectives: what the operators of c10d are given, by its names there
+
+    def allreduce_(self, given):
+        return self._run("allreduce", given.tensors, given.tensors, given, self._sum(given))
+
+    allreduce_coalesced_ = reduce_ = allreduce_
+
+    def broadcast_(self, given):
         def take(mine, key):
             every = [self.wire.all(key, one, i) for i, one in enumerate(mine)]
-            return [parts[opts.rootRank] for parts in every]
+            return [parts[given.root_rank] for parts in every]
 
-        return self._run("broadcast", tensors, tensors, opts, take)
+        return self._run("broadcast", given.tensors, given.tensors, given, take)
 
-    def allgather(self, outputs, inputs, opts=_GATHER_ALL()):  # noqa: B008
+    def allgather_(self, given):
         def gather(mine, key):
             return [part for i, one in enumerate(mine) for part in self.wire.all(key, one, i)]
 
-        return self._run("allgather", inputs, _flat(outputs), opts, gather)
+        outputs = _flat(given.output_tensors)
+        return self._run("allgather", given.input_tensors, outputs, given, gather)
 
-    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=_GATHER_ALL()):  # noqa: B008
+    def allgather_into_tensor_coalesced_(self, given):
         def gather(mine, key):
             every = [self.wire.all(key, one, i) for i, one in enumerate(mine)]
             return [torch.cat([part.reshape(-1) for part in parts]) for parts in every]
 
-        return self._run("allgather", inputs, outputs, opts, gather)
+        return self._run("allgather", given.inputs, given.outputs, given, gather)
 
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    def _allgather_base_(self, given):
+        given.inputs, given.outputs = [given.input_tensor], [given.output_tensor]
+        return self.allgather_into_tensor_coalesced_(given)
 
-    def all_gather_single(self, output, one, opts=_GATHER_ALL()):  # noqa: B008
-        return self.allgather_into_tensor_coalesced([output], [one], opts)
-
-    _allgather_base = all_gather_single
-
-    def reduce_scatter(self, outputs, inputs, opts=_SCATTER_SUM()):  # noqa: B008
-        summed = self._sum(opts)
+    def reduce_scatter_(self, given):
+        summed = self._sum(given)
 
         def scatter(mine, key):
             return summed(mine, key)[self._rank :: self._size]
 
-        return self._run("reduce_scatter", _flat(inputs), outputs, opts, scatter)
+        inputs = _flat(given.input_tensors)
+        return self._run("reduce_scatter", inputs, given.output_tensors, given, scatter)
 
-    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=_SCATTER_SUM()):  # noqa: B008
-        summed = self._sum(opts)
+    def reduce_scatter_tensor_coalesced_(self, given):
+        summed = self._sum(given)
 
         def scatter(mine, key):
             wholes = summed(mine, key)
             return [each.reshape(-1).chunk(self._size)[self._rank] for each in wholes]
 
-        return self._run("reduce_scatter", inputs, outputs, opts, scatter)
+        return self._run("reduce_scatter", given.inputs, given.outputs, given, scatter)
 
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    def _reduce_scatter_base_(self, given):
+        given.inputs, given.outputs = [given.input_tensor], [given.output_tensor]
+        return self.reduce_scatter_tensor_coalesced_(given)
 
-    def reduce_scatter_single(self, output, whole, opts=_SCATTER_SUM()):  # noqa: B008
-        return self.reduce_scatter_tensor_coalesced([output], [whole], opts)
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    def all_to_all_single(self, output, whole, out_sizes, in_sizes, opts=_EXCHANGE()):  # noqa: B008
+    def alltoall_base_(self, given):
         def exchange(mine, key):
             parts = []
-            for data, told in self.wire.all_split(key, mine[0], in_sizes):
+            for data, told in self.wire.all_split(key, mine[0], given.input_split_sizes):
                 sizes = told or [data.shape[0] // self._size] * self._size
                 parts.append(data.split(sizes)[self._rank].reshape(-1))
             return [torch.cat(parts)]
 
-        return self._run("alltoall", [whole], [output], opts, exchange)
+        return self._run("alltoall", [given.input], [given.output], given, exchange)
 
-    alltoall_base = all_to_all_single
+    def scatter_(self, given):
+        outputs = given.output_tensors
 
-    def scatter(self, outputs, inputs, opts=c10d.ScatterOptions()):  # noqa: B008
         def take(mine, key):
             for rank, part in enumerate(mine):  # of the root: the others have none
                 self.wire.put(f"{key}/{rank}", part)
             return [self.wire.get(f"{key}/{self._rank}", outputs[0])]
 
-        return self._run("scatter", _flat(inputs), outputs, opts, take)
+        return self._run("scatter", _flat(given.input_tensors), outputs, given, take)
 
-    def gather(self, outputs, inputs, opts=c10d.GatherOptions()):  # noqa: B008
+    def gather_(self, given):
         def take(mine, key):
             return self.wire.all(key, mine[0], 0)
 
-        return self._run("gather", inputs, _flat(outputs), opts, take)
+        return self._run("gather", given.input_tensors, _flat(given.output_tensors), given, take)
 
-    def barrier(self, opts=c10d.BarrierOptions()):  # noqa: B008
-        work = self.allreduce([torch.ones(1, device=sim.NAME)])
+    def barrier(self, given):
+        given.tensors, given.sum = [torch.ones(1, device=sim.NAME)], dist.ReduceOp.SUM
+        given.async_op = True
+        work = self.allreduce_(given)
         work.is_barrier = True  # the one collective whose `wait` makes the host wait
         return work
 
     # ---- point to point: a stream for each peer and direction
 
-    def send(self, tensors, peer, tag=0):
-        key = f"p2p/{self._rank}/{peer}/{self._next(('to', peer))}"
+    def send(self, given):
+        key = f"p2p/{self._rank}/{given.dst}/{self._next(('to', given.dst))}"
 
         def put(mine, _):
             self.wire.put(key, mine[0])
             self.wire.until_taken(key)
             return []
 
-        return self._run("send", tensors, [], None, put, self._pair("to", peer))
+        return self._run("send", given.tensors, [], given, put, self._pair("to", given.dst))
 
-    def recv(self, tensors, peer, tag=0):
-        key = f"p2p/{peer}/{self._rank}/{self._next(('from', peer))}"
+    def recv_(self, given):
+        key = f"p2p/{given.src}/{self._rank}/{self._next(('from', given.src))}"
 
         def take(mine, _):
-            return [self.wire.take(key, tensors[0])]
+            return [self.wire.take(key, given.tensors[0])]
 
-        return self._run("recv", [], tensors, None, take, self._pair("from", peer))
+        return self._run("recv", [], given.tensors, given, take, self._pair("from", given.src))
 
     def _pair(self, *key):
         if key not in self._pairs:
@@ -271,7 +281,7 @@ class Group(Named):
 
     # ---- how one runs
 
-    def _run(self, name, inputs, outputs, opts, compute, stream=None):
+    def _run(self, name, inputs, outputs, given, compute, stream=None):
         for each in (*inputs, *outputs):
             self._check_device(each.device)
         if self.aborted.is_set():
@@ -280,7 +290,7 @@ class Group(Named):
         if stream is None:
             key = f"{name}/{self._next('collective')}"
             number = self.sequence["enqueued"] = self.sequence["enqueued"] + 1
-        is_async = stream is not None or opts is None or opts.asyncOp
+        is_async = stream is not None or given.async_op
         if stream is None:
             stream = self._comm if is_async else sim.current_stream()
         if is_async:
@@ -309,10 +319,10 @@ class Group(Named):
             target.copy_(result.view(target.shape))
         self.sequence["finished"] = max(self.sequence["finished"], number)
 
-    def _sum(self, opts):
+    def _sum(self, given):
         def summed(mine, key):
             every = [self.wire.all(key, one, i) for i, one in enumerate(mine)]
-            return [_reduce(parts, opts.reduceOp) for parts in every]
+            return [_reduce(parts, given.sum) for parts in every]
 
         return summed
 
@@ -325,69 +335,16 @@ class Group(Named):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
 
 
-_OF_GLOO = {
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-}
-"""What torch calls of a Python group -> the same of gloo's."""
-
-_ROUTED = (
-    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "reduce_scatter"),
-    *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced", "_allgather_base"),
-    *("_reduce_scatter_base", "alltoall_base", "scatter", "gather", "send", "recv", *_OF_GLOO),
-    *("all_gather_single_coalesced", "reduce_scatter_single_coalesced"),
-)
+_device = []
 
 
-def _by_device(name):
-    def call(self, *args, **kwargs):
-        tensors = (each for each in pytree.tree_leaves(args) if isinstance(each, torch.Tensor))
-        if next(tensors).device.type == "cpu":
-            return getattr(self.host, _OF_GLOO.get(name, name))(*args, **kwargs)
-        return getattr(self.device, name)(*args, **kwargs)
-
-    return call
-
-
-class MixedGroup(Named):
-    """`cpu:gloo,sim:nccl_double`, which torch cannot put together from a Python group."""
-
-    def __init__(self, store, rank, size, timeout):
-        super().__init__(rank, size)
-        self.device = Group(store, rank, size, timeout)
-        self.host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), rank, size, timeout)
-
-    @property
-    def _device_types(self):
-        return [torch.device("cpu"), torch.device(sim.NAME)]
-
-    def _get_backend(self, device):
-        return self.host if device.type == "cpu" else self.device
-
-    def abort(self):
-        for each in (self.device, self.host):
-            each.abort()
-
-    shutdown = abort
-
-    def get_error(self):
-        return self.device.get_error()
-
-    def _set_default_timeout(self, timeout):
-        for each in (self.device, self.host):
-            each._set_default_timeout(timeout)
-
-    def _get_sequence_number_for_group(self):
-        return self.device._get_sequence_number_for_group()
-
-    def barrier(self, opts=c10d.BarrierOptions()):  # noqa: B008
-        on_device = opts.device is not None and opts.device.type == sim.NAME
-        return (self.device if on_device else self.host).barrier(opts)
-
-
-for _name in _ROUTED:
-    setattr(MixedGroup, _name, _by_device(_name))
+def _alone():
+    """For gloo's group of one rank; one device for all, opened in the process that uses it."""
+    if not _device:
+        _device.append(ProcessGroupGloo.create_default_device())
+    options = ProcessGroupGloo._Options()
+    options._devices, options._threads = _device, 1
+    return options
 
 
 def _flat(lists):
@@ -429,9 +386,15 @@ def _keeps_own():
     return wanted == "own" or (wanted == "any" and time.monotonic_ns() // 1000 % 2 == 0)
 
 
+def _make(asked, options):
+    return Group(asked.store, asked.group_rank, asked.group_size, asked.timeout)
+
+
 def install():
-    """Make the device and both groups known to torch, in this process."""
+    """Make the device and its groups known to torch, in this process."""
     sim.install()
-    if "nccl_double" not in dist.Backend.backend_list:
-        dist.Backend.register_backend("nccl_double", Group, devices=[sim.NAME])
-        dist.Backend.register_backend("nccl_double_gloo", MixedGroup, devices=["cpu", sim.NAME])
+    if "nccl_double" in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend("nccl_double", _make, extended_api=True, devices=[sim.NAME])
+    dist.Backend.backend_capability["gloo"].append(sim.NAME)  # as it has `cuda`
+    operators.install()

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "sim"
-_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _BRIEF_S = 0.02
 """A wait shorter than this does not count as one: what was queued ends by itself. A guess."""
 
@@ -188,7 +188,7 @@ def _allocate(num_bytes):
 def _over(storage, like):
     made = torch._C._acc.create_empty_tensor((0,), like.dtype)
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
-        _BELOW, made, storage, 0, like.size(), like.stride()
+        BELOW, made, storage, 0, like.size(), like.stride()
     )
     return made
 
@@ -228,7 +228,7 @@ def _fallback(op, *args, **kwargs):
         if special is not None:
             return special(op, *args, **kwargs)
         if op.is_view:
-            return op.redispatch(_BELOW, *args, **kwargs)
+            return op.redispatch(BELOW, *args, **kwargs)
         return _launch(op, args, kwargs)
 
 
@@ -420,7 +420,7 @@ def _item(op, tensor):
 
 
 def _set(op, *args, **kwargs):
-    return op.redispatch(_BELOW, *args, **kwargs)
+    return op.redispatch(BELOW, *args, **kwargs)
 
 
 def _resize(op, tensor, size, **kwargs):
@@ -433,7 +433,7 @@ def _resize(op, tensor, size, **kwargs):
         old, new = _owners[before.data_ptr()], _owners[storage.data_ptr()]
         current_stream().put(lambda: new[: before.nbytes()].copy_(old[: before.nbytes()]))
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
-        _BELOW, tensor, storage, 0, made.size(), made.stride()
+        BELOW, tensor, storage, 0, made.size(), made.stride()
     )
     return tensor
 
@@ -461,7 +461,7 @@ class _Module:
     synchronize = staticmethod(synchronize)
     device = staticmethod(lambda index: contextlib.nullcontext())
     is_available = is_initialized = staticmethod(lambda: True)
-    device_count = staticmethod(lambda: 1)
+    device_count = staticmethod(lambda: 8)
     current_device = staticmethod(lambda: 0)
     set_device = staticmethod(lambda device: None)
     empty_cache = staticmethod(lambda: None)

@@ -20,7 +20,7 @@ from paceline.runtime.devices import DEVICES, Device
 
 def main() -> None:
     backend.install()
-    DEVICES["gloo"] = Device(device.NAME, "nccl_double_gloo")
+    DEVICES["gloo"] = Device(device.NAME, backend.MIXED)
     late.hold_interrupts_back()
     mark = os.environ.get("NCCL_DOUBLE_DIE_SENDING")
     if mark is not None:

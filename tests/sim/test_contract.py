@@ -29,6 +29,9 @@ _HOLD_CYCLES = 10**9
 """For `torch.cuda._sleep`: about half a second."""
 
 
+MIXED = f"cpu:gloo,{DEVICE}:{BACKEND}"
+
+
 def group(backend: str = BACKEND, timeout: timedelta = FAR):
     """A group of all ranks; the default one stays gloo, for what the test itself has to agree."""
     if backend != "nccl":
@@ -52,6 +55,11 @@ def held():
         yield
     finally:
         go.set()
+
+
+def part(group):
+    """What sends a group's device tensors."""
+    return group._get_backend(torch.device(DEVICE))
 
 
 def raised(call) -> str:
@@ -85,7 +93,7 @@ def see_alone(rank: int, world: int) -> dict:
     torch.get_device_module(DEVICE).synchronize()
     found["copy after it"] = near.item()
     found["host tensor"] = raised(lambda: dist.all_reduce(torch.ones(1), group=own))
-    backend = own._get_backend(torch.device(DEVICE))
+    backend = part(own)
     work = dist.all_reduce(value, group=own, async_op=True)
     backend.abort()
     found["completed"] = work.is_completed() or work.wait()
@@ -133,7 +141,7 @@ def test_one_rank_after_an_abort_another_group_can_be_made_in_the_process(alone)
 
 
 def see_together(rank: int, world: int) -> dict:
-    own, mixed, found = group(), group("nccl_double_gloo"), {}
+    own, mixed, found = group(), group(MIXED), {}
     turns = Turns(rank)
     value = torch.full((2,), rank + 1.0, device="sim")
     if rank == 0:
@@ -159,7 +167,7 @@ def see_together(rank: int, world: int) -> dict:
     objects = [None, None]
     dist.all_gather_object(objects, rank, group=mixed)
     found["mixed"] = host.tolist(), far.tolist(), objects
-    found["sequence"] = dict(own.sequence)
+    found["sequence"] = dict(part(own).sequence)
     return found
 
 
@@ -195,10 +203,10 @@ def see_abort(rank: int, world: int, after: str) -> dict:
     dist.recv(got, src=1, group=own)
     dist.all_reduce(summed, group=own)
     behind = summed + 1
-    found["sequence"] = dict(own.sequence)
-    own.abort()
+    found["sequence"] = dict(part(own).sequence)
+    part(own).abort()
     found["read"] = got.tolist(), summed.tolist(), behind.tolist()
-    found["error"] = own.get_error().name
+    found["error"] = part(own).get_error().name
     turns.pass_on("over")
     return found
 
@@ -226,14 +234,14 @@ def see_contagion(rank: int, world: int, contagion: str) -> float | None:
     dist.all_reduce(votes, group=own)
     if rank == 1:
         turns.wait_for("wait")
-        own.abort()
+        part(own).abort()
         torch.sim.synchronize()
         turns.pass_on("aborted")
         return None
     turns.pass_on("wait")
     if contagion == "0":
         turns.wait_for("aborted")
-        own.abort()
+        part(own).abort()
     read = votes.item()
     turns.pass_on("over")
     return read
@@ -255,9 +263,9 @@ def see_limits(rank: int, world: int) -> dict:
         dist.all_reduce(torch.ones(1, device="sim"), group=each, async_op=True)
         for each in (brief, long)
     ]
-    while brief.get_error().name == "SUCCESS":
+    while part(brief).get_error().name == "SUCCESS":
         time.sleep(0.01)
-    found["errors"] = brief.get_error().name, long.get_error().name
+    found["errors"] = part(brief).get_error().name, part(long).get_error().name
     found["wait"] = raised(lambda: works[1].wait(timedelta(milliseconds=10)))
     turns.pass_on("over")
     return found
@@ -281,7 +289,7 @@ from tests.sim.backend import install
 install()
 store = dist.FileStore(sys.argv[1], 2)
 dist.init_process_group("nccl_double", store=store, rank=0, world_size=2)
-own = dist.distributed_c10d._get_default_group()
+own = dist.distributed_c10d._get_default_group()._get_backend(torch.device("sim"))
 own.wire.store.set("pid/1", sys.argv[2])
 dist.all_reduce(torch.ones(1, device="sim"))
 while own.get_error().name == "SUCCESS":

@@ -22,12 +22,11 @@ if any("paceline.runtime.nursery" in each for each in getattr(sys, "orig_argv", 
 
     def abort():
         for group in list(dist.distributed_c10d._world.pg_map):
-            if isinstance(group, backend.MixedGroup):
-                group.device.abort()
+            group._get_backend(torch.device(device.NAME)).abort()
 
     backend.install()
     late.hold_interrupts_back()
-    worker.transports = lambda kind, layout: "nccl_double_gloo"
+    worker.transports = lambda kind, layout: backend.MIXED
     member._device = lambda kind, local_rank: torch.device(device.NAME, 0)
     groups._abort_nccl = abort
     stage.Stage.copy = copied

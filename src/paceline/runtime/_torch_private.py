@@ -238,9 +238,13 @@ def all_groups() -> list[dist.ProcessGroup]:
     return list(c10d._world.pg_map)
 
 
-def backends_of(group: dist.ProcessGroup) -> list[tuple[torch.device, Backend]]:
-    """What sends a group's tensors, by the device that they are on."""
-    return [(device, group._get_backend(device)) for device in group._device_types]
+def backends_of(group: dist.ProcessGroup) -> dict[Backend, set[torch.device]]:
+    """What sends a group's tensors, with the devices whose tensors it sends. A group of gloo alone
+    has gloo for a GPU's too, also in a torch without CUDA."""
+    found: dict[Backend, set[torch.device]] = {}
+    for device in group._device_types:
+        found.setdefault(group._get_backend(device), set()).add(device)
+    return found
 
 
 def set_time_limit(backend: Backend, limit: timedelta) -> None:
@@ -248,6 +252,15 @@ def set_time_limit(backend: Backend, limit: timedelta) -> None:
     set_limit = getattr(backend, "_set_default_timeout", None)
     if set_limit is not None:
         set_limit(limit)
+
+
+def number_ranks(group: dist.ProcessGroup) -> None:
+    """Tell the backends of a default group which ranks are in it, so that it can be split. torch
+    tells those of every other group; of this one, only the first backend in a process knows, and
+    in a later one the split ends the process (torch 2.11 to 2.13, `groupRanks` of NCCL and gloo).
+    """
+    for backend in backends_of(group):
+        backend.options.global_ranks_in_group = list(range(group.size()))
 
 
 def forget_group_count() -> None:

@@ -82,7 +82,7 @@ def heal_on_two_devices(rank: int, world: int, folder: Path) -> tuple[list[str],
     backend.install()
     dist.destroy_process_group()
     store = f"file://{folder}/mixed"
-    dist.init_process_group("nccl_double_gloo", init_method=store, rank=rank, world_size=world)
+    dist.init_process_group(backend.MIXED, init_method=store, rank=rank, world_size=world)
     torch.manual_seed(rank)
     model = nn.Linear(3, 5).to(device.NAME)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

@@ -33,6 +33,7 @@ from paceline.runtime._torch_private import (
     all_groups,
     backends_of,
     forget_group_count,
+    number_ranks,
     set_time_limit,
 )
 from paceline.runtime.devices import is_accelerator, synchronize
@@ -126,9 +127,10 @@ class Groups:
                 # Communicators are begun here, and stand while models are built. The first
                 # collective of each waits for that (`CONNECT_LIMIT` in `control/environment.py`),
                 # and nothing can abort it there.
-                device_id=device if self._backend.endswith(":nccl") else None,
+                device_id=None if self._backend == "gloo" else device,
             )
             sys.excepthook = hook
+            number_ranks(all_groups()[0])
 
     def _find_store(self, order: Join) -> TCPStore:
         """A connection to the generation's store.
@@ -319,8 +321,8 @@ class Groups:
 
     def _set_limits(self) -> None:
         for group in all_groups():
-            for device, backend in backends_of(group):
-                set_time_limit(backend, self._limit if is_accelerator(device) else _HOST_LIMIT)
+            for backend, devices in backends_of(group).items():
+                set_time_limit(backend, self._limit if _is_accelerators(devices) else _HOST_LIMIT)
 
     @property
     def _is_interrupted(self) -> bool:
@@ -477,9 +479,14 @@ def _abortable() -> list[Backend]:
     return [
         backend
         for group in reversed(all_groups())
-        for device, backend in backends_of(group)
-        if is_accelerator(device)
+        for backend, devices in backends_of(group).items()
+        if _is_accelerators(devices)
     ]
+
+
+def _is_accelerators(devices: set[torch.device]) -> bool:
+    """Whether what sends the tensors of these devices is an accelerator's own: gloo serves CPUs."""
+    return all(map(is_accelerator, devices))
 
 
 def _abort_one(backend: Backend) -> None:
