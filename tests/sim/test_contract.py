@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from tests.ranks import run_ranks
 
+from paceline.runtime._torch_private import number_ranks
+
 pytestmark = pytest.mark.ranks
 
 BACKEND = os.environ.get("PACELINE_CONTRACT", "nccl_double")
@@ -135,6 +137,34 @@ def test_one_rank_after_an_abort_nothing_says_so_but_the_next_call(alone):
 
 def test_one_rank_after_an_abort_another_group_can_be_made_in_the_process(alone):
     assert alone["summed again"] == [3.0, 3.0]
+
+
+def see_splits(rank: int, world: int) -> list[list[float]]:
+    """A default group bound to the device, and another one in the same process, both split."""
+    if DEVICE == "sim":
+        from tests.sim.backend import install
+
+        install()
+    store, found = dist.distributed_c10d._get_default_store(), []
+    for number in range(2):
+        dist.destroy_process_group()
+        dist.init_process_group(
+            MIXED,
+            store=dist.PrefixStore(str(number), store),
+            rank=rank,
+            world_size=world,
+            device_id=torch.device(DEVICE, 0),
+        )
+        number_ranks(dist.group.WORLD)
+        split = dist.split_group(split_ranks=[[0]])
+        for value in (torch.full((1,), 3.0, device=DEVICE), torch.ones(1)):
+            dist.all_reduce(value, group=split)
+            found.append(value.tolist())
+    return found
+
+
+def test_one_rank_a_later_default_group_of_the_process_can_be_split():
+    assert run_ranks(see_splits, 1) == [[[3.0], [1.0]] * 2]
 
 
 # ---- two ranks
