@@ -297,6 +297,8 @@ def loss_deviation(seen: list[dict[str, Any]], alone: dict[str, Any]) -> float:
 
 def relative(a: Any, b: Any) -> float:
     """Largest difference over the largest number; infinite where one is not finite."""
+    if np.array_equal(a, b):  # a frozen bias may be all zeros
+        return 0.0
     found = float(np.abs(np.subtract(a, b)).max() / np.abs(np.asarray(b)).max())
     return found if np.isfinite(found) else float("inf")
 

@@ -20,6 +20,7 @@ from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.state import model_state, named_state, set_other_model_state
 from paceline.runtime.strategy.adapter.linear import frozen_parameters
 from paceline.runtime.strategy.adapter.place import add_adapters
+from paceline.runtime.strategy.pipeline.schedules import stream_type
 from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.runtime.strategy.ways.known import ways_of
 from paceline.spec import TrainSpec
@@ -133,6 +134,13 @@ def test_frozen_matrices_have_the_type_of_the_products_and_vectors_float32():
     assert model.get_parameter("output.weight") is model.get_parameter("embedding.weight")
     trained = [each for each in model.parameters() if each.requires_grad]
     assert {each.dtype for each in trained} == {torch.float32}
+
+
+def test_every_stage_hands_on_the_type_of_the_frozen_matrices():
+    """The first parameter of a stage is an embedding, or a norm in float32."""
+    model = adapted("own", frozen_type="bfloat16")
+    parts = [model, model.get_submodule("blocks.1")]
+    assert [stream_type(part) for part in parts] == [torch.bfloat16] * 2
 
 
 def built(layout: Layout, blueprint: Blueprint, *, draws: bool) -> torch.nn.Module:

@@ -56,10 +56,27 @@ def add_product(
     sum_1TO = torch.baddbmm(
         output_BSO.reshape(1, -1, output_BSO.shape[-1]),
         small_BSR.reshape(1, -1, small_BSR.shape[-1]),
-        b_OR.t()[None],
+        _turned(b_OR)[None],
         alpha=module.adapter_scale,
     )
     return sum_1TO.view(output_BSO.shape)
+
+
+class _Turned(torch.autograd.Function):
+    """A matrix turned round; its gradient lies in memory as the matrix does, not turned."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix_OR: Tensor) -> Tensor:
+        return matrix_OR.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].t().contiguous()
+
+
+def _turned(matrix_OR: Tensor) -> Tensor:
+    turned: Tensor = _Turned.apply(matrix_OR)  # type: ignore[no-untyped-call]
+    return turned
 
 
 def has_adapter(module: nn.Module) -> bool:

@@ -37,6 +37,7 @@ from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
 from paceline.runtime._torch_private import fsdp_compute_type, is_view
+from paceline.runtime.strategy.adapter.linear import frozen_parameters
 from paceline.runtime.strategy.mesh import is_pretended
 
 _SCHEDULES: dict[str, Any] = {
@@ -69,12 +70,14 @@ def make_schedule(
 
 
 def stream_type(part: nn.Module) -> torch.dtype:
-    """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own."""
+    """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own;
+    beside adapters that of the frozen matrices, embeddings among them, on every stage alike."""
     if isinstance(part, FSDPModule):
         narrow = fsdp_compute_type(part)
         if narrow is not None:
             return narrow
-    return next(part.parameters()).dtype
+    matrices = (each for each in frozen_parameters(part) if each.dim() >= 2)
+    return next(matrices, next(part.parameters())).dtype
 
 
 class _Agreed:
