@@ -50,7 +50,7 @@ def session_in(folder: Path, rank: int, world: int, *overrides: str) -> tuple[Se
     job = load_job(folder / "job.yaml", (f"cluster.per_node={world}", *overrides))
     plan = plan_job(job)
     if rank == 0 and not (folder / "run").exists():
-        create_run(job, plan, folder=folder / "run", runs=folder, corpus=find_corpus(job))
+        create_run(job, plan, folder=folder / "run", runs=folder, data=find_corpus(job))
     torch.distributed.barrier()
     said: Any = Said()
     session = Session(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from paceline.check.drill.oracle import Drilled, Outcome, Reference, Verdict
     from paceline.launch.drill import Ran
     from paceline.plan import Plan
+    from paceline.prepare import TrainedOn
     from paceline.spec import Job
-    from paceline.spec.corpus import Corpus
 
 _USUAL = 40
 """Steps of a drill at most when `--steps` is left out and no fault comes later."""
@@ -164,7 +164,9 @@ def _drill(
     as_json: bool,
 ) -> int:
     from paceline.check.drill.oracle import judge
+    from paceline.cli.preparing import show_preparing
     from paceline.launch.drill import check_faults, raise_problems, run_to_end
+    from paceline.prepare import find_data
     from paceline.record.run import create_run
 
     if num_random is not None:
@@ -173,20 +175,20 @@ def _drill(
     job = _with_faults(job, faults, steps)
     if not job.spec.drill.all_faults:
         raise click.UsageError("There is no fault: give --fault, --random, or drill.faults in JOB.")
-    plan, corpus = plan_of(job), corpus_of(job)
+    plan, data = plan_of(job), find_data(job, show_preparing())
     raise_problems(check_faults(job, plan))
     length = _length(job.spec.train.steps, asked, given=steps is not None)
     _say(f"steps        {length}")
-    calm = _reference(job, plan, reference, runs, corpus, limit_s)
-    run = create_run(job, plan, folder=None, runs=runs, corpus=corpus)
+    calm = _reference(job, plan, reference, runs, data, limit_s)
+    run = create_run(job, plan, folder=None, runs=runs, data=data)
     _say(f"with faults  {run.path}")
     ran = run_to_end(run, on_event=_tell, limit_s=limit_s)
-    verdict = judge(drilled(job, plan, ran, corpus), reference_of(calm))
-    data = _data(verdict, ran, calm, seed if num_random is not None else None)
-    data |= {"steps": job.spec.train.steps, "job_steps": asked}
-    (run.path / "drill.json").write_text(json.dumps(data, indent=2) + "\n")
+    verdict = judge(drilled(job, plan, ran, data), reference_of(calm))
+    answer = _data(verdict, ran, calm, seed if num_random is not None else None)
+    answer |= {"steps": job.spec.train.steps, "job_steps": asked}
+    (run.path / "drill.json").write_text(json.dumps(answer, indent=2) + "\n")
     if as_json:
-        click.echo(json.dumps(data, indent=2))
+        click.echo(json.dumps(answer, indent=2))
     else:
         for line in [*verdict_lines(verdict, ran), f"steps   {length}"]:
             click.echo(line)
@@ -282,42 +284,34 @@ def plan_of(job: "Job") -> "Plan":
     return plan
 
 
-def corpus_of(job: "Job") -> "Corpus | None":
-    """The job's text, if it trains on text."""
-    from paceline.spec.corpus import find_corpus
-
-    asked = job.spec.data.path is not None or job.spec.data.corpus is not None
-    return find_corpus(job) if asked else None
-
-
 def _reference(
     job: "Job",
     plan: "Plan",
     given: Path | None,
     runs: Path,
-    corpus: "Corpus | None",
+    data: "TrainedOn | None",
     limit_s: float,
 ) -> "Ran":
     from paceline.launch.drill import read_run, run_reference
 
     if given is not None:
         return read_run(given)
-    ran = run_reference(job, plan, runs, corpus, on_event=lambda event: None, limit_s=limit_s)
+    ran = run_reference(job, plan, runs, data, on_event=lambda event: None, limit_s=limit_s)
     how = f"{ran.seconds:.1f} s" if ran.seconds else "from an earlier drill"
     _say(f"undisturbed  {ran.run.path}, {how}, sha256 {(ran.digest or '')[:16]}")
     return ran
 
 
-def drilled(job: "Job", plan: "Plan", ran: "Ran", corpus: "Corpus | None") -> "Drilled":
+def drilled(job: "Job", plan: "Plan", ran: "Ran", data: "TrainedOn | None") -> "Drilled":
     """What the oracle is told of a run."""
-    from paceline.check.drill.ledger import pure_digest
+    from paceline.check.drill.ledger import order_of, pure_digest
     from paceline.check.drill.oracle import Drilled
     from paceline.parallel.replicas import replicas_of
 
     spec, known = job.spec, None
-    if corpus is not None and spec.program is None:
-        num_samples = max(0, (corpus.num_train_bytes - 1) // spec.data.seq_len)
-        digest_of = pure_digest(spec.train.seed, plan.layout.global_batch, num_samples)
+    if data is not None and spec.program is None:
+        order = order_of(data, spec.data.seq_len)
+        digest_of = pure_digest(spec.train.seed, plan.layout.global_batch, order)
         known = {step: digest_of(step) for step in range(1, spec.train.steps + 1)}
     return Drilled(
         faults=spec.drill.all_faults,

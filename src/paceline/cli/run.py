@@ -237,7 +237,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     from paceline.cli.run_job import (
         begin_with,
         check_and_plan,
-        find_corpus_there,
+        find_data_there,
         find_source,
         with_hosts_of,
     )
@@ -251,15 +251,16 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     kind = find_place(place).kind
     asked.looking.check(place, is_job=True)
     job = with_hosts_of(load_job(job_file, overrides), asked.hosts, place)
-    corpus = find_corpus_there(job, place)
+    data = find_data_there(job, place, prepare=False)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)
     source = find_source(asked.source, job, place) if asked.source is not None else None
     if asked.dry_run:
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
         return asked.show(place, job, plan, folder)
+    data = data or find_data_there(job, place)
     folder = asked.out or asked.runs
     looked = look_here(job, plan, folder, asked.looking) if place == "local" else None
-    run = create_run(job, plan, folder=asked.out, runs=asked.runs, corpus=corpus)
+    run = create_run(job, plan, folder=asked.out, runs=asked.runs, data=data)
     if source is not None:
         begin_with(run, source)
     keep_look(run, looked)

@@ -8,9 +8,9 @@ import click
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
+    from paceline.prepare import TrainedOn
     from paceline.record.run import RunFolder
     from paceline.spec import Job
-    from paceline.spec.corpus import Corpus
 
 
 def with_hosts_of(job: "Job", hosts: str | None, place: str) -> "Job":
@@ -60,9 +60,9 @@ def go_on(
     from paceline.spec import load_job
 
     before = run.job()
-    corpus = find_corpus_there(before, place)
-    if corpus is not None:
-        check_same_data(run, corpus)
+    data = find_data_there(before, place)
+    if data is not None:
+        check_same_data(run, data)
     check_same_weights(run, before)
     if not overrides and hosts is None and other is None:
         if not can_take_over(run):  # if it can be, what it lacks is its end
@@ -88,16 +88,68 @@ def _plan_of(run: "RunFolder", job: "Job", place: str) -> "Plan":
         return check_and_plan(job, place)
 
 
-def find_corpus_there(job: "Job", place: str) -> "Corpus | None":
-    """The text that is here; None where the machines read no file of this one."""
-    from paceline.launch.places import find_place
-    from paceline.spec.corpus import find_corpus
+def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "TrainedOn | None":
+    """What the job trains on; None where the machines read no file of this one.
 
-    if job.spec.data.path is not None and not find_place(place).has_our_files:
-        _check_paths_there(job, place)
+    Args:
+        job: What is asked.
+        place: Where it runs.
+        prepare: Whether data that must be prepared are prepared now; else they are looked for.
+    """
+    from paceline.cli.preparing import show_preparing
+    from paceline.launch.places import find_place
+    from paceline.prepare import find_data, find_prepared
+    from paceline.spec.data_fields import is_prepared
+
+    if not find_place(place).has_our_files:
+        if is_prepared(job):
+            _refuse_prepared_there(job, place)
+        if job.spec.data.path is not None:
+            _check_paths_there(job, place)
+            return None
+    if is_prepared(job) and not prepare:
+        find_prepared(job)
         return None
-    asked = job.spec.data.path is not None or job.spec.data.corpus is not None
-    return find_corpus(job) if asked else None
+    data = find_data(job, show_preparing())
+    _refuse_packed(job, data)
+    return data
+
+
+def _refuse_packed(job: "Job", data: "TrainedOn | None") -> None:
+    """
+    Raises:
+        JobError: `R013`, the runtime does not keep documents in a sample apart yet.
+    """
+    from paceline.errors import JobError
+    from paceline.prepare import Prepared
+
+    if isinstance(data, Prepared) and data.index.pack == "documents":
+        raise JobError.of(
+            code="R013",
+            what="these data are packed documents, and Paceline's own trainer cannot keep the "
+            "documents of a sample apart yet",
+            where=job.where("data.pack"),
+            fix="`paceline data prepare` and `show` work for them; to train here now, use text "
+            "with data.pack: windows",
+        )
+
+
+def _refuse_prepared_there(job: "Job", place: str) -> None:
+    """
+    Raises:
+        JobError: `W027`, what is prepared here is not on the machines.
+    """
+    from paceline.errors import JobError
+    from paceline.launch.places import find_place
+
+    raise JobError.of(
+        code="W027",
+        what=f"data that are tokenized are prepared on this machine, and at "
+        f"{find_place(place).title} no file of this machine is read",
+        where=job.where("data"),
+        fix="run there with a shared folder (local, ssh, slurm, srun), or on bytes: "
+        "model.tokenizer: bytes",
+    )
 
 
 def _check_paths_there(job: "Job", place: str) -> None:

@@ -20,9 +20,9 @@ import click
 if TYPE_CHECKING:
     from paceline.launch.drill import Ran
     from paceline.plan import Plan
+    from paceline.prepare import TrainedOn
     from paceline.record.run import RunFolder
     from paceline.spec import Job
-    from paceline.spec.corpus import Corpus
 
 STRETCH = 12
 """Steps of a schedule. A guess: room for five faults and a quiet step at the end."""
@@ -68,17 +68,19 @@ def soak(
     as_json: bool,
 ) -> int:
     """Run what is not done yet of `num` schedules; the command's exit code."""
-    from paceline.cli.drill import corpus_of, plan_of
+    from paceline.cli.drill import plan_of
+    from paceline.cli.preparing import show_preparing
     from paceline.launch.drill import run_reference
+    from paceline.prepare import find_data
 
     size = min(BATCH, num)
     job = _soak_job(job, size)
-    plan, corpus = plan_of(job), corpus_of(job)
+    plan, data = plan_of(job), find_data(job, show_preparing())
     runs.mkdir(parents=True, exist_ok=True)
     ledger = runs / "soak.jsonl"
     done = _done(ledger)
     _say(f"{num} schedules of 1 to {_MOST_FAULTS} faults on {plan.layout.name}, seeds from {seed}")
-    calm = run_reference(job, plan, runs, corpus, on_event=lambda event: None, limit_s=limit_s)
+    calm = run_reference(job, plan, runs, data, on_event=lambda event: None, limit_s=limit_s)
     _say(f"undisturbed  {calm.run.path}, sha256 {(calm.digest or '')[:16]}")
     lines = [line for number, line in sorted(done.items()) if seed <= number < seed + num]
     if lines:
@@ -89,7 +91,7 @@ def soak(
     began, fresh = time.monotonic(), 0
     while left:
         batch = again + list(islice(ahead, size - len(again)))
-        found = _run_batch(job, plan, corpus, calm, batch, kinds, runs, limit_s)
+        found = _run_batch(job, plan, data, calm, batch, kinds, runs, limit_s)
         for line in found:
             with ledger.open("a") as file:
                 file.write(json.dumps(asdict(line)) + "\n")
@@ -121,7 +123,7 @@ def _soak_job(job: "Job", size: int) -> "Job":
 def _run_batch(
     job: "Job",
     plan: "Plan",
-    corpus: "Corpus | None",
+    data: "TrainedOn | None",
     calm: "Ran",
     seeds: Sequence[int],
     kinds: Sequence[str],
@@ -143,13 +145,13 @@ def _run_batch(
     ]
     hit = replace(job, spec=replace(job.spec, drill=replace(job.spec.drill, faults=faults)))
     folder = runs / f"soak-{seeds[0]}-{int(time.time())}"
-    run = create_run(hit, plan, folder=folder, runs=runs, corpus=corpus)
+    run = create_run(hit, plan, folder=folder, runs=runs, data=data)
     progress = _Progress(run, seeds)
     ran = run_to_end(run, on_look=progress.look, limit_s=limit_s)
     progress.end()
     found = []
     for place, seed in enumerate(seeds):
-        line = _judge(hit, plan, corpus, ran, calm, seed, schedules[seed], place)
+        line = _judge(hit, plan, data, ran, calm, seed, schedules[seed], place)
         found.append(line)
         if not line.passed:
             break
@@ -174,7 +176,7 @@ def draw(seed: int, num_ranks: int, kinds: Sequence[str]) -> tuple[str, ...]:
 def _judge(
     job: "Job",
     plan: "Plan",
-    corpus: "Corpus | None",
+    data: "TrainedOn | None",
     ran: "Ran",
     calm: "Ran",
     seed: int,
@@ -182,7 +184,7 @@ def _judge(
     place: int,
 ) -> Line:
     """One schedule's stretch of the run."""
-    from paceline.check.drill.ledger import audit, pure_digest
+    from paceline.check.drill.ledger import audit, order_of, pure_digest
     from paceline.record import events as log
 
     first, last = place * STRETCH + 1, (place + 1) * STRETCH
@@ -199,9 +201,9 @@ def _judge(
     elif digests[checked] != calm.digests.get(checked):
         complaints.append(f"the state after step {checked} differs from the undisturbed run's")
     digest_of = None
-    if corpus is not None:
-        num_samples = max(0, (corpus.num_train_bytes - 1) // job.spec.data.seq_len)
-        digest_of = pure_digest(job.spec.train.seed, plan.layout.global_batch, num_samples)
+    if data is not None:
+        order = order_of(data, job.spec.data.seq_len)
+        digest_of = pure_digest(job.spec.train.seed, plan.layout.global_batch, order)
     started = [event for event in ran.events if isinstance(event, log.TrainingStarted)]
     shown = [replace(line, step=line.step - first + 1) for line in lines]
     complaints += audit(

@@ -18,13 +18,13 @@ from pathlib import Path
 import paceline
 from paceline.errors import JobError, Problem, RunError
 from paceline.plan import Plan
+from paceline.prepare import TrainedOn
 from paceline.record import events as log
 from paceline.record.holding import is_held
 from paceline.record.metrics import StepMetrics, read_all_metrics
 from paceline.record.run import RunFolder, create_run, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec import DrillSpec, Job, dump_job
-from paceline.spec.corpus import Corpus
 from paceline.spec.faults import parse_fault
 
 _MARK = "PACELINE_DRILL"
@@ -63,7 +63,7 @@ class Ran:
 
 
 def run_reference(
-    job: Job, plan: Plan, runs: Path, corpus: Corpus | None, *, on_event: OnEvent, limit_s: float
+    job: Job, plan: Plan, runs: Path, data: TrainedOn | None, *, on_event: OnEvent, limit_s: float
 ) -> Ran:
     """The job undisturbed. Done once: the same job on the same versions is taken from the registry.
 
@@ -77,7 +77,7 @@ def run_reference(
         if known.digest is not None:
             return known
         folder = runs / f"{folder.name}-{int(time.time())}"
-    run = create_run(calm, plan, folder=folder, runs=runs, corpus=corpus)
+    run = create_run(calm, plan, folder=folder, runs=runs, data=data)
     ran = run_to_end(run, on_event=on_event, limit_s=limit_s)
     if ran.digest is None:
         raise RunError.of(

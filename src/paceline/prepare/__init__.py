@@ -2,5 +2,20 @@
 starts. No torch here; `runtime/data` reads what is written."""
 
 from paceline.prepare.index import Index, LeftOut, SourceIndex, fingerprint, open_index
+from paceline.prepare.prepare import Report, Step, find_prepared, prepared
+from paceline.prepare.trained_on import Prepared, TrainedOn, find_data
 
-__all__ = ["Index", "LeftOut", "SourceIndex", "fingerprint", "open_index"]
+__all__ = [
+    "Index",
+    "LeftOut",
+    "Prepared",
+    "Report",
+    "SourceIndex",
+    "Step",
+    "TrainedOn",
+    "find_data",
+    "find_prepared",
+    "fingerprint",
+    "open_index",
+    "prepared",
+]

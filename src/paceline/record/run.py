@@ -43,12 +43,12 @@ from paceline.spec import (
     load_job,
     load_script,
 )
-from paceline.spec.corpus import Corpus
 from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.topology import Cluster
 
 if TYPE_CHECKING:
     from paceline.plan import Plan
+    from paceline.prepare import TrainedOn
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,8 @@ class RunInfo:
     """Seconds since 1970 (UTC)."""
 
     data_fingerprint: str | None = None
-    """Of the text trained on, see `Corpus`; None for a program of your own."""
+    """Of the text trained on, see `Corpus`, or the hash of prepared data's `index.json`; None for a
+    program of your own."""
 
     weights_digest: str | None = None
     """Hash of the files of `model.pretrained`; None where weights are drawn."""
@@ -163,14 +164,14 @@ class RunFolder:
 
 
 def create_run(
-    job: Job, plan: "Plan", *, folder: Path | None, runs: Path, corpus: Corpus | None = None
+    job: Job, plan: "Plan", *, folder: Path | None, runs: Path, data: "TrainedOn | None" = None
 ) -> RunFolder:
     """A new run's folder with the resolved job and the plan in it.
 
     Args:
         folder: Where to put it, or None for `<runs>/<name>-<date>-<time>`.
         runs: The folder of all runs.
-        corpus: The text it trains on, to notice when it changes.
+        data: What it trains on, to notice when it changes.
 
     Raises:
         JobError: The folder holds another run, holds other files, or cannot be written.
@@ -180,7 +181,7 @@ def create_run(
         name=job.spec.name,
         job_folder=str(job.folder),
         created_at=time.time(),
-        data_fingerprint=corpus.fingerprint if corpus is not None else None,
+        data_fingerprint=data.fingerprint if data is not None else None,
         weights_digest=pretrained.digest() if pretrained is not None else None,
         weights_commit=pretrained.commit if pretrained is not None else None,
     )
@@ -317,7 +318,16 @@ _FIXED = ("model", "data", "program", "train.global_batch", "train.optimizer", "
 """Fields that the checkpoints depend on."""
 
 
-_ADDED = ("model.pretrained", "model.revision", "model.weights")
+_NOT_FIXED = ("data.cache",)
+
+_ADDED: Mapping[str, Any] = {
+    **dict.fromkeys(("model.pretrained", "model.revision", "model.weights")),
+    **dict.fromkeys(("data.sources", "data.held_out_path")),
+    **dict.fromkeys(("model.tokenizer", "model.chat_template", "data.kind", "data.pack"), "auto"),
+    "data.too_long": "refuse",
+    "data.train_on": "assistant",
+    "data.broken_rows": 0.01,
+}
 """Of these, fields of later versions: not counted where they are left out, so that runs of earlier
 versions can be resumed."""
 
@@ -327,7 +337,9 @@ def _fixed(job: Job) -> Iterator[tuple[str, Any]]:
     return (
         (field, value)
         for field, value in leaves
-        if field.startswith(_FIXED) and (value is not None or field not in _ADDED)
+        if field.startswith(_FIXED)
+        and field not in _NOT_FIXED
+        and (field not in _ADDED or value != _ADDED[field])
     )
 
 
@@ -381,19 +393,19 @@ def check_same_weights(run: RunFolder, job: Job) -> None:
         )
 
 
-def check_same_data(run: RunFolder, corpus: Corpus) -> None:
-    """The text of a run stays what it was, or its sample ids mean other samples.
+def check_same_data(run: RunFolder, data: "TrainedOn") -> None:
+    """The data of a run stay what they were, or its sample ids mean other samples.
 
     Raises:
-        JobError: A file was added, removed, renamed or resized since the run began.
+        JobError: A file was added, removed, renamed or resized since the run began; of prepared
+            data, a file, the tokenizer or a setting was changed.
     """
     began = run.info().data_fingerprint
-    if began is not None and corpus.fingerprint != began:
-        num_files = len({*corpus.train, *corpus.held_out})
+    if began is not None and data.fingerprint != began:
         raise JobError.of(
             code="R006",
-            what=f"the text has changed since the run began: {num_files} files with "
-            f"fingerprint {corpus.fingerprint}, it was {began}",
+            what=f"the data have changed since the run began: {data.num_files} files with "
+            f"fingerprint {data.fingerprint}, it was {began}",
             where=run.job().where("data"),
             fix="put the files back as they were, or start a new run",
         )

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.parallel.layout import Layout
+from paceline.prepare import Prepared, find_data
 from paceline.record.run import check_same_data
 from paceline.runtime import strategy
 from paceline.runtime.bigram import bigram_loss
-from paceline.runtime.data import Samples, TextData, load_text
+from paceline.runtime.data import Samples, TextData, load_prepared, load_text
 from paceline.runtime.loop import Evaluate
 from paceline.runtime.models import make_model
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.sampling import Ids
 from paceline.runtime.session import Session
-from paceline.spec.corpus import find_corpus
 
 
 def train(session: Session) -> None:
@@ -46,8 +46,10 @@ def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
 
 
 def _load(session: Session) -> tuple[Samples, Samples | None]:
-    check_same_data(session.run, find_corpus(session.job))
-    return load_text(session.job)
+    data = find_data(session.job)
+    assert data is not None, "the built-in trainer has data"
+    check_same_data(session.run, data)
+    return load_prepared(data.folder) if isinstance(data, Prepared) else load_text(session.job)
 
 
 def _note_bigram(session: Session, text: TextData, held_out: TextData) -> None:

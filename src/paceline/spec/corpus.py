@@ -6,7 +6,9 @@ Leaves out: reading the text (`runtime/data.py`) and anything but files of bytes
 import difflib
 import glob
 import hashlib
+import json
 import os
+import re
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,11 @@ SEPARATOR = b"\n"
 
 _LOOKED_AT = 8192
 """Bytes of each file searched for a zero byte, which text does not have; git does the same."""
+
+_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
+"""Ends of names of files that hold rows with columns."""
+
+_ARRAY_OF_ROWS = re.compile(rb"\s*\[\s*\{\s*\"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,15 @@ class Corpus:
     fingerprint: str = ""
     """Changes when a file is added, removed, renamed or resized: 16 hex digits."""
 
+    @property
+    def num_files(self) -> int:
+        """On both sides."""
+        return len({*self.train, *self.held_out})
+
+    def num_samples(self, seq_len: int) -> int:
+        """Samples to train on."""
+        return max(0, (self.num_train_bytes - 1) // seq_len)
+
 
 def find_corpus(job: Job) -> Corpus:
     """The files that `data` of a job asks for.
@@ -55,7 +71,7 @@ def find_corpus(job: Job) -> Corpus:
     Raises:
         JobError: Nothing matches, a file cannot be read or is no text, or there is too little.
     """
-    found = _stdlib_files(job) if job.spec.data.path is None else _matching_files(job)
+    found = stdlib_files(job) if job.spec.data.path is None else _matching_files(job)
     sizes = _readable_sizes(job, found)
     files = [path for path in found if sizes[path]]
     if not files:
@@ -70,7 +86,7 @@ def unreadable_file(path: Path, error: OSError) -> JobError:
     return JobError(_unreadable(path, error, where=str(path)))
 
 
-def _stdlib_files(job: Job) -> list[Path]:
+def stdlib_files(job: Job) -> list[Path]:
     """The source of the standard library: about 30 MB, without installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "__pycache__"}
@@ -95,18 +111,18 @@ def _matching_files(job: Job) -> list[Path]:
     found: set[Path] = set()
     problems = []
     for pattern in patterns:
-        matches = _expand(pattern, job.folder)
+        matches = expand(pattern, job.folder)
         found.update(matches)
         if not matches:
-            problems.append(_no_match(job, pattern))
+            problems.append(no_match(job, pattern))
     if not patterns:
-        problems.append(_no_match(job, ""))
+        problems.append(no_match(job, ""))
     if problems:
         raise JobError(*problems)
     return sorted(found)
 
 
-def _expand(pattern: str, folder: Path) -> list[Path]:
+def expand(pattern: str, folder: Path) -> list[Path]:
     """Files that a glob, a folder or a file name means; an existing name is never a glob."""
     path = folder / os.path.expanduser(pattern)
     try:
@@ -141,15 +157,21 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def _readable_sizes(job: Job, files: Sequence[Path]) -> dict[Path, int]:
     """Size of each file, after opening every one; the library's own source may hold zero bytes."""
     sizes: dict[Path, int] = {}
-    problems, binary = [], []
+    problems, binary, rows = [], [], []
+    is_asked = job.spec.data.kind == "text" and job.spec.model.tokenizer == "bytes"
     for path in files:
         try:
             with path.open("rb") as file:
                 sizes[path] = os.fstat(file.fileno()).st_size
-                if job.spec.data.path is not None and b"\0" in file.read(_LOOKED_AT):
+                start = b"" if job.spec.data.path is None else file.read(_LOOKED_AT)
+                if not is_asked and start and holds_rows(path.name, start):
+                    rows.append(path)
+                elif b"\0" in start:
                     binary.append(path)
         except OSError as error:
             problems.append(_unreadable(path, error, where=job.where("data.path")))
+    if rows:
+        problems.append(_rows_as_bytes(job, rows, len(files)))
     if binary:
         problems.append(_not_text(job, binary, len(files)))
     if problems:
@@ -236,14 +258,15 @@ def _check_lengths(job: Job, corpus: Corpus) -> Iterator[Problem]:
         )
 
 
-def _no_match(job: Job, pattern: str) -> Problem:
+def no_match(job: Job, pattern: str, field: str = "data.path") -> Problem:
+    """D001 for a pattern of this field that no file has."""
     near = _near_misses(pattern, job.folder)
     return Problem(
         code="D001",
-        what=f"data.path {pattern!r} matches no file in {job.folder}"
+        what=f"{field} {pattern!r} matches no file in {job.folder}"
         if pattern
-        else "data.path is an empty list",
-        where=job.where("data.path"),
+        else f"{field} is an empty list",
+        where=job.where(field),
         fix=f"did you mean {near}?" if near else "give a file, a folder or a glob that exists",
     )
 
@@ -270,6 +293,32 @@ def _unreadable(path: Path, error: OSError, *, where: str) -> Problem:
         what=f"{path} cannot be read: {error.strerror or error}",
         where=where,
         fix=f"make it readable (chmod u+r {path}), or leave it out of data.path",
+    )
+
+
+def holds_rows(name: str, start: bytes) -> bool:
+    """Whether a file is rows with columns, by its name or its first two lines."""
+    if name.lower().endswith(_ROWS) or _ARRAY_OF_ROWS.match(start):
+        return True
+    lines = start.split(b"\n", 2)[:2]
+    if len(lines) < 2 or not all(line.lstrip().startswith(b"{") for line in lines):
+        return False
+    try:
+        return all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False
+
+
+def _rows_as_bytes(job: Job, rows: Sequence[Path], num_files: int) -> Problem:
+    shown = ", ".join(str(path) for path in rows[:3]) + (", ..." if len(rows) > 3 else "")
+    return Problem(
+        code="D006",
+        what=f"{len(rows)} of {num_files} files hold rows, and without a tokenizer the model would "
+        f"be trained on their raw bytes, with keys, quotes and brackets: {shown}",
+        where=job.where("data.path"),
+        fix="give model.tokenizer, a folder with a tokenizer.json, and the rows' texts or "
+        "conversations are read; or leave these files out of data.path. To train on the raw bytes "
+        "after all, set data.kind: text and model.tokenizer: bytes",
     )
 
 

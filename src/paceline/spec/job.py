@@ -117,23 +117,87 @@ class ModelSpec:
     """`drawn` trains from random weights although trained ones lie beside the config. Left out, it
     is an error when weights lie beside `hf_config`, and `pretrained` loads its own."""
 
+    tokenizer: str = "auto"
+    """Text to token numbers: a folder with a `tokenizer.json`, or that file, relative to the job
+    file. `bytes` is one token a byte. `auto` is that of `pretrained`, and `bytes` without one."""
+
+    chat_template: str = "auto"
+    """A `.jinja` file that writes conversations as text. `auto` is the tokenizer's own."""
+
+
+Share = Annotated[Number, Field(ge=0, lt=1)]
+
+
+@section
+class SourceSpec:
+    """Files that are read together, and their share of what is trained on."""
+
+    path: str | list[str]
+    """Glob, folder or list of them, relative to the job file, or a URL of fsspec:
+    `s3://bucket/chats/*.jsonl`."""
+
+    weight: Annotated[Number, Field(gt=0)] | None = None
+    """Share of the samples, beside the other sources' weights. Left out everywhere: by size."""
+
+    name: str | None = None
+    """Name on screens and in the record. Left out, it is made from `path`."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Which column of a row is what, where the names differ: `{text: content}`. What there can be:
+    text, messages, conversations, prompt, completion, instruction, input, output, tools, tokens."""
+
 
 @section
 class DataSpec:
-    """What to train on: files of text, read as bytes."""
+    """What to train on: text, conversations or tokens."""
 
     path: str | list[str] | None = None
-    """Glob, folder or list of them, relative to the job file: `corpus/**/*.txt`."""
+    """Glob, folder or list of them, relative to the job file: `corpus/**/*.txt`. Without a
+    tokenizer these files are read as bytes."""
 
     corpus: Literal["python-stdlib"] | None = None
     """A corpus every Python has: the source of its own standard library (about 30 MB)."""
 
+    sources: list[SourceSpec] | None = None
+    """In place of `path`: several sources, with weights. Rows are read from jsonl, json, csv,
+    parquet and arrow files, also compressed (gz, zst); of any other file the whole text is one
+    document."""
+
+    kind: Literal["auto", "text", "chat", "completion", "tokens"] = "auto"
+    """What a row is. `text`: a document. `chat`: a conversation. `completion`: a prompt, and what
+    follows it. `tokens`: tokenized already (nanoGPT's .bin, Megatron's .bin with .idx, a column).
+    `auto` looks at the columns."""
+
     seq_len: Annotated[Positive, Field(gt=1)] = 256
     """Tokens in one sample."""
 
-    held_out: Annotated[Number, Field(ge=0, lt=1)] = 0.05
-    """Share of the files kept for evaluation, chosen by a hash of each file's name. With a single
-    file, the share of its end."""
+    pack: Literal["auto", "windows", "documents"] = "auto"
+    """How documents become samples. `windows`: joined, and cut every `seq_len` tokens.
+    `documents`: whole documents packed together, which do not see each other. `auto` is documents
+    for conversations and completions, else windows."""
+
+    too_long: Literal["refuse", "drop", "cut", "split"] = "refuse"
+    """Only with documents: what happens to one that is longer than a sample. `refuse` the job,
+    `drop` the document, `cut` its end off, or `split` it into several (text only)."""
+
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Only with conversations and completions: which tokens count in the loss. `assistant`: all
+    of its turns, and of a completion all but the prompt. `last`: the last turn. `all`: every
+    token."""
+
+    held_out: Share = 0.05
+    """Share kept for evaluation. Without a tokenizer, of the files, chosen by a hash of each file's
+    name, and of a single file its end. Else of the documents, by a hash of each one's content."""
+
+    held_out_path: str | list[str] | None = None
+    """In place of `held_out`: files of their own for evaluation. Needs a tokenizer or `sources`."""
+
+    broken_rows: Share = 0.01
+    """Share of a source's rows that may be unreadable; they are counted. More of them stop the
+    preparation, with file and line."""
+
+    cache: str | None = None
+    """Folder for what is prepared. Left out, `.paceline/data` beside the job file."""
 
 
 @section

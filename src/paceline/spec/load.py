@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
+from paceline.spec.data_fields import check_data_fields
 from paceline.spec.job import MODEL_WAYS, JobSpec
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.secrets import check_secrets
@@ -438,20 +439,16 @@ def _check_choices(job: Job) -> Iterator[Problem]:
         )
     # Another engine is planned for and has a program and data of its own.
     needs_program = spec.program is None and spec.engine == "paceline"
-    if needs_program and spec.data.path is None and spec.data.corpus is None:
+    named = (spec.data.path, spec.data.corpus, spec.data.sources)
+    if needs_program and all(way is None for way in named):
         yield Problem(
             code="J007",
-            what="there is nothing to train on: neither data.path nor data.corpus is given",
+            what="there is nothing to train on: none of data.path, data.sources and data.corpus "
+            "is given",
             where=job.where("data"),
             fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib",
         )
-    if spec.data.path is not None and spec.data.corpus is not None:
-        yield Problem(
-            code="J007",
-            what=f"data.path {spec.data.path} and data.corpus {spec.data.corpus} are both given",
-            where=job.where("data.corpus"),
-            fix="keep one of them",
-        )
+    yield from check_data_fields(job)
     if spec.model.factory is not None and needs_program:
         yield Problem(
             code="J007",

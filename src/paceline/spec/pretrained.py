@@ -107,7 +107,11 @@ def check_unused(job: Job) -> Iterator[Problem]:
         return
     beside = [
         each.name
-        for pattern in ("*.safetensors", PICKLES, "tokenizer.json")
+        for pattern in (
+            "*.safetensors",
+            PICKLES,
+            *(("tokenizer.json",) if model.tokenizer == "auto" else ()),
+        )
         for each in sorted(folder.glob(pattern))
     ]
     if beside:

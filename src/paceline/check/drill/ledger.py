@@ -7,6 +7,7 @@ is held against the ids that the step must have had. Leaves out how the samples 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from paceline.prepare import Prepared, TrainedOn
 from paceline.record.metrics import StepMetrics
 from paceline.runtime.sampling import Mixture, batch_digest
 
@@ -44,6 +45,19 @@ def pure_digest(seed: int, global_batch: int, num_samples: int | Mixture) -> Cal
     """Step, from 1 -> the hash of the sample ids that it must have."""
     return lambda step: batch_digest(
         step - 1, seed=seed, global_batch=global_batch, num_samples=num_samples
+    )
+
+
+def order_of(data: TrainedOn, seq_len: int) -> int | Mixture:
+    """What sample ids are drawn from: so many samples, or sources by weight."""
+    num_samples = data.num_samples(seq_len)
+    if num_samples is not None:
+        return num_samples
+    assert isinstance(data, Prepared), "bytes of text have no weights"
+    sources = [source for source in data.index.train if source.samples]
+    return Mixture(
+        sizes=tuple(source.samples for source in sources),
+        weights=tuple(source.weight or 0.0 for source in sources),
     )
 
 

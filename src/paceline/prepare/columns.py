@@ -1,0 +1,133 @@
+"""What the rows of a source are, found from the columns of the first one."""
+
+from collections.abc import Iterator, Mapping
+
+from paceline.errors import JobError
+from paceline.prepare.rows import Broken, decode_line, form_of, read_rows
+from paceline.spec import Job
+from paceline.spec.sources import Source
+
+_OF_KIND: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "chat": (
+        ("messages",),
+        ("conversations",),
+        ("instruction", "output"),
+        ("prompt", "completion"),
+    ),
+    "completion": (("prompt", "completion"), ("instruction", "output")),
+    "text": (("text",),),
+    "tokens": (("tokens",),),
+}
+"""Kind -> the sets of columns that it can be read from, the first found counts."""
+
+_FOUND_ALONE = (
+    ("messages", "chat"),
+    ("conversations", "chat"),
+    ("completion", "completion"),
+    ("output", "chat"),
+    ("tokens", "tokens"),
+    ("text", "text"),
+)
+"""A column -> the kind that it shows, without `data.kind`."""
+
+_OTHER_NAMES = {"text": ("text", "content"), "tokens": ("input_ids", "tokens")}
+"""Names that a column commonly goes by; `columns` says others."""
+
+_TOKEN_FILES = ("bin",)
+
+
+def find_kind(job: Job, source: Source, *, has_template: bool) -> tuple[str, dict[str, str]]:
+    """The kind of a source's rows, and what each column that is read is called.
+
+    Args:
+        job: Its `data.kind` is kept to.
+        source: The files; the first one with a row is looked at.
+        has_template: Whether instructions can be written as conversations.
+
+    Raises:
+        JobError: D016, no column is one that is known.
+    """
+    asked = job.spec.data.kind
+    form, names = _first_columns(source)
+    if form in _TOKEN_FILES:
+        return "tokens", {}
+    if names is None:
+        if asked in ("auto", "text"):
+            return "text", {}
+        raise _unknown(job, source, None, asked)
+    if {"chosen", "rejected"} <= names and asked == "auto":
+        raise JobError.of(
+            code="D016",
+            what=f"the rows of {source.name} are pairs of chosen and rejected answers, and "
+            "preference tuning is not built yet",
+            where=source.where,
+            fix="train on the chosen ones: data.kind: completion with columns: {completion: "
+            "chosen}",
+        )
+    known = _known_columns(source.columns, names)
+    kind = asked if asked != "auto" else _kind_of(known, has_template)
+    for wanted in _OF_KIND.get(kind, ()):
+        if set(wanted) <= set(known):
+            more = [name for name in ("input", "tools") if name in known]
+            return kind, {name: known[name] for name in (*wanted, *more)}
+    raise _unknown(job, source, names, kind)
+
+
+def _first_columns(source: Source) -> tuple[str, set[str] | None]:
+    """Form of the first file that has a row, and its columns; None where it is a text."""
+    form = "text"
+    for file in source.files:
+        form = form_of(file)
+        if form in ("text", *_TOKEN_FILES):
+            return form, None
+        for row in read_rows(file, form):
+            if isinstance(row, Broken):
+                continue
+            try:
+                value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
+            except ValueError:
+                continue
+            return form, set(value)
+    raise JobError.of(
+        code="D018",
+        what=f"{source.name} has no readable row in {len(source.files)} files",
+        where=source.where,
+        fix="give files with rows",
+    )
+
+
+def _known_columns(given: Mapping[str, str], names: set[str]) -> dict[str, str]:
+    """What is known of the columns that are there -> its column."""
+
+    def find() -> Iterator[tuple[str, str]]:
+        for name in {column for group in _OF_KIND.values() for each in group for column in each} | {
+            "input",
+            "tools",
+        }:
+            for column in (given[name],) if name in given else _OTHER_NAMES.get(name, (name,)):
+                if column in names:
+                    yield name, column
+                    break
+
+    return dict(find())
+
+
+def _kind_of(known: Mapping[str, str], has_template: bool) -> str:
+    for column, kind in _FOUND_ALONE:
+        if column in known:
+            return "completion" if column == "output" and not has_template else kind
+    return "unknown"
+
+
+def _unknown(job: Job, source: Source, names: set[str] | None, kind: str) -> JobError:
+    has = f"the columns {', '.join(sorted(map(str, names)))}" if names is not None else "no columns"
+    asked = "" if kind == "unknown" else f"; data.kind {kind} reads "
+    groups = _OF_KIND.get(kind, ())
+    asked += " or ".join(" and ".join(group) for group in groups)
+    return JobError.of(
+        code="D016",
+        what=f"{source.name} ({source.files[0]}) has {has}{asked}",
+        where=source.where,
+        fix="map them: sources: [{path: ..., columns: {text: NAME}}], with what a column is on the "
+        "left and its name in the rows on the right",
+    )

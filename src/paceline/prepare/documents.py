@@ -1,0 +1,280 @@
+"""Rows into documents: what is in their columns, as tokens, with those that are trained on."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from paceline.prepare.chat import (
+    LeftOutError,
+    NotMaskable,
+    check_conversation,
+    find_turns,
+    marked_turns,
+    marks_generations,
+    messages_of,
+)
+from paceline.prepare.index import DataType
+from paceline.prepare.rows import Row, decode_line
+from paceline.prepare.template import ChatTemplate, TemplateFailed
+from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How rows of a source become documents; travels between processes, and is part of the cache's
+    key."""
+
+    kind: str
+    """`text`, `chat`, `completion` or `tokens`."""
+
+    columns: Mapping[str, str]
+    """What a column is -> its name in the rows."""
+
+    tokenizer: TokenizerFiles
+    train_on: str
+    dtype: DataType
+
+
+class Document(NamedTuple):
+    """One document's tokens."""
+
+    tokens: NDArray[Any]
+    trained: NDArray[np.bool_] | None
+    """Whether each token is a target; None: all are."""
+
+    key: int
+    """Hash of its content, which decides whether it is held out."""
+
+    is_last: bool = True
+    """False: the next one continues this document."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Documents of some rows, and what became of the others."""
+
+    documents: list[Document] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, int] = field(default_factory=dict)
+    """Reason -> number of the first row."""
+
+    broken: list[tuple[int, str]] = field(default_factory=list)
+    refused: tuple[int, str] | None = None
+    """A row whose template cannot be masked, which ends everything."""
+
+
+class Encoder:
+    """Makes documents of rows; one in each process that tokenizes."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        file = recipe.tokenizer.file
+        self._tokenizer = load_tokenizer(file) if file is not None else None
+        if self._tokenizer is not None and recipe.kind in ("text", "completion"):
+            self._tokenizer.encode_special_tokens = True  # texts hold none, whatever they spell
+
+    def encode(self, rows: Sequence[Row]) -> Batch:
+        """The documents of some rows, in order."""
+        batch = Batch()
+        taken: list[tuple[Row, Any]] = []
+        for row in rows:
+            try:
+                value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
+                is_piece = not row.is_whole
+                read = self._READERS[self._recipe.kind]
+                taken.append((row, (value, None) if is_piece else read(self, value)))
+            except LeftOutError as error:
+                batch.left_out[str(error)] += 1
+                batch.examples.setdefault(str(error), row.number)
+            except NotMaskable as error:
+                batch.refused = batch.refused or (row.number, str(error))
+            except (ValueError, TemplateFailed) as error:  # msgspec's errors are ValueErrors
+                batch.broken.append((row.number, str(error)))
+        self._tokenize(taken, batch)
+        return batch
+
+    def _tokenize(self, taken: Iterable[tuple[Row, Any]], batch: Batch) -> None:
+        read = list(taken)
+        if self._recipe.kind == "tokens":
+            batch.documents += [found for _, found in read]
+        elif self._tokenizer is None:
+            batch.documents += [self._bytes(row, text) for row, (text, _) in read]
+        elif self._recipe.kind == "text":
+            encodings = self._tokenizer.encode_batch_fast(
+                [text for _, (text, _) in read], add_special_tokens=False
+            )
+            for (row, (text, _)), encoding in zip(read, encodings, strict=True):
+                batch.documents.append(self._closed(row, text, encoding.ids))
+        else:
+            encodings = self._tokenizer.encode_batch(
+                [text for _, (text, _) in read], add_special_tokens=False
+            )
+            for (row, (text, spans)), encoding in zip(read, encodings, strict=True):
+                self._add_masked(batch, row, text, spans, encoding)
+
+    def _bytes(self, row: Row, text: str) -> Document:
+        content = text.encode(errors="replace")
+        end = b"\n" if row.is_last else b""
+        tokens = np.frombuffer(content + end, np.uint8).astype(self._recipe.dtype)
+        return Document(tokens, None, _key(text), row.is_last)
+
+    def _closed(self, row: Row, text: str, ids: list[int]) -> Document:
+        files = self._recipe.tokenizer
+        begin = [files.bos] if row.is_first and files.bos is not None else []
+        end = [files.eos] if row.is_last and files.eos is not None else []
+        tokens = np.asarray([*begin, *ids, *end], dtype=self._recipe.dtype)
+        return Document(tokens, None, _key(text), row.is_last)
+
+    def _add_masked(
+        self, batch: Batch, row: Row, text: str, spans: Sequence[tuple[int, int]], encoding: Any
+    ) -> None:
+        offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+        starts, stops = offsets[:, 0], offsets[:, 1]
+        trained = np.zeros(len(offsets), bool)
+        for start, stop in spans:
+            trained |= (starts >= start) & (stops <= stop) & (stops > starts)
+        ids, files = encoding.ids, self._recipe.tokenizer
+        if self._recipe.kind == "completion":
+            begin = [] if files.bos is None else [files.bos]
+            end = [] if files.eos is None else [files.eos]
+            trained = np.concatenate([np.zeros(len(begin), bool), trained, np.ones(len(end), bool)])
+            ids = [*begin, *ids, *end]
+        if self._recipe.train_on == "all":
+            trained[:] = True
+        trained[:1] = False  # nothing comes before it
+        if not trained.any():
+            reason = "no token is left to train on"
+            batch.left_out[reason] += 1
+            batch.examples.setdefault(reason, row.number)
+            return
+        tokens = np.asarray(ids, dtype=self._recipe.dtype)
+        batch.documents.append(Document(tokens, trained, _key(text)))
+
+    def _column(self, row: Any, name: str, default: Any = None) -> Any:
+        column = self._recipe.columns.get(name, name)
+        if column in row:
+            return row[column]
+        if default is not None:
+            return default
+        raise ValueError(f"it has no {column}")
+
+    def _text_of(self, row: Any) -> tuple[str, None]:
+        text = row if isinstance(row, str) else self._column(row, "text")
+        if text is None or (isinstance(text, str) and not text.strip()):
+            raise LeftOutError("an empty document")
+        if not isinstance(text, str):
+            raise ValueError(f"its text is {type(text).__name__}")
+        return text, None
+
+    def _tokens_of(self, row: Any) -> Document:
+        ids = np.asarray(self._column(row, "tokens"))
+        if ids.ndim != 1 or ids.dtype.kind not in "ui":
+            raise ValueError("its tokens are no list of whole numbers")
+        if not len(ids):
+            raise LeftOutError("an empty document")
+        if ids.min() < 0 or ids.max() > np.iinfo(self._recipe.dtype).max:
+            raise ValueError(f"its token {ids.max()} is beyond the vocabulary")
+        key = xxhash.xxh3_64_intdigest(ids.astype("<u4").tobytes())
+        return Document(ids.astype(self._recipe.dtype), None, key)
+
+    def _completion_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
+        prompt, completion = self._prompt_and_answer(row)
+        text = prompt + completion
+        return text, [(len(prompt), len(text))]
+
+    def _prompt_and_answer(self, row: Any) -> tuple[str, str]:
+        names = _column_names(self._recipe.columns)
+        if "instruction" in names:
+            given = self._column(row, "input", "")
+            parts = [self._column(row, "instruction"), *([given] if given else [])]
+            pair = ("\n\n".join(map(str, parts)), self._column(row, "output"))
+        else:
+            pair = (self._column(row, "prompt"), self._column(row, "completion"))
+        for side, text in zip(("prompt", "completion"), pair, strict=True):
+            if not isinstance(text, str):
+                raise ValueError(f"its {side} is {type(text).__name__}, not text")
+            if not text.strip():
+                raise LeftOutError(f"an empty {side}")
+        if "instruction" in names and self._recipe.kind == "completion":
+            return pair[0] + "\n\n", pair[1]
+        return pair
+
+    def _chat_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
+        names = _column_names(self._recipe.columns)
+        if "messages" in names:
+            messages = messages_of(self._column(row, "messages"))
+        elif "conversations" in names:
+            turns = self._column(row, "conversations")
+            messages = messages_of(turns, role="from", content="value")
+        else:
+            prompt, answer = self._prompt_and_answer(row)
+            asked, said = {"role": "user", "content": prompt}, {"role": "assistant"}
+            messages = [asked, {**said, "content": answer}]
+        check_conversation(messages, self._special)
+        tools = self._tools_of(row)
+        return self._rendered(messages, tools)
+
+    def _tools_of(self, row: Any) -> list[Any] | None:
+        column = self._recipe.columns.get("tools", "tools")
+        tools = row.get(column) or None
+        if isinstance(tools, str):
+            tools = msgspec.json.decode(tools)
+        if tools is not None and not isinstance(tools, list):
+            raise ValueError(f"its {column} is {type(tools).__name__}, not a list")
+        return tools or None
+
+    def _rendered(
+        self, messages: Sequence[Any], tools: list[Any] | None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        template, is_marked = self._templates[tools is not None]
+        last_only = self._recipe.train_on == "last"
+        if last_only:  # what follows the last turn of the assistant is of no use
+            last = max(n for n, m in enumerate(messages) if m["role"] == "assistant")
+            messages = messages[: last + 1]
+        text, marked = template.render(messages, tools=tools)
+        if self._recipe.train_on == "all":
+            return text, [(0, len(text))]
+        if is_marked:
+            return text, marked_turns(marked, messages, last_only=last_only)
+        return text, find_turns(template, text, messages, tools, last_only=last_only)
+
+    @cached_property
+    def _templates(self) -> tuple[tuple[ChatTemplate, bool], tuple[ChatTemplate, bool]]:
+        """Without and with tools: the template, and whether it marks generations."""
+        files = self._recipe.tokenizer
+        texts = [files.template or "", files.tool_template or files.template or ""]
+        plain, tool = (
+            (ChatTemplate(text, files.special_tokens), marks_generations(text)) for text in texts
+        )
+        return plain, tool
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """Matches the text of any special token."""
+        assert self._tokenizer is not None, "conversations have a tokenizer"
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        texts = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+    _READERS = {  # noqa: RUF012
+        "text": _text_of,
+        "tokens": _tokens_of,
+        "completion": _completion_of,
+        "chat": _chat_of,
+    }
+
+
+def _column_names(columns: Mapping[str, str]) -> set[str]:
+    return set(columns)
+
+
+def _key(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass"))

@@ -1,0 +1,200 @@
+"""Parts of a source become its arrays: training or held out, cut to the sample's length, packed."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.prepare.index import (
+    ENDS,
+    PACK_DOCUMENTS,
+    PACK_STARTS,
+    TOKENS,
+    TRAINED,
+)
+from paceline.prepare.pack import pack_documents
+from paceline.prepare.parts import PartArrays
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How documents become samples."""
+
+    pack: str
+    seq_len: int
+    too_long: str
+    share: float
+    """Of the documents, held out."""
+
+
+class Side(NamedTuple):
+    """Documents on one side: first token and the one after the last, in each part."""
+
+    starts: list[Ints]
+    stops: list[Ints]
+
+
+@dataclass(slots=True)
+class Joined:
+    """What was written for one side of a source."""
+
+    documents: int = 0
+    tokens: int = 0
+    targets: int = 0
+    samples: int = 0
+    too_long: int = 0
+    too_long_targets: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def split_sides(parts: Sequence[PartArrays], cut: Cut) -> tuple[Side, Side]:
+    """Training and held-out documents: a hash of a document's content says which, so what is added
+    later moves no other one. Each side has one document at least where there are two; a single text
+    is held out by its end."""
+    held = [part.keys.astype(np.float64) / 2**64 < cut.share for part in parts]
+    num_held, num_all = sum(int(mask.sum()) for mask in held), sum(map(len, held))
+    if cut.share and num_all == 1 and cut.pack == "windows":
+        return _split_text(parts, cut.share)
+    if cut.share and num_all > 1 and num_held in (0, num_all):
+        keys = np.concatenate([part.keys for part in parts])
+        at = int(keys.argmin() if num_held == 0 else keys.argmax())
+        for mask in held:
+            if 0 <= at < len(mask):
+                mask[at] = num_held == 0
+            at -= len(mask)
+    stops = [np.cumsum(part.lengths) for part in parts]
+    starts = [stop - part.lengths for stop, part in zip(stops, parts, strict=True)]
+    pairs = list(zip(starts, stops, held, strict=True))
+    return (
+        Side([start[~mask] for start, _, mask in pairs], [stop[~mask] for _, stop, mask in pairs]),
+        Side([start[mask] for start, _, mask in pairs], [stop[mask] for _, stop, mask in pairs]),
+    )
+
+
+def _split_text(parts: Sequence[PartArrays], share: float) -> tuple[Side, Side]:
+    sides = Side([], []), Side([], [])
+    for part in parts:
+        length = int(part.lengths.sum())
+        edge = length - round(length * share)
+        for side, (start, stop) in zip(sides, ((0, edge), (edge, length)), strict=True):
+            present = [start] if stop > start else []
+            side.starts.append(np.asarray(present, np.int64))
+            side.stops.append(np.asarray([stop] if present else [], np.int64))
+    return sides
+
+
+def join_parts(folder: Path, parts: Sequence[PartArrays], side: Side, cut: Cut) -> Joined:
+    """Write one side's arrays into a folder of its own."""
+    folder.mkdir(parents=True)
+    joined, bits = Joined(), _Bits(folder / TRAINED)
+    lengths: list[Ints] = []
+    with (folder / TOKENS).open("wb") as file:
+        for part, starts, stops in zip(parts, *side, strict=True):
+            if cut.pack == "documents":
+                starts, stops = _fit(part, starts, stops, cut, joined)
+            lengths.append(stops - starts)
+            for start, stop in _merged(starts, stops):
+                part.tokens[start:stop].tofile(file)
+                if part.trained is not None:
+                    bits.write(part.trained[start:stop])
+            joined.targets += _count_targets(part, starts, stops)
+    bits.close()
+    all_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
+    np.save(folder / ENDS, np.cumsum(all_lengths))
+    joined.documents, joined.tokens = len(all_lengths), int(all_lengths.sum())
+    if cut.pack == "windows":
+        joined.samples = max(0, (joined.tokens - 1) // cut.seq_len)
+        joined.targets = joined.samples * cut.seq_len
+    else:
+        pack_starts, documents = pack_documents(all_lengths - 1, cut.seq_len)
+        np.save(folder / PACK_STARTS, pack_starts)
+        np.save(folder / PACK_DOCUMENTS, documents)
+        joined.samples = len(pack_starts) - 1
+    return joined
+
+
+def _fit(
+    part: PartArrays, starts: Ints, stops: Ints, cut: Cut, joined: Joined
+) -> tuple[Ints, Ints]:
+    """The same documents, each at most seq_len + 1 tokens, and two at least."""
+    longest = cut.seq_len + 1
+    is_short = stops - starts < 2
+    joined.left_out["a document of one token, which has no target"] += int(is_short.sum())
+    starts, stops = starts[~is_short], stops[~is_short]
+    is_long = stops - starts > longest
+    if not is_long.any():
+        return starts, stops
+    joined.too_long += int(is_long.sum())
+    joined.too_long_targets += _count_targets(part, starts[is_long], stops[is_long])
+    if cut.too_long in ("refuse", "drop"):
+        joined.left_out[f"longer than seq_len {cut.seq_len}: dropped"] += int(is_long.sum())
+        return starts[~is_long], stops[~is_long]
+    if cut.too_long == "split":
+        pairs = [
+            (at, min(at + longest, stop))
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+            for at in range(start, max(start + 1, stop - 1), cut.seq_len)
+        ]
+        split = np.asarray(pairs, np.int64).reshape(-1, 2)
+        return split[:, 0], split[:, 1]
+    stops = np.minimum(stops, starts + longest)
+    return _with_targets(part, starts, stops, joined)
+
+
+def _with_targets(part: PartArrays, starts: Ints, stops: Ints, joined: Joined) -> tuple[Ints, Ints]:
+    """Without documents whose trained tokens were all cut off."""
+    if part.trained is None:
+        return starts, stops
+    counts = _targets_of(part, starts, stops)
+    joined.left_out["no token is left to train on after it was cut"] += int((counts == 0).sum())
+    return starts[counts > 0], stops[counts > 0]
+
+
+def _count_targets(part: PartArrays, starts: Ints, stops: Ints) -> int:
+    if part.trained is None:
+        return int((stops - starts - 1).sum())
+    return int(_targets_of(part, starts, stops).sum())
+
+
+def _targets_of(part: PartArrays, starts: Ints, stops: Ints) -> Ints:
+    assert part.trained is not None, "it says which tokens are trained on"
+    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+    counts = [int(part.trained[start + 1 : stop].sum()) for start, stop in pairs]
+    return np.asarray(counts, np.int64)
+
+
+def _merged(starts: Ints, stops: Ints) -> list[tuple[int, int]]:
+    """Ranges that follow each other as one."""
+    if not len(starts):
+        return []
+    edges = np.flatnonzero(starts[1:] != stops[:-1])
+    firsts, lasts = np.append(0, edges + 1), np.append(edges, len(starts) - 1)
+    return list(zip(starts[firsts].tolist(), stops[lasts].tolist(), strict=True))
+
+
+class _Bits:
+    """Writes bits in eights; no file where none come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._rest = np.zeros(0, np.uint8)
+
+    def write(self, bits: NDArray[Any]) -> None:
+        if self._file is None:
+            self._file = self._path.open("wb")
+        bits = np.concatenate([self._rest, bits])
+        whole = len(bits) // 8 * 8
+        np.packbits(bits[:whole]).tofile(self._file)
+        self._rest = bits[whole:]
+
+    def close(self) -> None:
+        if self._file is not None:
+            np.packbits(self._rest).tofile(self._file)
+            self._file.close()

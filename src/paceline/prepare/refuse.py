@@ -1,0 +1,180 @@
+"""Reasons not to prepare, or not to train on what was prepared, each with its code and the fix."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import JobError
+from paceline.prepare.index import Index
+from paceline.prepare.join import Cut, Joined
+from paceline.prepare.parts import Part
+from paceline.prepare.rows import form_of
+from paceline.prepare.tokenize import place_of
+from paceline.prepare.tokenizer import TokenizerFiles
+from paceline.profile.resolve import resolve_config, resolve_decoder
+from paceline.spec import Job
+from paceline.spec.sources import Source
+from paceline.units import format_bytes
+
+_BYTES_A_BYTE = {"uint16": 1.5, "uint32": 3.0}
+"""Disk that a byte of plain text takes at the most, with a part and its join there at once: 3.5
+bytes a token (measured: Python source, SmolLM2's tokenizer), and a byte a token for targets."""
+
+_COMPRESSED = 5.0
+"""Text in a byte of a compressed, parquet or arrow file, a guess."""
+
+
+def model_vocab(job: Job) -> int | None:
+    """Size of the model's vocabulary; None where only its own code knows."""
+    if job.spec.model.factory is not None:
+        return None
+    asked = resolve_config(job)
+    if asked is None:
+        shape = resolve_decoder(job)
+        return None if shape is None else shape.vocab
+    inner = asked.config.get("text_config") or asked.config
+    vocab = inner.get("vocab_size") if isinstance(inner, Mapping) else None
+    return vocab if isinstance(vocab, int) else None
+
+
+def check_vocabulary(job: Job, tokenizer: TokenizerFiles) -> None:
+    """
+    Raises:
+        JobError: D011, the tokenizer has tokens that the model does not.
+    """
+    vocab = model_vocab(job)
+    if vocab is None or tokenizer.vocab <= vocab:
+        return
+    raise JobError.of(
+        code="D011",
+        what=f"the tokenizer has token numbers up to {tokenizer.vocab - 1}, the model's vocabulary "
+        f"is {vocab}",
+        where=job.where("model.tokenizer"),
+        fix="give the model's own tokenizer, or a model with a vocabulary of "
+        f"{tokenizer.vocab} or more; the embedding is not grown",
+    )
+
+
+def needs_template(job: Job, tokenizer: TokenizerFiles) -> JobError:
+    """D012: conversations without a template."""
+    return JobError.of(
+        code="D012",
+        what=f"the rows are conversations, and {tokenizer.file} has no chat template",
+        where=job.where("model.chat_template"),
+        fix="give a .jinja file by model.chat_template",
+    )
+
+
+def needs_eos(job: Job, tokenizer: TokenizerFiles) -> JobError:
+    """D012: documents that are joined without a token between them."""
+    return JobError.of(
+        code="D012",
+        what=f"{tokenizer.file} names no eos_token, which ends each document",
+        where=job.where("model.tokenizer"),
+        fix='put a tokenizer_config.json with "eos_token" beside it, or set data.pack: documents',
+    )
+
+
+def windows_of_chats(job: Job, kinds: set[str]) -> JobError:
+    """J007: windows would cut through turns."""
+    return JobError.of(
+        code="J007",
+        what=f"data.pack windows cuts through rows of kind {', '.join(sorted(kinds))}",
+        where=job.where("data.pack"),
+        fix="use documents, which is auto",
+    )
+
+
+def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> None:
+    """
+    Raises:
+        JobError: D015, what is prepared would not fit.
+    """
+    packed = (".gz", ".zst", ".parquet", ".arrow")
+    plain = sum(
+        size * (_COMPRESSED if name.endswith(packed) else 1) for name, size in sizes.items()
+    )
+    needed = int(plain * _BYTES_A_BYTE[dtype])
+    free = shutil.disk_usage(cache).free
+    if needed <= free:
+        return
+    raise JobError.of(
+        code="D015",
+        what=f"preparing {format_bytes(sum(sizes.values()))} takes up to {format_bytes(needed)} of "
+        f"disk, and {cache} has {format_bytes(free)} free",
+        where=job.where("data.cache"),
+        fix="make room, or name a folder on a larger disk by data.cache",
+    )
+
+
+def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
+    """
+    Raises:
+        JobError: D013, more of a source's rows are broken than the job allows.
+    """
+    rows, broken = sum(part.rows for part in parts), sum(part.broken for part in parts)
+    limit = job.spec.data.broken_rows
+    if broken <= limit * rows:
+        return
+    shown = [
+        f"{place_of(part.file, form_of(part.file), number)}: {reason}"
+        for part in parts
+        for number, reason in part.first_broken
+    ]
+    raise JobError.of(
+        code="D013",
+        what=f"{broken} of {rows} rows of {source.name} are broken, above data.broken_rows "
+        f"{limit:g}: " + "; ".join(shown[:3]),
+        where=source.where,
+        fix="repair or remove these rows, map columns by data.sources, or raise data.broken_rows "
+        "to leave such rows out",
+    )
+
+
+def check_too_long(job: Job, source: Source, cut: Cut, joined: Sequence[Joined]) -> None:
+    """
+    Raises:
+        JobError: D017, documents are longer than a sample, and nobody said what to do with them.
+    """
+    number = sum(side.too_long for side in joined)
+    if cut.too_long != "refuse" or not number:
+        return
+    documents = number + sum(side.documents for side in joined)
+    lost = sum(side.too_long_targets for side in joined)
+    targets = lost + sum(side.targets for side in joined)
+    raise JobError.of(
+        code="D017",
+        what=f"{number} of {documents} documents of {source.name} are longer than data.seq_len "
+        f"{cut.seq_len}, with {lost / max(1, targets):.1%} of the targets",
+        where=job.where("data.too_long"),
+        fix="raise data.seq_len, or set data.too_long to cut, drop or (for text) split",
+    )
+
+
+def check_samples(job: Job, index: Index) -> None:
+    """
+    Raises:
+        JobError: D018, a source has nothing to train on; D005, nothing is held out.
+    """
+    for source in index.train:
+        if source.samples:
+            continue
+        reasons = [f"{each.documents} {each.reason}" for each in index.left_out]
+        more = f"; left out: {', '.join(reasons)}" if reasons else ""
+        raise JobError.of(
+            code="D018",
+            what=f"{source.name} has no sample to train on: {source.documents} documents with "
+            f"{source.tokens} tokens, data.seq_len {index.seq_len}{more}",
+            where=job.where("data"),
+            fix="lower data.seq_len, or give more documents",
+        )
+    asked = job.spec.data.held_out > 0 or job.spec.data.held_out_path is not None
+    if asked and not any(source.samples for source in index.held_out):
+        raise JobError.of(
+            code="D005",
+            what="too little is held out for one sample: "
+            f"{sum(source.tokens for source in index.held_out)} tokens",
+            where=job.where("data.held_out"),
+            fix="hold out more, give more documents, or set data.held_out: 0 to train without "
+            "evaluation",
+        )

@@ -1,0 +1,56 @@
+"""What a run trains on, as its record names it: text that is read as bytes, or prepared data."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from paceline.prepare.index import Index, fingerprint, open_index
+from paceline.prepare.prepare import Report, prepared
+from paceline.spec import Job
+from paceline.spec.corpus import Corpus, find_corpus
+from paceline.spec.data_fields import is_prepared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A folder of prepared data."""
+
+    folder: Path
+
+    @cached_property
+    def index(self) -> Index:
+        """What is in it."""
+        return open_index(self.folder)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any file, the tokenizer and the settings: 16 hex digits."""
+        return fingerprint(self.folder)
+
+    @property
+    def num_files(self) -> int:
+        """That were read."""
+        sources = (*self.index.train, *self.index.held_out)
+        return len({name for source in sources for name in source.source_files})
+
+    def num_samples(self, seq_len: int) -> int | None:
+        """Samples to train on; None where sources are mixed by weight, in an order of its own."""
+        if any(source.weight for source in self.index.train) and len(self.index.train) > 1:
+            return None
+        return sum(source.samples for source in self.index.train)
+
+
+TrainedOn = Corpus | Prepared
+
+
+def find_data(job: Job, report: Report | None = None) -> TrainedOn | None:
+    """What the job trains on, prepared now where it must be; None for a program's own data.
+
+    Raises:
+        JobError: A file is missing, or the data cannot be prepared.
+    """
+    if is_prepared(job):
+        return Prepared(prepared(job, report))
+    if job.spec.data.path is None and job.spec.data.corpus is None:
+        return None
+    return find_corpus(job)

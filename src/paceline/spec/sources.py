@@ -1,0 +1,178 @@
+"""Which files a job's data are prepared from, and with which tokenizer: names, no contents.
+
+Leaves out: text that is trained on as bytes (`corpus.py`).
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import JobError, Problem
+from paceline.spec.corpus import expand, no_match, stdlib_files
+from paceline.spec.data_fields import BYTES
+from paceline.spec.job import SourceSpec
+from paceline.spec.load import Job
+from paceline.spec.pretrained import find_pretrained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Files that are read together."""
+
+    name: str
+    weight: float | None
+    files: tuple[str, ...]
+    """Absolute paths and URLs, sorted."""
+
+    columns: Mapping[str, str]
+    where: str
+    """Its place in the job."""
+
+
+def find_tokenizer(job: Job) -> Path | None:
+    """The folder or file of the job's tokenizer; None for bytes.
+
+    Raises:
+        JobError: D010, there is none by that name, or the pretrained model has none.
+    """
+    named = job.spec.model.tokenizer
+    if named == BYTES:
+        return None
+    if named == "auto":
+        return _of_pretrained(job)
+    path = job.folder / os.path.expanduser(named)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        return file
+    raise JobError.of(
+        code="D010",
+        what=f"model.tokenizer {named}: there is no file {file}",
+        where=job.where("model.tokenizer"),
+        fix="give a folder with a tokenizer.json, or that file; save one with transformers: "
+        "`AutoTokenizer.from_pretrained(name).save_pretrained(folder)`; `bytes` needs none",
+    )
+
+
+def _of_pretrained(job: Job) -> Path | None:
+    pretrained = find_pretrained(job)
+    if pretrained is None:
+        return None
+    file = (pretrained.tokenizer or pretrained.folder) / "tokenizer.json"
+    if file.is_file():
+        return file
+    raise JobError.of(
+        code="D010",
+        what=f"{pretrained.folder} has no tokenizer.json, and a pretrained model knows the tokens "
+        "of its own tokenizer",
+        where=job.where("model.pretrained"),
+        fix="put the model's tokenizer.json there, or give model.tokenizer; `bytes` trains it on "
+        "bytes",
+    )
+
+
+def find_sources(job: Job) -> tuple[Source, ...]:
+    """The files of every source that the job trains on.
+
+    Raises:
+        JobError: D001, a pattern matches no file.
+    """
+    data = job.spec.data
+    if data.corpus is not None:
+        files = tuple(str(path) for path in stdlib_files(job))
+        where = job.where("data.corpus")
+        name = data.corpus
+        return (Source(name=name, weight=None, files=files, columns={}, where=where),)
+    if data.sources is None:
+        asked = SourceSpec(path=data.path or [])
+        return (_source(job, asked, "data.path", "data"),)
+    found = [
+        _source(job, asked, f"data.sources.{number}", f"source-{number + 1}")
+        for number, asked in enumerate(data.sources)
+    ]
+    JobError.raise_for(_check_names(job, found))
+    return tuple(found)
+
+
+def find_held_out(job: Job) -> Source | None:
+    """The files that are kept for evaluation, where the job names some."""
+    named = job.spec.data.held_out_path
+    if named is None:
+        return None
+    return _source(job, SourceSpec(path=named), "data.held_out_path", "held-out")
+
+
+def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:
+    patterns = [asked.path] if isinstance(asked.path, str) else asked.path
+    files: set[str] = set()
+    problems = []
+    for pattern in patterns:
+        matches = list(_matches(pattern, job.folder))
+        files.update(matches)
+        if not matches:
+            problems.append(no_match(job, pattern, field))
+    if not patterns:
+        problems.append(no_match(job, "", field))
+    JobError.raise_for(problems)
+    return Source(
+        name=asked.name or _name_of(patterns[0], fallback),
+        weight=asked.weight,
+        files=tuple(sorted(files)),
+        columns=dict(asked.columns),
+        where=job.where(field),
+    )
+
+
+def _matches(pattern: str, folder: Path) -> Iterator[str]:
+    """Absolute names; a URL with a glob or a folder is listed by fsspec."""
+    if "://" not in pattern:
+        below = folder / os.path.expanduser(pattern)
+        if (below / "state.json").is_file() and (below / "dataset_info.json").is_file():
+            yield from (str(path) for path in sorted(below.glob("*.arrow")))  # datasets' own folder
+            return
+        yield from (str(path) for path in expand(pattern, folder))
+        return
+    fsspec = import_fsspec(pattern)
+    files, _ = fsspec.core.url_to_fs(pattern)
+    protocol = pattern.partition("://")[0]
+    inner = pattern.partition("://")[2]
+    names = files.glob(inner) if glob.has_magic(inner) else files.find(inner)
+    yield from (f"{protocol}://{str(name).removeprefix(f'{protocol}://')}" for name in names)
+
+
+def import_fsspec(url: str):  # type: ignore[no-untyped-def]  # a module
+    """The package that reads object storage.
+
+    Raises:
+        JobError: R010, it is not installed.
+    """
+    try:
+        import fsspec
+    except ImportError:
+        raise JobError.of(
+            code="R010",
+            what=f"{url} is read through fsspec, which is not installed",
+            where="data",
+            fix='pip install "paceline[storage]"',
+        ) from None
+    return fsspec
+
+
+def _name_of(pattern: str, fallback: str) -> str:
+    """`chats` of `data/chats/*.jsonl`, `faq` of `faq.parquet`."""
+    parts = [part for part in pattern.split("/") if part and not glob.has_magic(part)]
+    name = parts[-1].split(".")[0] if parts else ""
+    return name if name not in ("", ".", "..") else fallback
+
+
+def _check_names(job: Job, sources: Sequence[Source]) -> Iterator[Problem]:
+    names = [source.name for source in sources]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield Problem(
+                code="J007",
+                what=f"two sources are called {name}",
+                where=job.where(f"data.sources.{number}"),
+                fix=f"give one of them another name: {name}-2",
+            )

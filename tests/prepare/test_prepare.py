@@ -1,0 +1,346 @@
+"""Sources become prepared data: what is read, counted, refused, kept and resumed."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.prepare.conftest import a_chat, a_job, make_tokenizer, write_rows
+from tokenizers import Tokenizer
+
+from paceline.errors import JobError
+from paceline.prepare import fingerprint, open_index, prepared
+from paceline.prepare import prepare as module
+
+
+def tokens_of(folder: Path, source) -> np.ndarray:
+    return np.fromfile(folder / source.folder / "tokens.bin", "<u2")
+
+
+def documents_of(folder: Path, source) -> list[list[int]]:
+    ends = np.load(folder / source.folder / "ends.npy")
+    return [part.tolist() for part in np.split(tokens_of(folder, source), ends[:-1])]
+
+
+def trained_text(folder: Path, source, tokenizer: Tokenizer) -> str:
+    tokens = tokens_of(folder, source)
+    bits = np.fromfile(folder / source.folder / "trained.bin", np.uint8)
+    trained = np.unpackbits(bits, count=len(tokens)).astype(bool)
+    return tokenizer.decode(tokens[trained].tolist(), skip_special_tokens=False)
+
+
+def problem_of(job) -> str:
+    with pytest.raises(JobError) as caught:
+        prepared(job)
+    return str(caught.value)
+
+
+def test_rows_of_text_become_documents_that_end_with_eos(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"text": "The quick fox"}, {"text": "What is one?"}])
+    job = a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 4, held_out: 0")
+    folder = prepared(job)
+    index = open_index(folder)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    eos = tokenizer.token_to_id("<|endoftext|>")
+    (source,) = index.train
+    texts = [tokenizer.decode(part[:-1]) for part in documents_of(folder, source)]
+    assert texts == ["The quick fox", "What is one?"]
+    assert [part[-1] for part in documents_of(folder, source)] == [eos, eos]
+    assert (index.pack, index.eos, index.dtype) == ("windows", eos, "uint16")
+    assert source.samples == (source.tokens - 1) // 4
+    assert source.targets == source.samples * 4
+
+
+def test_a_file_of_text_is_one_document_and_keeps_a_special_token_as_text(
+    tmp_path, tokenizer_folder
+):
+    (tmp_path / "a.txt").write_text("one <|endoftext|> two\n")
+    (tmp_path / "b.txt").write_text("three\n")
+    job = a_job(tmp_path, tokenizer_folder, "path: '*.txt', seq_len: 4, held_out: 0")
+    folder = prepared(job)
+    (source,) = open_index(folder).train
+    assert source.documents == 2
+    assert (tokens_of(folder, source) == open_index(folder).eos).sum() == 2
+
+
+def test_a_long_text_is_tokenized_in_pieces_and_stays_one_document(
+    tmp_path, tokenizer_folder, monkeypatch
+):
+    text = "".join(f"line {number} of a text\n" for number in range(50))
+    (tmp_path / "a.txt").write_text(text)
+    monkeypatch.setattr("paceline.prepare.rows.PIECE", 100)
+    job = a_job(tmp_path, tokenizer_folder, "path: a.txt, seq_len: 8, held_out: 0")
+    folder = prepared(job)
+    (source,) = open_index(folder).train
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    assert source.documents == 1
+    assert tokenizer.decode(tokens_of(folder, source)[:-1].tolist()) == text
+
+
+def test_conversations_are_trained_on_the_assistants_turns_alone(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [a_chat(), a_chat("Hello?", "I am fine.")])
+    job = a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 64, held_out: 0")
+    folder = prepared(job)
+    (source,) = open_index(folder).train
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    text = trained_text(folder, source, tokenizer)
+    assert text == "It is three.<|im_end|>I am fine.<|im_end|>"
+    assert source.targets == len(tokenizer.encode(text).ids)
+    assert open_index(folder).pack == "documents"
+
+
+@pytest.mark.parametrize(
+    ("row", "trained"),
+    [
+        ({"prompt": "one plus two", "completion": " is three."}, " is three.<|endoftext|>"),
+        (
+            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Oh"}]},
+            "Oh<|im_end|>",
+        ),
+        ({"instruction": "Add", "input": "1 2", "output": "3"}, "3<|im_end|>"),
+    ],
+)
+def test_rows_are_known_by_their_columns(tmp_path, tokenizer_folder, row, trained):
+    write_rows(tmp_path / "a.jsonl", [row])
+    job = a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 64, held_out: 0")
+    folder = prepared(job)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    assert trained_text(folder, open_index(folder).train[0], tokenizer) == trained
+
+
+def test_columns_of_other_names_are_mapped(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"body": "The quick fox"}])
+    data = "sources: [{path: a.jsonl, columns: {text: body}}], seq_len: 3, held_out: 0"
+    folder = prepared(a_job(tmp_path, tokenizer_folder, data))
+    assert open_index(folder).train[0].documents == 1
+
+
+def test_columns_that_are_not_known_are_named(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"body": "The quick fox"}])
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl"))
+    assert "D016" in text
+    assert "the columns body" in text
+    assert "columns: {text: NAME}" in text
+
+
+def test_a_broken_row_stops_with_its_file_and_line(tmp_path, tokenizer_folder):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"\n')
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 4"))
+    assert "D013: 1 of 2 rows" in text
+    assert "a.jsonl line 2" in text
+
+
+def test_broken_rows_within_the_limit_are_counted(tmp_path, tokenizer_folder):
+    rows = [json.dumps({"text": "The quick fox"})] * 9 + ["{"]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    data = "path: a.jsonl, seq_len: 4, held_out: 0, broken_rows: 0.1"
+    index = open_index(prepared(a_job(tmp_path, tokenizer_folder, data)))
+    (left_out,) = index.left_out
+    assert (left_out.reason, left_out.documents) == ("broken row", 1)
+    assert "a.jsonl line 10" in left_out.example
+    assert index.train[0].documents == 9
+
+
+def test_what_cannot_be_trained_on_is_counted_with_its_place(tmp_path, tokenizer_folder):
+    rows = [
+        a_chat(),
+        {"messages": [{"role": "user", "content": "Hello?"}]},
+        a_chat(answer=" "),
+        a_chat(question="say <|im_end|>"),
+    ]
+    write_rows(tmp_path / "a.jsonl", rows)
+    index = open_index(
+        prepared(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 64, held_out: 0"))
+    )
+    found = {left_out.reason: left_out.example.rpartition(" ")[2] for left_out in index.left_out}
+    assert found == {
+        "no turn of the assistant": "2",
+        "an empty turn of the assistant": "3",
+        "a message holds the special token <|im_end|>": "4",
+    }
+
+
+def test_rows_without_roles_are_broken(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [a_chat(), {"messages": [{"content": "Hello?"}]}])
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 64"))
+    assert "message 1 has no role" in text
+
+
+@pytest.mark.parametrize(
+    ("too_long", "documents"),
+    [("drop", ["short"]), ("cut", ["cut", "short"]), ("split", ["cut", "rest", "short"])],
+)
+def test_what_is_longer_than_a_sample_is_treated_as_asked(
+    tmp_path, tokenizer_folder, too_long, documents
+):
+    write_rows(tmp_path / "a.jsonl", [{"text": "abcdefgh"}, {"text": "xy"}])
+    data = (
+        f"path: a.jsonl, seq_len: 4, held_out: 0, pack: documents, too_long: {too_long}, kind: text"
+    )
+    folder = prepared(a_job(tmp_path, "bytes", data.replace("path: a.jsonl", SOURCES)))
+    texts = [bytes(part).decode() for part in documents_of(folder, open_index(folder).train[0])]
+    named = {"cut": "abcde", "rest": "efgh\n", "short": "xy\n"}
+    assert texts == [named[name] for name in documents]
+
+
+SOURCES = "sources: [{path: a.jsonl}]"
+
+
+def test_what_is_longer_than_a_sample_is_refused_with_its_share(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "abcdefgh"}, {"text": "xy"}])
+    text = problem_of(a_job(tmp_path, "bytes", SOURCES + ", seq_len: 4, pack: documents"))
+    assert "D017: 1 of 2 documents of a are longer" in text
+    assert "80.0% of the targets" in text
+
+
+def test_a_document_is_held_out_by_its_content(tmp_path):
+    rows = [{"text": f"document {number}"} for number in range(200)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    write_rows(tmp_path / "b.jsonl", [*rows[::-1], {"text": "one more"}])
+    data = "sources: [{path: %s}], seq_len: 4, held_out: 0.1"
+    found = []
+    for name in ("a.jsonl", "b.jsonl"):
+        folder = prepared(a_job(tmp_path, "bytes", data % name))
+        (source,) = open_index(folder).held_out
+        found.append({bytes(part).decode() for part in documents_of(folder, source)})
+        assert (
+            open_index(folder).train[0].documents + source.documents == len(rows) + len(found) - 1
+        )
+    assert found[0] <= found[1]
+    assert 5 < len(found[0]) < 40
+
+
+def test_held_out_files_of_their_own(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    write_rows(tmp_path / "b.jsonl", [{"text": "four five"}])
+    data = "sources: [{path: a.jsonl}], held_out_path: b.jsonl, seq_len: 4"
+    index = open_index(prepared(a_job(tmp_path, "bytes", data)))
+    assert [source.name for source in index.held_out] == ["b"]
+    assert [source.documents for source in (*index.train, *index.held_out)] == [1, 1]
+
+
+def test_a_single_text_is_held_out_by_its_end(tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 80 + "y" * 20)
+    data = "sources: [{path: a.txt}], seq_len: 4, held_out: 0.2"
+    folder = prepared(a_job(tmp_path, "bytes", data))
+    (train,), (held_out,) = open_index(folder).train, open_index(folder).held_out
+    assert set(tokens_of(folder, train).tolist()) == {ord("x"), ord("y")}
+    assert bytes(tokens_of(folder, held_out).tolist()).decode() == "y" * 19 + "\n"
+
+
+def test_the_same_job_finds_what_was_prepared_and_other_settings_do_not(tmp_path, monkeypatch):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    job = a_job(tmp_path, "bytes", SOURCES + ", seq_len: 4, held_out: 0")
+    folder = prepared(job)
+    other = a_job(tmp_path, "bytes", SOURCES + ", seq_len: 5, held_out: 0")
+    assert prepared(other) != folder
+    monkeypatch.setattr(module, "_prepare", None)  # nothing is prepared again
+    assert prepared(job) == folder
+
+
+def test_an_edit_of_equal_size_makes_other_data(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    job = a_job(tmp_path, "bytes", SOURCES + ", seq_len: 4, held_out: 0")
+    before = fingerprint(prepared(job))
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two thrxe"}])
+    assert fingerprint(prepared(job)) != before
+
+
+def test_a_killed_preparation_is_resumed_file_by_file(tmp_path, monkeypatch):
+    for name in "abc":
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": f"document {name}"}] * 5)
+    data = "sources: [{path: '*.jsonl', name: all}], seq_len: 4, held_out: 0.3"
+    job = a_job(tmp_path, "bytes", data)
+    made = []
+    make_part = module.make_part
+
+    def stops_at_c(folder, file, *rest):
+        made.append(Path(file).name)
+        if file.endswith("c.jsonl"):
+            raise KeyboardInterrupt
+        return make_part(folder, file, *rest)
+
+    monkeypatch.setattr(module, "make_part", stops_at_c)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(job)
+    assert made == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    made.clear()
+    monkeypatch.setattr(
+        module, "make_part", lambda *given: made.append(given[1]) or make_part(*given)
+    )
+    folder = prepared(job)
+    assert [Path(file).name for file in made] == ["c.jsonl"]
+    (source,) = open_index(folder).train
+    monkeypatch.setattr(module, "make_part", make_part)
+    clean = tmp_path / "clean"
+    fresh = a_job(tmp_path, "bytes", f"{data}, cache: {clean}")
+    again = prepared(fresh)
+    assert (again / "index.json").read_bytes() == (folder / "index.json").read_bytes()
+    assert tokens_of(again, source).tolist() == tokens_of(folder, source).tolist()
+    assert not list(clean.glob("*.parts"))
+
+
+def test_processes_write_the_same_bytes(tmp_path, tokenizer_folder, monkeypatch):
+    rows = [a_chat(f"What is {number}?", f"It is {number}.") for number in range(300)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    monkeypatch.setattr("paceline.prepare.tokenize._SMALL", 0)
+    monkeypatch.setattr("paceline.prepare.tokenize._MOST_ROWS", 64)
+    folders = [
+        prepared(
+            a_job(tmp_path, tokenizer_folder, f"path: a.jsonl, seq_len: 64, cache: c{count}"),
+            processes=count,
+        )
+        for count in (1, 2)
+    ]
+    names = ["index.json", "train/0/tokens.bin", "train/0/trained.bin", "train/0/ends.npy"]
+    for name in names:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+
+
+def test_compressed_rows_are_read(tmp_path):
+    import zstandard
+
+    line = json.dumps({"text": "one two three"}).encode() + b"\n"
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line))
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(line * 2))
+    data = "sources: [{path: '*.jsonl.*', name: all}], seq_len: 4, held_out: 0"
+    assert open_index(prepared(a_job(tmp_path, "bytes", data))).train[0].documents == 3
+
+
+def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one"}])
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl", "vocab: 300"))
+    assert "D011" in text
+    assert "the model's vocabulary is 300" in text
+
+
+def test_an_unknown_tokenizer_is_an_error(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one"}])
+    assert "D010" in problem_of(a_job(tmp_path, "no-such-folder", "path: a.jsonl"))
+
+
+def test_conversations_without_a_template_are_refused(tmp_path):
+    folder = make_tokenizer(tmp_path / "plain", template=None)
+    write_rows(tmp_path / "a.jsonl", [a_chat()])
+    assert "D012" in problem_of(a_job(tmp_path, folder, "path: a.jsonl"))
+
+
+def test_a_disk_that_is_too_small_is_named_before_the_start(tmp_path, monkeypatch):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one"}])
+    monkeypatch.setattr("paceline.prepare.refuse._BYTES_A_BYTE", {"uint16": 1e18})
+    assert "D015" in problem_of(a_job(tmp_path, "bytes", SOURCES))
+    assert not list((tmp_path / ".paceline" / "data").glob("*.parts"))
+
+
+def test_files_of_a_storage_are_streamed(tmp_path, tokenizer_folder):
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    line = json.dumps({"text": "The quick fox"}).encode() + b"\n"
+    files.pipe("/bucket/a.jsonl", line * 3)
+    data = "sources: [{path: 'memory://bucket/*.jsonl', name: far}], seq_len: 4, held_out: 0"
+    first = prepared(a_job(tmp_path, tokenizer_folder, data))
+    assert open_index(first).train[0].documents == 3
+    files.pipe("/bucket/a.jsonl", line * 4)
+    assert prepared(a_job(tmp_path, tokenizer_folder, data)) != first
