@@ -110,8 +110,10 @@ def test_a_rank_that_has_not_come_so_far_as_to_meet_is_behind():
 
 
 def at(**groups: tuple[int, int]) -> Seen:
-    """A victim by all else, that is so far in these groups: `_0_1` is that of ranks 0 and 1."""
-    places = {name.strip("_").replace("_", ","): place for name, place in groups.items()}
+    """A victim by all else, that is so far in these groups: `_0_1` is that of ranks 0 and 1,
+    `b_0_1` another one of the same ranks."""
+    parted = {name.partition("_"): place for name, place in groups.items()}
+    places = {f"{one}|{ranks.replace('_', ',')}": at for (one, _, ranks), at in parted.items()}
     return replace(VICTIM, phase=Phase.VOTE, in_collective=False, collectives=places)
 
 
@@ -119,6 +121,11 @@ def test_of_ranks_that_look_alike_the_one_that_has_not_called_a_collective_is_fe
     """As on a GPU, where every host waits in the vote."""
     seen = {0: at(_0_1_2=(7, 6)), 1: at(_0_1_2=(6, 6)), 2: at(_0_1_2=(7, 6))}
     assert blame(seen, num_ranks=3) == Fence((1,))
+
+
+def test_a_rank_is_behind_in_one_of_two_groups_with_the_same_ranks():
+    seen = {0: at(_0_1=(50, 49), b_0_1=(900, 900)), 1: at(_0_1=(49, 49), b_0_1=(900, 900))}
+    assert blame(seen, num_ranks=2) == Fence((1,))
 
 
 def test_where_no_rank_is_behind_in_any_group_nobody_is_fenced():

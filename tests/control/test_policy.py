@@ -133,6 +133,15 @@ def test_a_run_that_falls_back_to_the_same_step_each_time_is_given_up_wherever_i
     assert "fell back 4 times to step 40 or before it, from step 50 or before" in verdict.reason
 
 
+def test_a_run_that_falls_to_two_steps_in_turn_is_given_up_too():
+    history, rules, rungs = History(), Rules(max_restarts=3), []
+    for reached, resumed_at in ((74, None), (70, 50), (73, 60), (71, 50), (72, 60), (69, 50)):
+        verdict = judge(history, loss(), rules, reached=reached, now_s=100.0, resumed_at=resumed_at)
+        rungs.append(verdict.rung)
+    assert "stop" in rungs
+    assert "stop" not in rungs[:4]
+
+
 def test_falls_from_further_each_time_or_to_a_newer_checkpoint_are_progress():
     history, rules = History(), Rules(max_restarts=1)
     for reached, resumed_at in ((50, None), (60, 40), (70, 40), (75, 40), (72, 60), (80, 70)):

@@ -113,7 +113,7 @@ def _behind_in_group(group: _Group) -> _Group:
     waiting: set[int] = set()
     for name, places in called.items():
         # One that has called none yet is missing from those it is a member of.
-        for rank in map(int, name.split(",")):
+        for rank in map(int, name.rpartition("|")[2].split(",")):
             if rank in group and group[rank].collectives:
                 places.setdefault(rank, (0, 0))
         furthest = max(number for number, _ in places.values())

@@ -102,7 +102,7 @@ class Collectives(Message, frozen=True, kw_only=True, tag=True):
     """The answer to `ReportCollectives`, for the worker's agent."""
 
     groups: dict[str, At]
-    """By the ranks of the group."""
+    """By the group's name and ranks, such as `0 nccl|0,1,2`: several have the same ranks."""
 
 
 class Parked(Message, frozen=True, kw_only=True, tag=True):
@@ -515,8 +515,16 @@ its text is in the reason for which the run stops."""
 
 
 def names_lost_peer(text: str) -> bool:
-    """Whether an error is of a rank that is gone, and so not this rank's own."""
-    return any(phrase in text for phrase in _PEER_LOST)
+    """Whether an error is of a rank that is gone, and so not this rank's own.
+
+    `[Errno` is in the texts of Python's own sockets, which the program uses, and never in torch's.
+
+    >>> names_lost_peer("[gloo/transport/tcp/pair.cc:547] Connection refused")
+    True
+    >>> names_lost_peer("ConnectionRefusedError: [Errno 111] Connection refused")
+    False
+    """
+    return "[Errno " not in text and any(phrase in text for phrase in _PEER_LOST)
 
 
 _OUT_OF_MEMORY = ("MemoryError", "out of memory", "Cannot allocate memory", "can't allocate memory")

@@ -333,7 +333,7 @@ def _note_fall(history: History, step: int, to: int) -> None:
     """Finished steps were lost."""
     is_further = to > history.fell_to or step > history.fell_from
     history.falls = 1 if is_further else history.falls + 1
-    history.fell_to = to
+    history.fell_to = max(history.fell_to, to)
     history.fell_from = max(history.fell_from, step)
 
 

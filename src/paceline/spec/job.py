@@ -485,7 +485,8 @@ class RecoverySpec:
 
     max_restarts: Whole = 3
     """Restarts in a row without progress before the run gives up. A restart makes progress when the
-    run finishes a step after it and does not fail at the same step again. The last one, from the
+    run finishes a step after it and does not fail at the same step again; one that lost finished
+    steps when it began later, or failed later, than all of those before. The last one, from the
     second on, ends every process and resumes from a checkpoint, unless the processes that live hold
     a whole state."""
 

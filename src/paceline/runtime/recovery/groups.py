@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from paceline.control.environment import undone
 from paceline.control.messages import At, Join
 from paceline.control.network import bound_socket
 from paceline.runtime._torch_private import (
@@ -350,8 +351,8 @@ def _errors() -> list[ErrorType]:
 def _torch_aborts_none() -> bool:
     """Whether torch's watchdogs and waits leave a late operation alone, unless the operator has
     set them otherwise (ProcessGroupNCCL.hpp)."""
-    aborts = os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") != "0"
-    return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0" and not aborts
+    is_set = "TORCH_NCCL_ASYNC_ERROR_HANDLING" in os.environ
+    return is_set and not any(setting.is_needed for setting in undone(os.environ).values())
 
 
 def listen_for_store(port: int, host: str = "127.0.0.1") -> socket.socket:

@@ -11,8 +11,9 @@ from paceline.runtime._torch_private import ranks_by_group, recorded_collectives
 
 
 def collectives(since_ns: int) -> dict[str, At]:
-    """The last collective that this rank has called and the last that has ended, by the ranks of
-    the group, such as `0,1,2`. Empty where torch's flight recorder does not have them.
+    """The last collective that this rank has called and the last that has ended, by the group: its
+    name, which is the same on all ranks, its library and its ranks, such as `0 nccl|0,1,2`. Empty
+    where torch's flight recorder does not have them.
 
     Args:
         since_ns: When this generation began, on the clock of `time.time_ns`: the recorder has older
@@ -21,10 +22,13 @@ def collectives(since_ns: int) -> dict[str, At]:
     ranks = ranks_by_group()
     found: dict[str, At] = {}
     for entry in recorded_collectives():
-        members = ranks.get(entry["process_group"][0])
+        name = entry["process_group"][0]
+        members = ranks.get(name)
         if members is None or entry["is_p2p"] or entry["time_created_ns"] < since_ns:
             continue
-        key, number = ",".join(map(str, members)), int(entry["collective_seq_id"])
+        library = entry["profiling_name"].partition(":")[0]  # each counts for itself
+        key = f"{name} {library}|{','.join(map(str, members))}"
+        number = int(entry["collective_seq_id"])
         called, ended = found.get(key, (0, 0))
         has_ended = entry["retired"] or entry["state"] == "completed"
         found[key] = max(called, number), max(ended, number if has_ended else 0)
