@@ -1,6 +1,7 @@
 """`paceline selftest` tries what this machine has, and says what it did not show."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers():
     (problem,) = refused.value.problems
     assert problem.code == "R063"
     assert "4 ranks were asked for; 2 GPUs are visible here" in problem.what
+
+
+def test_gpus_that_cannot_be_seen_are_not_replaced_by_cpus():
+    lost = replace(CPUS, why_no_gpus="nvidia-smi ends with 15: GPU is lost")
+    with pytest.raises(JobError, match="T006"):
+        choose_ranks(lost, None, on_cpu=False)
+    assert choose_ranks(lost, None, on_cpu=True) == ("cpu", 2)
 
 
 def test_a_folder_that_cannot_be_used_is_refused_before_anything_runs(tmp_path):

@@ -1,5 +1,6 @@
 """Which cluster a job gets, on machines made up for the test."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_a_machine_without_gpus_is_a_cpu_with_a_rank_a_core_up_to_two():
     assert (cluster.accelerator, cluster.backend, cluster.is_local) == ("cpu", "gloo", True)
     assert (cluster.num_nodes, cluster.ranks_per_node) == (1, 2)
     assert find(machine(num_cores=1)).ranks_per_node == 1
+
+
+def test_gpus_that_cannot_be_seen_are_no_reason_to_take_cpus():
+    here = replace(machine(), why_no_gpus="nvidia-smi ends with 15: GPU is lost")
+    for overrides in ((), ("per_node=2",)):
+        with pytest.raises(JobError, match=r"T006: .* cannot be used: nvidia-smi ends"):
+            find(here, *overrides)
+    assert find(here, "accelerator=cpu").accelerator == "cpu"
 
 
 def test_ranks_on_a_cpu_share_its_memory_and_cores():

@@ -1,12 +1,15 @@
 """Reading what a machine's own files and tools say, from recorded texts."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from paceline.topology import machine as machine_module
 from paceline.topology.find import catalog_name
 from paceline.topology.machine import (
     Gpu,
+    Machine,
     find_local_machine,
     read_cgroup_bytes,
     read_cpu_max,
@@ -107,3 +110,46 @@ def test_this_machine_has_cores_and_memory():
     machine = find_local_machine()
     assert machine.num_cores > 0
     assert 0 < machine.available_bytes <= machine.memory_bytes
+
+
+LOST = "Unable to determine the device handle for GPU0000:04:00.0: GPU is lost."
+
+
+def smi(monkeypatch, tmp_path, text: str, ends: int, visible: str | None = None) -> Machine:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{text}'\nexit {ends}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return find_local_machine()
+
+
+def test_a_lost_gpu_is_the_reason_that_none_is_seen(monkeypatch, tmp_path):
+    machine = smi(monkeypatch, tmp_path, LOST, 15)
+    assert (machine.gpus, machine.why_no_gpus) == ((), f"nvidia-smi ends with 15: {LOST}")
+
+
+@pytest.mark.parametrize("visible", ["7", "0,0"])
+def test_a_variable_that_hides_every_gpu_is_the_reason(monkeypatch, tmp_path, visible):
+    machine = smi(monkeypatch, tmp_path, "NVIDIA L4, 23034 MiB", 0, visible)
+    assert machine.why_no_gpus == f"CUDA_VISIBLE_DEVICES='{visible}' shows none of 1 GPUs"
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_an_empty_variable_asks_for_cpus(monkeypatch, tmp_path, visible):
+    machine = smi(monkeypatch, tmp_path, LOST, 15, visible)
+    assert (machine.gpus, machine.why_no_gpus) == ((), None)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_tools_alone_are_no_gpu(monkeypatch, tmp_path, is_there):
+    monkeypatch.setattr(machine_module, "_is_nvidia_on_bus", lambda: is_there)
+    machine = smi(monkeypatch, tmp_path, "No devices were found", 6)
+    assert (machine.why_no_gpus is not None) == is_there
+
+
+def test_gpus_that_are_seen_need_no_reason(monkeypatch, tmp_path):
+    machine = smi(monkeypatch, tmp_path, "NVIDIA L4, 23034 MiB", 0, "0")
+    assert (len(machine.gpus), machine.why_no_gpus) == (1, None)

@@ -193,7 +193,10 @@ def _is_agent(pid: int, run: RunFolder) -> bool:
 
 def _gpus_here() -> str:
     """What this machine shows instead, for a job that asks for more."""
-    kinds = Counter(gpu.name for gpu in find_local_machine().gpus)
+    machine = find_local_machine()
+    if machine.why_no_gpus is not None:
+        return f"this machine shows no GPU: {machine.why_no_gpus}"
+    kinds = Counter(gpu.name for gpu in machine.gpus)
     shown = " and ".join(f"{count} {name}" for name, count in kinds.items()) or "no GPU"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     through = f" through CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None else ""

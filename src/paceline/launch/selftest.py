@@ -15,6 +15,7 @@ from typing import Any, Literal
 from paceline.errors import JobError
 from paceline.record.events import RunFinished, read_events
 from paceline.record.run import open_run
+from paceline.topology.find import check_gpus_seen
 from paceline.topology.machine import Machine
 
 MOST_GPUS = 8
@@ -63,8 +64,11 @@ def choose_ranks(machine: Machine, asked: int | None, *, on_cpu: bool) -> tuple[
         on_cpu: Leave the GPUs alone.
 
     Raises:
-        JobError: `R063`, there are fewer GPUs, or no memory or cores for so many ranks.
+        JobError: `R063`, there are fewer GPUs, or no memory or cores for so many ranks; `T006`,
+            the GPUs cannot be seen.
     """
+    if not on_cpu:
+        check_gpus_seen(machine, "--cpu", "add --cpu")
     num_gpus = 0 if on_cpu else len(machine.gpus)
     most = min(num_gpus, MOST_GPUS) if num_gpus else MOST_GPUS
     ranks = asked if asked is not None else (most if num_gpus else 2)

@@ -47,10 +47,12 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
 
     Raises:
         JobError: The accelerator is unknown, the nodes differ, this machine has fewer than asked
-            for, or the job's own catalog file is wrong.
+            for or cannot show its GPUs, or the job's own catalog file is wrong.
     """
     machine = machine or find_local_machine()
     catalog = load_catalog(find_catalog_file(job.folder, spec.catalog))
+    if spec.accelerator == "auto":
+        check_gpus_seen(machine, job.where("cluster.accelerator"), "set cluster.accelerator to cpu")
     if spec.accelerator == "cpu" or (spec.accelerator == "auto" and not machine.gpus):
         return _cpu_cluster(spec, machine, catalog)
     if spec.accelerator == "auto":
@@ -63,6 +65,27 @@ def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) ->
     if num_here and num_here == len(machine.gpus) and spec.nodes * per_node <= num_here:
         return _gpu_cluster(spec, job, machine, catalog)
     return _declared_cluster(spec, known, catalog)
+
+
+def check_gpus_seen(machine: Machine, where: str, on_cpus: str) -> None:
+    """Refuse to take CPUs on a machine whose GPUs cannot be seen.
+
+    Args:
+        machine: This one.
+        where: The place that leaves the accelerator open.
+        on_cpus: What to do there to have CPUs.
+
+    Raises:
+        JobError: `T006`, with the reason.
+    """
+    if machine.why_no_gpus is not None:
+        raise JobError.of(
+            code="T006",
+            what=f"this machine's GPUs cannot be used: {machine.why_no_gpus}",
+            where=where,
+            fix="run `nvidia-smi -L`, which must list every GPU, and look at CUDA_VISIBLE_DEVICES; "
+            f"to train on CPUs, {on_cpus}",
+        )
 
 
 def _check_one_kind(asked: str, catalog: Catalog, where: str) -> None:

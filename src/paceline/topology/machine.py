@@ -17,6 +17,8 @@ from typing import TypeVar
 _G = TypeVar("_G")
 _SMI_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader")
 _SMI_TIMEOUT_S = 10
+_SMI_NOTHING = (6, 9)
+"""How nvidia-smi ends where it finds no GPU, and no driver. Source: its manual, RETURN VALUE."""
 _NO_LIMIT = 2**60
 """cgroup v1 writes a number about this large for "no limit"."""
 
@@ -59,12 +61,15 @@ class Machine:
     """What of it was free, or could be freed, when looked at."""
 
     gpus: tuple[Gpu, ...]
+    why_no_gpus: str | None = None
+    """What keeps GPUs from being seen that are here, or may be; None on a machine without any."""
 
 
 def find_local_machine() -> Machine:
     """Look at this machine. Takes milliseconds, or as long as `nvidia-smi` where there is one."""
     cpu = read_cpuinfo(_text("/proc/cpuinfo"))
     memory, available = _memory()
+    gpus, why_no_gpus = _gpus()
     return Machine(
         num_cores=_num_cores(cpu),
         clock_hz=cpu.clock_hz,
@@ -72,7 +77,8 @@ def find_local_machine() -> Machine:
         has_bf16=bool(cpu.flags & {"avx512_bf16", "amx_bf16", "bf16"}),
         memory_bytes=memory,
         available_bytes=available,
-        gpus=_gpus(),
+        gpus=gpus,
+        why_no_gpus=why_no_gpus,
     )
 
 
@@ -256,19 +262,42 @@ def _memory() -> tuple[int, int]:
     return total, available
 
 
-def _gpus() -> tuple[Gpu, ...]:
+def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that PyTorch sees, and why there are none although there should be some."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):  # how one asks for CPUs
+        return (), None
     tool = which("nvidia-smi")
     if tool is None:
-        return ()
+        files = sorted(Path("/dev").glob("nvidia[0-9]*"))
+        return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
     try:
         done = subprocess.run(
             [tool, *_SMI_QUERY], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
+    except subprocess.TimeoutExpired:
+        return (), f"nvidia-smi does not answer within {_SMI_TIMEOUT_S} s"
+    except OSError as error:
+        return (), f"nvidia-smi does not start: {error.strerror}"
+    if done.returncode in _SMI_NOTHING and not _is_nvidia_on_bus():
+        return (), None
     if done.returncode != 0:
-        return ()
-    return visible_gpus(read_nvidia_smi(done.stdout), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
+        return (), f"nvidia-smi ends with {done.returncode}: {lines[0]}"
+    gpus = read_nvidia_smi(done.stdout)
+    seen = visible_gpus(gpus, visible)
+    if gpus and not seen:
+        return (), f"CUDA_VISIBLE_DEVICES={visible!r} shows none of {len(gpus)} GPUs"
+    return seen, None
+
+
+def _is_nvidia_on_bus() -> bool:
+    """Whether the PCI bus has a GPU of NVIDIA's, with or without a driver."""
+    return any(
+        _text(str(device / "vendor")).strip() == "0x10de"
+        and _text(str(device / "class")).startswith("0x03")
+        for device in Path("/sys/bus/pci/devices").glob("*")
+    )
 
 
 def _text(path: str) -> str:
