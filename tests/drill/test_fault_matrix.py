@@ -195,6 +195,6 @@ def test_a_row_that_cannot_be_injected(row):
 def test_random_faults_and_a_schedule_of_their_own(scene):
     seed = int.from_bytes(os.urandom(3))
     done = scene.paceline(
-        *("drill", "job.yaml", "--random", "4", "--seed", str(seed), *USUAL), timeout=240
+        *("drill", "job.yaml", "--random", "4", "--seed", str(seed), *USUAL), timeout=590
     )
     assert done.returncode == 0, f"seed {seed}\n{done.stdout}\n{done.stderr}"

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,10 +66,8 @@ def test_a_soak_that_is_killed_ends_its_run_and_records_no_verdict(tmp_path):
     wait_until(is_soaking, what="the first steps with faults", timeout_s=200)
     assert len(processes_with(mark)) >= 5  # the command, its run, controller, agent, two ranks
     process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
     assert process.wait(timeout=300) == 130
-    wait_until(lambda: not processes_with(mark), what="all of its processes to end", timeout_s=10)
-    assert time.monotonic() - began < 10
+    wait_until(lambda: not processes_with(mark), what="all of its processes to end")
     assert not (tmp_path / "runs/soak.jsonl").exists()
 
 

@@ -114,7 +114,7 @@ def test_a_real_ddp_script_that_is_killed_ends_with_the_weights_of_an_undisturbe
 
 def test_a_silent_program_is_shown_where_it_stands_and_started_again(tmp_path):
     fault = "(rank, step, restart) == (1, 3, 0) and time.sleep(600)"
-    record = run(script(tmp_path, fault=fault), "--set", "recovery.silence=3s")
+    record = run(script(tmp_path, fault=fault), "--set", "recovery.silence=8s")
     stuck = record.of(log.WorkerStuck)
     assert stuck
     assert all(event.kind == "silent" for event in stuck)
@@ -157,7 +157,7 @@ def test_killed_with_its_supervisor_nothing_is_left(tmp_path):
     pids = [event.pid for event in record.of(log.WorkerStarted)]
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
-    wait_until(lambda: not any(map(is_alive, pids)), what="the ranks to end", timeout_s=10)
+    wait_until(lambda: not any(map(is_alive, pids)), what="the ranks to end")
 
 
 @pytest.mark.parametrize(

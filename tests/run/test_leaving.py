@@ -11,7 +11,7 @@ from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
 
-SLOW = "__import__('time').sleep(0.05)"
+SLOW = "__import__('time').sleep(0.1)"
 STEPS = ("--set", "train.steps=60")
 
 

@@ -120,7 +120,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, c
     first = record.of(log.WorkerStarted)[0]
     agent = agent_of(first.pid)
     os.kill(agent, signal.SIGKILL)
-    wait_until(lambda: not is_alive(first.pid), what="the agent's worker to die", timeout_s=5)
+    wait_until(lambda: not is_alive(first.pid), what="the agent's worker to die")
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert_same_end(record, clean)
@@ -144,7 +144,7 @@ def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scen
     pids = [event.pid for event in record.of(log.WorkerStarted)]
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
-    wait_until(lambda: not any(map(is_alive, pids)), what="the workers to end", timeout_s=30)
+    wait_until(lambda: not any(map(is_alive, pids)), what="the workers to end")
     resumed = scene.resume("controller")
     assert_same_end(resumed, clean_long)
 

@@ -31,7 +31,7 @@ def clean_on_four(scene: Scene) -> Record:
 
 def test_a_shard_that_is_nowhere_else_comes_back_from_the_checkpoint(scene, clean_on_four):
     # Step 6 is long, so that what step 4 saves is whole before the kill.
-    faults = "drill.faults=['long rank=0 step=6 for=2','kill rank=2 step=7 phase=apply']"
+    faults = "drill.faults=['long rank=0 step=6 for=6','kill rank=2 step=7 phase=apply']"
     asked = (*options(4), "--set", "recovery.state=checkpoint", "--set", faults)
     run = scene.run("killed-fsdp2", *asked)
     assert_same_end(run, clean_on_four)

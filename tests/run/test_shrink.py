@@ -69,7 +69,7 @@ def test_a_node_that_stays_away_is_done_without_and_the_batch_stays_the_same(sce
 
 
 def test_the_world_grows_back_when_the_node_returns_without_redoing_a_step(scene, clean):
-    run = lost(scene, "back", away="2s")
+    run = lost(scene, "back", away="5s")
     assert_equal_to_rounding(run, clean)
     assert [event.num_ranks for event in run.of(log.WorldChanged)] == [1, 2]
     steps = [line.step for line in run.all_metrics]

@@ -56,7 +56,7 @@ def backward_before_the_other(rank: int, world: int) -> tuple[str, float, list[b
 def test_a_backward_pass_that_waits_for_another_rank_can_be_broken_off():
     (raised, waited_s, had_ended), _ = run_ranks(backward_before_the_other, 2)
     assert "this generation is over" in raised
-    assert 0.2 < waited_s < 10.0  # gloo itself would wait for half an hour
+    assert 0.2 < waited_s < 120.0  # gloo itself would wait for half an hour
     assert had_ended
     assert not any(had_ended)
 

