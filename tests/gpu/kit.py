@@ -107,7 +107,8 @@ def why_no_gpu() -> str | None:
     first, last = (".".join(map(str, each)) for each in PYTHONS)
     if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
         return f"this is Python {platform.python_version()}; it needs {first} to {last}"
-    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    needed = {"torch": "torch (for CUDA)"} | PACKAGES
+    missing = [package for module, package in needed.items() if find_spec(module) is None]
     if missing:
         return f"this Python has no {', '.join(missing)} (docs/gpu.md has the list of wheels)"
     try:
@@ -117,12 +118,28 @@ def why_no_gpu() -> str | None:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH:
         return f"this is PyTorch {torch.__version__}; it needs {'.'.join(map(str, TORCH))} or newer"
     if not torch.cuda.is_available():
-        return f"PyTorch {torch.__version__} sees no CUDA device on this machine"
+        return f"PyTorch {torch.__version__} sees no CUDA device: {_why_no_device()}"
     free = torch.cuda.mem_get_info()[0] / 2**30
     if free < GPU_GIB:
         name = torch.cuda.get_device_name()
         return f"{free:.1f} GiB of the {name}'s memory are free; it needs {GPU_GIB} GiB"
     return None
+
+
+def _why_no_device() -> str:
+    """What hides the devices, else torch's own reason, such as a driver that is too old for it."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible!r}; unset it (nvidia-smi -L lists the GPUs)"
+    if torch.version.cuda is None:
+        return "it was built without CUDA; pip install torch from download.pytorch.org/whl/cu130"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return "no reason given; nvidia-smi -L lists the GPUs"
 
 
 def run_check(name: str, device: str, *, limit_s: float | None = None) -> Line:

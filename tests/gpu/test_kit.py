@@ -56,6 +56,32 @@ def test_packages_that_are_missing_are_named_before_the_first_check(monkeypatch)
     )
 
 
+def test_torch_is_named_with_the_other_packages_that_are_missing(monkeypatch):
+    monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "torch" else name)
+    assert "this Python has no torch (for CUDA)" in kit.why_no_gpu()
+
+
+@pytest.mark.parametrize(
+    ("visible", "cuda", "reason"),
+    [
+        ("7", "13.0", "CUDA_VISIBLE_DEVICES='7'; unset it"),
+        (None, None, "it was built without CUDA"),
+        (None, "13.0", "The NVIDIA driver on your system is too old (found version 11040)."),
+    ],
+)
+def test_the_reason_that_no_device_is_seen_is_given(monkeypatch, visible, cuda, reason):
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nSo")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert f"sees no CUDA device: {reason}" in kit.why_no_gpu()
+
+
 def needed(names: Iterable[str]) -> set[str]:
     """Packages and all that they need, here, without extras."""
     found: set[str] = set()

@@ -413,6 +413,13 @@ def test_one_fault_of_a_node_is_found_and_nothing_else(facts, status, name, id):
     assert found.fix
 
 
+def test_a_node_without_any_gpu_is_offered_cpus():
+    none = with_gpu(H100, state="", kernel_driver="", device_files=())
+    (found,) = (each for each in judged(none).results if each.name == "accelerators")
+    assert found.evidence == "no accelerator; the job puts 8 ranks here"
+    assert found.fix.endswith("or set cluster.accelerator to cpu")
+
+
 def test_every_check_of_these_tests_can_be_allowed():
     assert {name for _, _, name, _ in CASES.values()} <= set(check_names())
 

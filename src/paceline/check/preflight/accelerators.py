@@ -105,9 +105,10 @@ def _are_there(node: str, gpus: tuple[GpuState, ...], facts: NodeFacts, need: Ne
     seen = visible_gpus(gpus, facts.gpu.visible)
     kinds = Counter(gpu.name for gpu in seen)
     listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no accelerator"
+    smaller = f"per_node to {len(seen)}" if seen else "accelerator to cpu"
     fix = (
         "compare nvidia-smi -L with lspci | grep -i nvidia; ask for all of them (--gpus-per-node, "
-        f"--gpus all), or set cluster.per_node to {max(1, len(seen))}"
+        f"--gpus all), or set cluster.{smaller}"
     )
     if len(seen) < need.ranks_per_node <= len(gpus):
         said = f"{len(gpus)} are there, {facts.gpu.visible!r} shows {len(seen)} of them"
