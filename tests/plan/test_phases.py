@@ -266,3 +266,13 @@ def test_the_bubble_is_the_published_one():
     assert bubble_share(4, 16) == pytest.approx(0.158, abs=5e-4)
     assert bubble_share(8, 32) == pytest.approx(0.179, abs=5e-4)
     assert bubble_share(8, 32, 2) == pytest.approx(0.099, abs=5e-4)
+
+
+def test_debugging_that_undoes_paceline_runs_recovery_is_for_other_engines():
+    levels = {}
+    for engine in ("paceline", "torchtitan"):
+        launch = next(
+            each.output for each in phased(f"engine={engine}").phases if each.number == 13
+        )
+        levels[engine] = re.findall(r"TORCH_DISTRIBUTED_DEBUG=(\w+)", launch["debuggingScript"])
+    assert levels == {"paceline": ["INFO"], "torchtitan": ["DETAIL"]}

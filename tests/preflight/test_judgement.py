@@ -368,9 +368,15 @@ CASES: Mapping[str, tuple[NodeFacts, Status, str, str]] = {
     ),
     "TORCH_DISTRIBUTED_DEBUG": (
         with_environment(H100, TORCH_DISTRIBUTED_DEBUG="DETAIL"),
-        Status.WARNING,
+        Status.FAIL,
         "environment",
-        "debugging-left-on",
+        "recovery-undone",
+    ),
+    "TORCH_NCCL_DESYNC_DEBUG": (
+        with_environment(H100, TORCH_NCCL_DESYNC_DEBUG="1"),
+        Status.FAIL,
+        "environment",
+        "recovery-undone",
     ),
     "a watchdog of torch's that ends survivors": (
         with_environment(H100, TORCH_NCCL_ASYNC_ERROR_HANDLING="1"),
@@ -586,6 +592,13 @@ def test_what_agents_would_set_and_names_that_give_way_to_it_harm_nothing():
     need = replace(ON_8_H100, harmful=harmful)
     old = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
     assert not_right(judged(with_environment(H100, **same, **old), need=need)) == {}
+
+
+def test_debugging_at_detail_is_slow_where_it_undoes_no_recovery():
+    facts = with_environment(H100, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    found = only(judged(facts, need=replace(ON_8_H100, has_agents=False)))
+    assert (found.status, found.id) == (Status.WARNING, "debugging-left-on")
+    assert not_right(judged(with_environment(H100, TORCH_DISTRIBUTED_DEBUG="info"))) == {}
 
 
 def test_other_engines_have_the_plans_advice_about_torchs_watchdog():

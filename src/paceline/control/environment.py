@@ -23,6 +23,11 @@ class Setting:
     """Whether nothing can be recovered in place without it."""
 
 
+_SETS_ERROR_HANDLING = (
+    "it sets TORCH_NCCL_ASYNC_ERROR_HANDLING to 3, and torch's watchdog ends every survivor"
+)
+"""What ProcessGroupNCCL's constructor does where its desync debugging is on."""
+
 RECOVERY: Mapping[str, Setting] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Setting(
         "0", "torch's watchdog ends every survivor of a lost rank, with its state", True
@@ -30,6 +35,8 @@ RECOVERY: Mapping[str, Setting] = {
     "TORCH_NCCL_BLOCKING_WAIT": Setting(
         "0", "torch has no watchdog then, so no rank learns that a group has an error", True
     ),
+    "TORCH_NCCL_DESYNC_DEBUG": Setting("0", _SETS_ERROR_HANDLING, True),
+    "TORCH_DISTRIBUTED_DEBUG": Setting("OFF", _SETS_ERROR_HANDLING, True),
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": Setting(
         "100",
         "the watchdog sleeps four times as long over an error, and leaving a group waits for it",
@@ -65,19 +72,23 @@ def undone(environment: Mapping[str, str]) -> dict[str, Setting]:
 
     >>> list(undone({"NCCL_NVLS_ENABLE": "2", "TORCH_NCCL_BLOCKING_WAIT": "no"}))
     ['NCCL_NVLS_ENABLE']
+    >>> list(undone({"TORCH_DISTRIBUTED_DEBUG": "detail"}))
+    ['TORCH_DISTRIBUTED_DEBUG']
     """
     found = {name: environment[name].strip().lower() for name in RECOVERY if name in environment}
     return {
         name: RECOVERY[name]
         for name, value in found.items()
-        if _BOOLEANS.get(value, value) != RECOVERY[name].value
+        if _READ_AS.get(value, value) != RECOVERY[name].value
     }
 
 
-_BOOLEANS = dict.fromkeys(("n", "no", "f", "false"), "0") | dict.fromkeys(
-    ("y", "yes", "t", "true"), "1"
+_READ_AS = (
+    dict.fromkeys(("n", "no", "f", "false"), "0")
+    | dict.fromkeys(("y", "yes", "t", "true"), "1")
+    | dict.fromkeys(("off", "info"), "OFF")
 )
-"""How torch also reads 0 and 1 (c10d's `getCvarBool`)."""
+"""How torch also reads 0 and 1 (c10d's `getCvarBool`); debugging at INFO leaves recovery alone."""
 
 
 def environment_of_workers(

@@ -106,7 +106,7 @@ def check_environment(node: str, facts: NodeFacts, need: Need) -> Iterator[Resul
     found = [
         *_harmful(node, facts, need),
         *_recovery(node, facts, need),
-        *_slow(node, facts),
+        *_slow(node, facts, need),
         *_network(node, facts, need),
         *_libraries(node, facts),
         *_connections(node, facts, need),
@@ -131,7 +131,7 @@ def _harmful(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
 
 def _recovery(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     """What the operator has set, agents therefore leave, and recovery does not get through."""
-    if need.backend != "nccl" or not need.has_agents:
+    if not _recovers_over_nccl(need):
         return
     for variable, setting in undone(facts.environment).items():
         said = f"{variable}={facts.environment[variable]}: {setting.otherwise}"
@@ -142,8 +142,14 @@ def _recovery(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
             yield warned("environment", node, said, id="recovery-undone", fix=fix)
 
 
-def _slow(node: str, facts: NodeFacts) -> Iterator[Result]:
+def _recovers_over_nccl(need: Need) -> bool:
+    return need.backend == "nccl" and need.has_agents
+
+
+def _slow(node: str, facts: NodeFacts, need: Need) -> Iterator[Result]:
     for variable, (value, what) in _SLOW.items():
+        if variable in RECOVERY and _recovers_over_nccl(need):
+            continue  # judged there
         if facts.environment.get(variable, "").upper() == value:
             said = f"{variable}={value}: {what}"
             fix = f"unset {variable}"

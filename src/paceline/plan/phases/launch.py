@@ -129,8 +129,10 @@ def _quoted(text: str) -> str:
 def _debugging(case: Case) -> str:
     lines = ["#!/usr/bin/env bash", "set -uo pipefail"]
     if case.plan.cluster.backend == "nccl":
+        # DETAIL undoes the recovery of `paceline run` (control/environment.py).
+        level = "INFO" if case.plan.engine == "paceline" else "DETAIL"
         lines += [
-            "export NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_CPP_LOG_LEVEL=INFO",
+            f"export NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG={level} TORCH_CPP_LOG_LEVEL=INFO",
             "nvidia-smi topo -m",
         ]
     lines += [
