@@ -1,5 +1,6 @@
 """Adapters written for peft, and merged into weights."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ from tests.runtime.test_adapters import ALL, asked_of
 from torch import Tensor, nn
 
 from paceline.profile.hf_names import from_hf_name
-from paceline.record.conversion import AdapterFacts
+from paceline.record.conversion import AdapterFacts, Conversion
+from paceline.runtime.checkpoint import export
+from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, merged
+from paceline.runtime.checkpoint.state_files import write_state
+from paceline.runtime.state import MODEL
 from paceline.runtime.strategy.adapter.place import add_adapters
 
 TOKENS = torch.arange(32).view(2, 16) * 5 % 67
@@ -79,6 +84,33 @@ def test_merged_weights_compute_what_the_adapters_do(kind: str):
     after = logits_of(base, TOKENS)
     torch.testing.assert_close(after, logits_of(model, TOKENS), rtol=0, atol=1e-5)
     assert (after - before).abs().max() > 1e-2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_adapters_is_converted_merged_or_for_peft(tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    model, base = trained("llama"), base_of("llama")
+    base.save_pretrained(tmp_path / "base")
+    values = {MODEL + name: load for name, load in loads(model).items() if "lora_" in name}
+    values[f"{MODEL}frozen"] = partial(str, "what they were trained beside")
+    facts = replace(facts_of("llama"), weights=(str(tmp_path / "base" / "model.safetensors"),))
+    asked = Conversion(
+        source=str(write_state(tmp_path / "ours", values, Facts(step=1))),
+        out=str(tmp_path / "peft"),
+        source_form="paceline",
+        form="safetensors",
+        config=base.config.to_dict(),
+        adapters=facts,
+    )
+    wanted = logits_of(model, TOKENS)
+    for merge in (False, True):
+        done = export.convert(replace(asked, out=str(tmp_path / f"out{merge}"), merge=merge))
+        assert done.before == done.after
+    merged_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "outTrue")
+    beside = peft.PeftModel.from_pretrained(base_of("llama"), tmp_path / "outFalse")
+    for each in (merged_model, beside):
+        torch.testing.assert_close(logits_of(each, TOKENS), wanted, rtol=0, atol=1e-5)
 
 
 def test_a_merged_weight_is_summed_in_float32_and_rounded_once():

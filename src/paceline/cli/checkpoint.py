@@ -167,6 +167,11 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
     show_default=True,
     help="Files of a checkpoint of ours. Any number of ranks reads any number of files.",
 )
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="With --to safetensors: add a run's adapters to the weights they were trained beside.",
+)
 @json_option
 def convert(
     path: str,
@@ -175,6 +180,7 @@ def convert(
     source_form: "Form",
     max_shard_size: str,
     ranks: int,
+    merge: bool,
     as_json: bool,
 ) -> None:
     """Write a checkpoint in another form into OUT, and prove that it is the same.
@@ -185,6 +191,7 @@ def convert(
     \b
     Examples:
       paceline checkpoint convert runs/tiny-lm-20261121-101500 exported --to safetensors
+      paceline checkpoint convert runs/my-lora merged --to safetensors --merge
       paceline checkpoint convert runs/tiny-lm-20261121-101500 weights.pt --to torch
       paceline checkpoint convert Qwen2.5-0.5B start --from safetensors
       paceline checkpoint convert old-model new-model --from torch --to safetensors
@@ -199,6 +206,8 @@ def convert(
         limit = parse_bytes(max_shard_size)
     except ValueError as error:
         raise click.UsageError(f"--max-shard-size: {error}") from None
+    if merge and (form, source_form) != ("safetensors", "paceline"):
+        raise click.UsageError("--merge is of a run's adapters, and needs --to safetensors")
     facts: dict[str, Any] = {}
     source, step = Path(path), 0
     if source_form == "paceline":
@@ -226,6 +235,7 @@ def convert(
         max_shard_bytes=limit,
         ranks=ranks,
         step=step,
+        merge=merge,
         facts=facts,
     )
     start = time.perf_counter()

@@ -64,7 +64,9 @@ def holdings_of(
         frozen_bytes=profile.frozen_bytes(narrow) / max(profile.num_parameters, 1),
         is_frozen=float(profile.adapter is not None),
         dummy_gradients=float(engine.dummy_gradients and not wide),
-        kernels=_kernels(engine, cluster, layouts, wide=wide),
+        kernels=_kernels(
+            engine, cluster, layouts, wide=wide, has_adapter=profile.adapter is not None
+        ),
         overhead_bytes=cluster.overhead_bytes,
         reserved_share=1 + cluster.allocator_slack
         if cluster.backend == "gloo"
@@ -143,15 +145,18 @@ def _gradient_matrices(profile: ModelProfile) -> Iterator[tuple[int, int, int]]:
         yield profile.head_inputs, profile.head_outputs, ends
 
 
-def _kernels(engine: Engine, cluster: Cluster, layouts: Layouts, *, wide: bool) -> Kernels:
-    """Our own runtime keeps other tensors under autocast (not sharded) than with FSDP2."""
+def _kernels(
+    engine: Engine, cluster: Cluster, layouts: Layouts, *, wide: bool, has_adapter: bool
+) -> Kernels:
+    """Our own runtime keeps other tensors under autocast (not sharded) than with FSDP2, and than
+    beside adapters: there the embedding is in the narrow type itself."""
     if engine.name == OWN_RUNTIME:
         fused = cluster.backend != "gloo"
         if wide:
             return runtime_kernels("fp32", fused_norm=fused)
         cast = runtime_kernels("bf16-autocast", fused_norm=fused)
         sharded = runtime_kernels("bf16-sharded", fused_norm=fused)
-        is_sharded = (layouts.shard > 1) & (layouts.sharding > 0)
+        is_sharded = (layouts.shard > 1) & (layouts.sharding > 0) | has_adapter
         names = ("stream_bytes", "norm_bytes", "attention_casts", "ffn_casts")
         columns = {
             name: np.where(is_sharded, getattr(sharded, name), getattr(cast, name))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import CheckpointError, PacelineError, Problem, RunError
+from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
 from paceline.launch.packages import need_package
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.profile.adapter import alpha_of
@@ -18,6 +18,7 @@ from paceline.profile.hf_names import hf_config_of
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.record.run import open_run
 from paceline.spec import Job
+from paceline.spec.pretrained import find_pretrained, loads_weights
 
 
 def convert(asked: Conversion) -> Converted:
@@ -59,11 +60,22 @@ def with_known_config(asked: Conversion) -> Conversion:
         found = resolve_config(job)
         shape = resolve_decoder(job) if found is None else None
     except PacelineError:
+        if asked.merge:
+            raise
         return asked  # no run around it: a model nobody described
     known: Mapping[str, Any] | None = None if found is None else found.config
     if shape is not None:
         known = hf_config_of(shape, job.spec.data.seq_len)
-    return replace(asked, config=known, adapters=_adapters(job, known))
+    adapters = _adapters(job, known)
+    if asked.merge and (adapters is None or not adapters.weights):
+        lacks = "adapters" if adapters is None else "model.pretrained"
+        raise JobError.of(
+            code="C012",
+            what=f"the run has no {lacks}, so there is nothing to merge",
+            where="--merge",
+            fix="leave --merge out",
+        )
+    return replace(asked, config=known, adapters=adapters)
 
 
 def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None:
@@ -77,7 +89,14 @@ def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None
         rslora=spec.scaling == "rslora",
         model_type=str(config["model_type"]),
         base=job.spec.model.pretrained,
+        weights=tuple(map(str, _weights(job))),
     )
+
+
+def _weights(job: Job) -> tuple[Path, ...]:
+    """Files of the weights that adapters were trained beside; none for drawn ones."""
+    found = find_pretrained(job) if loads_weights(job) else None
+    return () if found is None else found.weights
 
 
 def _forms(asked: Conversion) -> tuple[str, str]:

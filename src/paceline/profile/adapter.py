@@ -151,7 +151,7 @@ class Adaptation:
 
     dropout: float
     frozen_type: Literal["float32", "bfloat16", "float16"]
-    """Of the frozen matrices."""
+    """Of the frozen parameters."""
 
     num_parameters: int
     """Of all adapters together, as planned."""

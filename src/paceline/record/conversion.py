@@ -21,7 +21,10 @@ class AdapterFacts:
     """Of the model in transformers."""
 
     base: str | None
-    """Where the weights are that they were trained beside; None for drawn ones."""
+    """Name of the weights that they were trained beside; None for drawn ones."""
+
+    weights: tuple[str, ...] = ()
+    """Those weights' safetensors files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,9 @@ class Conversion:
 
     adapters: AdapterFacts | None = None
     """Where the checkpoint is of adapters."""
+
+    merge: bool = False
+    """Whether adapters are added to the weights that they were trained beside."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     """For the manifest of a checkpoint that is written anew."""

@@ -237,8 +237,8 @@ class AdapterSpec:
     model is trained."""
 
     kind: Literal["lora", "qlora"] = "lora"
-    """`lora` keeps the frozen matrices in the type they are multiplied in (bf16 on accelerators,
-    float32 in fp32), `qlora` those of the blocks in 4 bits (NF4)."""
+    """`lora` keeps the frozen model in the type of the products (bf16 on accelerators, float32 in
+    fp32), `qlora` the matrices of its blocks in 4 bits (NF4)."""
 
     rank: Positive = 16
     """Width between the two matrices of an adapter."""

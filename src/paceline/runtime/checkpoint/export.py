@@ -26,7 +26,12 @@ from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.runtime.checkpoint._files import Facts, WriteError
-from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, peft_name
+from paceline.runtime.checkpoint.adapter_files import (
+    adapter_files,
+    adapters_of,
+    merged,
+    peft_name,
+)
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
 from paceline.spec.pretrained import PICKLES
@@ -178,14 +183,17 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    if asked.adapters is not None:
+    if asked.adapters is not None and not asked.merge:
         return _to_peft(asked, state, asked.adapters)
     notes = []
     model = {name.removeprefix(MODEL): load for name, load in state.values.items()}
     model = {n: load for n, load in model.items() if not n.startswith(OPTIMIZER)}
     if len(model) < len(state.values):
         notes.append("optimizer state has no place in safetensors and is left out")
-    if are_built_in(model):
+    if asked.adapters is not None:
+        model = merged(_base(asked.adapters), adapters_of(model), asked.adapters)
+        notes = ["the adapters are merged: each sum in float32, rounded once to the weight's type"]
+    elif are_built_in(model):
         model = {str(to_hf_name(name)): load for name, load in model.items()}
         notes.append("names are those of Hugging Face's Llama, which the built-in decoder is")
     sizes = {name: load().nbytes for name, load in model.items()}
@@ -225,6 +233,26 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         after=digest_of({name: partial(load, name) for name in model}),
         notes=tuple(notes),
     )
+
+
+def _base(facts: AdapterFacts) -> dict[str, Load]:
+    """The weights that adapters were trained beside, read one at a time."""
+    from safetensors import safe_open
+
+    values: dict[str, Load] = {}
+    for path in facts.weights:
+        with safe_open(path, framework="pt") as opened:
+            names = list(opened.keys())
+        values |= {name: partial(_one_of, path, name) for name in names}
+    return values
+
+
+def _one_of(path: str, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+    return tensor
 
 
 def _grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -82,15 +82,14 @@ def _class_of(original: type) -> type:
     return type(original.__name__, (Adapted, original), body)
 
 
-def _freeze(model: nn.Module, matrices: torch.dtype) -> None:
-    """Every parameter without a gradient; those of two dims or more in another type. Vectors stay
-    in float32: norms take them so beside any type of input, and they are few."""
+def _freeze(model: nn.Module, dtype: torch.dtype) -> None:
+    """Every parameter without a gradient, and in another type: norms too, whose kernels take one
+    type alone, so that the residual stream has it as well, as with FSDP2."""
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         own = {name: value for name, value in parameters_of(module).items() if value is not None}
         for name, parameter in own.items():
             if id(parameter) not in done:
-                dtype = matrices if parameter.dim() >= 2 else parameter.dtype
                 done[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), False)
                 done[id(done[id(parameter)])] = done[id(parameter)]
             parameters_of(module)[name] = done[id(parameter)]

@@ -71,13 +71,12 @@ def make_schedule(
 
 def stream_type(part: nn.Module) -> torch.dtype:
     """Type of what goes from stage to stage: what FSDP2 multiplies in, else the parameters' own;
-    beside adapters that of the frozen matrices, embeddings among them, on every stage alike."""
+    beside adapters that of the frozen ones, embeddings among them."""
     if isinstance(part, FSDPModule):
         narrow = fsdp_compute_type(part)
         if narrow is not None:
             return narrow
-    matrices = (each for each in frozen_parameters(part) if each.dim() >= 2)
-    return next(matrices, next(part.parameters())).dtype
+    return next(frozen_parameters(part), next(part.parameters())).dtype
 
 
 class _Agreed:
