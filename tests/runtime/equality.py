@@ -9,8 +9,9 @@ more.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +38,16 @@ SHAPE = DecoderShape(
     layers=4, hidden=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=64, tied_embeddings=False
 )
 SEQ_LEN, GLOBAL_BATCH, STEPS = 16, 8, 3
+
+Packed = Literal["no", "packed", "apart"]
+ENDS = (
+    (3, 8, 9, 16),  # an edge on a chunk's, and one token alone
+    (16, 16, 16, 16),  # one document over all chunks
+    (1, 2, 15, 16),
+    (7, 16, 16, 16),
+    (5, 6, 11, 16),
+)
+"""Where documents of packed samples end."""
 
 _SIZES = {
     "vocab_size": 64,
@@ -132,6 +143,15 @@ EXPERT_LAYOUTS: dict[str, dict[str, Any]] = {
 """Of models with routed experts."""
 
 
+def documents_of(tokens_BT: Tensor, targets_BS: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The documents of packed samples, each a micro-batch of its own."""
+    for sample in range(GLOBAL_BATCH):
+        for start, stop in pairwise((0, *ENDS[sample % len(ENDS)])):
+            if stop > start:
+                own = slice(sample, sample + 1), slice(start, stop)
+                yield tokens_BT[own], targets_BS[own]
+
+
 def make_model(name: str) -> nn.Module:
     """The whole model, the same weights wherever it is called, in float32."""
     torch.manual_seed(0)
@@ -196,8 +216,10 @@ class Trainer:
     """A model in a layout, trained by SGD with momentum, which keeps differences as they are; AdamW
     would blow up those of gradients near zero."""
 
-    def __init__(self, layout: Layout, model: str, dtype: torch.dtype) -> None:
-        self.layout = layout
+    def __init__(
+        self, layout: Layout, model: str, dtype: torch.dtype, packed: Packed = "no"
+    ) -> None:
+        self.layout, self.packed = layout, packed
         self.meshes = strategy.make_meshes(layout, "cpu")
         whole = make_model(model).to(dtype)
         self.model = strategy.apply(whole, layout, self.meshes, precision="fp32")
@@ -214,8 +236,18 @@ class Trainer:
         targets = tokens[:, 1:].clone()
         targets[torch.rand(targets.shape, generator=generator) < 0.3] = strategy.IGNORED
         slots = rank_slots(self.meshes.place.data, layout.data, GLOBAL_BATCH, layout.micro_batch)
+        batches: list[Any]
         batches = [(tokens[s.start : s.stop, :-1], targets[s.start : s.stop]) for s in slots]
-        seen = strategy.forward_backward(self.model, self.meshes, batches, precision="fp32")
+        uneven = None
+        if self.packed == "packed":
+            ends = torch.tensor([ENDS[slot % len(ENDS)] for slot in range(GLOBAL_BATCH)])
+            batches = [(*b, ends[s.start : s.stop]) for b, s in zip(batches, slots, strict=True)]
+        if self.packed == "apart":
+            batches = list(documents_of(tokens, targets))
+            uneven = strategy.Uneven(num_micro_batches=len(batches), num_targets=100.0)
+        seen = strategy.forward_backward(
+            self.model, self.meshes, batches, precision="fp32", uneven=uneven
+        )
         total = torch.stack([seen.loss_sum, seen.num_targets])
         dist.all_reduce(total)
         mean = seen.expected_targets / float(total[1])
@@ -244,6 +276,7 @@ def train(
     dtype: torch.dtype = torch.float64,
     *,
     resume_in: Path | None = None,
+    packed: Packed = "no",
 ) -> dict[str, Any]:
     """Three steps. Collective.
 
@@ -253,15 +286,17 @@ def train(
         dtype: Of everything.
         resume_in: A folder that all ranks see: save there after step 2, and make step 3 with a
             fresh model and optimizer that were loaded from it.
+        packed: Whether samples are documents that do not see each other, packed or on one rank one
+            after the other.
     """
     with all_in(dtype):
-        return _train(layout, model, dtype, resume_in)
+        return _train(layout, model, dtype, resume_in, packed)
 
 
 def _train(
-    layout: Layout, model: str, dtype: torch.dtype, resume_in: Path | None
+    layout: Layout, model: str, dtype: torch.dtype, resume_in: Path | None, packed: Packed
 ) -> dict[str, Any]:
-    trainer = Trainer(layout, model, dtype)
+    trainer = Trainer(layout, model, dtype, packed)
     for number in range(STEPS):
         if resume_in is not None and number == STEPS - 1:
             keeper = Checkpointer(resume_in, CheckpointSpec())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError
 from paceline.profile import DecoderShape
+from paceline.runtime.strategy.context.documents import Documents, current
 from paceline.runtime.strategy.context.split import attention
 
 INIT_STD = 0.02
@@ -174,20 +175,38 @@ class Rotary(nn.Module):
             )
         left, right = heads_BNSD[..., :half], heads_BNSD[..., half:]
         turned_BNSD = torch.cat((-right, left), dim=-1)
-        rotated_BNSD = heads_BNSD * self.cos_SD[:seq_len] + turned_BNSD * self.sin_SD[:seq_len]
+        cos, sin = self.cos_SD[:seq_len], self.sin_SD[:seq_len]
+        if (documents := current()) is not None:
+            key = ("rotary", self.theta, half, heads_BNSD.device)
+            cos, sin = documents.keep(key, lambda: self._restarting(documents))
+        rotated_BNSD = heads_BNSD * cos + turned_BNSD * sin
         return rotated_BNSD.to(heads_BNSD.dtype)
+
+    def _restarting(self, documents: Documents) -> tuple[Tensor, Tensor]:
+        """The tables of packed samples, `cos_B1SD` and `sin_B1SD`: rows of those of whole samples,
+        which a context rank has not got."""
+        device = self.cos_SD.device
+        angles_SD = self._angles(torch.arange(self.seq_len, device=device, dtype=torch.float32))
+        rows_B1S = documents.positions(device).unsqueeze(1)
+        return angles_SD.cos()[rows_B1S], angles_SD.sin()[rows_B1S]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Compute the tables, on whatever device they are."""
-        head_dim, device = self.cos_SD.shape[1], self.cos_SD.device
-        exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+        device = self.cos_SD.device
         positions = torch.cat(
             [
                 torch.arange(span.start, span.stop, device=device, dtype=torch.float32)
                 for span in self.spans
             ]
         )
-        angles = torch.outer(positions, self.theta**-exponents).repeat(1, 2)
+        angles = self._angles(positions)
         self.cos_SD.copy_(angles.cos())
         self.sin_SD.copy_(angles.sin())
+
+    def _angles(self, positions: Tensor) -> Tensor:
+        """By how much each pair of a head is turned at these positions, in one more dimension."""
+        head_dim = self.cos_SD.shape[1]
+        exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+        angles = positions.unsqueeze(-1) * self.theta ** -(exponents / head_dim)
+        return torch.cat((angles, angles), dim=-1)

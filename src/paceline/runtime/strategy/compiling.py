@@ -15,6 +15,7 @@ from torch import nn
 from paceline.errors import PlanError, Problem
 from paceline.runtime._torch_private import has_triton
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
+from paceline.runtime.strategy.context.documents import COMPILED
 
 
 def compile_blocks(
@@ -36,6 +37,7 @@ def compile_blocks(
     PlanError.raise_for(check_compiler(device_type, num_blocks=len(blocks)))
     for block in blocks:
         block.forward = torch.compile(block.forward, backend=backend)
+        setattr(block, COMPILED, True)
     return model
 
 

@@ -12,7 +12,7 @@ Letters in tensor names: B samples in a micro-batch, S tokens in a sample, V siz
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.runtime.devices import to_device
-from paceline.runtime.strategy.context.split import local_tokens
+from paceline.runtime.strategy.context.documents import Documents, check_asked, kept_apart
+from paceline.runtime.strategy.context.split import keep_apart, local_tokens
 from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import pipeline
@@ -115,14 +116,15 @@ def forward_backward(
     layout, total = meshes.layout, _Total(meshes, uneven, targets_per_sample)
     num = layout.accumulation if uneven is None else uneven.num_micro_batches
     if isinstance(model, pipeline.Pipeline):
-        batches = [_own_part(batch, meshes) for batch in micro_batches]
+        parts = [_own_part(batch, meshes, model) for batch in micro_batches]
         on_phase("backward")
-        total.expect(batches[0])
+        total.expect(parts[0])
         with loss_context(layout):
             seen = pipeline.forward_backward(
                 model,
-                batches,
+                [(part.inputs_BS, part.targets_BS) for part in parts],
                 partial(_local_loss, loss_of),
+                documents=[part.documents for part in parts],
                 loss_scale=loss_scale / total.expected,
                 forward_context=partial(autocast, precision, meshes.device_type, layout),
             )
@@ -130,14 +132,15 @@ def forward_backward(
         return total.losses()
     for index, batch in enumerate(micro_batches):
         set_gradient_sync(model, layout, is_last=index == num - 1)
-        inputs_BS, targets_BS = _own_part(batch, meshes)
-        total.expect((inputs_BS, targets_BS))
+        part = _own_part(batch, meshes, model)
+        total.expect(part)
         on_phase("forward")
-        with loss_context(layout):
+        with loss_context(layout), kept_apart(part.documents):
             with autocast(precision, meshes.device_type, layout):
-                output = model(inputs_BS)
+                output = model(part.inputs_BS)
+                check_asked(part.documents)
                 on_phase("loss")
-                loss_sum, num_targets = _local_loss(loss_of, output, targets_BS)
+                loss_sum, num_targets = _local_loss(loss_of, output, part.targets_BS)
             del output
             on_phase("backward")
             factor = loss_scale * loss_factor(layout, model) / total.expected
@@ -162,20 +165,26 @@ def evaluate(
     layout, total = meshes.layout, _Total(meshes)
     context = partial(autocast, precision, meshes.device_type, layout)
     if isinstance(model, pipeline.Pipeline):
-        batches = [_own_part(batch, meshes) for batch in micro_batches]
-        total.expect(batches[0])
+        parts = [_own_part(batch, meshes, model) for batch in micro_batches]
+        total.expect(parts[0])
         with loss_context(layout):
             total.add(
                 *pipeline.evaluate(
-                    model, batches, partial(_local_loss, loss_of), forward_context=context
+                    model,
+                    [(part.inputs_BS, part.targets_BS) for part in parts],
+                    partial(_local_loss, loss_of),
+                    documents=[part.documents for part in parts],
+                    forward_context=context,
                 )
             )
         return total.losses()
     for batch in micro_batches:
-        inputs_BS, targets_BS = _own_part(batch, meshes)
-        total.expect((inputs_BS, targets_BS))
-        with loss_context(layout), context():
-            total.add(*_local_loss(loss_of, model(inputs_BS), targets_BS))
+        part = _own_part(batch, meshes, model)
+        total.expect(part)
+        with loss_context(layout), context(), kept_apart(part.documents):
+            output = model(part.inputs_BS)
+            check_asked(part.documents)
+            total.add(*_local_loss(loss_of, output, part.targets_BS))
     return total.losses()
 
 
@@ -185,13 +194,24 @@ def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Te
     return loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum, num_targets
 
 
-def _own_part(batch: Batch, meshes: Meshes) -> tuple[Tensor, Tensor]:
-    """This context rank's tokens."""
+class _Part(NamedTuple):
+    """This context rank's part of a micro-batch."""
+
+    inputs_BS: Tensor
+    targets_BS: Tensor
+    documents: Documents | None
+
+
+def _own_part(batch: Batch, meshes: Meshes, model: nn.Module) -> _Part:
+    """This context rank's tokens, and where the documents are where samples are packed."""
     inputs_BS, targets_BS, *ends = batch
-    if ends:
-        raise NotImplementedError("documents in a sample cannot be kept apart yet")
     layout, rank = meshes.layout, meshes.place.context
-    return local_tokens(inputs_BS, layout, rank), local_tokens(targets_BS, layout, rank)
+    documents = None
+    if ends:
+        keep_apart(model, layout)
+        documents = Documents(ends[0], inputs_BS.shape[1], layout, rank)
+    own_inputs, own_targets = (local_tokens(each, layout, rank) for each in (inputs_BS, targets_BS))
+    return _Part(own_inputs, own_targets, documents)
 
 
 class _Total:
@@ -209,10 +229,10 @@ class _Total:
         if uneven is not None:
             self.expected = uneven.num_targets
 
-    def expect(self, batch: Batch) -> None:
+    def expect(self, part: _Part) -> None:
         """Unless it is known, every micro-batch is expected to have as many as the first."""
         if not self.expected:
-            per_sample = batch[1].numel() * self._layout.context / self._layout.micro_batch
+            per_sample = part.targets_BS.numel() * self._layout.context / self._layout.micro_batch
             self.expected = per_sample * self._layout.global_batch
 
     def add(self, loss_sum: Tensor, num_targets: Tensor | int) -> None:

@@ -1,4 +1,4 @@
-"""Context parallelism in Hugging Face models.
+"""Context parallelism and packed samples in Hugging Face models.
 
 Their attention is looked up by a name in the config, so ours is registered under a name. For a name
 that has no mask function transformers builds no mask, which is what is wanted: whether a token is
@@ -7,11 +7,13 @@ tables and position embeddings are read.
 """
 
 import inspect
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.errors import JobError
 from paceline.runtime.strategy.context.split import Context, cannot
 
 NAME = "paceline_context"
@@ -26,15 +28,23 @@ _NOT_SPLIT = ("s_aux", "position_bias", "cache", "cu_seq_lens_q", "cu_seq_lens_k
 """Arguments of transformers' attention functions, beyond ours, that change the result."""
 
 
-def split_huggingface(model: nn.Module, context: Context) -> None:
-    """Make a Hugging Face model attend over all tokens while it is given this rank's.
+def split_huggingface(
+    model: nn.Module, context: Context, refusal: Callable[[str, str], JobError] = cannot
+) -> None:
+    """Make a Hugging Face model attend over all tokens while it is given this rank's, and to each
+    document alone in packed samples.
 
     The model gets copies of its configs, which other models may share.
+
+    Args:
+        model: Whole, or a stage of it.
+        context: Who has its tokens.
+        refusal: From what cannot be done, and how to do without.
 
     Raises:
         JobError: R030, the model is of a kind whose tokens cannot be split.
     """
-    _check_model(model)
+    _check_model(model, refusal)
     _register()
     memo: dict[int, Any] = {}
     module: Any
@@ -53,9 +63,9 @@ def split_huggingface(model: nn.Module, context: Context) -> None:
     _base(model).register_forward_pre_hook(place, with_kwargs=True)
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module, cannot: Callable[[str, str], JobError]) -> None:
     config: Any = model.config
-    whole = "set layout.context to 1"
+    whole = "set layout.context to 1, or data.pack to windows where samples are packed"
     kind = f"a {config.model_type} model"
     can_set = getattr(type(model), "_can_set_attn_implementation", None)
     if can_set is None or not can_set():
@@ -136,5 +146,5 @@ def _placed(args: tuple[Any, ...], kwargs: dict[str, Any], context: Context) -> 
     tokens = kwargs.get("input_ids")
     tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
     tokens = args[0] if tokens is None else tokens
-    positions_S = context.positions(tokens.shape[1], tokens.device)
-    return {**kwargs, "position_ids": positions_S.unsqueeze(0)}
+    positions = context.positions(tokens.shape[1], tokens.device)
+    return {**kwargs, "position_ids": positions if positions.dim() == 2 else positions[None]}

@@ -15,7 +15,9 @@ Letters in tensor names:
     B  samples    N  query heads (K: key and value heads)    S  tokens of this rank    D  head width
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from paceline.runtime.strategy.context.kernels import choose_kernel
+from paceline.runtime.strategy.context.documents import Documents
+from paceline.runtime.strategy.context.kernels import BlockKernel, choose_kernel
 
 _HEADS, _GRADIENTS = 0, 1
 """Tags, so that the two kinds of messages between the same ranks cannot be mistaken."""
@@ -38,6 +41,7 @@ def ring_attention(
     *,
     is_causal: bool = True,
     scale: float | None = None,
+    documents: Documents | None = None,
 ) -> Tensor:
     """Attention of this rank's tokens to all tokens of the sample, `output_BNSD`.
 
@@ -51,10 +55,12 @@ def ring_attention(
         group: The ranks that share the sample, in the order of their chunks.
         is_causal: Whether a token sees only itself and earlier ones. Needs an even S.
         scale: Of the scores; 1 / sqrt(D) when None.
+        documents: Where they are in packed samples: blocks are cut at their edges.
     """
     scale = query_BNSD.shape[-1] ** -0.5 if scale is None else scale
     heads = (query_BNSD, key_BKSD, value_BKSD)
-    output: Tensor = _Ring.apply(*heads, group, is_causal, scale)  # type: ignore[no-untyped-call]
+    blocks = _Blocks(group.rank(), group.size(), query_BNSD.shape[2], is_causal, documents)
+    output: Tensor = _Ring.apply(*heads, group, blocks, scale)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -66,20 +72,20 @@ class _Ring(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         group: dist.ProcessGroup,
-        is_causal: bool,
+        blocks: "_Blocks",
         scale: float,
     ) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
-            output, lse = _forward(query, key, value, group, is_causal, scale)
+            output, lse = _forward(query, key, value, group, blocks, scale)
         ctx.save_for_backward(query, key, value, output, lse)
-        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
+        ctx.group, ctx.blocks, ctx.scale = group, blocks, scale
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         with torch.autocast(grad.device.type, enabled=False):
-            grads = _backward(grad, ctx.saved_tensors, ctx.group, ctx.is_causal, ctx.scale)
+            grads = _backward(grad, ctx.saved_tensors, ctx.group, ctx.blocks, ctx.scale)
         return (*grads, None, None, None)
 
 
@@ -88,7 +94,7 @@ def _forward(
     key: Tensor,
     value: Tensor,
     group: dist.ProcessGroup,
-    is_causal: bool,
+    blocks: "_Blocks",
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     kernel = choose_kernel(query, key, value)
@@ -97,20 +103,22 @@ def _forward(
     merged, merged_lse = torch.empty(0), torch.empty(0)
     for step in range(world):
         coming = held.send_on(group, _HEADS) if step < world - 1 else None
-        block = _block(rank, (rank - step) % world, query.shape[2], is_causal)
-        output, lse = kernel.forward(
-            query[:, :, block.first_query :],
-            held.first[:, :, : block.num_keys],
-            held.second[:, :, : block.num_keys],
-            block.is_diagonal and is_causal,
-            scale,
-        )
-        if step == 0:  # its own block comes first, so every query has seen a key
-            # Copies, because selective recompute may have kept these.
-            merged, merged_lse = output.to(lse.dtype, copy=True), lse.clone()
-        else:
-            rows = slice(block.first_query, None)
-            _merge(merged[:, :, rows], merged_lse[:, :, rows], output, lse)
+        for block in blocks.of((rank - step) % world):
+            output, lse = kernel.forward(
+                query[block.queries],
+                held.first[block.keys],
+                held.second[block.keys],
+                block.is_causal,
+                scale,
+            )
+            if block.is_all:  # its own block comes first, so every query has seen a key
+                # Copies, because selective recompute may have kept these.
+                merged, merged_lse = output.to(lse.dtype, copy=True), lse.clone()
+                continue
+            if not len(merged):
+                merged = torch.zeros(*query.shape[:3], value.shape[3]).to(lse)
+                merged_lse = merged.new_full(query.shape[:3], -torch.inf)
+            _merge(merged[block.queries], merged_lse[block.queries], output, lse)
         if coming is not None:
             held = coming.arrived()
     return merged.to(query.dtype), merged_lse
@@ -120,10 +128,10 @@ def _backward(
     grad: Tensor,
     saved: tuple[Tensor, ...],
     group: dist.ProcessGroup,
-    is_causal: bool,
+    blocks: "_Blocks",
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, output, lse = saved
+    query, key, value, _, lse = saved
     kernel = choose_kernel(query, key, value)
     world, rank = group.size(), group.rank()
     # A gradient that was expanded, as that of a sum is, has strides which the kernels do not read.
@@ -133,17 +141,15 @@ def _backward(
     behind: _Exchange | None = None
     for step in range(world):
         coming = held.send_on(group, _HEADS) if step < world - 1 else None
-        block = _block(rank, (rank - step) % world, query.shape[2], is_causal)
-        rows, keys = slice(block.first_query, None), slice(0, block.num_keys)
-        own_query, own_output, own_lse = (each[:, :, rows] for each in (query, output, lse))
-        kept = own_query, held.first[:, :, keys], held.second[:, :, keys], own_output, own_lse
-        of_query, of_key, of_value = kernel.backward(
-            grad[:, :, rows], kept, block.is_diagonal and is_causal, scale
-        )
-        grad_query[:, :, rows] += of_query
+        parts = [
+            (block, _block_gradients(kernel, grad, saved, held, block, scale))
+            for block in blocks.of((rank - step) % world)
+        ]
         gradients = _Pair.zeros(key, value, lse.dtype) if behind is None else behind.arrived()
-        gradients.first[:, :, keys] += of_key
-        gradients.second[:, :, keys] += of_value
+        for block, (of_query, of_key, of_value) in parts:
+            grad_query[block.queries] += of_query
+            gradients.first[block.keys] += of_key
+            gradients.second[block.keys] += of_value
         behind = gradients.send_on(group, _GRADIENTS)
         if coming is not None:
             held = coming.arrived()
@@ -156,23 +162,88 @@ def _backward(
     )
 
 
+def _block_gradients(
+    kernel: BlockKernel,
+    grad: Tensor,
+    saved: tuple[Tensor, ...],
+    held: "_Pair",
+    block: "_Block",
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, _, _, output, lse = (each[block.queries] for each in saved)
+    kept = query, held.first[block.keys], held.second[block.keys], output, lse
+    return kernel.backward(grad[block.queries], kept, block.is_causal, scale)
+
+
+_Rows = tuple[slice, slice, slice]
+"""Of tensors that begin with B, N and S."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
     """What of this rank's queries sees what of another's keys: the rest is masked, and skipped."""
 
-    first_query: int
-    num_keys: int
-    is_diagonal: bool
+    queries: _Rows
+    keys: _Rows
+    is_causal: bool
+    is_all: bool = False
+    """Whether every query is in it."""
 
 
-def _block(rank: int, source: int, num_tokens: int, is_causal: bool) -> _Block:
-    """Chunks r and 2W-1-r, and a source's s and 2W-1-s: r > s sees its first chunk with both of
-    its own, r < s sees both with its second."""
-    if source == rank or not is_causal:
-        return _Block(0, num_tokens, source == rank)
-    if source < rank:
-        return _Block(0, num_tokens // 2, False)
-    return _Block(num_tokens // 2, num_tokens, False)
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The blocks of one rank."""
+
+    rank: int
+    world: int
+    num_tokens: int
+    is_causal: bool
+    documents: Documents | None
+
+    def of(self, source: int) -> list[_Block]:
+        """Of this rank's queries with a source's keys.
+
+        Chunks r and 2W-1-r, and a source's s and 2W-1-s: r > s sees its first chunk with both of
+        its own, r < s sees both with its second.
+        """
+        if self.documents is not None:
+            self.documents.was_asked = True
+            key = ("ring", self.rank, source, self.is_causal)
+            return self.documents.keep(key, lambda: list(self._cut(source)))
+        whole, half = slice(None), self.num_tokens // 2
+        first, second = (whole, whole, slice(0, half)), (whole, whole, slice(half, None))
+        both = (whole, whole, whole)
+        if source == self.rank or not self.is_causal:
+            is_own = source == self.rank
+            return [_Block(both, both, is_own and self.is_causal, is_all=is_own)]
+        if source < self.rank:
+            return [_Block(both, first, False)]
+        return [_Block(second, both, False)]
+
+    def _cut(self, source: int) -> Iterator[_Block]:
+        """The same with documents apart: for each pair of chunks the documents that are in both."""
+        assert self.documents is not None
+        chunk = self.num_tokens // 2
+        for sample, spans in enumerate(self.documents.spans):
+            for (query_at, query_chunk), (key_at, key_chunk) in product(
+                enumerate((self.rank, 2 * self.world - 1 - self.rank)),
+                enumerate((source, 2 * self.world - 1 - source)),
+            ):
+                if self.is_causal and key_chunk > query_chunk:
+                    continue
+                for span in spans:
+                    queries = _inside(span, query_chunk * chunk, chunk, query_at * chunk)
+                    keys = _inside(span, key_chunk * chunk, chunk, key_at * chunk)
+                    if queries.start < queries.stop and keys.start < keys.stop:
+                        of_sample = slice(sample, sample + 1), slice(None)
+                        is_diagonal = self.is_causal and key_chunk == query_chunk
+                        yield _Block((*of_sample, queries), (*of_sample, keys), is_diagonal)
+
+
+def _inside(span: tuple[int, int], chunk_start: int, chunk: int, at: int) -> slice:
+    """The part of a document that is in a chunk, counted from where the rank has the chunk."""
+    start, stop = (min(max(edge - chunk_start, 0), chunk) for edge in span)
+    return slice(at + start, at + stop)
 
 
 def _merge(merged: Tensor, merged_lse: Tensor, output: Tensor, lse: Tensor) -> None:

@@ -22,6 +22,11 @@ from torch import Tensor, nn
 from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_sample
+from paceline.runtime.strategy.context.documents import (
+    cannot_pack,
+    check_not_compiled,
+    current,
+)
 from paceline.runtime.strategy.context.ring import ring_attention
 from paceline.runtime.strategy.context.tokens import (
     local_positions,
@@ -30,12 +35,17 @@ from paceline.runtime.strategy.context.tokens import (
 )
 from paceline.runtime.strategy.context.ulysses import ulysses_attention, whole_attention
 from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.pipeline.stages import ENTERS_AT_BLOCKS
 from paceline.runtime.strategy.ways.ways import Ways, block_modules
+
+_APART = "_paceline_keeps_documents_apart"
+"""Attribute of a model that has been given a packed sample."""
 
 __all__ = [
     "Context",
     "attention",
     "cannot",
+    "keep_apart",
     "local_positions",
     "local_spans",
     "local_tokens",
@@ -87,10 +97,36 @@ def split_context(
         _answer_calls(model, context, ways)
 
 
+def keep_apart(model: nn.Module, layout: Layout) -> None:
+    """Make a model of transformers ask for documents, the first time it is given a packed sample.
+
+    Other models ask by calling `attention`, and those that are split over context ranks have ours
+    already.
+
+    Raises:
+        JobError: R030, it cannot keep documents apart.
+    """
+    if getattr(model, _APART, False):
+        return
+    setattr(model, _APART, True)
+    check_not_compiled(model)
+    for part in model.modules() if layout.context == 1 else ():
+        if hasattr(part, "base_model_prefix") and hasattr(part, ENTERS_AT_BLOCKS):
+            from paceline.runtime.strategy.context.huggingface import split_huggingface
+
+            split_huggingface(part, Context(layout, 0, None), cannot_pack)
+
+
 class Context:
     """The ranks that share this rank's samples, and attention over all their tokens."""
 
-    def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, layout: Layout, rank: int, group: dist.ProcessGroup | None) -> None:
+        """
+        Args:
+            layout: Its context ranks.
+            rank: This one of them.
+            group: All of them; None when there is one, which has all tokens.
+        """
         self.layout = layout
         self.rank = rank
         self.group = group
@@ -127,11 +163,24 @@ class Context:
             query_BNSD, key_BKSD = query_BNSD.to(narrow), key_BKSD.to(narrow)
             value_BKSD = value_BKSD.to(narrow)
         heads = (query_BNSD, key_BKSD, value_BKSD)
+        if self.layout.context == 1:
+            return whole_attention(
+                *heads,
+                is_causal=is_causal,
+                scale=scale,
+                dropout=dropout,
+                window=window,
+                softcap=softcap,
+            )
         if self.layout.context_kind == "ring":
             self._check_ring(query_BNSD.shape[2], is_causal, dropout, window, softcap)
-            mixed: Tensor = ring_attention(*heads, self.group, is_causal=is_causal, scale=scale)
+            assert self.group is not None
+            mixed: Tensor = ring_attention(
+                *heads, self.group, is_causal=is_causal, scale=scale, documents=current()
+            )
             return mixed
         self._check_heads(query_BNSD.shape[1])
+        assert self.group is not None
         return ulysses_attention(
             *heads,
             self.group,
@@ -143,7 +192,10 @@ class Context:
         )
 
     def positions(self, num_tokens: int, device: torch.device | None = None) -> Tensor:
-        """Where in their samples this rank's tokens are, given how many it has of each."""
+        """Where in their samples this rank's tokens are, given how many it has of each; in packed
+        samples `positions_BS`, in their documents."""
+        if (documents := current()) is not None:
+            return documents.positions(device)
         seq_len = num_tokens * self.layout.context
         return local_positions(seq_len, self.layout, self.rank, device)
 
@@ -232,9 +284,11 @@ def attention(
 
 def positions(num_tokens: int, device: torch.device | None = None) -> Tensor:
     """Where in their samples the tokens are that a person's own module is given: 0, 1, 2, ...
-    unless they are split."""
+    unless they are split. In packed samples `positions_BS`, from 0 in each document."""
     if _ACTIVE:
         return _ACTIVE[-1].positions(num_tokens, device)
+    if (documents := current()) is not None:
+        return documents.positions(device)
     return torch.arange(num_tokens, device=device)
 
 

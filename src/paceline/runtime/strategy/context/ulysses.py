@@ -12,6 +12,7 @@ Letters in tensor names:
     W  ranks that share a sample    T  tokens of the whole sample, W x S
 """
 
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runtime._torch_private import FUNCTIONAL
+from paceline.runtime.strategy.context.documents import apart_attention, current, fused_attention
 
 
 def ulysses_attention(
@@ -80,7 +82,38 @@ def whole_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention where all tokens are on this rank. torch's own, except with a softcap."""
+    """Attention where all tokens are on this rank; in packed samples, of each document alone.
+
+    torch's own, except with a softcap.
+    """
+    heads = query_BNTD, key_BKTD, value_BKTD
+    documents = current()
+    if documents is not None and window is None and softcap is None and not dropout:
+        fused = fused_attention(*heads, documents, is_causal=is_causal, scale=scale)
+        if fused is not None:
+            return fused
+    attend = partial(
+        _attention,
+        is_causal=is_causal,
+        scale=scale,
+        dropout=dropout,
+        window=window,
+        softcap=softcap,
+    )
+    return attend(*heads) if documents is None else apart_attention(*heads, documents, attend)
+
+
+def _attention(
+    query_BNTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    dropout: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
     num_tokens = query_BNTD.shape[2]
     is_shared = query_BNTD.shape[1] != key_BKTD.shape[1]
     seen_TT = None

@@ -31,6 +31,7 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_micro_batches, check_schedule
 from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
 from paceline.runtime.devices import current_device
+from paceline.runtime.strategy.context.documents import Documents, check_asked, kept_apart
 from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import tied
@@ -54,6 +55,9 @@ LossOf = Callable[[Any, Tensor], tuple[Tensor, Tensor | int]]
 
 MicroBatches = Sequence[tuple[Tensor, Tensor]]
 """`inputs_BS` and `targets_BS` of each, all of one shape."""
+
+Apart = Sequence[Documents | None] | None
+"""Where the documents of each micro-batch are; None where no sample is packed."""
 
 
 def split_stages(model: nn.Module, layout: Layout, meshes: Meshes, ways: StageWays) -> "Pipeline":
@@ -107,6 +111,7 @@ class Pipeline(nn.Module):
         """Second name -> first name of parameters with a place on two stages."""
 
         self._loss = _Loss()
+        self._documents: Sequence[Documents | None] = ()
         self._schedules: dict[object, Any] = {}
 
     def forward(self, *_: Any) -> NoReturn:
@@ -174,6 +179,7 @@ def forward_backward(
     micro_batches: MicroBatches,
     loss_of: LossOf,
     *,
+    documents: Apart = None,
     loss_scale: float = 1.0,
     forward_context: ForwardContext = nullcontext,
 ) -> tuple[Tensor, Tensor]:
@@ -187,6 +193,7 @@ def forward_backward(
         micro_batches: This data rank's, the same on all its stages. Inputs are read by the first,
             targets by the last.
         loss_of: Called on the last stage.
+        documents: Of each micro-batch.
         loss_scale: Usually 1 / (expected number of targets in the global batch).
         forward_context: Entered around each forward pass and loss: autocast.
 
@@ -202,7 +209,7 @@ def forward_backward(
                 module.set_reshard_after_forward(False, recurse=False)
                 module.set_requires_all_reduce(True, recurse=False)
     pipeline._loss.scale = loss_scale
-    sums = _run(pipeline, micro_batches, loss_of, forward_context, trains=True)
+    sums = _run(pipeline, micro_batches, documents, loss_of, forward_context, trains=True)
     finish_gradients(pipeline)
     tied.sum_gradients(pipeline.places_of_tied(), pipeline.meshes.pipeline.get_group())
     return sums
@@ -214,11 +221,12 @@ def evaluate(
     micro_batches: MicroBatches,
     loss_of: LossOf,
     *,
+    documents: Apart = None,
     forward_context: ForwardContext = nullcontext,
 ) -> tuple[Tensor, Tensor]:
     """Sum of the losses and number of targets as `forward_backward` returns them, no gradients."""
     pipeline._loss.scale = 1.0
-    return _run(pipeline, micro_batches, loss_of, forward_context, trains=False)
+    return _run(pipeline, micro_batches, documents, loss_of, forward_context, trains=False)
 
 
 class _Loss:
@@ -243,6 +251,7 @@ class _Loss:
 def _run(
     pipeline: Pipeline,
     micro_batches: MicroBatches,
+    documents: Apart,
     loss_of: LossOf,
     forward_context: ForwardContext,
     *,
@@ -250,6 +259,7 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     loss = pipeline._loss
     loss.loss_of, loss.context, loss.sums = loss_of, forward_context, []
+    pipeline._documents = documents or [None] * len(micro_batches)
     tied.follow(pipeline.places_of_tied())
     schedule = _schedule(pipeline, micro_batches, trains=trains)
     inputs, targets = zip(*micro_batches, strict=True)
@@ -258,6 +268,8 @@ def _run(
     wanted = torch.cat(targets) if last in pipeline.stages else None
     step = schedule.step if trains else schedule.eval
     step(*given, target=wanted, return_outputs=False)
+    for each in pipeline._documents:
+        check_asked(each)
     device = inputs[0].device
     loss_sum, num_targets = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
     for one_sum, one_number in loss.sums:
@@ -293,6 +305,7 @@ def _schedule(pipeline: Pipeline, micro_batches: MicroBatches, *, trains: bool) 
                 torch.empty(shape, dtype=stream, device="meta"),
                 _device_of(part, pipeline.meshes),
                 lambda: pipeline._loss.context(),
+                lambda index: kept_apart(pipeline._documents[index]),
             )
             for part, index in zip(pipeline.parts, pipeline.stages, strict=True)
         ]

@@ -104,6 +104,7 @@ class Stage(PipelineStage):
         hidden_BSH: Tensor,
         device: torch.device,
         forward_context: ForwardContext = nullcontext,
+        around: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """
         Args:
@@ -115,6 +116,7 @@ class Stage(PipelineStage):
             hidden_BSH: Like what goes from stage to stage, on meta; also its type.
             device: Where it computes, and receives: offloaded parameters are in host memory.
             forward_context: Around the forward pass and the loss: autocast.
+            around: Around both passes of each micro-batch, by its number.
 
         Raises:
             JobError: `R064`, torch is older than 2.12, whose stages allocate otherwise.
@@ -139,6 +141,7 @@ class Stage(PipelineStage):
         )
         self.hidden_BSH = hidden_BSH
         self.forward_context = forward_context
+        self.around = around
         self._is_pretended = is_pretended(group)
 
     # A vote on whether all stages know their shapes: they do. It also opens the connections, so it
@@ -186,7 +189,19 @@ class Stage(PipelineStage):
             if not info.is_root_arg:
                 info.buffer = torch.empty_like(self.hidden_BSH, device=self.device)
 
-    # The forward pass.
+    # The passes, which pipelines mix: a block that is recomputed needs its micro-batch's documents.
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.around(fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.around(bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.around(bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with self.forward_context():
