@@ -13,7 +13,7 @@ from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
 
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
 LONG = ("--set", "train.steps=200", "--set", f"recovery.patience={PATIENCE_S}")
 
 
