@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from paceline.runtime.checkpoint._room import Room
 from paceline.runtime.checkpoint._share import Part
 from paceline.runtime.optimizer.sharded import part_of
 from paceline.runtime.state import (
@@ -70,13 +71,14 @@ def make_target(saved: Saved, model: nn.Module, optimizer: torch.optim.Optimizer
     places, parameters = parameter_places(model), named_parameters(model)
     of_parameter = _listed(saved)
     sources: dict[str, dict[str, _Source]] = {}
+    room = Room()
     for raw, place in places.items():
         names = [n for owner in dict.fromkeys((place.name, raw)) for n in of_parameter[owner]]
         sources[raw] = {}
         live = _live(optimizer, parameters[raw])
         for name in _own_names(names, raw, parameters[raw]):
             key = split_optimizer_name(name)[1]
-            tensor = _room(name, saved[name], place, parameters[raw], live.get(key))
+            tensor = _memory_for(room, name, saved[name], place, parameters[raw], live.get(key))
             sources[raw][key] = _add(state, name, tensor, place, parameters[raw])
     return Target(
         {
@@ -157,7 +159,9 @@ def _live(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Mapping[
     return held or (make(parameter) if make is not None else {})
 
 
-def _room(name: str, facts: Any, place: Place, parameter: nn.Parameter, live: Any) -> Tensor | None:
+def _memory_for(
+    room: Room, name: str, facts: Any, place: Place, parameter: nn.Parameter, live: Any
+) -> Tensor | None:
     """Memory for one saved value, laid out as this rank needs it; None for no tensor."""
     if not isinstance(facts, TensorStorageMetadata):
         return None
@@ -172,7 +176,7 @@ def _room(name: str, facts: Any, place: Place, parameter: nn.Parameter, live: An
             return live.detach() if live.dtype == dtype else torch.empty_like(live, dtype=dtype)
         told = f"{list(live.shape)} is needed here"
     elif size == place.size and not part:
-        return torch.empty_like(parameter.detach(), dtype=dtype)
+        return room.like(parameter.detach(), dtype)
     elif not is_of_whole:
         whole = torch.empty(size, dtype=dtype, device=local_part(parameter)[1].device)
         if part or not is_split(parameter):
