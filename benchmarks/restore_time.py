@@ -7,7 +7,8 @@ round restores the newest checkpoint into a fresh optimizer: every byte is hashe
 between two barriers, so the slowest rank counts. With `--before`, a checkout of earlier code does
 the same with the same files, in turn with this one, and the ratio is of the pairs. The page cache
 is warm; with `--cold` the files are dropped from it before each round (posix_fadvise). The digest
-is `state_digest` of what was restored; both must give the same one.
+is `state_digest` of what was restored; both must give the same one. Processor time is the sum over
+the ranks: where other work has the cores too, it says more than the time on the clock.
 """
 
 import argparse
@@ -27,6 +28,9 @@ LAYER_BYTES = 12 * HIDDEN * HIDDEN
 """A float32 parameter and its two moments."""
 
 
+_WHAT = ("restore", "digest")
+
+
 def main() -> None:
     """Write the checkpoint, measure in turn, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -34,6 +38,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="checkout to compare with")
     parser.add_argument("--gb", type=float, default=4.0)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--only", choices=_WHAT, help="leave the other out")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
@@ -54,26 +59,30 @@ def main() -> None:
         size = sum(path.stat().st_size for path in folder.rglob("*.distcp"))
         cache = "dropped before each round" if options.cold else "warm"
         print(f"{WORLD} ranks, FSDP2, gloo; {size / 1e9:.2f} GB of data files; page cache {cache}")
-        for what in ("restore", "digest"):
-            report(what, rounds(what, sides, options.pairs, folder if options.cold else None))
+        for what in [options.only] if options.only else _WHAT:
+            took = rounds(what, sides, options.pairs, folder if options.cold else None)
+            report(what, {side: [clock for clock, _ in each] for side, each in took.items()})
+            processor = {side: [busy for _, busy in each] for side, each in took.items()}
+            report(f"{what}, processor time", processor)
         for ranks in sides.values():
             tell(ranks, "end")
 
 
 def rounds(
     what: str, sides: dict[str, list[Any]], pairs: int, cold: Path | None
-) -> dict[str, list[float]]:
-    """Seconds of each round by side; the first round of each is left out."""
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
+) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of each round by side, on the clock and of the processor; without the first round."""
+    seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     digests = set()
     for turn in range(pairs + 1):
         for side in sorted(sides, reverse=bool(turn % 2)):
             if cold is not None:
                 drop_from_cache(cold)
-            took, _, digest = tell(sides[side], what).partition(" ")
-            digests.add(digest)
+            answers = [answer.split() for answer in tell(sides[side], what)]
+            digests.add(tuple(digest for _, _, digest in answers))
             if turn > 0:
-                seconds[side].append(float(took))
+                busy = sum(float(busy) for _, busy, _ in answers)
+                seconds[side].append((float(answers[0][0]), busy))
     assert len(digests) == 1, f"not the same state: {digests}"
     return seconds
 
@@ -105,13 +114,12 @@ def start(checkout: Path, folder: Path, side: str, rank: int, gb: float) -> Any:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
 
 
-def tell(ranks: list[Any], order: str) -> str:
-    """Have all ranks of a side do something; rank 0's answer."""
+def tell(ranks: list[Any], order: str) -> list[str]:
+    """Have all ranks of a side do something; their answers."""
     for rank in ranks:
         rank.stdin.write(f"{order}\n")
         rank.stdin.flush()
-    answers = [str(rank.stdout.readline()).strip() for rank in ranks]
-    return answers[0]
+    return [str(rank.stdout.readline()).strip() for rank in ranks]
 
 
 def serve(rank: int, folder: Path, store: Path, num_bytes: int) -> None:
@@ -141,10 +149,11 @@ def serve(rank: int, folder: Path, store: Path, num_bytes: int) -> None:
         elif order == "restore":
             optimizer.state.clear()
             took = timed(lambda: keeper.restore_newest(model, optimizer))
-            answer = f"{took[0]} {optimizer.state_dict()['state'][0]['exp_avg'].sum().item()}"
+            first = optimizer.state_dict()["state"][0]["exp_avg"]
+            answer = f"{took[0]} {took[1]} {first.sum().item()}"
         else:
             took = timed(lambda: state_digest(model, optimizer))
-            answer = f"{took[0]} {took[1]}"
+            answer = f"{took[0]} {took[1]} {took[2]}"
         print(answer, flush=True)
     dist.destroy_process_group()
 
@@ -170,15 +179,16 @@ def build(layers: int, rank: int) -> Any:
     return model
 
 
-def timed(action: Any) -> tuple[float, Any]:
-    """Seconds between two barriers around it, and what it returned."""
+def timed(action: Any) -> tuple[float, float, Any]:
+    """Seconds between two barriers, this rank's of the processor, and what came of it."""
     import torch.distributed as dist
 
     dist.barrier()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     result = action()
+    busy = time.process_time() - busy
     dist.barrier()
-    return time.perf_counter() - start, result
+    return time.perf_counter() - start, busy, result
 
 
 if __name__ == "__main__":
