@@ -1,5 +1,7 @@
 """A rank whose GPU is not there says so before it builds anything."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -13,9 +15,16 @@ from paceline.runtime.own_gpu import check_own_gpu
 def two_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(own_gpu, "DRIVER", tmp_path)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("PACELINE_GPUS", raising=False)
+    shows(monkeypatch, "aa", "bb")
+
+
+def shows(monkeypatch, *uuids):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    named = [SimpleNamespace(uuid=uuid) for uuid in uuids]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", named.__getitem__)
 
 
 def test_a_gpu_that_is_there_passes():
@@ -68,3 +77,19 @@ def test_a_gpu_that_disappears_in_a_run_counts_as_broken_hardware():
     with pytest.raises(RuntimeError, match="disappeared: rank 3 needs GPU 3") as lost:
         check_own_gpu(3, is_first=False)
     assert cause_of(str(lost.value)) == "accelerator"
+
+
+def test_a_neighbours_gpu_under_the_number_of_a_lost_one_is_not_taken(monkeypatch):
+    monkeypatch.setenv("PACELINE_GPUS", "GPU-aa,GPU-bb,GPU-cc")
+    shows(monkeypatch, "aa", "cc")
+    check_own_gpu(0, is_first=False)
+    with pytest.raises(RuntimeError, match="GPU-bb is gone, and 2 of 3 are left") as lost:
+        check_own_gpu(1, is_first=False)
+    assert cause_of(str(lost.value)) == "accelerator"
+
+
+@pytest.mark.parametrize("known", ["GPU-aa,GPU-bb", "GPU-bb,GPU-aa", "MIG-1,MIG-2"])
+def test_nothing_is_refused_where_no_gpu_is_lost_or_uuids_are_of_another_kind(monkeypatch, known):
+    monkeypatch.setenv("PACELINE_GPUS", known)
+    for local_rank in (0, 1):
+        check_own_gpu(local_rank, is_first=False)

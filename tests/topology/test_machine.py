@@ -10,6 +10,7 @@ from paceline.topology.find import catalog_name
 from paceline.topology.machine import (
     Gpu,
     Machine,
+    find_gpu_uuids,
     find_local_machine,
     read_cgroup_bytes,
     read_cpu_max,
@@ -153,3 +154,10 @@ def test_the_tools_alone_are_no_gpu(monkeypatch, tmp_path, is_there):
 def test_gpus_that_are_seen_need_no_reason(monkeypatch, tmp_path):
     machine = smi(monkeypatch, tmp_path, "NVIDIA L4, 23034 MiB", 0, "0")
     assert (len(machine.gpus), machine.why_no_gpus) == (1, None)
+
+
+def test_the_uuids_of_gpus_are_known_unless_one_is_lost(monkeypatch, tmp_path):
+    smi(monkeypatch, tmp_path, "GPU-6a91\nGPU-6b13", 0)
+    assert find_gpu_uuids() == ["GPU-6a91", "GPU-6b13"]
+    smi(monkeypatch, tmp_path, LOST, 15)
+    assert find_gpu_uuids() == []

@@ -30,7 +30,7 @@ import msgspec
 
 from paceline.control import messages as say
 from paceline.control.environment import environment_of_workers, undone
-from paceline.control.health import EVERY_S, open_health
+from paceline.control.health import EVERY_S, open_health, own_gpus
 from paceline.control.injection import carry_out
 from paceline.control.kernel import num_oom_kills
 from paceline.control.limits import raise_open_files
@@ -45,6 +45,7 @@ from paceline.record.holding import hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.spec.faults import parse_fault
+from paceline.topology.machine import find_gpu_uuids
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 """Environment variable with the secret that proves an agent belongs to this controller."""
@@ -112,7 +113,11 @@ class Agent:
                 limit_s=spec.recovery.collective_timeout,
                 without=TOKEN_VARIABLE,
             )
-            | {"PACELINE_NODE": str(node)},
+            | {"PACELINE_NODE": str(node)}
+            | own_gpus(
+                find_gpu_uuids() if self._on_accelerator else [],
+                os.environ.get("CUDA_VISIBLE_DEVICES"),
+            ),
             run.logs / f"agent-{node}.log",
         )
 

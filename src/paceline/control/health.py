@@ -112,6 +112,17 @@ def open_health(node: int) -> Health | str:
     return health
 
 
+def own_gpus(uuids: Sequence[str], variable: str | None) -> dict[str, str]:
+    """The variable that gives workers the UUIDs of the node's GPUs as they are now, in CUDA's order
+    (`runtime/own_gpu.py` compares them later); empty where they are unknown.
+
+    >>> own_gpus(["GPU-aa", "GPU-bb"], "1,0")
+    {'PACELINE_GPUS': 'GPU-bb,GPU-aa'}
+    """
+    seen = [uuids[at] for at in visible(uuids, variable)]
+    return {"PACELINE_GPUS": ",".join(seen)} if seen else {}
+
+
 def visible(uuids: Sequence[str], variable: str | None) -> list[int]:
     """Numbers of the GPUs that `CUDA_VISIBLE_DEVICES` leaves, up to the first that is none.
 

@@ -23,9 +23,11 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
         RuntimeError: The GPU was there before, and is not any more.
     """
     num_seen = torch.cuda.device_count()
-    if local_rank < num_seen:
+    moved = _moved(local_rank, num_seen)
+    if local_rank < num_seen and moved is None:
         return
     through, fix = _why(num_seen)
+    through = moved or through
     said = f"rank {os.environ.get('RANK', '?')} needs GPU {local_rank}; {through}"
     if not is_first:
         raise RuntimeError(
@@ -38,6 +40,19 @@ def check_own_gpu(local_rank: int, *, is_first: bool) -> None:
         where="cluster.per_node",
         fix=fix,
     )
+
+
+def _moved(local_rank: int, num_seen: int) -> str | None:
+    """What shows that CUDA numbers the GPUs otherwise than when the agent began, as a new process
+    does after one is lost: this number may then be another rank's GPU. None where it is the same
+    GPU, and where UUIDs cannot be compared."""
+    before = os.environ.get("PACELINE_GPUS", "").replace("GPU-", "").split(",")
+    now = [str(torch.cuda.get_device_properties(at).uuid) for at in range(num_seen)]
+    lost = [uuid for uuid in before if uuid not in now]
+    own = slice(local_rank, local_rank + 1)
+    if not lost or len(lost) == len(before) or now[own] == before[own]:
+        return None
+    return f"GPU-{lost[0]} is gone, and {num_seen} of {len(before)} are left, numbered anew"
 
 
 def _why(num_seen: int) -> tuple[str, str]:

@@ -15,7 +15,6 @@ from shutil import which
 from typing import TypeVar
 
 _G = TypeVar("_G")
-_SMI_QUERY = ("--query-gpu=name,memory.total", "--format=csv,noheader")
 _SMI_TIMEOUT_S = 10
 _SMI_NOTHING = (6, 9)
 """How nvidia-smi ends where it finds no GPU, and no driver. Source: its manual, RETURN VALUE."""
@@ -80,6 +79,17 @@ def find_local_machine() -> Machine:
         gpus=gpus,
         why_no_gpus=why_no_gpus,
     )
+
+
+def find_gpu_uuids() -> list[str]:
+    """The UUID of each of this machine's GPUs, in the order of the bus, hidden ones included;
+    empty where nvidia-smi fails. Takes as long as it does."""
+    tool = which("nvidia-smi")
+    try:
+        done = _ask_smi(tool, "uuid") if tool is not None else None
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split() if done is not None and done.returncode == 0 else []
 
 
 def read_cpuinfo(text: str) -> CpuInfo:
@@ -272,9 +282,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
         files = sorted(Path("/dev").glob("nvidia[0-9]*"))
         return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
     try:
-        done = subprocess.run(
-            [tool, *_SMI_QUERY], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
-        )
+        done = _ask_smi(tool, "name,memory.total")
     except subprocess.TimeoutExpired:
         return (), f"nvidia-smi does not answer within {_SMI_TIMEOUT_S} s"
     except OSError as error:
@@ -289,6 +297,13 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
     if gpus and not seen:
         return (), f"CUDA_VISIBLE_DEVICES={visible!r} shows none of {len(gpus)} GPUs"
     return seen, None
+
+
+def _ask_smi(tool: str, fields: str) -> subprocess.CompletedProcess[str]:
+    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader"]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=False
+    )
 
 
 def _is_nvidia_on_bus() -> bool:
