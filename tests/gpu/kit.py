@@ -67,13 +67,20 @@ def main(words: Sequence[str] | None = None) -> int:
     """Entry point; 0 when no check failed, 1 when one did, 2 when there is no GPU to check."""
     parser = argparse.ArgumentParser(prog="./test-gpu", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LIMITS_S))
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the kit itself")
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        choices=("cuda", "cpu"),
+        help="cuda, or cpu to try the kit itself",
+    )
     parser.add_argument("--write", action="store_true", help="put the table into docs/gpu.md")
     parser.add_argument("--child-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     unknown = [name for name in options.names if name not in LIMITS_S]
     if unknown:
         parser.error(f"there is no check {unknown[0]}; there are {', '.join(LIMITS_S)}")
+    if options.write and options.device != "cuda":
+        parser.error("--write puts a GPU's figures into docs/gpu.md: leave out --device cpu")
     if options.child_of is not None:
         return _one(options.names[0], options.device, options.child_of)
     if options.device == "cuda" and (why := why_no_gpu()) is not None:
@@ -229,10 +236,23 @@ def machine(device: str) -> str:
 
 
 def with_figures(page: str, figures: str) -> str:
-    """The page with what is between its marks replaced."""
+    """The page with a table between its marks. Rows of other checks stay where they were taken on
+    the same machine, software and day, as one call may have time for some checks only."""
     before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+    old, _, after = rest.partition(END)
+    (taken_on, *head), rows = _head_and_rows(figures)
+    if taken_on in old.splitlines():
+        rows = _head_and_rows(old)[1] | rows
+    body = [rows[name] for name in sorted(rows, key=list(LIMITS_S).index)]
+    return "\n".join([f"{before}{BEGIN}", taken_on, *head, *body, f"{END}{after}"])
+
+
+def _head_and_rows(figures: str) -> tuple[list[str], dict[str, str]]:
+    """What stands above a table's rows, and the row of each check."""
+    lines = figures.splitlines()
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+    rows = {name: line for name, line in rows.items() if name in LIMITS_S}
+    return [line for line in lines if line not in rows.values()], rows
 
 
 if __name__ == "__main__":

@@ -225,6 +225,34 @@ def test_the_table_replaces_the_pages_figures_and_nothing_else():
     assert new.partition(END)[2] == page.partition(END)[2]
 
 
+def test_checks_run_in_parts_fill_one_table_unless_machine_or_day_differ():
+    def with_one(page, name, found):
+        line = Line(name=name, expected="-", found=found, verdict="measured")
+        return with_figures(page, table([line], "cpu"))
+
+    whole = with_one(with_one(PAGE.read_text(), "death", "1 s"), "memory", "5 GiB")
+    assert whole.index("| memory | - | 5 GiB |") < whole.index("| death | - | 1 s |")
+    again = with_one(whole, "death", "2 s")
+    assert again == whole.replace("| 1 s |", "| 2 s |")
+    later = with_one(whole.replace(", Python 3", ", Python 2"), "death", "2 s")
+    assert "| 5 GiB |" not in later
+    assert later.count("| check |") == 2  # the page's own table of checks is the other
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--device", "cpu", "--write"), "--write puts a GPU's figures into docs/gpu.md"),
+        (("--device", "nope"), "invalid choice: 'nope'"),
+    ],
+)
+def test_figures_of_a_cpu_and_unknown_devices_are_refused(capsys, words, said):
+    with pytest.raises(SystemExit) as ended:
+        kit.main(["death", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "name",
     [
