@@ -110,28 +110,7 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
     if is_prepared(job) and not prepare:
         find_prepared(job)
         return None
-    data = find_data(job, show_preparing())
-    _refuse_packed(job, data)
-    return data
-
-
-def _refuse_packed(job: "Job", data: "TrainedOn | None") -> None:
-    """
-    Raises:
-        JobError: `R013`, the runtime does not keep documents in a sample apart yet.
-    """
-    from paceline.errors import JobError
-    from paceline.prepare import Prepared
-
-    if isinstance(data, Prepared) and data.index.pack == "documents":
-        raise JobError.of(
-            code="R013",
-            what="these data are packed documents, and Paceline's own trainer cannot keep the "
-            "documents of a sample apart yet",
-            where=job.where("data.pack"),
-            fix="`paceline data prepare` and `show` work for them; to train here now, use text "
-            "with data.pack: windows",
-        )
+    return find_data(job, show_preparing())
 
 
 def _refuse_prepared_there(job: "Job", place: str) -> None:

@@ -84,11 +84,15 @@ class PartWriter:
             self._keys.append(key)
             self._open = (0, 0)
 
-    def close(self) -> Part:
-        """Make the part whole."""
+    def abandon(self) -> None:
+        """Close its files; after an error it is not made whole."""
         self._tokens.close()
         if self._trained is not None:
             self._trained.close()
+
+    def close(self) -> Part:
+        """Make the part whole."""
+        self.abandon()
         np.save(self._unfinished / "lengths.npy", np.asarray(self._lengths, np.int64))
         np.save(self._unfinished / "keys.npy", np.asarray(self._keys, np.uint64))
         part = Part(

@@ -101,18 +101,25 @@ def make_part(folder: Path, file: str, recipe: Recipe, workers: Workers, report:
         JobError: D002, it cannot be read; D014, its template cannot be masked.
     """
     writer = PartWriter(folder, file, recipe.dtype)
+    try:
+        _fill(writer, file, recipe, workers, report)
+        return writer.close()
+    finally:
+        writer.abandon()
+
+
+def _fill(writer: PartWriter, file: str, recipe: Recipe, workers: Workers, report: Report) -> None:
     form = form_of(file)
     if form == "bin":
         for documents in token_documents(file, recipe):
             writer.add(Batch(documents=documents), len(documents))
             report(sum(document.tokens.nbytes for document in documents))
-        return writer.close()
+        return
     for rows, batch in workers.encode_all(_batches(file, form, writer)):
         if batch.refused is not None:
             raise _not_maskable(file, form, *batch.refused)
         writer.add(batch, sum(row.is_last for row in rows))
         report(sum(_size(row) for row in rows))
-    return writer.close()
 
 
 def _batches(file: str, form: str, writer: PartWriter) -> Iterator[list[Row]]:
