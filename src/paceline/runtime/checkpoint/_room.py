@@ -1,9 +1,10 @@
 """New memory of the host for optimizer state that is read: in large pages where there are any.
 
 New memory costs the first touch of its pages: 0.52 s a GB at 4 KiB each, 0.11 s at 2 MiB, beside
-0.11 s for reading and hashing as much (measured, Linux 6.18, AMD EPYC, virtual machine; 2.4 s for
-either where the host has yet to find the memory). Advice on what `malloc` gave comes too late:
-where it has written before a tensor there is a small page, and no large one can be.
+0.11 s for reading and hashing as much (measured, Linux 6.18, AMD EPYC, virtual machine). Where its
+host has no memory behind a page yet, that dominates: 2.5 s a GB, seen with large pages. Advice on
+what `malloc` gave comes too late: where it has written before a tensor there is a small page, and
+no large one can be.
 """
 
 import contextlib
