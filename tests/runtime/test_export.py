@@ -152,8 +152,11 @@ def test_weights_from_hugging_face_begin_a_run_and_go_back_the_same(saved, tmp_p
     assert digest == read_digest(tmp_path / "start/step-00000000")
 
 
+def load_file(path):
+    return pytest.importorskip("safetensors.torch").load_file(path)
+
+
 def test_pickled_weights_become_safetensors_and_nothing_in_them_is_run(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
     folder = tmp_path / "old"
     folder.mkdir()
     shared = torch.randn(4, 6)
@@ -162,12 +165,42 @@ def test_pickled_weights_become_safetensors_and_nothing_in_them_is_run(tmp_path)
     want = replace(asked(folder, tmp_path / "new", "safetensors"), source_form="torch")
     done = export.convert(want)
     assert done.before == done.after
-    found = safetensors.load_file(tmp_path / "new/model.safetensors")
+    found = load_file(tmp_path / "new/model.safetensors")
     assert all(torch.equal(found[name], shared) for name in state)
     for content in (print, "text", [1]):
         torch.save(content, folder / "pytorch_model.bin")
         with pytest.raises(CheckpointError, match="could not be converted"):
             export.convert(replace(want, out=str(tmp_path / "other")))
+
+
+def test_experts_are_written_apart_and_read_by_transformers_again(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tests.runtime.equality import CONFIGS
+
+    from paceline.runtime.huggingface import build_hf
+
+    torch.manual_seed(3)
+    model = build_hf(CONFIGS["mixtral"])
+    (tmp_path / "old").mkdir()
+    torch.save(model.state_dict(), tmp_path / "old/pytorch_model.bin")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    done = export.convert(
+        replace(
+            asked(tmp_path / "old", tmp_path / "new", "safetensors"),
+            source_form="torch",
+            config=CONFIGS["mixtral"],
+            beside=(str(tokenizer),),
+        )
+    )
+    assert done.before == done.after
+    assert str(tmp_path / "new/tokenizer.json") in done.files
+    names = load_file(tmp_path / "new/model.safetensors")
+    assert "model.layers.0.block_sparse_moe.experts.3.w1.weight" in names
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new", dtype=torch.float32)
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model.eval()(tokens))
 
 
 def copy_and_lose(rank, world, folder, store):

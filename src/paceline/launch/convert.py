@@ -18,7 +18,7 @@ from paceline.profile.hf_names import hf_config_of
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
 from paceline.record.run import open_run
 from paceline.spec import Job
-from paceline.spec.pretrained import find_pretrained, loads_weights
+from paceline.spec.pretrained import files_beside, find_pretrained, loads_weights
 
 
 def convert(asked: Conversion) -> Converted:
@@ -54,11 +54,12 @@ def with_known_config(asked: Conversion) -> Conversion:
     own = (source if source.is_dir() else source.parent) / "config.json"
     if asked.source_form != "paceline" and own.is_file():
         config: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
-        return replace(asked, config=config)
+        return replace(asked, config=config, beside=files_beside(own.parent))
     try:
         job = open_run(source.parent.parent).job()
         found = resolve_config(job)
         shape = resolve_decoder(job) if found is None else None
+        pretrained = find_pretrained(job)
     except PacelineError:
         if asked.merge:
             raise
@@ -75,7 +76,8 @@ def with_known_config(asked: Conversion) -> Conversion:
             where="--merge",
             fix="leave --merge out",
         )
-    return replace(asked, config=known, adapters=adapters)
+    beside = files_beside(pretrained.folder) if pretrained is not None else ()
+    return replace(asked, config=known, beside=beside, adapters=adapters)
 
 
 def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None:

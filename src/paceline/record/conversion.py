@@ -58,6 +58,9 @@ class Conversion:
     merge: bool = False
     """Whether adapters are added to the weights that they were trained beside."""
 
+    beside: tuple[str, ...] = ()
+    """Files that go beside safetensors: the tokenizer's, and the settings of generation."""
+
     facts: Mapping[str, Any] = field(default_factory=dict)
     """For the manifest of a checkpoint that is written anew."""
 

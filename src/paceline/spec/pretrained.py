@@ -24,6 +24,10 @@ PICKLES = "pytorch_model*.bin"
 """Weights in a form that can run code when it is read."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_BESIDE = (
+    *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template*", "generation_config.json", "spiece.model"),
+)
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -132,6 +136,12 @@ def _relative(folder: Path, start: Path) -> str:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_beside(folder: Path) -> tuple[str, ...]:
+    """What a model's folder has beside config and weights and any program that uses it needs: the
+    tokenizer's files, chat templates and the settings of generation."""
+    return tuple(str(path) for name in _BESIDE for path in sorted(folder.glob(name)))
 
 
 def hub_cache() -> Path:

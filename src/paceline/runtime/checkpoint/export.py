@@ -9,6 +9,7 @@ conversion is read back, and its digest compared with that of the source.
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from paceline.runtime.checkpoint.adapter_files import (
     merged,
     peft_name,
 )
+from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
 from paceline.spec.pretrained import PICKLES
@@ -196,6 +198,8 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     elif are_built_in(model):
         model = {str(to_hf_name(name)): load for name, load in model.items()}
         notes.append("names are those of Hugging Face's Llama, which the built-in decoder is")
+    elif asked.config is not None:
+        model = as_stored(model, asked.config)
     sizes = {name: load().nbytes for name, load in model.items()}
     groups = _grouped(sizes, asked.max_shard_bytes)
     out = Path(asked.out)
@@ -220,6 +224,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         files[-1].write_text(json.dumps(dict(asked.config), indent=2) + "\n")
     else:
         notes.append("config.json is not written: the model's is not known")
+    files += [Path(shutil.copy(each, out)) for each in asked.beside if Path(each).is_file()]
 
     def load(name: str) -> Tensor:
         with safe_open(out / places[name], framework="pt") as opened:
