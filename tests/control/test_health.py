@@ -207,6 +207,21 @@ def test_without_nvml_nothing_is_watched_and_the_record_has_the_reason(driver, m
     )
 
 
+def test_an_error_of_nvml_that_nobody_expected_is_in_the_record(driver, monkeypatch):
+    monkeypatch.delattr(Driver, "nvmlDeviceGetTemperature")
+    (note,) = notes_of_node(3)
+    assert note.startswith("node 3: the health of GPUs is not watched: AttributeError: ")
+    assert "nvmlDeviceGetTemperature" in note
+
+
+def test_a_package_without_the_older_name_has_the_newer_one(driver, monkeypatch):
+    ask = Driver.nvmlDeviceGetCurrentClocksThrottleReasons
+    monkeypatch.setattr(Driver, "nvmlDeviceGetCurrentClocksEventReasons", ask, raising=False)
+    monkeypatch.delattr(Driver, "nvmlDeviceGetCurrentClocksThrottleReasons")
+    driver.gpus[1].reasons = 0x80
+    assert open_health(0).changes() == [change("GPU-b", "power brake", 1)]
+
+
 def notes_of_node(node: int) -> list[str]:
     """What an agent on a machine without NVML has for the record."""
     notes: list[str] = []

@@ -195,14 +195,16 @@ class Agent:
                     f"{name}={os.environ[name]} undoes recovery over NCCL: {setting.otherwise}; "
                     f"unset {name}, and agents set {setting.value}"
                 )
-        health = await asyncio.to_thread(open_health, self._node)
-        if isinstance(health, str):
-            self._note(f"node {self._node}: the health of GPUs is not watched: {health}")
-            return
-        while True:
-            for change in await asyncio.to_thread(health.changes):
-                self._uplink.report(say.ForRecord(event=change))
-            await asyncio.sleep(EVERY_S)
+        why: object
+        try:
+            why = health = await asyncio.to_thread(open_health, self._node)
+            while not isinstance(health, str):
+                for change in await asyncio.to_thread(health.changes):
+                    self._uplink.report(say.ForRecord(event=change))
+                await asyncio.sleep(EVERY_S)
+        except Exception as error:  # noqa: BLE001 - nobody awaits this task
+            why = f"{type(error).__name__}: {error}"
+        self._note(f"node {self._node}: the health of GPUs is not watched: {why}")
 
     def _note(self, text: str) -> None:
         self._uplink.report(say.ForRecord(event=Noted(text=text)))

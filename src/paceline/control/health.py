@@ -160,7 +160,10 @@ def _figures(nvml: Any, handle: Any) -> dict[str, int]:
     rows = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is not None:
         found |= {"row remap pending": int(rows[2]), "row remap failed": int(rows[3])}
-    reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    # The older of two names, which newer packages may drop: every driver knows it.
+    ask_reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
+    ask_reasons = ask_reasons or nvml.nvmlDeviceGetCurrentClocksEventReasons
+    reasons = _ask(nvml, ask_reasons, handle)
     if reasons is not None:
         found |= {word: int(bool(reasons & bit)) for bit, word in THROTTLES.items()}
     at = _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
