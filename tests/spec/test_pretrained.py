@@ -98,10 +98,12 @@ def test_samples_beyond_the_known_positions_and_tokens_that_are_not_bytes_are_re
 ):
     config = LLAMA | {"max_position_embeddings": 32, "vocab_size": 49152}
     write(tmp_path / "tiny", "model.safetensors", config=config)
-    found = list(check_runnable(job("{pretrained: tiny}", tmp_path)))
+    asked = job("{pretrained: tiny, tokenizer: bytes}", tmp_path)
+    found = list(check_runnable(asked))
     assert [each.code for each in found] == ["M014", "R013"]
     assert "data.seq_len is 64, and the model knows 32 positions" in found[0].what
     assert "49152 tokens" in found[1].what
+    assert len(list(check_runnable(job("{pretrained: tiny}", tmp_path)))) == 1
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "tokenizer.json"])

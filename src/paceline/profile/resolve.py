@@ -25,6 +25,7 @@ from paceline.profile.runnable import (
 from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
+from paceline.spec.data_fields import is_prepared
 from paceline.spec.hf_config import has_hf_config, load_hf_config
 from paceline.spec.pretrained import check_unused, find_pretrained, loads_weights
 
@@ -191,14 +192,13 @@ def _check_pretrained(job: Job, config: Mapping[str, Any]) -> Iterator[Problem]:
             "max_position_embeddings and the rotary scaling in config.json",
         )
     vocab = config.get("vocab_size")
-    if vocab != 256:
+    if vocab != 256 and not is_prepared(job):
         yield Problem(
             code="R013",
-            what=f"the model has {vocab} tokens of its tokenizer, and Paceline's own trainer reads "
-            "the bytes of files as tokens",
-            where=job.where("model.pretrained"),
-            fix="`paceline plan` and `paceline prove` work for it; train it with program and your "
-            "own code",
+            what=f"the model knows {vocab} tokens of its tokenizer, and model.tokenizer bytes "
+            "would give it bytes as tokens",
+            where=job.where("model.tokenizer"),
+            fix="leave model.tokenizer out to take the model's own, or give its folder",
         )
 
 
