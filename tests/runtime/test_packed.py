@@ -4,6 +4,7 @@ In float64: what is left is the order of sums. A sample whose documents see each
 positions run on, differs by many orders of magnitude more.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,10 +26,13 @@ from tests.runtime.tensor_models import compute_in_float64
 
 from paceline.errors import JobError
 from paceline.parallel.layout import Layout
+from paceline.profile.resolve import check_packing
 from paceline.runtime import strategy
+from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.context.documents import Documents
+from paceline.spec import parse_job
 
 ROUNDING = 1e-12
 """As in `test_layouts.py`: sums of up to 4,096 terms in another order, over three steps."""
@@ -92,10 +96,14 @@ def test_packed_documents_train_as_documents_apart_do_in_every_layout(kind: str)
     check(4, {kind: LAYOUTS})
 
 
-def losses_of_second(layout: Layout, tokens_BT: torch.Tensor, *, packed: bool) -> float:
+def losses_of_second(
+    layout: Layout, tokens_BT: torch.Tensor, *, packed: bool, vocab: int = SHAPE.vocab
+) -> float:
     """The evaluation loss of the second document's targets alone."""
     meshes = strategy.make_meshes(layout, "cpu")
-    model = strategy.apply(make_model("built-in").double(), layout, meshes, precision="fp32")
+    torch.manual_seed(0)
+    whole = Decoder(replace(SHAPE, vocab=vocab, layers=2), SEQ_LEN).double()
+    model = strategy.apply(whole, layout, meshes, precision="fp32")
     targets_BS = torch.full((len(tokens_BT), SEQ_LEN), strategy.IGNORED)
     targets_BS[:, 5:11] = tokens_BT[:, 6:12]
     batch: Any = (tokens_BT[:, :-1], targets_BS)
@@ -116,7 +124,10 @@ def perturb(rank: int, world: int, layouts: dict[str, Layout]) -> dict[str, Any]
     other_BT[:, 2] = (other_BT[:, 2] + 1) % SHAPE.vocab
     return {
         name: [
-            [losses_of_second(layout, each, packed=packed) for each in (tokens_BT, other_BT)]
+            [
+                losses_of_second(layout, each, packed=packed, vocab=2048 if "head" in name else 64)
+                for each in (tokens_BT, other_BT)
+            ]
             for packed in (True, False)
         ]
         for name, layout in layouts.items()
@@ -127,6 +138,7 @@ def perturb(rank: int, world: int, layouts: dict[str, Layout]) -> dict[str, Any]
 def test_no_output_of_a_document_changes_with_a_token_of_the_one_before():
     names = ("DDP", "TP", "PP", "CP ring", "CP ulysses")
     layouts = {name: layout_of(OF_TWO[name] | {"micro_batch": 1}, {}) for name in names}
+    layouts["PP, the head alone on its stage"] = layouts["PP"]
     for found in run_ranks(perturb, 2, layouts)[0].items():
         name, (packed, whole) = found
         assert packed[0] == packed[1], name
@@ -171,3 +183,12 @@ def test_positions_restart_at_each_document_also_on_a_context_rank():
     assert Documents(ends, 16, alone_layout(), 0).positions(None)[0].tolist() == whole
     found = Documents(ends, 16, layout, 1).positions(None)[0].tolist()
     assert found == whole[4:8] + whole[8:12]
+
+
+def test_a_plan_refuses_what_cannot_keep_documents_apart(tmp_path):
+    (tmp_path / "bloom.json").write_text('{"model_type": "bloom", "hidden_size": 16, "n_head": 2}')
+    text = "model: {hf_config: bloom.json}\ntrain: {global_batch: 2, steps: 1, compile: true}\n"
+    job = parse_job(f"{text}data: {{corpus: python-stdlib}}", source="j", folder=tmp_path)
+    compiled, family = check_packing(job)
+    assert "train.compile" in compiled.what
+    assert "a bloom model" in family.what

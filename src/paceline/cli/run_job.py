@@ -110,7 +110,22 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
     if is_prepared(job) and not prepare:
         find_prepared(job)
         return None
-    return find_data(job, show_preparing())
+    data = find_data(job, show_preparing())
+    _check_packed(job, data)
+    return data
+
+
+def _check_packed(job: "Job", data: "TrainedOn | None") -> None:
+    """
+    Raises:
+        JobError: `R013`, documents in a sample cannot be kept apart as the job has it.
+    """
+    from paceline.errors import JobError
+    from paceline.prepare import Prepared
+    from paceline.profile.resolve import check_packing
+
+    if isinstance(data, Prepared) and data.index.pack == "documents":
+        JobError.raise_for(list(check_packing(job)))
 
 
 def _refuse_prepared_there(job: "Job", place: str) -> None:

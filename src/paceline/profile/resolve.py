@@ -19,6 +19,7 @@ from paceline.profile.module import ModuleFacts, profile_module
 from paceline.profile.runnable import (
     is_built_in,
     left_out,
+    packs,
     reasons_against_running,
     shape_of_config,
 )
@@ -136,6 +137,29 @@ def check_runnable(job: Job) -> Iterator[Problem]:
     if asked is not None and loads_weights(job):
         yield from _check_pretrained(job, asked.config)
     yield from _check_adapter(job)
+
+
+def check_packing(job: Job) -> Iterator[Problem]:
+    """What keeps documents that are packed into one sample from being kept apart."""
+    windows = "set data.pack: windows"
+    if job.spec.train.compile:
+        yield Problem(
+            code="R013",
+            what="train.compile and packed documents do not go together yet: documents end "
+            "elsewhere in every batch, and blocks would be compiled again for each",
+            where=job.where("train.compile"),
+            fix=f"leave train.compile out, or, for text, {windows}",
+        )
+    asked = resolve_config(job)
+    if asked is not None and not packs(asked.config):
+        kind = asked.config.get("model_type")
+        yield Problem(
+            code="R013",
+            what=f"documents in one sample cannot be kept apart in a {kind} model, whose attention "
+            "or positions cannot be set",
+            where=job.where("data.pack"),
+            fix=f"take another model, or, for text, {windows}",
+        )
 
 
 def _check_adapter(job: Job) -> Iterator[Problem]:

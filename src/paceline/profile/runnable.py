@@ -145,6 +145,18 @@ def reasons_against_running(config: Mapping[str, Any], seq_len: int) -> Iterator
         yield f"data.seq_len is {seq_len}, and it has {positions} positions"
 
 
+def packs(config: Mapping[str, Any]) -> bool:
+    """Whether documents in one sample can be kept apart: attention can be set, and positions
+    restart. tests/runtime/test_packed.py has four of these families; the others have the same
+    attention function and position ids.
+
+    >>> packs({"model_type": "bloom"}), packs({"model_type": "gpt2"})
+    (False, True)
+    """
+    kind = _kind(config)
+    return kind in BUILT_IN or kind in SPLIT - _ONE_ATTENTION
+
+
 def is_built_in(config: Mapping[str, Any]) -> bool:
     """Whether the built-in decoder can be this model; otherwise transformers builds it."""
     if _kind(config) not in BUILT_IN or config.get("quantization_config"):

@@ -78,7 +78,9 @@ def split_stages(model: nn.Module, layout: Layout, meshes: Meshes, ways: StageWa
         take_stage(model, ways, blocks[index], is_first=index == 0, is_last=index == last)
         for index in mine
     ]
-    return Pipeline(parts, mine, meshes, hidden_width(model, ways), tied_ends(model, ways))
+    made = Pipeline(parts, mine, meshes, hidden_width(model, ways), tied_ends(model, ways))
+    made.has_blocks = any(len(blocks[index]) for index in mine)
+    return made
 
 
 class Pipeline(nn.Module):
@@ -109,6 +111,9 @@ class Pipeline(nn.Module):
 
         self.second_names = dict(second_names)
         """Second name -> first name of parameters with a place on two stages."""
+
+        self.has_blocks = True
+        """Whether a stage here has blocks: the last may have the head alone."""
 
         self._loss = _Loss()
         self._documents: Sequence[Documents | None] = ()
@@ -268,7 +273,7 @@ def _run(
     wanted = torch.cat(targets) if last in pipeline.stages else None
     step = schedule.step if trains else schedule.eval
     step(*given, target=wanted, return_outputs=False)
-    for each in pipeline._documents:
+    for each in pipeline._documents if pipeline.has_blocks else ():
         check_asked(each)
     device = inputs[0].device
     loss_sum, num_targets = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
