@@ -18,10 +18,14 @@ _YOUNG_S = 2.0
 def contents_of(files: Sequence[str], cache: Path) -> dict[str, str]:
     """Each file -> hash of its contents; of a URL what its storage keeps instead.
 
+    Megatron's index beside a `.bin` file is among them.
+
     Raises:
         JobError: D002, a file cannot be read.
     """
     kept = _read(cache / _KEPT)
+    indexes = (str(Path(file).with_suffix(".idx")) for file in files if file.endswith(".bin"))
+    files = [*files, *(index for index in indexes if os.path.isfile(index))]
     found: dict[str, str] = {}
     is_new = False
     for file in files:

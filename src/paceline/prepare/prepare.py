@@ -109,6 +109,7 @@ def ask(job: Job) -> Request:
                     + [[_name(job, file), contents[file]] for file in source.files]
                     for source in everything
                 ],
+                sorted(contents[file] for file in contents if file.endswith(".idx")),
             ],
             order="deterministic",
         )

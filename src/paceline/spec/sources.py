@@ -118,10 +118,15 @@ def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:
     return Source(
         name=asked.name or _name_of(patterns[0], fallback),
         weight=asked.weight,
-        files=tuple(sorted(files)),
+        files=tuple(sorted(file for file in files if not _is_index(file, files))),
         columns=dict(asked.columns),
         where=job.where(field),
     )
+
+
+def _is_index(file: str, files: set[str]) -> bool:
+    """Whether a file is Megatron's index of another one."""
+    return file.endswith(".idx") and f"{file[:-4]}.bin" in files
 
 
 def _matches(pattern: str, folder: Path) -> Iterator[str]:
