@@ -140,6 +140,7 @@ def real_rank(job: Job, plan: Plan, rank: int, device: torch.device) -> Iterator
             precision=precision,
             optimizer=request.optimizer,
             seq_len=request.seq_len,
+            ways=ways,
         )
         made.step()
         yield made
