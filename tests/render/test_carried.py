@@ -31,6 +31,14 @@ VALUES = {
     "data.path": "/corpus/*.txt",
     "data.corpus": "python-stdlib",
     "data.held_out": 0.3,
+    "data.sources": [{"path": "/corpus/*.jsonl"}],
+    "data.kind": "chat",
+    "data.pack": "windows",
+    "data.too_long": "drop",
+    "data.train_on": "all",
+    "data.held_out_path": "/held-out/*.txt",
+    "data.broken_rows": 0.3,
+    "data.cache": "/prepared",
     "train.steps": 37,
     "train.optimizer": "sgd",
     "train.betas": [0.87, 0.97],
@@ -147,7 +155,10 @@ TOGETHER = {
 }
 """What is in the job with and without a setting, which means nothing else."""
 
-INSTEAD = {"data.path": {"data.corpus": None}, "data.corpus": {"data.path": None}}
+INSTEAD = {
+    **dict.fromkeys(("data.path", "data.sources"), {"data.corpus": None}),
+    "data.corpus": {"data.path": None},
+}
 """What a setting takes the place of."""
 
 PLACES = {"ssh", "slurm", "cloud", "ray", "kubernetes"}

@@ -53,6 +53,9 @@ RECOVERY: Mapping[str, Setting] = {
     "TORCH_NCCL_USE_COMM_NONBLOCKING": Setting(
         "1", "a communicator is made without a time limit: a rank lost meanwhile holds all others"
     ),
+    "NCCL_COMM_BLOCKING": Setting(
+        "0", "NCCL overrides torch: a communicator is made without a time limit"
+    ),
     # Says NVIDIA (nvidia-resiliency-ext, usage guide). Off costs bandwidth inside of a node with
     # NVSwitch: how much is to be measured there.
     "NCCL_NVLS_ENABLE": Setting("0", "aborts hang with NVLink SHARP"),
