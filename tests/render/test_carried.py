@@ -156,7 +156,7 @@ TOGETHER = {
 """What is in the job with and without a setting, which means nothing else."""
 
 INSTEAD = {
-    **dict.fromkeys(("data.path", "data.sources"), {"data.corpus": None}),
+    **{key: {"data.corpus": None} for key in ("data.path", "data.sources")},
     "data.corpus": {"data.path": None},
 }
 """What a setting takes the place of."""
