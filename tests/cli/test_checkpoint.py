@@ -26,6 +26,15 @@ def damage(path):
     file.write_bytes(broken)
 
 
+def test_a_gguf_file_is_refused_with_the_package_that_reads_it(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "gguf" else name)
+    with pytest.raises(JobError, match="needs gguf, which is not installed"):
+        call("convert", file, tmp_path / "out", "--from", "gguf", "--to", "safetensors")
+    assert not (tmp_path / "out").exists()
+
+
 def test_ls_takes_a_run_a_folder_and_one_checkpoint(tmp_path):
     paths = [write(tmp_path / "run/checkpoints", step) for step in (10, 20)]
     (paths[1] / "COMMIT").unlink()

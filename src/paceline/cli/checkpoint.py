@@ -148,10 +148,11 @@ def verify(paths: tuple[str, ...], as_json: bool) -> int:
 @click.option(
     "--from",
     "source_form",
-    type=click.Choice(["paceline", "safetensors", "torch"]),
+    type=click.Choice(["paceline", "safetensors", "torch", "gguf"]),
     default="paceline",
     show_default=True,
-    help="What PATH is. torch: a folder with pytorch_model*.bin; nothing in them is run.",
+    help="What PATH is. torch: a folder with pytorch_model*.bin; nothing in them is run. gguf: one "
+    "file, whose weights are written as float32.",
 )
 @click.option(
     "--max-shard-size",
@@ -195,6 +196,7 @@ def convert(
       paceline checkpoint convert runs/tiny-lm-20261121-101500 weights.pt --to torch
       paceline checkpoint convert Qwen2.5-0.5B start --from safetensors
       paceline checkpoint convert old-model new-model --from torch --to safetensors
+      paceline checkpoint convert model.Q4_1.gguf model --from gguf --to safetensors
       paceline checkpoint convert runs/tiny-lm-20261121-101500 resharded --ranks 8
     """
     from paceline.errors import JobError, Problem
@@ -217,7 +219,8 @@ def convert(
             code="C011",
             what=f"there is nothing at {path}",
             where="PATH",
-            fix="give a folder with .safetensors files or pytorch_model*.bin, or one such file",
+            fix="give a folder with .safetensors files or pytorch_model*.bin, one such file, or a "
+            ".gguf file",
         )
         raise JobError(problem)
     if out.exists() and (out.is_file() or any(out.iterdir())):

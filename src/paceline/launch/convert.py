@@ -15,10 +15,18 @@ from paceline.launch.packages import need_package
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.profile.adapter import alpha_of
 from paceline.profile.hf_names import hf_config_of
-from paceline.record.conversion import AdapterFacts, Conversion, Converted
+from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
 from paceline.record.run import open_run
 from paceline.spec import Job
 from paceline.spec.pretrained import files_beside, find_pretrained, loads_weights
+
+_NEEDS: Mapping[Form, tuple[str, ...]] = {
+    "paceline": (),
+    "safetensors": ("safetensors",),
+    "torch": (),
+    "gguf": ("transformers", "gguf"),
+}
+"""Packages that read or write a form, besides torch."""
 
 
 def convert(asked: Conversion) -> Converted:
@@ -29,7 +37,8 @@ def convert(asked: Conversion) -> Converted:
         CheckpointError: `C012`, it cannot be read or written; `C013`, it is not the same.
         RunError: `C012`, the helper ended without a word.
     """
-    for package in ("torch", *(["safetensors"] if "safetensors" in _forms(asked) else [])):
+    forms = (asked.source_form, asked.form)
+    for package in dict.fromkeys(("torch", *(name for form in forms for name in _NEEDS[form]))):
         need_package(package, f"converting needs {package}")
     command = [sys.executable, "-m", "paceline.runtime.checkpoint.export"]
     told = subprocess.run(
@@ -52,6 +61,8 @@ def with_known_config(asked: Conversion) -> Conversion:
     """With the model's config.json: the source's own, or that of the run it lies in."""
     source = Path(asked.source)
     own = (source if source.is_dir() else source.parent) / "config.json"
+    if asked.source_form == "gguf":
+        return asked  # the file itself has it
     if asked.source_form != "paceline" and own.is_file():
         config: dict[str, Any] = json.loads(own.read_text(encoding="utf-8"))
         return replace(asked, config=config, beside=files_beside(own.parent))
@@ -99,10 +110,6 @@ def _weights(job: Job) -> tuple[Path, ...]:
     """Files of the weights that adapters were trained beside; none for drawn ones."""
     found = find_pretrained(job) if loads_weights(job) else None
     return () if found is None else found.weights
-
-
-def _forms(asked: Conversion) -> tuple[str, str]:
-    return asked.source_form, asked.form
 
 
 def _problem(asked: Conversion, code: str, what: str) -> Problem:

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from paceline.errors import Problem
 
-Form = Literal["paceline", "safetensors", "torch"]
+Form = Literal["paceline", "safetensors", "torch", "gguf"]
+"""`gguf` is read only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,12 +165,15 @@ def _find_folder(job: Job, name: str) -> tuple[Path, str | None]:
             )
         return path.resolve(), None
     if path.exists():
-        kind = "a .gguf file, which is not read yet" if path.suffix == ".gguf" else "a file"
+        fix = "give the folder that holds config.json and the safetensors files"
+        if path.suffix == ".gguf":
+            fix = f"write it as such a folder once: `paceline checkpoint convert {path} "
+            fix += f"{path.with_suffix('')} --from gguf --to safetensors`"
         raise JobError.of(
             code="M011",
-            what=f"model.pretrained {name} is {kind}",
+            what=f"model.pretrained {name} is a file",
             where=job.where("model.pretrained"),
-            fix="give the folder that holds config.json and the safetensors files",
+            fix=fix,
         )
     if _HUB_NAME.fullmatch(name) is None or name.startswith("."):
         raise JobError.of(

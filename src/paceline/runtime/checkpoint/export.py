@@ -2,9 +2,9 @@
 
     python -m paceline.runtime.checkpoint.export < request.json
 
-To Hugging Face safetensors and from them, from Hugging Face's pickled weights, to a file of torch,
-to another number of files. Every
-conversion is read back, and its digest compared with that of the source.
+To Hugging Face safetensors and from them, from Hugging Face's pickled weights and GGUF files, to a
+file of torch, to another number of files. Every conversion is read back, and its digest compared
+with that of the source.
 """
 
 import json
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ from paceline.runtime.checkpoint.adapter_files import (
 from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
-from paceline.spec.pretrained import PICKLES
+from paceline.spec.pretrained import PICKLES, files_beside
 
 _INDEX = "model.safetensors.index.json"
 _UNREADABLE = (
@@ -66,8 +67,11 @@ def convert(asked: Conversion) -> Converted:
         CheckpointError: `C012`, it cannot be read or written.
     """
     try:
-        state = _READERS[asked.source_form](asked)
-        done = _WRITERS[asked.form](asked, state)
+        with TemporaryDirectory() as folder:
+            if asked.source_form == "gguf":
+                asked = _unpacked(asked, Path(folder))
+            state = _READERS[asked.source_form](asked)
+            done = _WRITERS[asked.form](asked, state)
     except (*_UNREADABLE, WriteError, ImportError) as error:
         raise _problem(asked, error) from error
     except Exception as error:
@@ -129,6 +133,31 @@ def _from_torch(asked: Conversion) -> _State:
 def _copy(tensor: Tensor) -> Tensor:
     """Of its own memory: tied ones share it, which safetensors refuses."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _unpacked(asked: Conversion, folder: Path) -> Conversion:
+    """The model of a GGUF file as a folder of transformers, which is converted in its place.
+
+    transformers gives every weight its value in float32; it refuses to save a model that it
+    remembers as quantised (transformers 5.23), so it is made to forget.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = Path(asked.source)
+    named = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    model: Any = AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float32)
+    model.hf_quantizer, model.is_quantized = None, False
+    vars(model.config).pop("quantization_config", None)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**named).save_pretrained(folder)
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return replace(
+        asked,
+        source=str(folder),
+        source_form="safetensors",
+        config=config,
+        beside=files_beside(folder),
+    )
 
 
 def _by_our_names(asked: Conversion, values: dict[str, Load]) -> _State:
