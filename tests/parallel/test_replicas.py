@@ -69,11 +69,25 @@ def test_every_rank_is_in_one_group_of_one_stage_and_tensor_place():
             assert len({(p.data, p.context) for p in places}) == len(group)
 
 
+def of_node(num: int, ranks_per_node: int) -> list[int]:
+    """The node of each rank, where they follow each other."""
+    return [rank // ranks_per_node for rank in range(num)]
+
+
+@pytest.mark.parametrize("nodes", [(0, 1, 1, 0), (0, 0, 1, 0), (2, 1, 1, 2), (0, 1, 2, 1)])
+def test_a_copy_lies_on_another_node_too_where_a_rank_was_replaced_elsewhere(nodes):
+    for layout in (each for each in EVERY_LAYOUT if each.num_ranks == 4):
+        for rank in range(4):
+            holder = neighbour_of(layout, nodes, rank)
+            assert holder is not None
+            assert nodes[holder] != nodes[rank]
+
+
 @pytest.mark.parametrize("ranks_per_node", [1, 2, 3, 4, 8])
 def test_a_copy_lies_on_another_node_and_every_rank_keeps_one(ranks_per_node: int):
     for layout in EVERY_LAYOUT:
         num = layout.num_ranks
-        holders = [neighbour_of(layout, ranks_per_node, rank) for rank in range(num)]
+        holders = [neighbour_of(layout, of_node(num, ranks_per_node), rank) for rank in range(num)]
         if num <= ranks_per_node:
             assert holders == [None] * num
             continue
@@ -86,14 +100,19 @@ def test_a_copy_lies_on_another_node_and_every_rank_keeps_one(ranks_per_node: in
 def test_a_copy_is_kept_outside_the_replicas_where_there_is_such_a_rank():
     layout = layout_of("hybrid", data=8, shard=2)
     # Two ranks on, on the next node, is the same shard's replica; three ranks on is the other's.
-    assert [neighbour_of(layout, 2, rank) for rank in (0, 1, 6, 7)] == [3, 4, 1, 2]
+    assert [neighbour_of(layout, of_node(8, 2), rank) for rank in (0, 1, 6, 7)] == [3, 4, 1, 2]
     stages = layout_of(data=2, pipeline=2)
     for rank in range(4):
         same = next(group for group in replicas_of(stages) if rank in group)
-        assert neighbour_of(stages, 1, rank) not in same
+        assert neighbour_of(stages, of_node(4, 1), rank) not in same
 
 
 def test_where_only_replicas_are_on_another_node_one_of_them_keeps_the_copy():
-    assert [neighbour_of(layout_of(data=4), 2, rank) for rank in range(4)] == [2, 3, 0, 1]
+    assert [neighbour_of(layout_of(data=4), of_node(4, 2), rank) for rank in range(4)] == [
+        2,
+        3,
+        0,
+        1,
+    ]
     two_nodes = layout_of("hybrid", data=8, shard=4)
-    assert [neighbour_of(two_nodes, 4, rank) for rank in (0, 3, 4, 7)] == [4, 7, 0, 3]
+    assert [neighbour_of(two_nodes, of_node(8, 4), rank) for rank in (0, 3, 4, 7)] == [4, 7, 0, 3]

@@ -5,9 +5,11 @@ import torch
 from tests.runtime.test_shard import decoder, layout_of
 from tests.runtime.tiny import SEQ_LEN, SHAPE
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.errors import PlanError
+from paceline.runtime.huggingface import build_hf
 from paceline.runtime.strategy.compiling import check_compiler, compile_blocks
 from paceline.runtime.strategy.recompute import KEPT, recompute_blocks
 
@@ -129,3 +131,24 @@ def test_compilation_without_a_compiler_is_refused(monkeypatch):
 def test_a_model_without_blocks_cannot_be_compiled_by_block():
     with pytest.raises(PlanError, match="no list of them"):
         compile_blocks(nn.Linear(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch 2.13's compiler looks at it
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "num_hidden_layers": 12, "num_attention_heads": 2},
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 12, "n_head": 2, "n_positions": 64},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_blocks_of_transformers_share_one_compiled_graph(config):
+    """Their blocks know their own number (`layer_idx`), of which the compiler makes no guard; it
+    compiles a function eight times at most (`recompile_limit`, torch 2.13)."""
+    pytest.importorskip("transformers")
+    model = build_hf({"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64, **config})
+    torch._dynamo.reset()
+    counters.clear()
+    compile_blocks(model, device_type="cpu", backend="eager")
+    model(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1

@@ -5,6 +5,9 @@ state, as they lie on it. Leaves out tensors that only some of a rank's state sh
 norms of a tensor group: a rank is healed whole.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import Coordinates, rank_map
 
@@ -33,42 +36,45 @@ def replicas_of(layout: Layout) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in found.values())
 
 
-def neighbour_of(layout: Layout, ranks_per_node: int, rank: int) -> int | None:
+def neighbour_of(layout: Layout, nodes: Sequence[int], rank: int) -> int | None:
     """The rank whose node keeps a copy of this rank's state, or None where there is one node only.
 
     On another node, so that the copy outlives this one; outside the rank's own replicas where that
-    can be, because a replica has the state already. On nodes of equal size every rank keeps one
-    copy. Of the nodes that will do, the nearest: fewer switches are crossed.
+    can be, because a replica has the state already. Where nodes are of equal size every rank keeps
+    one copy. Of the nodes that will do, the nearest: fewer switches are crossed.
 
     Args:
         layout: As chosen.
-        ranks_per_node: Ranks on each node; the last may have fewer.
+        nodes: By rank, the node that it is on: ranks of a node need not follow each other, as one
+            may have been replaced elsewhere.
         rank: Whose copy it is.
 
     >>> layout = Layout(data=4, sharding="full", micro_batch=1, accumulation=1)
-    >>> [neighbour_of(layout, 2, rank) for rank in range(4)]
+    >>> [neighbour_of(layout, (0, 0, 1, 1), rank) for rank in range(4)]
     [2, 3, 0, 1]
     """
     num = layout.num_ranks
-    if num <= ranks_per_node:
+    if len(set(nodes)) == 1:
         return None
-    # All ranks shifted alike, each gets one copy to keep. Shifted by less than a node, or by less
-    # than a node backwards, some would keep a copy of their own node's.
-    holder = (rank + _shift(layout, ranks_per_node)) % num
-    while holder // ranks_per_node == rank // ranks_per_node:  # only where the last node has fewer
+    # All ranks shifted alike, each gets one copy to keep.
+    holder = (rank + _shift(layout, nodes)) % num
+    while nodes[holder] == nodes[rank]:  # only where nodes differ in size
         holder = (holder + 1) % num
     return holder
 
 
-def _shift(layout: Layout, ranks_per_node: int) -> int:
+def _shift(layout: Layout, nodes: Sequence[int]) -> int:
     """By how much ranks are shifted so that no copy is kept by a replica, if there is such."""
-    num = layout.num_ranks
+    num, widest = layout.num_ranks, max(Counter(nodes).values())
     groups = replicas_of(layout)
     group_of = {rank: number for number, group in enumerate(groups) for rank in group}
-    for shift in range(ranks_per_node, num - ranks_per_node + 1):
-        if all(group_of[rank] != group_of[(rank + shift) % num] for rank in range(num)):
-            return shift
-    return ranks_per_node
+
+    def differ(by: Mapping[int, int] | Sequence[int], shift: int) -> bool:
+        return all(by[rank] != by[(rank + shift) % num] for rank in range(num))
+
+    shifts = [shift for shift in range(1, num) if differ(nodes, shift)]
+    shifts = shifts or list(range(widest, num - widest + 1))
+    return next((shift for shift in shifts if differ(group_of, shift)), (shifts or [widest])[0])
 
 
 def share_of(layout: Layout, place: Coordinates) -> int:

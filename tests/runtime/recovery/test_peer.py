@@ -38,7 +38,7 @@ def lose_a_node(rank: int, world: int, folder: str, sharding: str) -> dict[str, 
     model, optimizer = build(layout)
     state = LiveState(model, optimizer)
     snapshots = Snapshots(run, node, generation=1, folder=place)
-    holders = [neighbour_of(layout, 2, each) for each in range(world)]
+    holders = [neighbour_of(layout, (0, 0, 1, 1), each) for each in range(world)]
     group = dist.new_group(backend="gloo")
     peers = Peers(snapshots, holders, group)
     wanted = {}
@@ -95,7 +95,7 @@ def run_out_of_memory(rank: int, world: int, folder: str) -> list[object]:
     model, optimizer = build(layout)
     state = LiveState(model, optimizer)
     snapshots = Snapshots(place / "run", rank, generation=1, folder=place)
-    holders = [neighbour_of(layout, 1, each) for each in range(world)]
+    holders = [neighbour_of(layout, range(world), each) for each in range(world)]
     peers = Peers(snapshots, holders, dist.new_group(backend="gloo"))
     seen: list[object] = []
     for step in (1, 2, 3):

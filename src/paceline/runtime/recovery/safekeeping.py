@@ -67,17 +67,11 @@ class Safekeeping:
         cluster = here.plan.cluster
         # On a single machine ranks stand for nodes, as in the plan.
         is_alone = cluster.is_local and cluster.num_nodes == 1
-        per_node = 1 if is_alone else cluster.ranks_per_node
-        node = int(os.environ.get("PACELINE_NODE", "0"))
-        if is_alone:
-            node = place.local_rank
-        self.snapshots = Snapshots(here.run.path, node, generation=place.generation)
+        self._node = place.local_rank if is_alone else int(os.environ.get("PACELINE_NODE", "0"))
+        self.snapshots = Snapshots(here.run.path, self._node, generation=place.generation)
         """Of the machine that this rank is on, whose agent takes them away at the end."""
 
-        self._holders = [neighbour_of(layout, per_node, r) for r in range(layout.num_ranks)]
-        self._sends = bool(
-            self.snapshot_every and spec.snapshot_peers and layout.num_ranks > per_node
-        )
+        self._wants_peers = spec.snapshot_peers
         self._kept_step: int | None = None
         self._has_failed = False
         self._group: dist.ProcessGroup | None = None
@@ -90,10 +84,12 @@ class Safekeeping:
             return
         with self._here.member.opening():
             self._group = dist.new_group(backend="gloo")
-        if self._sends:
-            self._peers = Peers(
-                self.snapshots, self._holders, self._group, settle=self._here.settle
-            )
+        if self._wants_peers:
+            nodes = gather(self._node, self._group)
+            layout = self._here.plan.layout
+            holders = [neighbour_of(layout, nodes, rank) for rank in range(layout.num_ranks)]
+            if None not in holders:
+                self._peers = Peers(self.snapshots, holders, self._group, settle=self._here.settle)
 
     def recall(self, *, certified: bool = False, after: int = -1) -> int | None:
         """Go back to the newest step that every rank has in memory; None when there is none.
