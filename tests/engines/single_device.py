@@ -24,7 +24,7 @@ def losses(settings: dict, precision: str) -> list[float]:
     if precision == "fp64":
         model = model.double()
     narrow = AUTOCAST.get(precision)
-    optimizer = torch.optim.AdamW(lm.optimizer_groups(settings, model), lr=1.0)
+    optimizer = lm.adamw(settings, model)
     samples, found = lm.Samples(settings), []
     for step in range(settings["steps"]):
         for group in optimizer.param_groups:
