@@ -26,7 +26,7 @@ class NotMaskable(ValueError):
 
 
 ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "bard": "assistant"}
-"""Of `conversations` rows (ShareGPT)."""
+"""Role in `conversations` rows (ShareGPT) -> role in templates."""
 
 
 def messages_of(turns: Any, *, role: str = "role", content: str = "content") -> list[Message]:
@@ -106,7 +106,7 @@ def find_turns(
 def marked_turns(
     spans: Sequence[Span], messages: Sequence[Message], *, last_only: bool
 ) -> list[Span]:
-    """Of the spans that `{% generation %}` marked, those that are trained on.
+    """Those of the spans that `{% generation %}` marked on which the model is trained.
 
     Raises:
         NotMaskable: There is not one for each turn, and not all are wanted.

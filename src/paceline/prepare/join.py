@@ -30,7 +30,7 @@ class Cut:
     seq_len: int
     too_long: str
     share: float
-    """Of the documents, held out."""
+    """Part of the documents that is held out."""
 
 
 class Side(NamedTuple):
@@ -122,7 +122,7 @@ def join_parts(folder: Path, parts: Sequence[PartArrays], side: Side, cut: Cut) 
 def _fit(
     part: PartArrays, starts: Ints, stops: Ints, cut: Cut, joined: Joined
 ) -> tuple[Ints, Ints]:
-    """The same documents, each at most seq_len + 1 tokens, and two at least."""
+    """Documents of two tokens at least and seq_len + 1 at most, made of the ones given."""
     longest = cut.seq_len + 1
     is_short = stops - starts < 2
     joined.left_out["a document of one token, which has no target"] += int(is_short.sum())

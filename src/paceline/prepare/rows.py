@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
     is_first: bool = True
     is_last: bool = True
-    """Of a text that is read in pieces, the first and the last one."""
+    """Whether it is the first and the last piece of a text that is read in pieces."""
 
     @property
     def is_whole(self) -> bool:

@@ -40,17 +40,25 @@ def load_hf_config(job: Job) -> HfConfig:
     path = _path(job)
     if path.is_dir():
         path = path / "config.json"
+    fix = (
+        "give the path of a config.json, relative to the job file, or the name of a "
+        "published model; `paceline plan --help` lists them"
+    )
+    return read_hf_config(path, where=where, fix=fix)
+
+
+def read_hf_config(path: Path, *, where: str, fix: str) -> HfConfig:
+    """The fields of a config.json.
+
+    Raises:
+        JobError: `M002`: it cannot be read, or is not a JSON object.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError.of(
-            code="M002",
-            what=f"{path} cannot be read: {reason}",
-            where=where,
-            fix="give the path of a config.json, relative to the job file, or the name of a "
-            "published model; `paceline plan --help` lists them",
-        ) from None
+        what = f"{path} cannot be read: {reason}"
+        raise JobError.of(code="M002", what=what, where=where, fix=fix) from None
     return parse_hf_config(text, source=str(path), where=where)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
-from paceline.spec.hf_config import parse_hf_config
+from paceline.spec.hf_config import read_hf_config
 from paceline.spec.load import Job
 
 INDEX = "model.safetensors.index.json"
@@ -215,18 +215,8 @@ def _find_in_cache(job: Job, name: str) -> tuple[Path, str]:
 
 
 def _read_config(folder: Path, where: str) -> Mapping[str, Any]:
-    path = folder / "config.json"
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError.of(
-            code="M002",
-            what=f"{path} cannot be read: {reason}",
-            where=where,
-            fix="give a folder as `save_pretrained` writes it, with a config.json",
-        ) from None
-    return parse_hf_config(text, source=str(path), where=where).values
+    fix = "give a folder as `save_pretrained` writes it, with a config.json"
+    return read_hf_config(folder / "config.json", where=where, fix=fix).values
 
 
 def _find_weights(folder: Path, where: str) -> tuple[Path, ...]:
