@@ -2,7 +2,6 @@
 
 from paceline.spec.cloud import CloudSpec
 from paceline.spec.job import (
-    AdapterSpec,
     CheckpointSpec,
     ClusterSpec,
     DataSpec,
@@ -15,7 +14,6 @@ from paceline.spec.job import (
     ModelSpec,
     PlanSpec,
     RecoverySpec,
-    TrainSpec,
 )
 from paceline.spec.kubernetes import KubernetesSpec
 from paceline.spec.load import (
@@ -30,6 +28,7 @@ from paceline.spec.load import (
 )
 from paceline.spec.places import SlurmSpec, SshSpec
 from paceline.spec.script import Script, ScriptSpec
+from paceline.spec.train import AdapterSpec, TrainSpec
 
 __all__ = [
     "AdapterSpec",

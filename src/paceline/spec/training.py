@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from paceline.errors import Problem
 from paceline.spec.asked import settings_asked
-from paceline.spec.job import JobSpec, TrainSpec
+from paceline.spec.job import JobSpec
+from paceline.spec.train import TrainSpec
 
 _ADAM = ("adamw", "adamw-8bit", "muon")
 
