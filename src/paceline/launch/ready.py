@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 
-from paceline.errors import Problem
+from paceline.errors import JobError, Problem
 from paceline.launch.packages import check_package
 from paceline.launch.places import attached, find_place
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
+from paceline.profile.fitting import check_decoder_tensors
 from paceline.spec import Job
+from paceline.spec.pretrained import find_pretrained, loads_weights
+from paceline.spec.safetensors import stored_tensors
 
 
 def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Problem]:
@@ -23,6 +26,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
     else:
         yield from check_runnable(job)
         yield from check_runs_here(job, plan)
+    yield from _check_tensors(job, plan)
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:
@@ -39,6 +43,22 @@ def _check_installed(job: Job) -> Iterator[Problem]:
     if not against and job.spec.program is None and needs_transformers(job):
         need = "this model is built by transformers"
         yield from check_package("transformers", need, where=job.where("model"))
+
+
+def _check_tensors(job: Job, plan: Plan) -> Iterator[Problem]:
+    """`M012`, `M013`: trained weights that are not those of the built-in decoder. Models of
+    transformers are compared by the ranks, before the first step."""
+    if plan.decoder is None or job.spec.program is not None or not loads_weights(job):
+        return
+    found = find_pretrained(job)
+    assert found is not None, "the job loads weights"
+    where = f"{found.where}: {found.folder}"
+    try:
+        stored = stored_tensors(found.weights, where=found.where)
+    except JobError as error:
+        yield from error.problems
+        return
+    yield from check_decoder_tensors(plan.decoder, stored, where=where)
 
 
 def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:

@@ -15,19 +15,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
-from paceline.profile.hf_names import from_hf_name, to_hf_name
+from paceline.profile.fitting import COMPUTED, decoder_name, listed, mismatches
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B
 from paceline.spec.safetensors import StoredTensor
 
 _READ = ("F64", "F32", "F16", "BF16")
 """Types that are read; others are of quantised models, whose numbers need their scales."""
-
-_SHOWN = 20
-"""Names in one message. A guess at what still helps."""
-
-_COMPUTED = r"rotary_emb\.inv_freq$"
-"""Tables that older files have and models compute. Source: transformers, `modeling_utils.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +100,7 @@ def map_weights(model: nn.Module, stored: Mapping[str, StoredTensor], *, where: 
             (a.stored, b.stored) for other in others for a, b in zip(first, other, strict=True)
         ]
     wrong = {n: each.shape for n, each in found.items() if each.shape != wanted[n]}
-    JobError.raise_for(_mismatches(missing, left_over, wrong, wanted, where))
+    JobError.raise_for(mismatches(missing, left_over, wrong, wanted, where))
     return Mapped(pieces, tuple(twins))
 
 
@@ -114,8 +108,8 @@ def _match_built_in(
     model: nn.Module, names: Sequence[str], wanted: Mapping[str, Any]
 ) -> dict[str, _Match]:
     matches = {}
-    for name in names:  # a file of the model without its head has no `model.` before the names
-        target = from_hf_name(name) or from_hf_name(f"model.{name}")
+    for name in names:
+        target = decoder_name(name)
         if target is not None and target in wanted:
             matches[name] = _Match(target)
     return matches
@@ -248,7 +242,7 @@ def _stored_of(model: nn.Module) -> dict[str, Tensor]:
 def _is_ignored(model: Any, name: str) -> bool:
     """Whether a stored tensor that the model lacks is none of its weights."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return any(re.search(pattern, name) for pattern in (_COMPUTED, *patterns))
+    return any(re.search(pattern, name) for pattern in (COMPUTED, *patterns))
 
 
 def _natural(name: str) -> list[Any]:
@@ -264,7 +258,7 @@ def _check_types(used: Iterable[StoredTensor], where: str) -> Iterator[Problem]:
     for dtype, names in other.items():
         yield Problem(
             code="M014",
-            what=f"{len(names)} tensors are stored as {dtype}: {_listed(names)}",
+            what=f"{len(names)} tensors are stored as {dtype}: {listed(names)}",
             where=where,
             fix="these are quantised weights; give the folder of the model in bf16, fp16 or fp32",
         )
@@ -273,7 +267,7 @@ def _check_types(used: Iterable[StoredTensor], where: str) -> Iterator[Problem]:
 def _twice(whole: StoredTensor, others: Sequence[StoredTensor], where: str) -> Problem:
     return Problem(
         code="M013",
-        what=f"{whole.name} and {_listed([each.name for each in others])} are the same parameter",
+        what=f"{whole.name} and {listed([each.name for each in others])} are the same parameter",
         where=where,
         fix="keep one of them in the files",
     )
@@ -289,36 +283,3 @@ def _unknown_way(target: str, converter: Any, where: str) -> Problem:
         fix="save it again with a transformers that stores it as it is in memory, or build the "
         "model in a factory of your own (docs/guides/own-code.md)",
     )
-
-
-def _mismatches(
-    missing: Sequence[str],
-    left_over: Sequence[str],
-    wrong: Mapping[str, tuple[int, ...]],
-    wanted: Mapping[str, tuple[int, ...]],
-    where: str,
-) -> Iterator[Problem]:
-    fix = "give the config.json and the weights of the same model, whole"
-    if missing:
-        names = [to_hf_name(name) or name for name in missing]
-        what = f"{len(missing)} tensors that the model has are not in the files: {_listed(names)}"
-        yield Problem(code="M013", what=what, where=where, fix=fix)
-    if left_over:
-        what = f"{len(left_over)} tensors of the files are not in the model: {_listed(left_over)}"
-        yield Problem(code="M013", what=what, where=where, fix=fix)
-    if wrong:
-        told = [
-            f"{to_hf_name(name) or name} ({_sizes(shape)}, not {_sizes(wanted[name])})"
-            for name, shape in wrong.items()
-        ]
-        what = f"{len(wrong)} tensors of the files have another shape: {_listed(told)}"
-        yield Problem(code="M013", what=what, where=where, fix=fix)
-
-
-def _sizes(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "parts of different shapes"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
