@@ -201,8 +201,9 @@ def convert(
     """
     from paceline.errors import JobError, Problem
     from paceline.launch.convert import convert as convert_there
-    from paceline.launch.convert import with_known_config
+    from paceline.launch.convert import verified_facts, with_known_config
     from paceline.record.conversion import Conversion
+    from paceline.record.find_checkpoints import one_checkpoint_at
 
     try:
         limit = parse_bytes(max_shard_size)
@@ -213,7 +214,8 @@ def convert(
     facts: dict[str, Any] = {}
     source, step = Path(path), 0
     if source_form == "paceline":
-        source, step, facts = _verified_source(source)
+        source = one_checkpoint_at(source)
+        step, facts = verified_facts(source)
     elif not source.exists():
         problem = Problem(
             code="C011",
@@ -253,24 +255,6 @@ def convert(
     seconds = time.perf_counter() - start
     click.echo(f"size      {format_bytes(done.num_bytes)}, {done.tensors} values, {seconds:.1f} s")
     click.echo(f"SHA-256   {done.before} before, {done.after} after: the same")
-
-
-def _verified_source(path: Path) -> tuple[Path, int, dict[str, Any]]:
-    from paceline.errors import CheckpointError, Problem
-    from paceline.record.checkpoints import read_manifest, verify_checkpoint
-    from paceline.record.find_checkpoints import one_checkpoint_at
-
-    folder = one_checkpoint_at(path)
-    manifest = read_manifest(folder)
-    problem = manifest if isinstance(manifest, Problem) else verify_checkpoint(folder)
-    if problem is not None or isinstance(manifest, Problem):
-        raise CheckpointError(*([problem] if problem is not None else []))
-    names = ("layout", "seed", "samples", "job_digest", "held_out_loss", "state_digest")
-    facts = {name: getattr(manifest, name) for name in names}
-    facts |= {"mesh": dict(manifest.mesh)}
-    if manifest.loss_scaler is not None:
-        facts["loss_scaler"] = dict(manifest.loss_scaler)
-    return folder, manifest.step, facts
 
 
 def _is_url(path: str) -> bool:

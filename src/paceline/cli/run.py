@@ -234,6 +234,7 @@ class _Asked:
 def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     import shutil
 
+    from paceline.cli.job_input import convert_weights
     from paceline.cli.run_job import (
         begin_with,
         check_and_plan,
@@ -251,6 +252,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     kind = find_place(place).kind
     asked.looking.check(place, is_job=True)
     job = with_hosts_of(load_job(job_file, overrides), asked.hosts, place)
+    convert_weights(job)
     data = find_data_there(job, place, prepare=False)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)
     source = find_source(asked.source, job, place) if asked.source is not None else None

@@ -50,6 +50,7 @@ def go_on(
     Raises:
         PacelineError: Something was changed that may not be, or it cannot be run.
     """
+    from paceline.cli.job_input import convert_weights
     from paceline.launch.attached import can_take_over
     from paceline.record.run import (
         check_same_data,
@@ -60,6 +61,7 @@ def go_on(
     from paceline.spec import load_job
 
     before = run.job()
+    convert_weights(before)
     data = find_data_there(before, place)
     if data is not None:
         check_same_data(run, data)

@@ -15,6 +15,7 @@ from paceline.launch.packages import need_package
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.profile.adapter import alpha_of
 from paceline.profile.hf_names import hf_config_of
+from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
 from paceline.record.run import open_run
 from paceline.spec import Job
@@ -37,9 +38,7 @@ def convert(asked: Conversion) -> Converted:
         CheckpointError: `C012`, it cannot be read or written; `C013`, it is not the same.
         RunError: `C012`, the helper ended without a word.
     """
-    forms = (asked.source_form, asked.form)
-    for package in dict.fromkeys(("torch", *(name for form in forms for name in _NEEDS[form]))):
-        need_package(package, f"converting needs {package}")
+    need_packages(asked.source_form, asked.form)
     command = [sys.executable, "-m", "paceline.runtime.checkpoint.export"]
     told = subprocess.run(
         command, input=msgspec.json.encode(asked), capture_output=True, check=False
@@ -55,6 +54,34 @@ def convert(asked: Conversion) -> Converted:
         what = f"reads back as another state: digest {done.before[:12]} became {done.after[:12]}"
         raise CheckpointError(_problem(asked, "C013", what))
     return done
+
+
+def need_packages(*forms: Form) -> None:
+    """See that what reads and writes these forms is installed.
+
+    Raises:
+        JobError: `R010`.
+    """
+    for package in dict.fromkeys(("torch", *(name for form in forms for name in _NEEDS[form]))):
+        need_package(package, f"converting needs {package}")
+
+
+def verified_facts(checkpoint: Path) -> tuple[int, dict[str, Any]]:
+    """The step of a checkpoint folder, and what its manifest has for one that is written anew.
+
+    Raises:
+        CheckpointError: A byte of it is not as it was written.
+    """
+    manifest = read_manifest(checkpoint)
+    problem = manifest if isinstance(manifest, Problem) else verify_checkpoint(checkpoint)
+    if problem is not None or isinstance(manifest, Problem):
+        raise CheckpointError(*([problem] if problem is not None else []))
+    names = ("layout", "seed", "samples", "job_digest", "held_out_loss", "state_digest")
+    facts = {name: getattr(manifest, name) for name in names}
+    facts |= {"mesh": dict(manifest.mesh)}
+    if manifest.loss_scaler is not None:
+        facts["loss_scaler"] = dict(manifest.loss_scaler)
+    return manifest.step, facts
 
 
 def with_known_config(asked: Conversion) -> Conversion:
@@ -95,21 +122,16 @@ def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None
     spec = job.spec.train.adapter
     if spec is None or job.spec.program is not None or config is None:
         return None
+    found = find_pretrained(job) if loads_weights(job) else None
     return AdapterFacts(
         rank=spec.rank,
         alpha=alpha_of(spec),
         dropout=spec.dropout,
         rslora=spec.scaling == "rslora",
         model_type=str(config["model_type"]),
-        base=job.spec.model.pretrained,
-        weights=tuple(map(str, _weights(job))),
+        base=None if found is None else found.name,
+        weights=() if found is None else tuple(map(str, found.weights)),
     )
-
-
-def _weights(job: Job) -> tuple[Path, ...]:
-    """Files of the weights that adapters were trained beside; none for drawn ones."""
-    found = find_pretrained(job) if loads_weights(job) else None
-    return () if found is None else found.weights
 
 
 def _problem(asked: Conversion, code: str, what: str) -> Problem:

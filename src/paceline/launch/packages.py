@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from paceline.errors import JobError, Problem
 
+_INSTALLED_BY = {"torch": "torch numpy", "gguf": '"paceline[gguf]"'}
+"""What pip is given, where it is not the package's name."""
+
 
 def check_package(
     package: str, need: str, *, where: str = sys.prefix, fix: str | None = None
@@ -19,7 +22,7 @@ def check_package(
         fix: Left out, how pip installs it.
     """
     if importlib.util.find_spec(package) is None:
-        install = "torch numpy" if package == "torch" else package
+        install = _INSTALLED_BY.get(package, package)
         yield Problem(
             code="R010",
             what=f"{need}, which is not installed",

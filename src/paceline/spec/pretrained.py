@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
+from paceline.spec.gguf import converted_folder
 from paceline.spec.hf_config import read_hf_config
 from paceline.spec.load import Job
 
@@ -28,6 +29,7 @@ _BESIDE = (
     *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template*", "generation_config.json", "spiece.model"),
 )
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -37,6 +39,10 @@ class Pretrained:
 
     folder: Path
     """Absolute, with `config.json` and the weights in it."""
+
+    name: str
+    """What other programs load it by: the name of a model in the Hugging Face cache, else the
+    folder."""
 
     weights: tuple[Path, ...]
     """The safetensors files."""
@@ -84,14 +90,65 @@ def find_pretrained(job: Job) -> Pretrained | None:
     if job.spec.model.pretrained is None:
         return None
     where = job.where("model.pretrained")
-    folder, commit = _find_folder(job, job.spec.model.pretrained)
+    gguf = find_gguf(job)
+    if gguf is not None:
+        folder, commit = _converted(job, gguf), None
+    else:
+        folder, commit = _find_folder(job, job.spec.model.pretrained)
     return Pretrained(
         folder=folder,
+        name=str(folder) if commit is None else job.spec.model.pretrained,
         weights=_find_weights(folder, where),
         config=_read_config(folder, where),
         tokenizer=folder if any((folder / name).exists() for name in _TOKENIZERS) else None,
         commit=commit,
         where=where,
+    )
+
+
+def find_gguf(job: Job) -> Path | None:
+    """The GGUF file that the job's model starts from, itself or as its folder's only weights.
+
+    Raises:
+        JobError: `M011`, nothing is there by that name, or it is one part of a model.
+    """
+    name = job.spec.model.pretrained
+    if name is None:
+        return None
+    path = job.folder / os.path.expanduser(name)
+    if not (path.is_file() and path.suffix == ".gguf"):
+        folder, _ = (path, None) if path.is_file() else _find_folder(job, name)
+        found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+        if not found or any(folder.glob("*.safetensors")):
+            return None
+        if len(found) > 1:
+            raise JobError.of(
+                code="M011",
+                what=f"{folder} has {len(found)} GGUF files and no safetensors: "
+                + ", ".join(each.name for each in found[:8]),
+                where=job.where("model.pretrained"),
+                fix=f"name one of them: model.pretrained: {os.path.join(name, found[0].name)}",
+            )
+        path = found[0]
+    if _PART.search(path.name):
+        raise JobError.of(
+            code="M011",
+            what=f"{path.name} is one part of a model in several files",
+            where=job.where("model.pretrained"),
+            fix="join the parts with llama.cpp's `llama-gguf-split --merge FIRST OUT`",
+        )
+    return path
+
+
+def _converted(job: Job, gguf: Path) -> Path:
+    folder = converted_folder(job, gguf)
+    if folder is not None:
+        return folder
+    raise JobError.of(
+        code="M011",
+        what=f"{gguf} is not converted to safetensors yet",
+        where=job.where("model.pretrained"),
+        fix="`paceline plan` or `paceline run` with the job file converts it once",
     )
 
 
@@ -165,15 +222,11 @@ def _find_folder(job: Job, name: str) -> tuple[Path, str | None]:
             )
         return path.resolve(), None
     if path.exists():
-        fix = "give the folder that holds config.json and the safetensors files"
-        if path.suffix == ".gguf":
-            fix = f"write it as such a folder once: `paceline checkpoint convert {path} "
-            fix += f"{path.with_suffix('')} --from gguf --to safetensors`"
         raise JobError.of(
             code="M011",
             what=f"model.pretrained {name} is a file",
             where=job.where("model.pretrained"),
-            fix=fix,
+            fix="give the folder that holds config.json and the safetensors files, or a .gguf file",
         )
     if _HUB_NAME.fullmatch(name) is None or name.startswith("."):
         raise JobError.of(
