@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "adapt": ("paceline.cli.adapt", "Rewrite a one-device script into its distributed form."),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
     "checkpoint": ("paceline.cli.checkpoint", "List, inspect, verify and convert checkpoints."),
+    "export": ("paceline.cli.export", "Export a run's model for transformers or peft."),
     "runs": ("paceline.cli.runs", "List runs."),
     "status": ("paceline.cli.status", "How a run stands, wherever it is: steps, queue, cost."),
     "logs": ("paceline.cli.logs", "Print what a run's processes say, wherever it is."),

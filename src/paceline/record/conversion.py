@@ -1,4 +1,5 @@
-"""What is asked of a conversion of checkpoints, and what came of it: both as JSON."""
+"""What is asked of a conversion of checkpoints, and what came of it; the same of the comparison of
+an exported model with the run's own. All as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,8 @@ from paceline.errors import Problem
 
 Form = Literal["paceline", "safetensors", "torch", "gguf"]
 """`gguf` is read only."""
+
+DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,9 @@ class Conversion:
     merge: bool = False
     """Whether adapters are added to the weights that they were trained beside."""
 
+    dtype: DType | None = None
+    """Only for safetensors: the type of floating values; None keeps the source's."""
+
     beside: tuple[str, ...] = ()
     """Files that go beside safetensors: the tokenizer's, and the settings of generation."""
 
@@ -85,3 +91,62 @@ class Converted:
 
     problem: Problem | None = None
     """Why nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Compare the logits of an exported folder with those of the run's own model."""
+
+    run: str
+    """The run's folder."""
+
+    checkpoint: str
+    """The checkpoint that was exported."""
+
+    folder: str
+    """The exported folder."""
+
+    base: str | None = None
+    """Only for adapters: the folder of the weights that they were trained beside."""
+
+    dtype: DType | None = None
+    """Only for whole models: the type that the run's weights were rounded to."""
+
+    tolerance: float
+    """The largest difference that passes, as a share of the largest logit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsCheck:
+    """What came of it."""
+
+    samples: int = 0
+    """Compared; 0 where the check was not made."""
+
+    kind: str = ""
+    """Of the samples: `held-out`, `training` or `random tokens`."""
+
+    positions: int = 0
+    """Logits were compared at so many places of a sample, its last ones."""
+
+    largest_difference: float | None = None
+    """Between the run's model and the exported one, as transformers computes it, in float32; the
+    run's weights rounded as the exported ones are."""
+
+    largest_logit: float | None = None
+    """Of the run's model."""
+
+    largest_rounding: float | None = None
+    """What rounding the weights to `dtype` alone changes; None where they were not rounded."""
+
+    same_choice: float | None = None
+    """Share of places where both models give the highest logit to the same token."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of what loaded the folder."""
+
+    not_made: str = ""
+    """Why the check was not made."""
+
+    problem: Problem | None = None
+    """Why the folder is not the run's model."""

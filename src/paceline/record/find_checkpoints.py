@@ -43,6 +43,34 @@ def one_checkpoint_at(path: Path) -> Path:
     return next((each for each in found if (each / COMMIT).exists()), found[0])
 
 
+def checkpoint_of_run(run: Path, *, step: int | None = None, best: bool = False) -> Path:
+    """One committed checkpoint of a run: the newest, that of a step, or the one with the lowest
+    evaluation loss.
+
+    Raises:
+        JobError: `C011`, there is none.
+    """
+    entries = [entry for entry in list_checkpoints(run / "checkpoints") if entry.is_complete]
+    kept = ", ".join(str(entry.step) for entry in reversed(entries)) or "none"
+    if step is not None:
+        entries = [entry for entry in entries if entry.step == step]
+    if best:
+        entries = [entry for entry in entries if entry.held_out_loss is not None]
+        entries.sort(key=lambda entry: entry.held_out_loss or 0.0)
+    if entries:
+        return entries[0].path
+    lacks = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+    if best and kept != "none":
+        lacks = "no checkpoint with an evaluation loss"
+    raise JobError.of(
+        code="C011",
+        what=f"{run} has {lacks}; complete ones are of steps: {kept}",
+        where=str(run / "checkpoints"),
+        fix="give the step of one that is there, or leave --step and --best out for the newest; "
+        "checkpoint.keep_every keeps more of them",
+    )
+
+
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is, or once was, one checkpoint."""
     return any((path / name).exists() for name in (MANIFEST, COMMIT, ".metadata"))

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,8 +68,11 @@ def convert(asked: Conversion) -> Converted:
         CheckpointError: `C012`, it cannot be read or written.
     """
     try:
-        with TemporaryDirectory() as folder:
+        with ExitStack() as held:
             if asked.source_form == "gguf":
+                beside = Path(asked.out).parent  # a disk with room for the model
+                beside.mkdir(parents=True, exist_ok=True)
+                folder = held.enter_context(TemporaryDirectory(dir=beside, prefix=".gguf-"))
                 asked = _unpacked(asked, Path(folder))
             state = _READERS[asked.source_form](asked)
             done = _WRITERS[asked.form](asked, state)
@@ -194,6 +198,7 @@ def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted
     from safetensors import safe_open
 
     values = {name.removeprefix(MODEL): load for name, load in state.values.items()}
+    values = _in_type(values, asked.dtype)
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
     files = adapter_files(values, out, facts)
@@ -229,6 +234,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         notes.append("names are those of Hugging Face's Llama, which the built-in decoder is")
     elif asked.config is not None:
         model = as_stored(model, asked.config)
+    model = _in_type(model, asked.dtype)
     sizes = {name: load().nbytes for name, load in model.items()}
     groups = _grouped(sizes, asked.max_shard_bytes)
     out = Path(asked.out)
@@ -250,7 +256,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         files[-1].write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     if asked.config is not None:
         files.append(out / "config.json")
-        files[-1].write_text(json.dumps(dict(asked.config), indent=2) + "\n")
+        files[-1].write_text(json.dumps(_config_of(asked, asked.config), indent=2) + "\n")
     else:
         notes.append("config.json is not written: the model's is not known")
     files += [Path(shutil.copy(each, out)) for each in asked.beside if Path(each).is_file()]
@@ -267,6 +273,27 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         after=digest_of({name: partial(load, name) for name in model}),
         notes=tuple(notes),
     )
+
+
+def _in_type(values: Mapping[str, Load], dtype: str | None) -> dict[str, Load]:
+    """The same values, floating ones rounded to a type."""
+    if dtype is None:
+        return dict(values)
+
+    def rounded(load: Load) -> Any:
+        value = load()
+        is_floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(getattr(torch, dtype)) if is_floating else value
+
+    return {name: partial(rounded, load) for name, load in values.items()}
+
+
+def _config_of(asked: Conversion, config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json as it came, with the type that the weights now have."""
+    if asked.dtype is None:
+        return dict(config)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    return {**config, key: asked.dtype}
 
 
 def _base(facts: AdapterFacts) -> dict[str, Load]:

@@ -1,0 +1,151 @@
+"""`paceline export`: a run's model as a folder that other programs load."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.cli.options import PathName, json_option
+from paceline.units import counted, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from paceline.launch.export import Export, Exported
+    from paceline.prepare import TrainedOn
+    from paceline.record.conversion import DType
+
+
+@click.command()
+@click.argument("run_folder", metavar="RUN", type=PathName(path_type=Path))
+@click.argument("out", metavar="[OUT]", required=False, type=PathName(path_type=Path))
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    help="Export the checkpoint of this step.  [default: the newest]",
+)
+@click.option("--best", is_flag=True, help="Export the checkpoint with the lowest evaluation loss.")
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Add adapters to the weights they were trained beside: a whole model, without peft.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Type of the weights.  [default: that of model.pretrained, else float32; adapters and "
+    "merged weights keep theirs]",
+)
+@click.option(
+    "--max-shard-size",
+    default="5GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Largest file of weights; beyond it there are several and an index.",
+)
+@click.option("--no-check", is_flag=True, help="Do not load the folder and compare its logits.")
+@json_option
+def command(
+    run_folder: Path,
+    out: Path | None,
+    step: int | None,
+    best: bool,
+    merge: bool,
+    dtype: "DType | None",
+    max_shard_size: str,
+    no_check: bool,
+    as_json: bool,
+) -> None:
+    """Export the model of the run in folder RUN to the new folder OUT, for transformers or peft.
+
+    OUT has the weights, config.json, the tokenizer with its chat template, the settings of
+    generation, and a model card (README.md). It is RUN/export-step-N unless it is given. A run of
+    adapters gives adapters, or a whole model with --merge.
+
+    The folder is then loaded by transformers, and its logits of eight samples are compared with
+    those of the run's own model.
+
+    \b
+    Examples:
+      paceline export runs/tiny-lm-20261121-101500
+      paceline export runs/tiny-lm-20261121-101500 exported --best --dtype bfloat16
+      paceline export runs/my-lora merged --merge
+      paceline export runs/my-lora --step 200 --json
+
+    \b
+    Exit codes: 0 exported; 2 it cannot be, and nothing was written; 5 the checkpoint is damaged, or
+    what was written is not the run's model and was removed.
+    """
+    from paceline.cli.job_input import convert_weights
+    from paceline.launch.export import export, plan_export
+    from paceline.record.find_checkpoints import checkpoint_of_run
+    from paceline.record.run import open_run
+
+    if step is not None and best:
+        raise click.UsageError("--step and --best name two checkpoints; give one of them")
+    try:
+        limit = parse_bytes(max_shard_size)
+    except ValueError as error:
+        raise click.UsageError(f"--max-shard-size: {error}") from None
+    run = open_run(run_folder)
+    if run.script() is None:
+        convert_weights(run.job())
+    checkpoint = checkpoint_of_run(run.path, step=step, best=best)
+    suffix = "-merged" if merge else ""
+    asked = plan_export(
+        run,
+        checkpoint,
+        out or run_folder / f"export-{checkpoint.name}{suffix}",
+        merge=merge,
+        dtype=dtype,
+        max_shard_bytes=limit,
+    )
+    done = export(asked, lambda exported: _card(asked, exported), check=not no_check)
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=2, default=str))
+    else:
+        _show(asked, done)
+
+
+def _card(asked: "Export", exported: "Exported") -> str:
+    from paceline.record.gather import gather
+    from paceline.report.model_card import model_card
+
+    return model_card(exported, gather(asked.run), asked.run.info(), _data(asked), asked.pretrained)
+
+
+def _data(asked: "Export") -> "TrainedOn | None":
+    """What the run trained on; None where it is not there any more, or has changed."""
+    from paceline.errors import JobError
+    from paceline.prepare import Prepared, find_data, find_prepared
+    from paceline.spec.data_fields import is_prepared
+
+    data: TrainedOn | None = None
+    try:
+        if not is_prepared(asked.job):
+            data = find_data(asked.job)
+        elif (folder := find_prepared(asked.job)) is not None:
+            data = Prepared(folder)
+    except JobError:
+        return None
+    began = asked.run.info().data_fingerprint
+    return data if data is None or began in (None, data.fingerprint) else None
+
+
+def _show(asked: "Export", done: "Exported") -> None:
+    from paceline.report.model_card import check_text
+
+    kinds = {"model": "the model", "adapters": "adapters alone", "merged": "adapters merged"}
+    dtype = f", {done.dtype}" if done.dtype else ""
+    converted = done.converted
+    click.echo(f"exported  {done.folder}")
+    click.echo(f"holds     {kinds[done.kind]} of step {done.step}{dtype}")
+    click.echo(
+        f"size      {format_bytes(converted.num_bytes)}, {counted(converted.tensors, 'value')}, "
+        f"{counted(len(converted.files), 'file')}"
+    )
+    click.echo(f"check     {check_text(done.check)}")
+    for note in converted.notes:
+        click.echo(f"note      {note}")
+    licence = "to be filled in" if done.licence is None else f"{done.licence}, of the base model"
+    click.echo(f"card      {done.folder / 'README.md'}; licence {licence}")

@@ -1,0 +1,329 @@
+"""Export a run: a folder that transformers or peft loads, compared with the run's own model.
+
+The folder is written under another name beside its own, and gets its name when it is whole.
+
+Leaves out: the text of the model card (`report/model_card.py`).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from paceline.errors import CheckpointError, JobError
+from paceline.launch.convert import convert, verified_facts, with_known_config
+from paceline.record.conversion import Comparison, Conversion, Converted, DType, LogitsCheck
+from paceline.record.run import RunFolder
+from paceline.record.tensors import TensorRecord, read_tensors
+from paceline.spec import Job
+from paceline.spec.pretrained import Pretrained, find_pretrained, loads_weights
+from paceline.spec.sources import find_tokenizer
+from paceline.topology.machine import find_local_machine
+from paceline.units import format_bytes
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+CARD = "README.md"
+_MODEL = "model/"
+_BESIDE_BYTES = 64 << 20
+"""Room for the tokenizer and other small files. A guess."""
+
+_MEMORY = 1.3
+"""Memory of a comparison over that of the weights in float32. A guess."""
+
+_TOLERANCE, _TOLERANCE_MERGED = 1e-3, 0.1
+"""Largest difference that passes, as a share of the largest logit: sums in another order, and
+adapters that were merged into 16 bits. Guesses, far below what a wrong tensor gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """One export that can be made."""
+
+    run: RunFolder
+    job: Job
+    out: Path
+    conversion: Conversion
+    pretrained: Pretrained | None
+    """The weights that the run started from."""
+
+    @property
+    def kind(self) -> str:
+        """`model`, `adapters`, or `merged`."""
+        if self.conversion.adapters is None:
+            return "model"
+        return "merged" if self.conversion.merge else "adapters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written, and how it compares."""
+
+    folder: Path
+    kind: str
+    step: int
+    dtype: str
+    """Of the weights; empty where it is the checkpoint's."""
+
+    converted: Converted
+    check: LogitsCheck
+    licence: str | None = None
+    """Of the weights that the run started from, by their model card; None where it has none."""
+
+
+def plan_export(
+    run: RunFolder,
+    checkpoint: Path,
+    out: Path,
+    *,
+    merge: bool = False,
+    dtype: DType | None = None,
+    max_shard_bytes: int = 5 * 10**9,
+) -> Export:
+    """The export of a checkpoint, with every reason against it found before anything is written.
+
+    Args:
+        run: The checkpoint's.
+        checkpoint: Its folder.
+        out: The new folder.
+        merge: Add adapters to the weights that they were trained beside.
+        dtype: Type of the weights; None: that of the weights the run started from.
+        max_shard_bytes: Of one file of weights.
+
+    Raises:
+        JobError: `C012`, the run's model is a program's own, or has nothing to merge; `R002`, the
+            folder is there or has no room.
+        CheckpointError: The checkpoint is damaged.
+    """
+    if run.script() is not None:
+        raise _own_program(run, checkpoint, "the run's program is not Paceline's own trainer")
+    job = run.job()
+    if job.spec.program is not None or job.spec.model.factory is not None:
+        named = job.spec.model.factory or job.spec.program
+        raise _own_program(run, checkpoint, f"the model is made by {named}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise JobError.of(
+            code="R002",
+            what=f"{out} is there already, and is not an empty folder",
+            where="OUT",
+            fix="give a new name; nothing is overwritten",
+        )
+    pretrained = find_pretrained(job)
+    step, facts = verified_facts(checkpoint)
+    conversion = with_known_config(
+        Conversion(
+            source=str(checkpoint.resolve()),
+            out=str(out.resolve()),
+            source_form="paceline",
+            form="safetensors",
+            max_shard_bytes=max_shard_bytes,
+            step=step,
+            merge=merge,
+            facts=facts,
+        )
+    )
+    pretrained = pretrained if loads_weights(job) else None
+    if dtype is None and conversion.adapters is None and pretrained is not None:
+        dtype = _type_of(pretrained)
+    conversion = replace(conversion, dtype=dtype)
+    export = Export(run=run, job=job, out=out, conversion=conversion, pretrained=pretrained)
+    _check_room(export)
+    return export
+
+
+def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True) -> Exported:
+    """Write the folder.
+
+    Args:
+        asked: As `plan_export` gives it.
+        card: Text of the folder's README.md.
+        check: Whether the folder is loaded and its logits compared.
+
+    Raises:
+        CheckpointError: `C012`, it cannot be written; `C013`, it is not the run's model.
+    """
+    base = None if asked.pretrained is None else asked.pretrained.folder
+    with _unfinished(asked.out) as folder:
+        done = convert(replace(asked.conversion, out=str(folder)))
+        _write_tokenizer(asked.job, folder)
+        if base is not None:
+            _copy_licence(base, folder)
+        found = LogitsCheck(not_made="it was not asked for (--no-check)")
+        if check:
+            found = _compare(asked, folder)
+        if found.problem is not None:
+            raise CheckpointError(found.problem)
+        exported = Exported(
+            folder=asked.out,
+            kind=asked.kind,
+            step=asked.conversion.step,
+            dtype=asked.conversion.dtype or "",
+            converted=done,
+            check=found,
+            licence=None if base is None else _licence_of(base),
+        )
+        (folder / CARD).write_text(card(exported), encoding="utf-8")
+        names = sorted(path.name for path in folder.iterdir())
+    files = tuple(str(asked.out / name) for name in names)
+    return replace(exported, converted=replace(done, files=files))
+
+
+@contextmanager
+def _unfinished(out: Path) -> Iterator[Path]:
+    """A folder beside another, which becomes it when all is well and is removed otherwise."""
+    folder = out.resolve().with_name(f".{out.name}.unfinished")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+        folder.mkdir(parents=True)
+        yield folder
+        folder.replace(out)  # an empty folder may be there
+    except OSError as error:
+        raise JobError.of(
+            code="R002",
+            what=f"{out} cannot be written: {error.strerror or error}",
+            where="OUT",
+            fix="give a folder that you may write to, on a disk with room",
+        ) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_program(run: RunFolder, checkpoint: Path, why: str) -> JobError:
+    return JobError.of(
+        code="C012",
+        what=f"{run.path.name} cannot be exported: {why}, so there is no config.json for it",
+        where=str(run.path),
+        fix="take its state_dict: "
+        f"`paceline checkpoint convert {checkpoint} weights.pt --to torch`",
+    )
+
+
+def _type_of(pretrained: Pretrained) -> DType | None:
+    """The type of trained weights, by their config.json."""
+    for key in ("dtype", "torch_dtype"):
+        named = pretrained.config.get(key)
+        for each in get_args(DType):
+            if named == each:
+                return each  # type: ignore[no-any-return]
+    return None
+
+
+def _check_room(asked: Export) -> None:
+    """
+    Raises:
+        JobError: `R002`, the disk has too little room.
+    """
+    needed = _bytes_of(asked, asked.conversion.dtype) + _BESIDE_BYTES
+    place = asked.out.resolve().parent
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise JobError.of(
+            code="R002",
+            what=f"the export takes {format_bytes(needed)}, and {place} has {format_bytes(free)} "
+            "free",
+            where="OUT",
+            fix="make room, give a folder on another disk, or halve it with --dtype bfloat16",
+        )
+
+
+def _bytes_of(asked: Export, dtype: str | None) -> int:
+    """Bytes of the weights in a type; None: as they are."""
+    if asked.kind == "merged":
+        assert asked.pretrained is not None, "adapters are merged into trained weights"
+        as_is = sum(path.stat().st_size for path in asked.pretrained.weights)
+        width = _BYTES[_type_of(asked.pretrained) or "float32"]
+        return as_is if dtype is None else as_is * _BYTES[dtype] // width
+    table = read_tensors(Path(asked.conversion.source)) or {}
+    return sum(
+        _bytes_of_tensor(each, dtype) for name, each in table.items() if name.startswith(_MODEL)
+    )
+
+
+def _bytes_of_tensor(tensor: TensorRecord, dtype: str | None) -> int:
+    width = _BYTES.get(dtype if dtype is not None and tensor.dtype in _BYTES else tensor.dtype, 8)
+    return prod(tensor.size) * width
+
+
+def _write_tokenizer(job: Job, folder: Path) -> None:
+    """The tokenizer and the chat template that the job names in place of the model's own."""
+    file = find_tokenizer(job) if job.spec.model.tokenizer != "auto" else None
+    if file is not None:
+        names = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+        for each in (file, *(file.with_name(name) for name in names)):
+            if each.is_file():
+                shutil.copy(each, folder)
+    template = job.spec.model.chat_template
+    if template != "auto":
+        shutil.copy(job.folder / template, folder / "chat_template.jinja")
+
+
+def _compare(asked: Export, folder: Path) -> LogitsCheck:
+    """The comparison of logits, in a process of its own."""
+    base = None
+    if asked.kind == "adapters":
+        if asked.pretrained is None:
+            return LogitsCheck(
+                not_made="the adapters were trained beside random weights, which no file has"
+            )
+        base = str(asked.pretrained.folder)
+    merges = asked.kind != "model"  # the base is loaded beside adapters too
+    whole = replace(asked, conversion=replace(asked.conversion, merge=merges))
+    needed = int(_bytes_of(whole, "float32") * _MEMORY)
+    available = find_local_machine().available_bytes
+    if available < needed:
+        return LogitsCheck(
+            not_made=f"it takes {format_bytes(needed)} of memory, and {format_bytes(available)} "
+            "are available"
+        )
+    is_whole = asked.kind == "model"
+    request = Comparison(
+        run=str(asked.run.path),
+        checkpoint=asked.conversion.source,
+        folder=str(folder),
+        base=base,
+        dtype=asked.conversion.dtype if is_whole else None,
+        tolerance=_TOLERANCE if asked.kind != "merged" else _TOLERANCE_MERGED,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.runtime.checkpoint.logits"],
+        input=msgspec.json.encode(request),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        reason = f"its process ended with {done.returncode}: {last[0][:300]}"
+        return LogitsCheck(not_made=reason)
+    return msgspec.json.decode(lines[-1], type=LogitsCheck)
+
+
+_LICENCE = re.compile(r"^license:\s*[\"']?([\w.+-]+)", re.M)
+
+
+def _licence_of(folder: Path) -> str | None:
+    """The licence that a model's card names, in the lines between its first two `---`."""
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    head = text.split("---", 2)[1] if text.startswith("---") and text.count("---") > 1 else ""
+    found = _LICENCE.search(head)
+    return None if found is None else found[1]
+
+
+def _copy_licence(source: Path, folder: Path) -> None:
+    for path in source.glob("LICEN[CS]E*"):
+        if path.is_file():
+            shutil.copy(path, folder)

@@ -1,0 +1,244 @@
+"""Compare an exported folder with the run's own model, in a process of its own.
+
+    python -m paceline.runtime.checkpoint.logits < request.json
+
+The run's model is built and filled from the checkpoint as the run itself would; the folder is
+loaded by transformers, adapters by peft. Both compute the logits of the same samples on the CPU in
+float32, one model in memory at a time.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.errors import PacelineError, Problem
+from paceline.prepare import find_prepared
+from paceline.record.conversion import Comparison, LogitsCheck
+from paceline.record.run import RunFolder
+from paceline.runtime._torch_private import fake_store
+from paceline.runtime.checkpoint.state_files import StateFiles
+from paceline.runtime.data import Samples, load_prepared, load_text
+from paceline.runtime.initial.blueprint import Blueprint
+from paceline.runtime.initial.fill import Filler
+from paceline.runtime.models import make_model
+from paceline.runtime.pretrained import FromPretrained
+from paceline.runtime.state import Stored, model_state
+from paceline.spec import Job
+from paceline.spec.data_fields import is_prepared
+
+_SAMPLES = 8
+_MOST_TOKENS = 512
+"""Of a sample. A guess: rotary tables and masks show by then, and a CPU computes them."""
+
+_POSITIONS = 64
+"""Last places of a sample whose logits are compared: each follows from all tokens before it, and
+all logits of 512 places of 128,000 tokens would take 2 GB."""
+
+
+class _NotMadeError(Exception):
+    """Why the check cannot be made."""
+
+
+def compare(asked: Comparison) -> LogitsCheck:
+    """How far the exported model is from the run's."""
+    try:
+        load = _loader(asked)
+        job = RunFolder(Path(asked.run)).job()
+        with _alone():
+            own = _own_model(asked, job)
+        tokens_BS, kind = _tokens(job, _vocab(own))
+        ours = _logits(own, tokens_BS)
+        rounding = None
+        if asked.dtype not in (None, "float32"):
+            _round(own, getattr(torch, str(asked.dtype)))
+            exact, ours = ours, _logits(own, tokens_BS)
+            rounding = float((ours - exact).abs().max())
+    except _NotMadeError as error:
+        return LogitsCheck(not_made=str(error))
+    except PacelineError as error:
+        return LogitsCheck(not_made=error.problems[0].what)
+    except Exception as error:  # noqa: BLE001 - the run's model, not the folder: nothing is known
+        return LogitsCheck(not_made=f"the run's model could not be built: {_first_line(error)}")
+    del own
+    try:
+        theirs = _logits(load(), tokens_BS)
+    except Exception as error:  # noqa: BLE001 - whatever the library says of the folder is shown
+        return LogitsCheck(problem=_problem(asked, f"does not load: {_first_line(error)}"))
+    return _judge(asked, ours, theirs, kind, rounding)
+
+
+def _judge(
+    asked: Comparison, ours: Tensor, theirs: Tensor, kind: str, rounding: float | None
+) -> LogitsCheck:
+    largest = float(ours.abs().max())
+    found = LogitsCheck(
+        samples=ours.shape[0],
+        kind=kind,
+        positions=ours.shape[1],
+        largest_logit=largest,
+        largest_rounding=rounding,
+        versions=_versions("torch", "transformers", *(["peft"] if asked.base else [])),
+    )
+    vocab = min(ours.shape[-1], theirs.shape[-1])
+    difference = float((ours[..., :vocab] - theirs[..., :vocab]).abs().max())
+    chosen = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
+    found = replace(found, largest_difference=difference, same_choice=float(chosen))
+    if ours.shape != theirs.shape:
+        what = f"has {theirs.shape[-1]} logits for a token, and the run's model {ours.shape[-1]}"
+    elif not difference <= asked.tolerance * max(largest, 1e-6):  # NaN is not
+        what = f"computes other logits than the run's model: they differ by {difference:.4g}, "
+        what += f"the largest is {largest:.4g}"
+    else:
+        return found
+    return replace(found, problem=_problem(asked, what))
+
+
+def _problem(asked: Comparison, what: str) -> Problem:
+    return Problem(
+        code="C013",
+        what=f"what was exported {what}",
+        where=asked.checkpoint,
+        fix="report this, with the job file; --no-check writes the folder all the same",
+    )
+
+
+def _loader(asked: Comparison) -> Callable[[], nn.Module]:
+    """How the folder is loaded.
+
+    Raises:
+        _NotMadeError: A package is missing.
+    """
+    names = ("transformers", "peft") if asked.base is not None else ("transformers",)
+    found: list[Any] = []
+    for name in names:
+        try:
+            found.append(importlib.import_module(name))
+        except ImportError as error:
+            raise _NotMadeError(f"{name} cannot be imported ({_first_line(error)})") from None
+    transformers = found[0]
+
+    def load() -> nn.Module:
+        source = asked.base or asked.folder
+        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32
+        )
+        if asked.base is not None:
+            model = found[1].PeftModel.from_pretrained(model, asked.folder)
+        return model
+
+    return load
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """A world of this process alone."""
+    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@torch.no_grad()
+def _own_model(asked: Comparison, job: Job) -> nn.Module:
+    """The run's model in float32, whole on the CPU, as the checkpoint has it."""
+    run = RunFolder(Path(asked.run))
+    make = make_model(job, run.plan().decoder, "fp32")
+    blueprint = Blueprint(make, job.spec.train.seed)
+    model = blueprint.take_model()
+    weights = None
+    if isinstance(make, FromPretrained) and job.spec.train.adapter is not None:
+        weights = make.weights_of(model, digest=run.info().weights_digest or "")
+    Filler(blueprint, torch.device("cpu"), draws=False, weights=weights)(model)
+    files = StateFiles(Path(asked.checkpoint))
+    for name, stored in model_state(model).items():
+        if not isinstance(stored, Stored):
+            continue
+        if name not in files.names:
+            raise _NotMadeError(f"the checkpoint has no {name}, which the job's model has")
+        whole = files.value(name)
+        for offset, piece in stored.pieces:
+            sides = zip(offset, piece.shape, strict=True)
+            piece.copy_(whole[tuple(slice(start, start + size) for start, size in sides)])
+    return model
+
+
+def _vocab(model: nn.Module) -> int:
+    with torch.no_grad():
+        return int(model.eval()(torch.zeros(1, 1, dtype=torch.long)).shape[-1])
+
+
+def _tokens(job: Job, vocab: int) -> tuple[Tensor, str]:
+    """Inputs of some samples, spread over the held-out ones; of training where none are held out,
+    and random ones where the data are not there any more."""
+    try:
+        train, held_out = _data(job)
+    except PacelineError:
+        size = min(job.spec.data.seq_len, _MOST_TOKENS)
+        generator = torch.Generator().manual_seed(job.spec.train.seed)
+        return torch.randint(vocab, (_SAMPLES, size), generator=generator), "random tokens"
+    data, kind = train, "training"
+    if held_out is not None and held_out.num_samples:
+        data, kind = held_out, "held-out"
+    wanted = min(_SAMPLES, data.num_samples)
+    ids = np.linspace(0, data.num_samples - 1, wanted).round().astype(np.int64)
+    inputs_BS, *_ = data.samples(ids)
+    return inputs_BS[:, :_MOST_TOKENS], kind
+
+
+def _data(job: Job) -> tuple[Samples, Samples | None]:
+    if not is_prepared(job):
+        return load_text(job)
+    folder = find_prepared(job)
+    if folder is None:
+        raise PacelineError
+    return load_prepared(folder)
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, tokens_BS: Tensor) -> Tensor:
+    """Of the last places of each sample, in float32."""
+    model.eval()
+    rows = []
+    for tokens_S in tokens_BS:
+        told: Any = model(tokens_S[None])
+        logits_BSV: Tensor = getattr(told, "logits", told)
+        rows.append(logits_BSV[0, -_POSITIONS:].float().clone())
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def _round(model: nn.Module, dtype: torch.dtype) -> None:
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(dtype))
+
+
+def _versions(*names: str) -> dict[str, str]:
+    return {name: str(importlib.import_module(name).__version__) for name in names}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+def main() -> None:
+    """Entry point of the process."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Comparison)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = compare(asked)
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
