@@ -1,28 +1,27 @@
-"""Inside the ranks of `recovery_overhead.py`: one run whose safety is on and off in turn."""
+"""Inside the ranks of `recovery_overhead.py`: one run whose safety is on and off at random."""
 
 import json
-import math
+import random
 import time
-
-import torch
 
 from paceline.runtime import Session
 from paceline.runtime.data import load_text
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.optimizer import make_optimizer
 
-WARM_UP = 20
+WARM_UP = 40
 """Steps in which a spare is still starting, and the interval of fingerprints is chosen."""
 
-SHORTEST = 10
-"""Steps of a block at the least; a block has a whole number of fingerprint intervals."""
+BLOCK = 2
+"""Steps of a block: its first has what is on, the second shows what that leaves behind (cold
+caches, a snapshot that is hashed in a thread)."""
 
 
 def train(session: Session) -> None:
-    """Train in blocks of steps, every second one without fingerprints, snapshots and settling.
+    """Train in blocks of steps that each have a check and a snapshot or not, by chance.
 
-    Writes `blocks.json`: the fingerprints' interval, steps of a block, and each block's seconds,
-    from the start of its first step to the start of the next block's, with whether safety was on.
+    Writes `blocks.json`: the intervals of checks and of snapshots as the run would have them, and
+    each block's seconds and what was on.
     """
     spec, shape = session.job.spec, session.plan.decoder
     assert shape is not None
@@ -30,49 +29,45 @@ def train(session: Session) -> None:
     model = session.build(lambda: Decoder(shape, spec.data.seq_len))
     optimizer = make_optimizer(model, spec.train)
     switch: _Switch | None = None
-    blocks: list[tuple[bool, float]] = []
+    blocks: list[tuple[float, dict[str, bool]]] = []
     began = 0.0
     for step in session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len):
         if step.number == WARM_UP:
             switch = _Switch(session)
-        if switch is not None and (step.number - WARM_UP) % switch.length == 0:
-            number = (step.number - WARM_UP) // switch.length
-            now = time.perf_counter()
-            if number:
-                blocks.append((_is_on(number - 1), now - began))
-            began = now
-            switch.turn(on=_is_on(number))
+        if switch is not None:
+            place = (step.number - WARM_UP) % BLOCK
+            if place == 0:
+                now = time.perf_counter()
+                if step.number > WARM_UP:
+                    blocks.append((now - began, switch.on))
+                began = now
+                switch.draw(step.number)
+            switch.turn(is_first=place == 0)
         step.train(text.samples, text.num_samples)
         step.apply()
     if session.is_first and switch is not None:
-        found = {"every": switch.every, "length": switch.length, "blocks": blocks}
+        found = {"every": switch.every, "snapshots": switch.snapshots, "blocks": blocks}
         (session.run.path / "blocks.json").write_text(json.dumps(found))
 
 
-def _is_on(block: int) -> bool:
-    """On, off, off, on, on, off, off, ...: a machine that slows down meets both alike."""
-    return (block + 1) // 2 % 2 == 0
-
-
 class _Switch:
-    """Turns what keeps the state safe off and on again, on every rank in the same step."""
+    """Turns what keeps the state safe on and off, on every rank in the same step."""
 
     def __init__(self, session: Session) -> None:
         loop = session._loop
         assert loop is not None
         self._keeper = loop._safekeeping
-        self._member = session.member
-        self._settle = self._member.settle
-        self._snapshots = self._keeper.snapshot_every
         self.every = self._keeper.guard.every
-        self.length = self.every * math.ceil(SHORTEST / self.every)
+        self.snapshots = self._keeper.snapshot_every
+        self.on: dict[str, bool] = {}
 
-    def turn(self, *, on: bool) -> None:
-        """Fingerprints, snapshots and settling from the next step on, or none of them."""
-        self._keeper.guard.every = self.every if on else 0
-        self._keeper.snapshot_every = self._snapshots if on else 0
-        self._member.settle = self._settle if on else _pass  # type: ignore[method-assign]
+    def draw(self, number: int) -> None:
+        """What is on in the block that begins with this step: the same on every rank."""
+        draw = random.Random(number)
+        self.on = {name: draw.random() < 0.5 for name in ("check", "snapshot")}
 
-
-def _pass(device: torch.device) -> None:
-    """Instead of settling."""
+    def turn(self, *, is_first: bool) -> None:
+        """One check and one snapshot in the block's first step."""
+        self._keeper.guard.every = 1 if is_first and self.on["check"] else 0
+        takes = is_first and self.on["snapshot"] and self.snapshots
+        self._keeper.snapshot_every = 1 if takes else 0

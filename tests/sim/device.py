@@ -97,6 +97,8 @@ class Stream:
             self._calls.put(None)
 
     def synchronize(self):
+        if not self._jobs:  # an idle stream wakes nobody, as CUDA's
+            return check()
         done = threading.Event()
         self._jobs.append(done.set)
         self._calls.put(None)
@@ -132,7 +134,7 @@ def _work(jobs, calls):
     while True:
         calls.get()
         while jobs:
-            job = jobs.popleft()
+            job = jobs[0]  # until it is done: a stream without jobs is idle
             try:
                 if not _broken:  # a lost context runs nothing more
                     job()
@@ -140,6 +142,9 @@ def _work(jobs, calls):
                     job.__self__.set()  # but whoever waits is let go, to find the error
             except BaseException as error:  # noqa: BLE001 - the edge of a thread
                 _broken.append(error)
+            finally:
+                jobs.popleft()
+            del job
 
 
 def check():
