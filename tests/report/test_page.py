@@ -82,6 +82,13 @@ def test_page_says_how_the_run_went(page):
     assert "410 MiB estimated" in text
 
 
+def test_page_shows_what_a_step_waits_for_its_data_where_that_was_measured():
+    record = made.killed_and_finished()
+    assert "waiting for data" not in render_page(record)
+    lines = [replace(line, data_s=0.002) for line in record.metrics]
+    assert "2.0 % of a step waiting for data" in render_page(replace(record, metrics=lines))
+
+
 def test_page_tells_kept_checkpoints_from_pruned_ones(page):
     rows = re.findall(r"step-(\d{8})</td>.*?<td>(kept|pruned)</td>", page)
     assert [int(step) for step, state in rows if state == "kept"] == [160, 180, 200]

@@ -8,6 +8,7 @@ from torch import nn
 
 from paceline.parallel.layout import Layout
 from paceline.runtime import strategy
+from paceline.runtime.feed import Fed
 from paceline.runtime.recovery.groups import Interrupted
 from paceline.runtime.step import Step, Trainer
 from paceline.runtime.step_hooks import NO_HOOKS, NoHooks
@@ -20,6 +21,7 @@ class Alone:
     """What a step asks of the meshes, on one rank."""
 
     counts_loss = True
+    layout, device_type = LAYOUT, "cpu"
     place = type("Place", (), {"data": 0, "context": 0, "pipeline": 0})
 
 
@@ -68,6 +70,12 @@ def _on_one_rank(monkeypatch):
 
 def voted(hooks, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[Step, nn.Module]:
     """A step whose gradients are there, about to be applied."""
+    step, model = begun(hooks, kind)
+    step.backward(model(torch.ones(2, 3)).square().mean())
+    return step, model
+
+
+def begun(hooks, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[Step, nn.Module]:
     torch.manual_seed(1)
     model = nn.Linear(3, 1)
     trainer = Trainer(
@@ -81,9 +89,7 @@ def voted(hooks, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> tuple[S
         clip_norm=1.0,
         hooks=hooks,
     )
-    step = trainer.begin(7, 0.1)
-    step.backward(model(torch.ones(2, 3)).square().mean())
-    return step, model
+    return trainer.begin(7, 0.1), model
 
 
 def test_nothing_is_decided_before_the_vote_is_settled():
@@ -141,3 +147,60 @@ def test_the_rates_of_groups_keep_their_ratio():
     )
     trainer.begin(1, 0.01)
     assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.01, 0.005]
+
+
+class Rows:
+    """A source without ids."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.taken: list[tuple[int, int]] = []
+        self.error = error
+
+    def take(self, place: tuple[int, int]) -> Fed:
+        self.taken.append(place)
+        return Fed(batch=(torch.ones(2, 3), torch.zeros(2)), error=self.error)
+
+
+def squared(output, targets):
+    return (output.squeeze(1) - targets).square().sum(), targets.numel()
+
+
+def test_the_wait_for_a_sources_batches_is_the_steps_own_part():
+    source, (step, model) = Rows(), begun(NoHooks())
+    for inputs, _ in step.batches(source):
+        step.backward(model(inputs).square().mean())
+    step.apply()
+    assert source.taken == [(7, 0)]
+    assert step.times.data_s is not None
+    assert step.samples_digest == ""
+
+
+def test_a_program_that_reads_its_samples_itself_has_the_wait_in_its_forward_part():
+    step, model = begun(NoHooks())
+    for ids in step.micro_batches(9):
+        step.backward(model(torch.ones(len(ids), 3)).square().mean())
+    step.apply()
+    assert step.times.data_s is None
+    assert step.times.forward_s is not None
+    assert len(step.samples_digest) == 16
+
+
+@pytest.mark.parametrize("how", ["batches", "train_on", "train"])
+def test_what_reading_raised_comes_out_of_the_step_with_its_place(how):
+    error = OSError("the disk is gone")
+    step, _ = begun(NoHooks())
+
+    def samples(ids):
+        raise error
+
+    reads = {
+        "batches": lambda: list(step.batches(Rows(error))),
+        "train_on": lambda: step.train_on(Rows(error), loss_of=squared),
+        "train": lambda: step.train(samples, 9, loss_of=squared, ahead=True),
+    }
+    with pytest.raises(OSError, match="the disk is gone") as raised:
+        reads[how]()
+    (note,) = raised.value.__notes__
+    assert note.startswith("while step 7 read its data")
+    assert ("samples [" in note) == (how == "train")
+    assert len(step.samples_at) == (2 if how == "train" else 0)

@@ -187,8 +187,9 @@ def alerts(plan: Plan) -> tuple[Alert, ...]:
                 below=_SLOW * price.tokens_per_s,
                 steps=20,
                 severity="warning",
-                action="compare forward_s, backward_s and vote_s with the first steps: a growing "
-                "vote_s is one slow rank, a growing forward_s is the data",
+                action="compare data_s, forward_s and vote_s with the first steps: a growing "
+                "vote_s is one slow rank, a growing data_s is the data (forward_s where your "
+                "program reads it)",
             )
         )
     return tuple(found)

@@ -66,11 +66,11 @@ class StepMetrics:
 
     samples_digest: str
     """xxh3 of the ids of every sample of the global batch, in order; empty for a step that was
-    left out, whose samples were not read."""
+    left out, whose samples were not read, and for a stream's, which have no ids."""
 
     data_s: float | None = None
-    """Reading the samples, and their way to the accelerator; None where the program's forward part
-    has it."""
+    """Waiting for the samples, and their way to the accelerator, beside which they are read ahead;
+    None where the program reads them itself, in its forward part."""
 
     reserved_bytes: int | None = None
     """The most that the accelerator's allocator has held for rank 0, with what it keeps for later

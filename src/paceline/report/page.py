@@ -230,6 +230,10 @@ def _rate_tile(record: RunRecord) -> Tile | None:
     planned = record.plan.estimate.mfu if record.plan is not None else None
     if known and planned is not None:
         note += f"; MFU {median(known):.1%}, {planned:.1%} planned"
+    lines = [line for line in newest_lines(record) if line.data_s is not None]
+    if lines:
+        waited = sum(line.data_s or 0.0 for line in lines) / sum(line.step_s for line in lines)
+        note += f"; {format_share(waited)} of a step waiting for data"
     return Tile(
         name="Throughput", value=f"{format_count(rate)} {unit}/s", note=note, how="measured"
     )

@@ -22,7 +22,7 @@ from paceline.report.timeline import Part, failures, is_lost, parts
 Group = Literal["training", "keeping", "recovery", "other"]
 
 HEADINGS: tuple[tuple[str, Group, str, str], ...] = (
-    ("data", "training", "Data", "reading the samples"),
+    ("data", "training", "Data", "waiting for the samples"),
     ("forward", "training", "Forward", "forward pass; the whole step where parts were not timed"),
     ("backward", "training", "Backward", "backward pass with the gradient reduction"),
     ("vote", "training", "Vote", "gradient norm, the vote of all ranks, waiting for the slowest"),

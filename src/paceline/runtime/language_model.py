@@ -41,7 +41,7 @@ def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
     for step in session.steps(
         model, optimizer, evaluate=evaluate, tokens_per_sample=spec.data.seq_len
     ):
-        step.train(data.samples, data.order, targets_per_sample=data.targets_per_sample)
+        step.train(data.samples, data.order, targets_per_sample=data.targets_per_sample, ahead=True)
         step.apply()
 
 

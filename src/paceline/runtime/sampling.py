@@ -17,7 +17,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from paceline.parallel.layout import Layout
+
 Ids = NDArray[np.int64]
+
+Place = tuple[int, int]
+"""A step, from 1, and one of its micro-batches, from 0."""
 
 _MOST_SORTED = 2**24
 """Samples of an epoch whose order is a sorted table: 8 bytes each on every rank, in up to four
@@ -48,6 +53,46 @@ class Mixture:
         assert min(self.sizes) > 0
         assert min(self.weights) >= 0
         assert any(self.weights), "a source that is drawn from"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRank:
+    """One data rank of a run: which samples its micro-batches have."""
+
+    seed: int
+    layout: Layout
+    rank: int
+    """Among the data ranks. Ranks that share a sample have the same one."""
+
+    def slots(self, place: Place) -> range:
+        """Places in the step's global batch."""
+        layout = self.layout
+        parts = rank_slots(self.rank, layout.data, layout.global_batch, layout.micro_batch)
+        return parts[place[1]]
+
+    def ids(self, place: Place, num_samples: "int | Mixture") -> Ids:
+        """Ids of one micro-batch's samples."""
+        batch = self.layout.global_batch
+        return sample_ids(
+            place[0] - 1,
+            self.slots(place),
+            seed=self.seed,
+            global_batch=batch,
+            num_samples=num_samples,
+        )
+
+    def digest(self, place: Place, num_samples: "int | Mixture") -> str:
+        """`batch_digest` of the whole step."""
+        batch = self.layout.global_batch
+        return batch_digest(
+            place[0] - 1, seed=self.seed, global_batch=batch, num_samples=num_samples
+        )
+
+    def after(self, place: Place) -> Place:
+        """The next micro-batch."""
+        step, index = place
+        is_last = index + 1 == self.layout.accumulation
+        return (step + 1, 0) if is_last else (step, index + 1)
 
 
 def sample_ids(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.control.slots import Phase
-from paceline.errors import RunError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
 from paceline.runtime import strategy, vote
 from paceline.runtime.devices import is_accelerator
+from paceline.runtime.feed import Feed, Source, only_ids
+from paceline.runtime.misuse import check_complete, check_takes_a_loop
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.phase_clock import PartTimes, PhaseClock, make_clock, own_seconds
 from paceline.runtime.recovery.verdict import Verdict
-from paceline.runtime.sampling import Ids, Mixture, batch_digest, rank_slots, sample_ids
+from paceline.runtime.sampling import DataRank, Ids, Mixture
 from paceline.runtime.step_hooks import NO_HOOKS, Hooks
 from paceline.runtime.vote import Outcome, Votes
 
@@ -69,12 +70,17 @@ class Trainer:
 
     buffers: strategy.SavedBuffers = field(init=False)
     clock: PhaseClock = field(init=False)
+    data_rank: DataRank = field(init=False)
     shares: list[float] = field(init=False)
     """Of each group: its learning rate, as a multiple of the first group's."""
+
+    _feed: Feed | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.buffers = strategy.SavedBuffers(self.model)
         self.clock = make_clock(self.device)
+        place = self.meshes.place
+        self.data_rank = DataRank(seed=self.seed, layout=self.layout, rank=place.data)
         rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.shares = [rate / (rates[0] or 1.0) for rate in rates]
 
@@ -97,6 +103,15 @@ class Trainer:
     def is_element_wise(self) -> bool:
         """Whether the optimizer updates each number by itself, without other ranks."""
         return type(self.optimizer) in _ELEMENT_WISE
+
+    def feed(
+        self, samples: Callable[[Ids], Any], num_samples: int | Mixture, *, ahead: bool = False
+    ) -> Feed:
+        """What gives steps these samples; the one of the step before where it reads the same."""
+        if self._feed is None or self._feed.reads != (samples, num_samples):
+            rank, device = self.data_rank, self.device
+            self._feed = Feed(samples, num_samples, rank=rank, device=device, ahead=ahead)
+        return self._feed
 
     def begin(self, number: int, learning_rate: float) -> Step:
         """The step of this number, from 1: its random numbers and learning rate are set."""
@@ -179,6 +194,7 @@ class Step:
         self._num_backward = 0
         self._num_asked = trainer.layout.accumulation
         self._num_forward = 0
+        self._reads_itself = False
         self._buffers = trainer.buffers
         self._buffers_before = [buffer.clone() for buffer in self._buffers.tensors()]
         self._clock = trainer.clock
@@ -192,6 +208,7 @@ class Step:
         *,
         loss_of: strategy.LossOf = strategy.next_token_loss,
         targets_per_sample: float | None = None,
+        ahead: bool = False,
     ) -> None:
         """Every micro-batch of the step, forward and backward: the one call for every layout.
 
@@ -206,18 +223,15 @@ class Step:
                 step's loss is the sum over the global batch, divided by all its targets.
             targets_per_sample: Their mean over the data, where not every token is a target: the
                 gradients are divided by it before the real number is known.
+            ahead: Whether `samples` depends on the ids alone and may be called in a thread: beside
+                an accelerator it then reads the coming micro-batches.
         """
-
-        def batches() -> Iterator[strategy.Batch]:
-            for ids in self._ids(num_samples):
-                self._clock.enter("data")
-                yield samples(ids)
-
-        self.train_on(batches(), loss_of=loss_of, targets_per_sample=targets_per_sample)
+        feed = self._trainer.feed(samples, num_samples, ahead=ahead)
+        self.train_on(self._taken(feed), loss_of=loss_of, targets_per_sample=targets_per_sample)
 
     def train_on(
         self,
-        batches: Iterable[strategy.Batch],
+        batches: Iterable[strategy.Batch] | Source,
         *,
         loss_of: strategy.LossOf = strategy.next_token_loss,
         uneven: strategy.Uneven | None = None,
@@ -226,7 +240,7 @@ class Step:
         """Micro-batches of the caller's own choice, forward and backward.
 
         Args:
-            batches: This rank's. Taken one at a time.
+            batches: This rank's, taken one at a time; or a loader or stream of the session.
             loss_of: As for `train`.
             uneven: Where they are not as many, or as large, as the layout has it.
             targets_per_sample: As for `train`.
@@ -234,10 +248,11 @@ class Step:
         trainer, device = self._trainer, self._trainer.device
         if uneven is not None:
             self._num_asked = uneven.num_micro_batches
+        given = batches if isinstance(batches, Iterable) else self._taken(batches)
         losses = strategy.forward_backward(
             self._model,
             trainer.meshes,
-            (strategy.on_device(batch, device) for batch in batches),
+            (strategy.on_device(batch, device) for batch in given),
             precision=trainer.precision,
             loss_of=loss_of,
             loss_scale=trainer.loss_scale,
@@ -260,9 +275,14 @@ class Step:
         Args:
             num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`.
         """
+        self._reads_itself = True
+        return self.batches(self._trainer.feed(only_ids, num_samples))
+
+    def batches(self, source: Source) -> Iterator[Any]:
+        """This rank's batches of the step, as `session.loader` or `session.stream` gives them."""
         layout = self._trainer.layout
-        self._check_takes_a_loop()
-        for index, ids in enumerate(self._ids(num_samples)):
+        check_takes_a_loop(layout, self._trainer.where)
+        for index, batch in enumerate(self._taken(source)):
             strategy.set_gradient_sync(
                 self._model, layout, is_last=index == layout.accumulation - 1
             )
@@ -270,7 +290,7 @@ class Step:
             # Around the loss and its backward pass, which are the caller's: tensor ranks compute
             # a cross entropy on their share of the vocabulary.
             with strategy.loss_context(layout):
-                yield ids
+                yield batch
 
     def backward(self, loss: torch.Tensor, *, num_targets: float = 1.0) -> None:
         """Add the gradient of a micro-batch's mean loss.
@@ -300,7 +320,13 @@ class Step:
             RunError: Not every micro-batch went through `backward`, or the step is applied twice.
         """
         trainer, hooks = self._trainer, self._hooks
-        self._check_complete()
+        check_complete(
+            self.number,
+            is_finished=self.finished,
+            num_backward=self._num_backward,
+            num_asked=self._num_asked,
+            where=trainer.where,
+        )
         hooks.enter(Phase.VOTE, self._num_forward)
         hooks.pass_by("reduce", self.number)
         strategy.finish_gradients(self._model)
@@ -328,6 +354,8 @@ class Step:
         own_s = hooks.step_done()
         self._lap()
         self.times = self._clock.end()
+        if self._reads_itself:
+            self.times = replace(self.times, data_s=None)
         if is_accelerator(trainer.device):
             own_s = own_seconds(self.times, trainer.layout)
         self.own_s = own_s
@@ -421,20 +449,18 @@ class Step:
             is_overflow=bool(votes.bad_norms) and not votes.bad_losses,
         )
 
-    def _ids(self, num_samples: int | Mixture) -> Iterator[Ids]:
-        layout, seed = self._trainer.layout, self._trainer.seed
-        batch = layout.global_batch
-        self.samples_digest = batch_digest(
-            self.number - 1, seed=seed, global_batch=batch, num_samples=num_samples
-        )
-        data_rank = self._trainer.meshes.place.data
-        for part in rank_slots(data_rank, layout.data, batch, layout.micro_batch):
-            ids = sample_ids(
-                self.number - 1, part, seed=seed, global_batch=batch, num_samples=num_samples
-            )
-            self.samples_at = [int(sample) for sample in ids]
+    def _taken(self, source: Source) -> Iterator[Any]:
+        for index in range(self._trainer.layout.accumulation):
+            self._clock.enter("data")
+            fed = source.take((self.number, index))
+            self.samples_digest = fed.digest or self.samples_digest
+            self.samples_at = [] if fed.ids is None else fed.ids.tolist()
             self._hooks.see(self.samples_at)
-            yield ids
+            if fed.error is not None:
+                numbers = f", samples {self.samples_at}" if self.samples_at else ""
+                fed.error.add_note(f"while step {self.number} read its data{numbers}")
+                raise fed.error
+            yield fed.batch
 
     def _enter(self, phase: strategy.Phase | None) -> None:
         """Turn the clock, and let a drill's faults pass by. None is the end of a backward pass."""
@@ -447,37 +473,6 @@ class Step:
             self._hooks.enter(Phase.BACKWARD, max(0, self._num_forward - 1))
         if phase == "forward" or phase == "backward":
             self._hooks.pass_by(phase, self.number)
-
-    def _check_complete(self) -> None:
-        asked = self._num_asked
-        if self.finished:
-            what = f"step {self.number} was applied twice"
-        elif self._num_backward != asked:
-            what = f"step {self.number}: step.backward was called {self._num_backward} times for "
-            what += f"{asked} micro-batch{'es' if asked > 1 else ''}"
-        else:
-            return
-        raise RunError.of(
-            code="R024",
-            what=what,
-            where=self._trainer.where,
-            fix="in every step, go through all of step.micro_batches, call step.backward once "
-            "for each, then step.apply once",
-        )
-
-    def _check_takes_a_loop(self) -> None:
-        layout = self._trainer.layout
-        axis = "pipeline" if layout.pipeline > 1 else "context"
-        if layout.pipeline == 1 and layout.context == 1:
-            return
-        raise RunError.of(
-            code="R024",
-            what=f"layout.{axis} is {getattr(layout, axis)}, and the program goes through "
-            "step.micro_batches itself",
-            where=self._trainer.where,
-            fix="call step.train(samples, num_samples, loss_of=...) instead, which works in "
-            f"every layout, or set layout.{axis} to 1",
-        )
 
     def _put_buffers_back(self) -> None:
         with torch.no_grad():

@@ -151,7 +151,7 @@ def plan_monitoring(case: Case) -> MonitoringPlan:
         "gpuMetrics": ["utilization.gpu", "temperature.gpu", "power.draw", "ecc.errors"]
         if on_gpu
         else [],
-        "cpuMetrics": ["forward_s (data included)"],
+        "cpuMetrics": ["data_s (waiting for samples)", "forward_s"],
         "memoryMetrics": ["memory_bytes"],
         "networkMetrics": ["backward_s (reduction included)", "vote_s (waiting for the slowest)"],
         "diskMetrics": ["seconds of each save, in events.jsonl"],
@@ -192,7 +192,7 @@ def _symptoms(rate: float | None) -> list[dict[str, str]]:
     slow = "" if rate is None else f" below {format_count(0.8 * rate)}"
     return [
         {
-            "symptom": f"tokens_per_s{slow}, forward_s grows",
+            "symptom": f"tokens_per_s{slow}, data_s grows",
             "diagnosis": "the data or the host: compare with a run on samples in memory",
         },
         {
