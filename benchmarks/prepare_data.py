@@ -2,9 +2,12 @@
 
     .venv/bin/python benchmarks/prepare_data.py --tokenizer FOLDER [--megabytes N] [--chats]
 
-The text is the standard library's source, in jsonl files of 8 MB. Beside it, where they are
-installed, Hugging Face's `datasets.map` with the same tokenizer and batches of 1,000, as nanoGPT's
-prepare.py maps it. `--chats` makes each text the answer of a conversation, which is rendered,
+The text is the standard library's source, in jsonl files of 8 MB. Beside it, where `datasets` is
+installed, with the same tokenizer: Hugging Face's `datasets.map` in batches of 1,000, which leaves
+arrow files, and the loop of nanoGPT's data/openwebtext/prepare.py, which maps row by row and copies
+1,024 shards into one memory-mapped file (tiktoken's place is taken by the same tokenizer, from the
+tokenizers library). The first writes no tokens to read by number; ours and nanoGPT's do. `--chats`
+makes each text the answer of a conversation, which is rendered,
 tokenized with offsets and masked. Prints a line of JSON for each.
 """
 
@@ -41,6 +44,7 @@ def main() -> None:
         if not asked.chats:
             for count in (1, 2):
                 measure_datasets(Path(folder), asked.tokenizer, count, num_bytes)
+                measure_nanogpt(Path(folder), asked.tokenizer, count, num_bytes)
 
 
 def write_rows(folder: Path, num_bytes: int, chats: bool) -> int:
@@ -93,6 +97,40 @@ def measure_datasets(folder: Path, tokenizer: Path, count: int, num_bytes: int) 
         load_from_cache_file=False,
     )
     show("datasets.map", count, num_bytes, time.perf_counter() - began)
+
+
+def measure_nanogpt(folder: Path, tokenizer: Path, count: int, num_bytes: int) -> None:
+    try:
+        import numpy as np
+        from datasets import load_dataset
+        from tokenizers import Tokenizer
+    except ImportError:
+        return
+    encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    is_narrow = encoder.get_vocab_size() <= 1 << 16
+    files = [str(path) for path in sorted(folder.glob("*.jsonl"))]
+    rows = load_dataset("json", data_files=files, split="train", cache_dir=str(folder / "hf"))
+
+    def process(example: dict[str, str]) -> dict[str, object]:
+        ids = encoder.encode(example["text"], add_special_tokens=False).ids
+        ids.append(0)
+        return {"ids": ids, "len": len(ids)}
+
+    began = time.perf_counter()
+    tokenized = rows.map(
+        process, remove_columns=["text"], num_proc=count, load_from_cache_file=False
+    )
+    length = int(np.sum(tokenized["len"], dtype=np.uint64))
+    dtype = np.uint16 if is_narrow else np.uint32
+    array = np.memmap(folder / f"train-{count}.bin", dtype=dtype, mode="w+", shape=(length,))
+    at, shards = 0, min(1024, len(tokenized))
+    for number in range(shards):
+        part = tokenized.shard(num_shards=shards, index=number, contiguous=True)
+        batch = np.concatenate(part.with_format("numpy")["ids"])
+        array[at : at + len(batch)] = batch
+        at += len(batch)
+    array.flush()
+    show("nanoGPT's prepare.py", count, num_bytes, time.perf_counter() - began)
 
 
 def show(name: str, count: int, num_bytes: int, seconds: float) -> None:

@@ -168,3 +168,62 @@ def test_a_micro_batch_left_out_is_named_and_does_not_drift(tmp_path):
     run = own_scene(tmp_path, fault="break").run("run", code=4)
     assert "R024" in run.output
     assert "called 0 times for 1 micro-batch" in run.output
+
+
+READS = """
+import torch
+from torch import nn
+from paceline.runtime import Session
+
+class Rows:
+    "Map-style, with samples that draw."
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.arange(4.0) * index + torch.rand(4)
+
+class Drawn:
+    "Iterable, with a state."
+    def __init__(self, rank, ranks):
+        self.rank, self.ranks, self.at, self.order = rank, ranks, 0, None
+
+    def __iter__(self):
+        if self.order is None:
+            self.order = torch.randperm(22).tolist()
+        while self.at < 11:
+            self.at += 1
+            yield torch.full((1, 4), float(self.order[self.at * self.ranks - 1 - self.rank]))
+        self.at, self.order = 0, None
+
+    def state_dict(self):
+        return {"at": self.at, "order": self.order}
+
+    def load_state_dict(self, state):
+        self.at, self.order = state["at"], state["order"]
+
+def build_model():
+    return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 1))
+
+def train(session: Session) -> None:
+    rows = session.loader(Rows(), num_workers=1)
+    drawn = session.stream("drawn", Drawn)
+    model = session.build(build_model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in session.steps(model, optimizer):
+        for points in step.batches(rows if step.number % 2 else drawn):
+            step.backward((model(points / 30) - points.mean(1, keepdim=True)).square().mean())
+        step.apply()
+"""
+
+
+def test_a_dataset_and_an_iterable_with_a_state_are_read_on_exactly_after_kills(tmp_path):
+    scene = own_scene(tmp_path)
+    (scene.folder / "mine.py").write_text(READS)
+    clean = scene.run("clean")
+    # In mid-epoch of both; the second kill takes the process that has lived since the beginning.
+    kills = "drill.kill=[rank=1@step=6, rank=0@step=10@apply]"
+    killed = scene.run("killed", "--set", kills, "--set", "recovery.max_restarts=2")
+    assert killed.digest == clean.digest
+    assert killed.samples == clean.samples
+    assert [bool(digest) for _, digest in clean.samples] == [True, False] * 6

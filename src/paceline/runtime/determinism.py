@@ -2,9 +2,12 @@
 
 import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+import xxhash
 
 CUBLAS = ":4096:8"
 """Workspaces with which cuBLAS gives the same bits again in several streams. Source: NVIDIA's
@@ -29,3 +32,24 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed % 2**63)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+@contextmanager
+def own_random() -> Iterator[Callable[..., None]]:
+    """A function that seeds the host's generators from some numbers, for code that draws beside the
+    model. Afterwards they are as they were, so a step's dropout is the same with it and without."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+    def seed(*parts: int) -> None:
+        numbers = np.array([part % 2**64 for part in parts], dtype=np.uint64)
+        drawn = xxhash.xxh3_64_intdigest(numbers.tobytes())
+        torch.default_generator.manual_seed(drawn % 2**63)
+        np.random.seed(drawn % 2**32)
+        random.seed(drawn)
+
+    try:
+        yield seed
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

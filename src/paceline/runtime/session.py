@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -53,13 +54,16 @@ from paceline.runtime.faults import Faults
 from paceline.runtime.generation import Generation, RunState
 from paceline.runtime.initial.blueprint import Blueprints
 from paceline.runtime.initial.fill import Filler
+from paceline.runtime.loader import Loader, MapStyle
 from paceline.runtime.loop import Evaluate, Loop
 from paceline.runtime.optimizer import learning_rate_at
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
+from paceline.runtime.sampling import DataRank
 from paceline.runtime.step import Step
+from paceline.runtime.stream import Stateful, Stream, states
 from paceline.spec import Job
 
 load_compiler()  # here it counts as start-up, not as training
@@ -126,6 +130,8 @@ class Session:
         self._place: Place | None = None
         self._meshes: strategy.Meshes | None = None
         self._kept: dict[str, Any] = {}
+        self._loaders: list[Loader] = []
+        self._streams: dict[str, Stream] = {}
         self._blueprints = Blueprints()
         self._loop: Loop | None = None
         self._baseline_bytes: int | None = None
@@ -191,6 +197,42 @@ class Session:
             self._kept[name] = make()
         kept: _T = self._kept[name]
         return kept
+
+    def loader(
+        self,
+        dataset: MapStyle,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> Loader:
+        """Batches of a map-style dataset, for `step.batches` or `step.train_on`: the samples that
+        `step.micro_batches(len(dataset))` names, the same ones after a recovery and with any number
+        of ranks.
+
+        Args:
+            dataset: Has a length, and samples by number. What a sample draws from torch's, numpy's
+                or Python's generators follows from its place in the run.
+            collate_fn: Samples -> a batch; torch's own when left out.
+            num_workers: Processes of each rank that decode ahead, as for torch's DataLoader.
+        """
+        made = Loader(dataset, collate_fn=collate_fn, num_workers=num_workers)
+        self._loaders.append(made)
+        return made
+
+    def stream(self, name: str, make: Callable[[int, int], Stateful]) -> Stream:
+        """Batches of an iterable that keeps a state, such as torchdata's StatefulDataLoader, for
+        `step.batches` or `step.train_on`. The state is saved in every checkpoint, and the same
+        batches come after a recovery. Only the number of data ranks cannot change.
+
+        Args:
+            name: In checkpoints.
+            make: `(data rank, data ranks)` -> that rank's iterable at its beginning, with the state
+                dict protocol. A batch is a micro-batch: `session.plan.layout.micro_batch` samples.
+                Do not change a batch in place.
+        """
+        if name not in self._streams:
+            self._streams[name] = Stream(name, make, self.run.checkpoints)
+        return self._streams[name]
 
     @property
     def is_first(self) -> bool:
@@ -317,8 +359,16 @@ class Session:
         """
         spec, place, meshes = self.job.spec, self.place, self.meshes  # which set the plan's layout
         checkpointer = Checkpointer(
-            self.run.checkpoints, spec.checkpoint, opening=self.member.opening
+            self.run.checkpoints,
+            spec.checkpoint,
+            opening=self.member.opening,
+            others=partial(states, self._streams),
         )
+        rank = DataRank(seed=spec.train.seed, layout=self.plan.layout, rank=meshes.place.data)
+        for loader in self._loaders:
+            loader.join(rank, place.device)
+        for stream in self._streams.values():
+            stream.join(rank)
         loop = Loop(
             here=Generation(
                 job=self.job,
@@ -380,6 +430,9 @@ class Session:
     def park(self, *, planned: bool = False) -> None:
         """Leave this generation, with what this worker holds, and report it."""
         self.progress.interrupted()
+        for loader in self._loaders:
+            loader.leave()
+        self._loaders.clear()
         if self._loop is not None:
             self._loop.leave()
         self._loop = self._digest = None

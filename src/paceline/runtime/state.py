@@ -33,7 +33,8 @@ from paceline.runtime.strategy.adapter.linear import (
 from paceline.runtime.strategy.tensor.fused import SplitLinear
 from paceline.runtime.strategy.tensor.modules import is_transposed
 
-MODEL, OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER, DATA = "model/", "optimizer/", "data/"
+"""What the saved names of each kind begin with; of the data, states of streams (`stream.py`)."""
 
 _FROZEN = MODEL + "frozen"
 """What stands for all that adapters are trained beside: what its numbers follow from."""

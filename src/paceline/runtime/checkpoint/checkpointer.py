@@ -6,11 +6,11 @@ how it went, on all ranks at the same place. Both write the same bytes by the sa
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,7 @@ class Checkpointer:
         *,
         group: Group = None,
         opening: Callable[[], AbstractContextManager[None]] = nullcontext,
+        others: Callable[[int], Mapping[str, Any]] = lambda step: {},
     ) -> None:
         """
         Args:
@@ -73,11 +74,13 @@ class Checkpointer:
             policy: Which ones are kept.
             group: The ranks that save together; all of them when left out.
             opening: Around what makes a process group, so that it can be interrupted.
+            others: What this rank has saved with the state after a step, by name.
         """
         self.folder = folder
         self.policy = policy
         self.group = group
         self._opening = opening
+        self._others = others
         self._planner = SavePlanner()
         self._writing: _Writing | None = None
         self._untold: list[Outcome] = []
@@ -103,7 +106,7 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._finish_writing()
-        plan = self._plan(model, optimizer)
+        plan = self._plan(step, model, optimizer)
         task = self._task(Facts(step=step, **facts), plan)
         num_bytes = write_together(task, plan, group=self.group, on_phase=on_phase)
         seconds = time.perf_counter() - start
@@ -135,7 +138,7 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._finish_writing()
-        plan = self._plan(model, optimizer)
+        plan = self._plan(step, model, optimizer)
         task = self._task(Facts(step=step, **facts), plan)
         pending = writer_process().submit(task, plan, on_phase)
         stall_s = time.perf_counter() - start
@@ -210,8 +213,9 @@ class Checkpointer:
         """Return once this rank's writer copies nothing any more. Not collective."""
         writer_process().wait_for_copies()
 
-    def _plan(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> SavePlan:
-        return self._planner.plan_save(named_state(model, optimizer), self.group)
+    def _plan(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> SavePlan:
+        state = {**named_state(model, optimizer), **self._others(step)}
+        return self._planner.plan_save(state, self.group)
 
     def _task(self, facts: Facts, plan: SavePlan) -> WriteTask:
         policy = self.policy

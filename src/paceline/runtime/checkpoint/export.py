@@ -37,7 +37,7 @@ from paceline.runtime.checkpoint.adapter_files import (
 )
 from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
-from paceline.runtime.state import MODEL, OPTIMIZER, split_optimizer_name
+from paceline.runtime.state import DATA, MODEL, OPTIMIZER, split_optimizer_name
 from paceline.spec.pretrained import PICKLES, files_beside
 
 _INDEX = "model.safetensors.index.json"
@@ -98,7 +98,8 @@ def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
 
 def _from_ours(asked: Conversion) -> _State:
     files = StateFiles(Path(asked.source))
-    return _State({name: partial(files.value, name) for name in files.names})
+    names = [name for name in files.names if not name.startswith(DATA)]
+    return _State({name: partial(files.value, name) for name in names})
 
 
 def _from_safetensors(asked: Conversion) -> _State:

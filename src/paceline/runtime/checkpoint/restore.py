@@ -22,7 +22,7 @@ from paceline.runtime.checkpoint._agree import (
 )
 from paceline.runtime.checkpoint._read import Found, Reading, Tables, open_tables, read, readings_of
 from paceline.runtime.checkpoint._target import Saved, Target, make_target, take_over
-from paceline.runtime.state import MODEL, split_optimizer_name
+from paceline.runtime.state import DATA, MODEL, split_optimizer_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +272,7 @@ def _check_union(saved: Saved, target: Target | None, group: Group) -> str | Non
 
     The ranks together, as a pipeline stage has only its own names.
     """
-    there = sorted(name for name in saved if "@" not in name)
+    there = sorted(name for name in saved if "@" not in name and not name.startswith(DATA))
     here = {} if target is None else target.state
     taken = gather(bytes(name in here for name in there), group)
     for name, *is_taken in zip(there, *taken, strict=True):
