@@ -4,9 +4,9 @@
 
 Tokens are the bytes of the standard library's source, in samples of 2,048, micro-batches of 8 in
 the run's random order, one process and one thread. `windows` are cut from the joined text;
-`documents` are its files, cut to a sample's length and packed. Beside them PyTorch's DataLoader over a Hugging
-Face dataset (arrow, memory-mapped, shuffled, format torch) of the same windows, in an interpreter
-that has torch and datasets (`--python`). Files are in the page cache for both.
+`documents` are its files, cut to a sample's length and packed. Beside them PyTorch's DataLoader
+over a Hugging Face dataset (arrow, memory-mapped, shuffled, format torch) of the same windows, in
+an interpreter that has torch and datasets (`--python`). Files are in the page cache for both.
 
 The wait is `data_s` over `step_s` in a run of one CPU rank on the same windows (a decoder of 4
 layers, 256 wide); a CPU reads in the step, so all of the reading is waited for.
