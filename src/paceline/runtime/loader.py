@@ -85,7 +85,7 @@ class Loader:
         self._iterator = None  # its workers end before others start
         loader: DataLoader[Any] = DataLoader(
             _Seeded(self._dataset, rank.seed),  # type: ignore[arg-type]
-            batch_sampler=_Coming(rank, len(self._dataset), place),  # type: ignore[arg-type]
+            batch_sampler=_Coming(rank, len(self._dataset), place),
             collate_fn=self._collate,
             num_workers=self._num_workers,
             pin_memory=self._pins,
