@@ -227,6 +227,19 @@ def test_page_says_what_the_allocator_reserved_and_what_the_driver_reported():
     assert "against its node" in text
 
 
+def test_page_draws_each_name_that_the_program_logged_and_says_how_many_are_left_out():
+    lines = [
+        replace(made.line(step, step / 10), logged={f"score_{i}": 0.5 for i in range(30)})
+        for step in (1, 2, 3)
+    ]
+    lines[1] = replace(lines[1], logged={"score_0": None})
+    page = render_page(made.record([made.started(), made.training(0.1, 1)], lines))
+    assert Tags(page).open == []
+    assert 'aria-label="score_0 by step"' in page
+    assert "24 of 30 names" in page
+    assert "Logged by the program" not in render_page(made.killed_and_finished())
+
+
 def test_failure_is_marked_at_its_step():
     """The vertical line of step 60 stands where the axis has 60 between its ticks 0 and 100."""
     data = LossData(

@@ -1,5 +1,8 @@
 """A person's own training function, right and wrong."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from tests.run.scene import Scene
 
@@ -7,6 +10,8 @@ from paceline.errors import CrashLoop
 from paceline.record import events as log
 
 pytestmark = pytest.mark.ranks
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own-code"
 
 PROGRAM = """
 import torch
@@ -44,6 +49,18 @@ def own_scene(folder, *, fault: str = "pass", apply: str = "step.apply()") -> Sc
     text = PROGRAM.replace("{fault}", fault).replace("{apply}", apply)
     (scene.folder / "mine.py").write_text(text)
     return scene
+
+
+def test_the_example_logs_its_accuracy_in_every_steps_line_and_recovers(tmp_path):
+    scene = Scene(tmp_path)
+    for name in ("job.yaml", "train.py"):
+        shutil.copy(EXAMPLE / name, tmp_path)
+    options = ("--set", "train.steps=12", "--set", "drill.kill=[rank=0@step=6@apply]")
+    run = scene.run("run", *options)
+    without = [line.step for line in run.metrics if "accuracy" not in line.logged]
+    assert set(without) <= {6}, "only the step that the failure cut off may be without"
+    assert all(0 <= line.logged["accuracy"] <= 1 for line in run.metrics if line.logged)
+    assert run.finished.step == 12
 
 
 @pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.slow)])

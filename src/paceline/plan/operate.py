@@ -29,6 +29,7 @@ METRICS = (
     "applied",
     "samples_digest",
     "state_digest",
+    "logged",
 )
 """Every field of a line of `metrics.jsonl` (docs/reference/metrics.md)."""
 

@@ -7,7 +7,7 @@ docs/reference/metrics.md is generated from the texts below.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -84,6 +84,10 @@ class StepMetrics:
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for
     it and no recovery came between."""
+
+    logged: dict[str, float | None] = field(default_factory=dict)
+    """What the program gave to `session.log` in this step, on rank 0, by name; None when it is not
+    finite."""
 
 
 def most_bytes(sizes: Iterable[int | None]) -> int | None:

@@ -1,7 +1,8 @@
 """What the page's curves are drawn from: a run's lines and events, put on an axis."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
@@ -12,14 +13,19 @@ from paceline.report.plots import Curve, LossData, Mark, draw_loss, draw_through
 from paceline.report.timeline import Failure, RunningClock, failures, newest_lines, parts
 from paceline.units import format_seconds
 
+_MOST_LOGGED = 24
+"""Names that are drawn. A guess: more make a page that nobody reads to its end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """The three curves; None where there is nothing to draw."""
+    """The curves; None where there is nothing to draw."""
 
     loss_by_step: Curve | None
     loss_by_time: Curve | None
     throughput: Curve | None
+    logged: Mapping[str, Curve] = field(default_factory=dict)
+    """Each name that the program logged, by step."""
 
 
 def draw_curves(record: RunRecord) -> Curves:
@@ -37,8 +43,9 @@ def draw_curves(record: RunRecord) -> Curves:
         label="Training and held-out loss by step",
         by_time=False,
     )
+    logged = _logged(steps, [Mark(each.step, failure_label(each), each.step) for each in broken])
     if not every:
-        return Curves(loss_by_step=loss_by_step, loss_by_time=None, throughput=None)
+        return Curves(loss_by_step=loss_by_step, loss_by_time=None, throughput=None, logged=logged)
     marks = _marks_by_time(record, broken, clock)
     x = [clock(line.at) for line in record.metrics]
     breaks = _breaks(record, clock)
@@ -68,6 +75,7 @@ def draw_curves(record: RunRecord) -> Curves:
         loss_by_step=loss_by_step,
         loss_by_time=loss_by_time,
         throughput=throughput if x else None,
+        logged=logged,
     )
 
 
@@ -117,6 +125,22 @@ def failure_label(failure: Failure) -> str:
     """What happened, short enough for a plot."""
     how = failure.lost.how
     return f"rank {failure.lost.rank} {how if len(how) <= 32 else how[:31] + '…'}"
+
+
+def _logged(steps: list[StepMetrics], marks: list[Mark]) -> dict[str, Curve]:
+    names = list(dict.fromkeys(name for line in steps for name in line.logged))
+    found = {}
+    for index, name in enumerate(names[:_MOST_LOGGED]):
+        having = [line for line in steps if name in line.logged]
+        data = LossData(
+            x=[line.step for line in having],
+            loss=[number(line.logged[name]) for line in having],
+            marks=marks,
+        )
+        found[name] = draw_loss(
+            data, name=f"logged-{index}", label=f"{name} by step", by_time=False
+        )
+    return found
 
 
 def _marks_by_time(record: RunRecord, broken: list[Failure], clock: RunningClock) -> list[Mark]:

@@ -100,6 +100,8 @@ def render_page(record: RunRecord) -> str:
         name=record.name,
         head=_head(record, account, [failure for _, failure in broken]),
         curves=_inline(curves),
+        logged={name: _both(curve) for name, curve in curves.logged.items()},
+        num_logged=len({name for line in record.metrics for name in line.logged}),
         has_held_out=any(isinstance(e, log.Evaluated) for e in record.events),
         baseline=newest_baseline(record),
         unit=_unit(record),
@@ -137,14 +139,15 @@ def _recovery(record: RunRecord) -> Markup | None:
 
 
 def _inline(curves: Curves) -> dict[str, Markup | None]:
-    def both(curve: Curve | None) -> Markup | None:
-        return None if curve is None else Markup(curve.wide + curve.narrow)
-
     return {
-        "loss_by_step": both(curves.loss_by_step),
-        "loss_by_time": both(curves.loss_by_time),
-        "throughput": both(curves.throughput),
+        "loss_by_step": _both(curves.loss_by_step),
+        "loss_by_time": _both(curves.loss_by_time),
+        "throughput": _both(curves.throughput),
     }
+
+
+def _both(curve: Curve | None) -> Markup | None:
+    return None if curve is None else Markup(curve.wide + curve.narrow)
 
 
 def _head(record: RunRecord, account: list[TimeShare], broken: list[Failure]) -> Head:

@@ -7,7 +7,7 @@ none of these knows the session, or another's insides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from paceline.record.run import RunFolder
 from paceline.runtime import strategy
 from paceline.runtime.channel import Line
 from paceline.runtime.faults import Faults
+from paceline.runtime.logged import Logged
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
@@ -63,6 +64,9 @@ class RunState:
 
     step: Step | None = None
     """The step that is being done."""
+
+    logged: Logged = field(default_factory=Logged)
+    """What the training function has logged in it."""
 
     def state_dict(self) -> dict[str, Any]:
         """What goes with the model's and the optimizer's state to a rank that lacks it."""

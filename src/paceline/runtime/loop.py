@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -32,6 +31,7 @@ from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step, Trainer
 from paceline.runtime.step_hooks import RunHooks
+from paceline.runtime.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
@@ -67,7 +67,7 @@ class Loop:
         self._schedule = schedule
         self._job_digest = training_digest(here.job)
         self._metrics_log: MetricsLog | None = None
-        self._board: _TensorBoard | None = None
+        self._board: TensorBoard | None = None
         self._started_save = 0
         self._evaluated_step: int | None = None
         layout, train = here.plan.layout, here.job.spec.train
@@ -99,7 +99,7 @@ class Loop:
         every = here.job.spec.drill.digest_every
         first = self._restore()
         self._metrics_log = metrics = MetricsLog(here.run.metrics_file) if here.is_first else None
-        self._board = board = _TensorBoard(here) if here.is_first else None
+        self._board = board = self._open_board() if here.is_first else None
         if state.newest_line is not None and metrics is not None:
             metrics.write_missing(state.newest_line)
         lost_save, here.held.lost_save = here.held.lost_save, 0
@@ -124,6 +124,7 @@ class Loop:
             here.faults.pass_by("applied", number)
             self._report(step)
             ended = step.stop or number == last
+            state.logged.read(here.settle)
             state.newest_line = self._metrics(step)
             if every and number % every == 0:
                 digest = state_digest(self._model, self._optimizer)
@@ -177,6 +178,7 @@ class Loop:
             state.newest_line = self._metrics(step)
         here.held.leave(step)
         state.step = None
+        state.logged.close()
 
     def _restore(self) -> int:
         """Bring back the newest state there is; returns the first step to do."""
@@ -315,6 +317,7 @@ class Loop:
         here.faults.pass_by("start", number)
         here.progress.begin_step(number)
         state.step = self._trainer.begin(number, self._schedule(number))
+        state.logged.open()
         return state.step
 
     def _check_finished(self, step: Step) -> None:
@@ -466,34 +469,10 @@ class Loop:
             applied=step.refused is None,
             samples_digest=step.samples_digest,
             state_digest=None,
+            logged=dict(self._here.state.logged.numbers),
         )
 
-
-class _TensorBoard:
-    """The same numbers as TensorBoard event files, where the job asks for them."""
-
-    def __init__(self, here: Generation) -> None:
-        self._writer = None
-        if here.job.spec.metrics.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            folder: Path = here.run.path / "tensorboard"
-            self._writer = SummaryWriter(str(folder), purge_step=here.state.last_step + 1)
-
-    def write(self, line: StepMetrics) -> None:
-        if self._writer is None:
-            return
-        for name, value in {
-            "train/loss": line.loss,
-            "train/grad_norm": line.grad_norm,
-            "train/learning_rate": line.learning_rate,
-            "speed/tokens_per_s": line.tokens_per_s,
-            "speed/step_s": line.step_s,
-            "speed/mfu": line.mfu,
-        }.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, line.step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def _open_board(self) -> TensorBoard:
+        here = self._here
+        wanted = here.job.spec.metrics.tensorboard
+        return TensorBoard(here.run.path, wanted=wanted, last_step=here.state.last_step)

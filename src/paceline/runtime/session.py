@@ -42,7 +42,7 @@ from paceline.control.slots import Phase
 from paceline.errors import PlanError, RunError
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
-from paceline.record import events as log
+from paceline.record import events
 from paceline.record.run import RunFolder
 from paceline.runtime import memory, strategy
 from paceline.runtime._torch_private import load_compiler
@@ -323,9 +323,24 @@ class Session:
     def note_baseline(self, name: str, loss: float) -> None:
         """Put a simple model's held-out loss beside ours, in the events and the report."""
         if math.isfinite(loss):
-            self.report(log.BaselineEvaluated(name=name, loss=loss))
+            self.report(events.BaselineEvaluated(name=name, loss=loss))
 
-    def report(self, event: log.Reported) -> None:
+    def log(self, /, **values: float | torch.Tensor) -> None:
+        """Record numbers of the step being done: under `logged` in its line of `metrics.jsonl`, as
+        curves of the report, and in TensorBoard, each by its name.
+
+        Rank 0's numbers are recorded; those of other ranks are only checked. A tensor is copied at
+        once and read at the step's end, when its value has arrived, which waits for the device. The
+        last value of a name in a step is the one that counts. A step that a failure cuts off
+        after its update may be recorded without them.
+
+        Raises:
+            RunError: There is no step, a name is one of ours, or a value is not one number.
+        """
+        keep = self._place is not None and self._place.rank == 0
+        self.state.logged.add(values, keep=keep, where=self.job.where("program"))
+
+    def report(self, event: events.Reported) -> None:
         """Send what all ranks have found out to the run's record, from the first rank."""
         if self.is_first:
             self.channel.send(say.ForRecord(event=event))
@@ -490,4 +505,4 @@ class Session:
 
     def _note(self, text: str) -> None:
         if self.place.generation == 1:
-            self.report(log.Noted(text=text))
+            self.report(events.Noted(text=text))
