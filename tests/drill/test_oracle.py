@@ -13,11 +13,13 @@ from tests.drill.made import (
     recovered,
 )
 
-from paceline.check.drill.ledger import audit, pure_digest
+from paceline.check.drill.ledger import audit, order_in, pure_digest
 from paceline.check.drill.matrix import MATRIX
 from paceline.check.drill.oracle import Reference, judge
 from paceline.check.drill.schedule import random_schedule
-from paceline.runtime.sampling import batch_digest
+from paceline.prepare import Index, Prepared, SourceIndex
+from paceline.prepare.index import write_index
+from paceline.runtime.sampling import Mixture, batch_digest
 from paceline.spec.faults import KINDS, parse_fault
 
 KILL = "kill rank=1 step=6"
@@ -35,6 +37,25 @@ def test_a_recovered_run_with_the_same_end_passes():
     (outcome,) = verdict.outcomes
     assert outcome.recovered is not None
     assert outcome.is_right
+
+
+@pytest.mark.parametrize(
+    ("weights", "order"),
+    [((None, None), 8), ((3.0, 1.0), Mixture(sizes=(3, 5), weights=(3.0, 1.0)))],
+)
+def test_the_ledger_of_prepared_data_is_of_their_mixture(tmp_path, weights, order):
+    counts = {"documents": 1, "tokens": 1, "targets": 1, "source_files": {}}
+    sources = [
+        SourceIndex(name=name, folder=name, weight=weight, samples=samples, **counts)
+        for name, weight, samples in zip("ab", weights, (3, 5), strict=True)
+    ]
+    index = {"tokenizer": "t", "vocab": 9, "eos": None, "seq_len": 4, "pack": "windows"}
+    index |= {"dtype": "uint16", "held_out": (), "settings": {}, "versions": {}}
+    write_index(tmp_path, Index(train=tuple(sources), **index))
+    found = order_in(Prepared(tmp_path), 4)
+    assert found == order
+    expected = batch_digest(6, seed=1, global_batch=4, num_samples=order)
+    assert pure_digest(1, 4, found)(7) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from paceline.prepare.index import ENDS, PACK_DOCUMENTS, PACK_STARTS, TOKENS, TRAINED
 from paceline.spec import Job, parse_job
 
 TEXT = """The quick brown fox jumps over the lazy dog. What is one plus two? It is three.
@@ -76,3 +78,24 @@ def a_chat(question: str = "What is one plus two?", answer: str = "It is three."
             {"role": "assistant", "content": answer},
         ]
     }
+
+
+def write_documents(folder: Path, documents, *, dtype: str, trained=None, packs=None) -> None:
+    """One source's arrays as the format has them.
+
+    Args:
+        folder: The source's own.
+        documents: Tokens of each.
+        dtype: As in the index.
+        trained: Whether each token is a target, as long as the documents; None where all are.
+        packs: `(pack_starts, pack_documents)`, where samples are packs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = [np.asarray(document, np.dtype(dtype).newbyteorder("<")) for document in documents]
+    np.concatenate(arrays).tofile(folder / TOKENS)
+    np.save(folder / ENDS, np.cumsum([len(array) for array in arrays], dtype=np.int64))
+    if trained is not None:
+        np.packbits(np.concatenate(list(trained))).tofile(folder / TRAINED)
+    if packs is not None:
+        np.save(folder / PACK_STARTS, packs[0].astype(np.int64))
+        np.save(folder / PACK_DOCUMENTS, packs[1].astype(np.int64))

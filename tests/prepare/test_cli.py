@@ -1,6 +1,7 @@
 """`paceline data prepare` and `show`."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -36,6 +37,7 @@ def test_prepare_shows_what_was_made_and_its_padding(job_file):
     text = answer("prepare", job_file)
     assert "a as chat (messages: messages)" in text
     assert "PADDING" in text
+    assert re.search(r"\d\.\d\d% of a batch is padding", text)
     data = json.loads(answer("prepare", job_file, "--json"))
     assert data["train"][0]["documents"] == 2
     assert data["pack"] == "documents"

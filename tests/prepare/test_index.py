@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from paceline.errors import JobError
 from paceline.prepare import Index, SourceIndex, fingerprint, open_index
-from paceline.prepare.index import data_type, write_documents, write_index
+from paceline.prepare.index import data_type, write_index
 from paceline.prepare.pack import pack_documents
 
 
@@ -43,6 +44,15 @@ def test_an_index_is_read_as_it_was_written(tmp_path: Path):
     assert open_index(tmp_path).train[0].padding(8) == pytest.approx(1 / 8)
 
 
+def test_the_padding_of_a_batch_counts_each_source_by_its_share_of_the_samples():
+    full, (half,) = replace(an_index().train[0], tokens=10), an_index().train
+    by_size = an_index(train=tuple(replace(each, weight=None) for each in (full, half)))
+    assert by_size.padding == pytest.approx(1 / 16)
+    by_weight = an_index(train=(replace(full, weight=1.0), replace(half, weight=3.0)))
+    assert by_weight.padding == pytest.approx(3 / 32)
+    assert an_index(pack="windows").padding == 0
+
+
 def test_an_index_of_another_form_is_refused_by_name(tmp_path: Path):
     write_index(tmp_path, an_index(form=99))
     with pytest.raises(JobError, match=r"D020: .* form 99"):
@@ -59,19 +69,6 @@ def test_the_fingerprint_changes_with_a_source_file(tmp_path: Path):
     before = fingerprint(tmp_path)
     write_index(tmp_path, an_index(tokenizer="other"))
     assert fingerprint(tmp_path) != before
-
-
-def test_documents_are_written_as_the_format_says(tmp_path: Path):
-    documents = [np.array([5, 6, 7]), np.array([8, 9])]
-    trained = [np.array([False, True, True]), np.array([False, True])]
-    packs = pack_documents(np.array([2, 1]), 4)
-    write_documents(tmp_path, documents, dtype="uint16", trained=trained, packs=packs)
-    assert np.fromfile(tmp_path / "tokens.bin", "<u2").tolist() == [5, 6, 7, 8, 9]
-    assert np.load(tmp_path / "ends.npy").tolist() == [3, 5]
-    bits = np.unpackbits(np.fromfile(tmp_path / "trained.bin", np.uint8), count=5)
-    assert bits.tolist() == [0, 1, 1, 0, 1]
-    assert np.load(tmp_path / "pack_starts.npy").tolist() == [0, 2]
-    assert np.load(tmp_path / "pack_documents.npy").tolist() == [0, 1]
 
 
 def test_a_vocabulary_past_65536_takes_four_bytes():

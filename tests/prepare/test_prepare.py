@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from paceline.errors import JobError
 from paceline.prepare import fingerprint, open_index, prepared
 from paceline.prepare import prepare as module
+from paceline.spec import parse_job
 
 
 def tokens_of(folder: Path, source) -> np.ndarray:
@@ -318,6 +320,129 @@ def test_a_tokenizer_larger_than_the_models_vocabulary_is_refused(tmp_path, toke
 def test_an_unknown_tokenizer_is_an_error(tmp_path):
     write_rows(tmp_path / "a.jsonl", [{"text": "one"}])
     assert "D010" in problem_of(a_job(tmp_path, "no-such-folder", "path: a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "words"),
+    [
+        ({"a.jsonl": '{"text": "one"}\n', "b.txt": "two"}, "auto", "b.txt holds text, and"),
+        ({"a.txt": "two", "b.jsonl": '{"text": "one"}\n'}, "auto", "b.jsonl holds rows, and"),
+        ({"a.jsonl": '{"text": "one"}\n', "b.bin": "abcd"}, "auto", "b.bin holds tokens, and"),
+        ({"a.bin": "abcd"}, "text", "a.bin holds tokens, and data.kind is text"),
+        (
+            {"a.jsonl": '{"text": "one"}\n' * 200, "b.jsonl": '{"prompt": "one"}\n'},
+            "auto",
+            "no row of .*b.jsonl can be read as those of .*a.jsonl: .* line 1: it has no text",
+        ),
+    ],
+)
+def test_a_source_of_several_kinds_is_refused_by_file_name(
+    tmp_path, tokenizer_folder, files, kind, words
+):
+    (tmp_path / "d").mkdir()
+    for name, text in files.items():
+        (tmp_path / "d" / name).write_text(text)
+    job = a_job(tmp_path, tokenizer_folder, f"path: d, kind: {kind}, seq_len: 4")
+    assert re.search(rf"D016: .*{words}", problem_of(job))
+
+
+def test_text_may_be_in_files_and_in_rows_where_the_job_says_text(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "d" / "b.jsonl", [{"text": "one two three"}])
+    (tmp_path / "d" / "a.txt").write_text("two three")
+    job = a_job(tmp_path, tokenizer_folder, "path: d, kind: text, seq_len: 4, held_out: 0")
+    assert open_index(prepared(job)).train[0].documents == 2
+
+
+def test_a_row_with_a_token_beyond_the_vocabulary_is_broken(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"input_ids": [1, 2, 3]}, {"input_ids": [1, 600]}])
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 2"))
+    assert re.search(
+        r"a.jsonl line 2: it holds the token 600, and token numbers are below \d+", text
+    )
+
+
+@pytest.mark.parametrize("weights", ["null", "drawn"])
+def test_another_tokenizer_than_the_pretrained_models_is_refused(tmp_path, weights):
+    own = make_tokenizer(tmp_path / "model") / "tokenizer.json"
+    fields = json.loads(own.read_text())
+    highest = max(fields["model"]["vocab"].values())
+    fields["model"]["vocab"] = {  # all but the special tokens, the other way round
+        token: number if number < 3 else highest + 3 - number
+        for token, number in fields["model"]["vocab"].items()
+    }
+    (tmp_path / "other.json").write_text(json.dumps(fields))
+    config = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 512}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    text = f"""
+model: {{pretrained: model, tokenizer: other.json, weights: {weights}}}
+train: {{global_batch: 2, steps: 3}}
+data: {{path: a.jsonl, pack: documents, seq_len: 64, held_out: 0}}
+"""
+    job = parse_job(text, source="job.yaml", folder=tmp_path)
+    if weights == "drawn":
+        assert prepared(job)
+    else:
+        assert re.search("D011: .*tokens of the pretrained model have another", problem_of(job))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "the content of message 1 is int, not text",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]},
+            "the content of message 1 is list, not text",
+        ),
+        ({"instruction": None, "output": "yes"}, "its instruction or input is not text"),
+    ],
+)
+def test_what_is_no_text_is_not_trained_on_as_its_printed_form(
+    tmp_path, tokenizer_folder, row, words
+):
+    write_rows(tmp_path / "a.jsonl", [row])
+    text = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 64"))
+    assert "D013" in text
+    assert f"a.jsonl line 1: {words}" in text
+
+
+def test_parts_of_text_are_one_text(tmp_path, tokenizer_folder):
+    question = [{"type": "text", "text": "What is "}, {"type": "text", "text": "one plus two?"}]
+    write_rows(tmp_path / "a.jsonl", [a_chat()])
+    write_rows(tmp_path / "b.jsonl", [a_chat(question)])
+    found = []
+    for name in "ab":
+        data = f"path: {name}.jsonl, seq_len: 64, held_out: 0"
+        folder = prepared(a_job(tmp_path, tokenizer_folder, data))
+        found.append(tokens_of(folder, open_index(folder).train[0]).tolist())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "text\none\nh\xe4llo\n".encode("latin-1"), "a.csv line 3: it is not UTF-8"),
+        ("a.jsonl.zst", b"no archive", "a.jsonl.zst cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n')[:-12] + bytes(12), "cannot be read"),
+    ],
+)
+def test_bytes_that_cannot_be_read_are_named(tmp_path, tokenizer_folder, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    assert words in problem_of(a_job(tmp_path, tokenizer_folder, f"path: {name}, seq_len: 4"))
+
+
+@pytest.mark.parametrize("eos", ["<|nowhere|>", 5])
+def test_a_completion_without_a_token_that_ends_it_is_refused(tmp_path, eos):
+    folder = make_tokenizer(tmp_path / "tokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    write_rows(tmp_path / "a.jsonl", [{"prompt": "one", "completion": "two"}])
+    text = problem_of(a_job(tmp_path, folder, "path: a.jsonl, seq_len: 8"))
+    assert "names no eos_token that it has" in text
 
 
 def test_conversations_without_a_template_are_refused(tmp_path):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.prepare.conftest import write_documents
 
 from paceline.errors import JobError
-from paceline.prepare.index import Index, SourceIndex, write_documents, write_index
+from paceline.prepare.index import Index, SourceIndex, write_index
 from paceline.prepare.pack import pack_documents
 from paceline.runtime.data import load_prepared
 from paceline.runtime.sampling import Mixture

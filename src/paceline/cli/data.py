@@ -149,7 +149,8 @@ def format_index(index: "Index") -> list[str]:
             padding = "-" if index.pack == "windows" else f"{source.padding(index.seq_len):.2%}"
             rows.append((*cells, padding))
     lines = format_table(rows).splitlines()
-    lines.append(f"samples     {index.seq_len} tokens, {index.pack}; vocabulary {index.vocab:,}")
+    samples = f"samples     {index.seq_len} tokens, {index.pack}; vocabulary {index.vocab:,}"
+    lines.append(f"{samples}; {index.padding:.2%} of a batch is padding")
     for name, found in index.settings.get("sources", {}).items():
         columns = ", ".join(f"{column}: {name_}" for column, name_ in found["columns"].items())
         lines.append(

@@ -304,13 +304,13 @@ def _reference(
 
 def drilled(job: "Job", plan: "Plan", ran: "Ran", data: "TrainedOn | None") -> "Drilled":
     """What the oracle is told of a run."""
-    from paceline.check.drill.ledger import order_of, pure_digest
+    from paceline.check.drill.ledger import order_in, pure_digest
     from paceline.check.drill.oracle import Drilled
     from paceline.parallel.replicas import replicas_of
 
     spec, known = job.spec, None
     if data is not None and spec.program is None:
-        order = order_of(data, spec.data.seq_len)
+        order = order_in(data, spec.data.seq_len)
         digest_of = pure_digest(spec.train.seed, plan.layout.global_batch, order)
         known = {step: digest_of(step) for step in range(1, spec.train.steps + 1)}
     return Drilled(

@@ -57,6 +57,9 @@ class ProgressView:
                     f"The layout was {before[-1]} and is {self._plan.layout.name}: from here on "
                     "equal to rounding, no longer to the bit."
                 )
+        padding = self._run.info().data_padding
+        if padding is not None:
+            self._line(f"padding     {padding:.2%} of a batch")
         self._line(f"run folder  {_short(self._run.path)}")
 
     def progress(self, progress: Progress) -> None:

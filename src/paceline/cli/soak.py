@@ -184,7 +184,7 @@ def _judge(
     place: int,
 ) -> Line:
     """One schedule's stretch of the run."""
-    from paceline.check.drill.ledger import audit, order_of, pure_digest
+    from paceline.check.drill.ledger import audit, order_in, pure_digest
     from paceline.record import events as log
 
     first, last = place * STRETCH + 1, (place + 1) * STRETCH
@@ -202,7 +202,7 @@ def _judge(
         complaints.append(f"the state after step {checked} differs from the undisturbed run's")
     digest_of = None
     if data is not None:
-        order = order_of(data, job.spec.data.seq_len)
+        order = order_in(data, job.spec.data.seq_len)
         digest_of = pure_digest(job.spec.train.seed, plan.layout.global_batch, order)
     started = [event for event in ran.events if isinstance(event, log.TrainingStarted)]
     shown = [replace(line, step=line.step - first + 1) for line in lines]

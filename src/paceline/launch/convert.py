@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
-from paceline.launch.packages import need_package
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.profile.adapter import alpha_of
 from paceline.profile.hf_names import hf_config_of
@@ -19,6 +18,7 @@ from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
 from paceline.record.run import open_run
 from paceline.spec import Job
+from paceline.spec.packages import need_package
 from paceline.spec.pretrained import files_beside, find_pretrained, loads_weights
 
 _NEEDS: Mapping[Form, tuple[str, ...]] = {

@@ -13,8 +13,8 @@ from typing import IO, Any
 import msgspec
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
-from paceline.launch.packages import need_package
 from paceline.prove.proof import Proof, Request
+from paceline.spec.packages import need_package
 
 _TIMEOUT_S = 1800
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from paceline.errors import JobError, Problem
-from paceline.launch.packages import check_package
 from paceline.launch.places import attached, find_place
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 from paceline.profile.fitting import check_decoder_tensors
 from paceline.spec import Job
+from paceline.spec.packages import check_package
 from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.spec.safetensors import stored_tensors
 

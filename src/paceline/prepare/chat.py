@@ -46,9 +46,20 @@ def messages_of(turns: Any, *, role: str = "role", content: str = "content") -> 
         message = {key: value for key, value in turn.items() if value is not None}
         name = message.pop(role)
         message["role"] = ROLES.get(name, name)
-        message["content"] = message.pop(content, "")
+        message["content"] = _text_of(message.pop(content, ""), number)
         messages.append(message)
     return messages
+
+
+def _text_of(content: Any, number: int) -> Any:
+    """Parts that are all text as one: a template that knows no parts would print the list."""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        texts = [part.get("text") for part in content if part.get("type") == "text"]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "".join(texts)
+    if isinstance(content, str | dict):  # what a tool returned may be a table of values
+        return content
+    raise ValueError(f"the content of message {number} is {type(content).__name__}, not text")
 
 
 def check_conversation(messages: Sequence[Message], special: re.Pattern[str]) -> None:

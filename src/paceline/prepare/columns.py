@@ -1,6 +1,7 @@
 """What the rows of a source are, found from the columns of the first one."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 from paceline.errors import JobError
 from paceline.prepare.rows import Broken, decode_line, form_of, read_rows
@@ -80,14 +81,15 @@ def _first_columns(source: Source) -> tuple[str, set[str] | None]:
         form = form_of(file)
         if form in ("text", *_TOKEN_FILES):
             return form, None
-        for row in read_rows(file, form):
-            if isinstance(row, Broken):
-                continue
-            try:
-                value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
-            except ValueError:
-                continue
-            return form, set(value)
+        with closing(read_rows(file, form)) as rows:
+            for row in rows:
+                if isinstance(row, Broken):
+                    continue
+                try:
+                    value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
+                except ValueError:
+                    continue
+                return form, set(value)
     raise JobError.of(
         code="D018",
         what=f"{source.name} has no readable row in {len(source.files)} files",

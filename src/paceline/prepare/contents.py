@@ -1,14 +1,17 @@
 """Hashes of source files, kept beside what is prepared: a file of the same size and time of change
 is not read again."""
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import xxhash
 
-from paceline.prepare.rows import content_of, unreadable
+from paceline.prepare.rows import unreadable
+from paceline.spec.sources import import_fsspec
 
 _KEPT = "contents.json"
 _YOUNG_S = 2.0
@@ -16,7 +19,7 @@ _YOUNG_S = 2.0
 
 
 def contents_of(files: Sequence[str], cache: Path) -> dict[str, str]:
-    """Each file -> hash of its contents; of a URL what its storage keeps instead.
+    """Each file -> hash of its contents; of a URL what its storage keeps (ETag, time, size).
 
     Megatron's index beside a `.bin` file is among them.
 
@@ -25,25 +28,25 @@ def contents_of(files: Sequence[str], cache: Path) -> dict[str, str]:
     """
     kept = _read(cache / _KEPT)
     indexes = (str(Path(file).with_suffix(".idx")) for file in files if file.endswith(".bin"))
-    files = [*files, *(index for index in indexes if os.path.isfile(index))]
     found: dict[str, str] = {}
     is_new = False
-    for file in files:
-        if "://" in file:
-            found[file] = content_of(file)
-            continue
+    for file in (*files, *filter(os.path.isfile, indexes)):
         try:
+            if "://" in file:
+                storage, path = import_fsspec(file).core.url_to_fs(file)
+                found[file] = xxhash.xxh3_128_hexdigest(str(storage.ukey(path)).encode())
+                continue
             status = os.stat(file)
+            known = kept.get(file)
+            if known is None or known[:2] != (status.st_size, status.st_mtime_ns):
+                with open(file, "rb") as stream:
+                    content = hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
+                known = status.st_size, status.st_mtime_ns, content
+                if time.time() - status.st_mtime > _YOUNG_S:
+                    kept[file], is_new = known, True
+            found[file] = known[2]
         except OSError as error:
             raise unreadable(file, error) from None
-        known = kept.get(file)
-        if known is not None and known[:2] == (status.st_size, status.st_mtime_ns):
-            found[file] = known[2]
-            continue
-        found[file] = content_of(file)
-        if time.time() - status.st_mtime > _YOUNG_S:
-            kept[file] = (status.st_size, status.st_mtime_ns, found[file])
-            is_new = True
     if is_new:
         _write(cache / _KEPT, kept)
     return found

@@ -180,8 +180,10 @@ class Encoder:
             raise ValueError("its tokens are no list of whole numbers")
         if not len(ids):
             raise LeftOutError("an empty document")
-        if ids.min() < 0 or ids.max() > np.iinfo(self._recipe.dtype).max:
-            raise ValueError(f"its token {ids.max()} is beyond the vocabulary")
+        lowest, highest, vocab = int(ids.min()), int(ids.max()), self._recipe.tokenizer.vocab
+        if lowest < 0 or highest >= vocab:
+            wrong = lowest if lowest < 0 else highest
+            raise ValueError(f"it holds the token {wrong}, and token numbers are below {vocab}")
         key = xxhash.xxh3_64_intdigest(ids.astype("<u4").tobytes())
         return Document(ids.astype(self._recipe.dtype), None, key)
 
@@ -191,11 +193,13 @@ class Encoder:
         return text, [(len(prompt), len(text))]
 
     def _prompt_and_answer(self, row: Any) -> tuple[str, str]:
-        names = _column_names(self._recipe.columns)
+        names = self._recipe.columns
         if "instruction" in names:
-            given = self._column(row, "input", "")
-            parts = [self._column(row, "instruction"), *([given] if given else [])]
-            pair = ("\n\n".join(map(str, parts)), self._column(row, "output"))
+            asked, given = self._column(row, "instruction"), self._column(row, "input", "") or ""
+            if not isinstance(asked, str) or not isinstance(given, str):
+                raise ValueError("its instruction or input is not text")
+            prompt = f"{asked}\n\n{given}" if given else asked
+            pair = (prompt, self._column(row, "output"))
         else:
             pair = (self._column(row, "prompt"), self._column(row, "completion"))
         for side, text in zip(("prompt", "completion"), pair, strict=True):
@@ -208,7 +212,7 @@ class Encoder:
         return pair
 
     def _chat_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
-        names = _column_names(self._recipe.columns)
+        names = self._recipe.columns
         if "messages" in names:
             messages = messages_of(self._column(row, "messages"))
         elif "conversations" in names:
@@ -270,10 +274,6 @@ class Encoder:
         "completion": _completion_of,
         "chat": _chat_of,
     }
-
-
-def _column_names(columns: Mapping[str, str]) -> set[str]:
-    return set(columns)
 
 
 def _key(text: str) -> int:

@@ -14,9 +14,8 @@ Leaves out: how samples are drawn from them (`runtime/data`).
 """
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,6 +31,7 @@ TOKENS, ENDS, TRAINED = "tokens.bin", "ends.npy", "trained.bin"
 PACK_STARTS, PACK_DOCUMENTS = "pack_starts.npy", "pack_documents.npy"
 
 DataType = Literal["uint16", "uint32"]
+Ints = NDArray[np.int64]
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +96,16 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...] = ()
     form: int = FORM
 
+    @property
+    def padding(self) -> float:
+        """Share of a batch's places that no document fills, in the mean over the training data."""
+        if self.pack == "windows":
+            return 0.0
+        draws = [each.samples if each.weight is None else each.weight for each in self.train]
+        shares = [each.padding(self.seq_len) for each in self.train]
+        filled = sum(draw * share for draw, share in zip(draws, shares, strict=True))
+        return filled / sum(draws) if any(draws) else 0.0
+
 
 def write_index(folder: Path, index: Index) -> None:
     """Write `index.json`, the last file of prepared data: whole or not there at all."""
@@ -139,29 +149,77 @@ def data_type(vocab: int) -> DataType:
     return "uint16" if vocab <= 1 << 16 else "uint32"
 
 
-def write_documents(
-    folder: Path,
-    documents: Iterable[NDArray[np.unsignedinteger[Any]]],
-    *,
-    dtype: DataType,
-    trained: Iterable[NDArray[np.bool_]] | None = None,
-    packs: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
-) -> None:
-    """Write one source's arrays from documents that fit into memory.
+class SourceArrays(NamedTuple):
+    """One source's files, mapped into memory: no more than the pages that the kernel keeps."""
 
-    Args:
-        folder: The source's own, made if it is not there.
-        documents: Tokens of each.
-        dtype: As in the index.
-        trained: Whether each token is a target, as long as the documents; None where all are.
-        packs: `(pack_starts, pack_documents)`, where samples are packs.
+    tokens: NDArray[np.unsignedinteger]
+    bits: NDArray[np.uint8] | None
+    """Of `trained.bin`."""
+
+    ends: Ints
+    packs: tuple[Ints, Ints] | None
+    """Where each pack begins, and the documents; None for windows."""
+
+    def documents(self, pack: int) -> list[int]:
+        """Numbers of the documents in a pack."""
+        assert self.packs is not None, "windows have no packs"
+        starts, documents = self.packs
+        numbers: list[int] = documents[int(starts[pack]) : int(starts[pack + 1])].tolist()
+        return numbers
+
+    def span(self, document: int) -> tuple[int, int]:
+        """A document's first token, and the one after its last."""
+        return int(self.ends[document - 1]) if document else 0, int(self.ends[document])
+
+    def trained(self, start: int, stop: int) -> NDArray[np.bool_] | None:
+        """Whether each of these tokens is trained on; None where all are."""
+        if self.bits is None:
+            return None
+        bits = np.unpackbits(self.bits[start // 8 : -(-stop // 8)])
+        return bits[start % 8 : start % 8 + stop - start].view(np.bool_)
+
+
+def open_arrays(folder: Path, index: Index, source: SourceIndex) -> SourceArrays:
+    """A source's arrays in a folder of prepared data.
+
+    Raises:
+        JobError: D020, a file is missing or has another size.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = [np.asarray(document, dtype="<" + np.dtype(dtype).str[1:]) for document in documents]
-    np.concatenate(arrays).tofile(folder / TOKENS)
-    np.save(folder / ENDS, np.cumsum([len(array) for array in arrays], dtype=np.int64))
-    if trained is not None:
-        np.packbits(np.concatenate(list(trained))).tofile(folder / TRAINED)
-    if packs is not None:
-        np.save(folder / PACK_STARTS, packs[0].astype(np.int64))
-        np.save(folder / PACK_DOCUMENTS, packs[1].astype(np.int64))
+    own = folder / source.folder
+    dtype = np.dtype(index.dtype).newbyteorder("<")
+    tokens = _mapped(own / TOKENS, dtype, source.tokens)
+    bits = None
+    if (own / TRAINED).exists():
+        bits = _mapped(own / TRAINED, np.dtype(np.uint8), -(-source.tokens // 8))
+    names = (ENDS, PACK_STARTS, PACK_DOCUMENTS) if index.pack != "windows" else (ENDS,)
+    ends, *packs = (_loaded(own / name) for name in names)
+    return SourceArrays(tokens, bits, ends, (packs[0], packs[1]) if packs else None)
+
+
+def _mapped(path: Path, dtype: np.dtype, length: int) -> NDArray:  # type: ignore[type-arg]
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes == length * dtype.itemsize:
+            return np.memmap(path, dtype, "r", shape=(length,))
+        found = f"{num_bytes:,} bytes"
+    except OSError as error:
+        found = error.strerror or str(error)
+    raise _damaged(path, f"{found}; the index says {length * dtype.itemsize:,} bytes")
+
+
+def _loaded(path: Path) -> Ints:
+    try:
+        array: Ints = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:  # numpy's for what is no array
+        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from None
+    return array
+
+
+def _damaged(path: Path, what: str) -> JobError:
+    return JobError.of(
+        code="D020",
+        what=f"{path.name}: {what}",
+        where=str(path),
+        fix=f"delete {path.parent.parent} and prepare the data again: "
+        "paceline data prepare job.yaml",
+    )

@@ -23,8 +23,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     rows: int
-    documents: int
-    has_targets: bool
     left_out: dict[str, int]
     examples: dict[str, int]
     broken: int
@@ -60,14 +58,8 @@ class PartWriter:
         self._left_out += batch.left_out
         for reason, number in batch.examples.items():
             self._examples.setdefault(reason, number)
-        for number, reason in batch.broken:
-            self.add_broken(number, reason)
-
-    def add_broken(self, number: int, reason: str) -> None:
-        """A row that cannot be read."""
-        self._num_broken += 1
-        if len(self._broken) < 3:
-            self._broken.append((number, reason))
+        self._num_broken += len(batch.broken)
+        self._broken = (self._broken + batch.broken)[:3]
 
     def _add(self, document: Document) -> None:
         tokens = document.tokens.astype(self._dtype, copy=False)
@@ -98,8 +90,6 @@ class PartWriter:
         part = Part(
             file=self._file,
             rows=self._num_rows,
-            documents=len(self._lengths),
-            has_targets=self._trained is not None,
             left_out=dict(self._left_out),
             examples=self._examples,
             broken=self._num_broken,

@@ -36,6 +36,8 @@ from paceline.prepare.parts import Part, PartArrays, read_part
 from paceline.prepare.refuse import (
     check_broken,
     check_disk,
+    check_forms,
+    check_own_tokens,
     check_samples,
     check_too_long,
     check_vocabulary,
@@ -95,6 +97,7 @@ def ask(job: Job) -> Request:
     """
     tokenizer = read_tokenizer(job)
     check_vocabulary(job, tokenizer)
+    check_own_tokens(job, tokenizer)
     sources, held_out = find_sources(job), find_held_out(job)
     cache = job.folder / os.path.expanduser(job.spec.data.cache or ".paceline/data")
     everything = (*sources, *([held_out] if held_out is not None else []))
@@ -202,6 +205,7 @@ def _sizes(request: Request) -> dict[str, int]:
 
 def _kind_of(request: Request, source: Source) -> tuple[str, dict[str, str]]:
     files = request.tokenizer
+    check_forms(request.job, source)
     kind, columns = find_kind(request.job, source, has_template=files.template is not None)
     if kind == "chat" and files.template is None:
         raise needs_template(request.job, files)
@@ -214,7 +218,8 @@ def _pack_of(request: Request, kinds: set[str]) -> str:
     if has_turns and asked == "windows":
         raise windows_of_chats(request.job, kinds)
     pack = asked if asked != "auto" else "documents" if has_turns else "windows"
-    if pack == "windows" and "text" in kinds and request.tokenizer.eos is None:
+    ended = {"text", "completion"} if pack == "windows" else {"completion"}
+    if kinds & ended and request.tokenizer.eos is None:
         raise needs_eos(request.job, request.tokenizer)
     return pack
 

@@ -10,15 +10,20 @@ from paceline.prepare.join import Cut, Joined
 from paceline.prepare.parts import Part
 from paceline.prepare.rows import form_of
 from paceline.prepare.tokenize import place_of
-from paceline.prepare.tokenizer import TokenizerFiles
+from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 from paceline.profile.resolve import resolve_config, resolve_decoder
 from paceline.spec import Job
+from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.spec.sources import Source
 from paceline.units import format_bytes
 
 _BYTES_A_BYTE = {"uint16": 1.5, "uint32": 3.0}
 """Disk that a byte of plain text takes at the most, with a part and its join there at once: 3.5
 bytes a token (measured: Python source, SmolLM2's tokenizer), and a byte a token for targets."""
+
+_RENAMED = 0.01
+"""Share of a vocabulary whose tokens may have been given other names. A guess: the reserved ones
+that people rename are fewer, and tokenizers of two models differ in most."""
 
 _COMPRESSED = 5.0
 """Text in a byte of a compressed, parquet or arrow file, a guess."""
@@ -55,6 +60,51 @@ def check_vocabulary(job: Job, tokenizer: TokenizerFiles) -> None:
     )
 
 
+def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
+    """
+    Raises:
+        JobError: D011, a pretrained model has another tokenizer of its own.
+    """
+    found = find_pretrained(job) if loads_weights(job) else None
+    own = found.folder / "tokenizer.json" if found is not None else None
+    if own is None or tokenizer.file is None or not own.is_file() or own.samefile(tokenizer.file):
+        return
+    known, given = (load_tokenizer(file).get_vocab() for file in (own, tokenizer.file))
+    other = [token for token, number in known.items() if given.get(token) != number]
+    if len(other) <= _RENAMED * len(known):
+        return
+    raise JobError.of(
+        code="D011",
+        what=f"{len(other)} of {len(known)} tokens of the pretrained model have another number in "
+        f"{tokenizer.file} or none, such as {other[0]!r}",
+        where=job.where("model.tokenizer"),
+        fix="leave model.tokenizer out: the model's own is used; to train from random weights, set "
+        "model.weights: drawn",
+    )
+
+
+def check_forms(job: Job, source: Source) -> None:
+    """
+    Raises:
+        JobError: D016, a file of the source holds something else than the others, or than the job
+            says.
+    """
+    held = {
+        file: {"bin": "tokens", "text": "text"}.get(form_of(file), "rows") for file in source.files
+    }
+    asked, first = job.spec.data.kind, source.files[0]
+    allowed = {held[first]} if asked == "auto" else {"rows", asked}
+    for file, holds in held.items():
+        if holds not in allowed:
+            other = f"{first} holds {held[first]}" if asked == "auto" else f"data.kind is {asked}"
+            raise JobError.of(
+                code="D016",
+                what=f"{file} holds {holds}, and {other}",
+                where=source.where,
+                fix="give the file a source of its own in data.sources, or leave it out",
+            )
+
+
 def needs_template(job: Job, tokenizer: TokenizerFiles) -> JobError:
     """D012: conversations without a template."""
     return JobError.of(
@@ -69,9 +119,10 @@ def needs_eos(job: Job, tokenizer: TokenizerFiles) -> JobError:
     """D012: documents that are joined without a token between them."""
     return JobError.of(
         code="D012",
-        what=f"{tokenizer.file} names no eos_token, which ends each document",
+        what=f"{tokenizer.file} names no eos_token that it has, which ends each document",
         where=job.where("model.tokenizer"),
-        fix='put a tokenizer_config.json with "eos_token" beside it, or set data.pack: documents',
+        fix='put a tokenizer_config.json with "eos_token" beside it; texts also go with '
+        "data.pack: documents",
     )
 
 
@@ -113,14 +164,18 @@ def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
         JobError: D013, more of a source's rows are broken than the job allows.
     """
     rows, broken = sum(part.rows for part in parts), sum(part.broken for part in parts)
-    limit = job.spec.data.broken_rows
+    limit, newest = job.spec.data.broken_rows, parts[-1]
+    if 0 < newest.broken == newest.rows < rows:
+        raise JobError.of(
+            code="D016",
+            what=f"no row of {newest.file} can be read as those of {parts[0].file}: "
+            + "; ".join(_places(newest)),
+            where=source.where,
+            fix="give the file a source of its own in data.sources, or leave it out",
+        )
     if broken <= limit * rows:
         return
-    shown = [
-        f"{place_of(part.file, form_of(part.file), number)}: {reason}"
-        for part in parts
-        for number, reason in part.first_broken
-    ]
+    shown = [place for part in parts for place in _places(part)]
     raise JobError.of(
         code="D013",
         what=f"{broken} of {rows} rows of {source.name} are broken, above data.broken_rows "
@@ -129,6 +184,12 @@ def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
         fix="repair or remove these rows, map columns by data.sources, or raise data.broken_rows "
         "to leave such rows out",
     )
+
+
+def _places(part: Part) -> list[str]:
+    """The first broken rows of a file, each with its reason."""
+    form = form_of(part.file)
+    return [f"{place_of(part.file, form, n)}: {reason}" for n, reason in part.first_broken]
 
 
 def check_too_long(job: Job, source: Source, cut: Cut, joined: Sequence[Joined]) -> None:

@@ -5,21 +5,22 @@ What cannot be read as a row comes as a `Broken` one, with its place and the rea
 """
 
 import codecs
-import contextlib
 import csv
 import gzip
+import importlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple
 
 import msgspec
-import xxhash
 
 from paceline.errors import JobError
-from paceline.prepare.tables import arrow_rows, parquet_rows
 from paceline.spec.corpus import holds_rows
+from paceline.spec.packages import import_package
 from paceline.spec.sources import import_fsspec
 
 PIECE = 1 << 20
@@ -28,6 +29,9 @@ with its length. A longer text is cut after a line's end (a guess at where token
 
 _MOST_OF_A_FIELD = 1 << 30
 """Characters in one field of a csv file; Python's own limit is 131,072."""
+
+_ROWS_AT_ONCE = 1024
+"""Rows of a parquet file that are in memory at once, a guess."""
 
 _START = 8192
 """Bytes of a file of another name that are looked at."""
@@ -59,27 +63,32 @@ class Broken(NamedTuple):
     reason: str
 
 
+_DAMAGED = (OSError, EOFError, zlib.error, msgspec.DecodeError, csv.Error)
+
+
 @contextmanager
 def open_source(file: str) -> Iterator[IO[bytes]]:
     """A file or a URL for reading, decompressed by its name.
 
     Raises:
-        JobError: D002, it cannot be read; R010, a package is missing.
+        JobError: D002, it cannot be opened, or what is read from it is damaged; R010, a package is
+            missing.
     """
+    damaged: tuple[type[Exception], ...] = _DAMAGED
     try:
-        if "://" in file:
-            stream: IO[bytes] = import_fsspec(file).open(file, "rb").open()
-        else:
-            stream = open(file, "rb")  # noqa: SIM115  # closed below
-    except OSError as error:
+        with import_fsspec(file).open(file) if "://" in file else open(file, "rb") as stream:
+            if file.endswith(".gz"):
+                yield gzip.GzipFile(fileobj=stream)  # type: ignore[misc]
+            elif file.endswith(".zst"):
+                need = f"{file} is compressed with zstandard"
+                zstandard = import_package("zstandard", need, where=file)
+                damaged = (*damaged, zstandard.ZstdError)
+                reader = zstandard.ZstdDecompressor()
+                yield io.BufferedReader(reader.stream_reader(stream, read_across_frames=True))
+            else:
+                yield stream
+    except damaged as error:
         raise unreadable(file, error) from None
-    with stream:
-        if file.endswith(".gz"):
-            yield gzip.GzipFile(fileobj=stream)  # type: ignore[misc]
-        elif file.endswith(".zst"):
-            yield _unpacked_zst(file, stream)
-        else:
-            yield stream
 
 
 def unreadable(file: str, error: Exception) -> JobError:
@@ -93,20 +102,6 @@ def unreadable(file: str, error: Exception) -> JobError:
     )
 
 
-def _unpacked_zst(file: str, stream: IO[bytes]) -> IO[bytes]:
-    try:
-        import zstandard
-    except ImportError:
-        raise JobError.of(
-            code="R010",
-            what=f"{file} is compressed with zstandard, which is not installed",
-            where=file,
-            fix='pip install "paceline[data]"',
-        ) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
-    return io.BufferedReader(reader)
-
-
 def form_of(file: str) -> str:
     """How a file is read: `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `bin` or `text`."""
     suffixes = PurePosixPath(file.lower()).suffixes
@@ -117,30 +112,20 @@ def form_of(file: str) -> str:
     if named in ("jsonl", "csv", "tsv", "parquet", "arrow", "bin"):
         return named
     with open_source(file) as stream:
-        start = _read_start(file, stream)
+        start = stream.read(_START)
     if holds_rows("", start):
         return "json" if start.lstrip().startswith(b"[") else "jsonl"
     return "text"
 
 
-def _read_start(file: str, stream: IO[bytes]) -> bytes:
-    try:
-        return stream.read(_START)
-    except (OSError, EOFError) as error:  # a damaged archive
-        raise unreadable(file, error) from None
-
-
-def read_rows(file: str, form: str) -> Iterator[Row | Broken]:
+def read_rows(file: str, form: str) -> Generator[Row | Broken, None, None]:
     """All rows of a file, in order.
 
     Raises:
         JobError: D002, the file cannot be read at all.
     """
     with open_source(file) as stream:
-        try:
-            yield from _READERS[form](stream)
-        except (OSError, EOFError, msgspec.DecodeError, csv.Error) as error:
-            raise unreadable(file, error) from None
+        yield from _READERS[form](stream)
 
 
 def decode_line(line: bytes) -> Any:
@@ -175,20 +160,31 @@ def _json(stream: IO[bytes]) -> Iterator[Row | Broken]:
 
 def _table(stream: IO[bytes], delimiter: str) -> Iterator[Row | Broken]:
     csv.field_size_limit(_MOST_OF_A_FIELD)
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.DictReader(text, delimiter=delimiter, strict=True)
-    while True:
-        try:
-            values = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield Broken(rows.line_num, str(error))
-            continue
-        if None in values or None in values.values():
-            yield Broken(rows.line_num, f"it has not the {len(rows.fieldnames or ())} columns")
-        else:
-            yield Row(rows.line_num, values)
+    with io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text:
+        rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+        while True:
+            try:
+                values = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Broken(rows.line_num, str(error))
+                continue
+            if None in values or None in values.values():
+                yield Broken(rows.line_num, f"it has not the {len(rows.fieldnames or ())} columns")
+            elif not _is_unicode("".join(values.values())):
+                yield Broken(rows.line_num, "it is not UTF-8")
+            else:
+                yield Row(rows.line_num, values)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no bytes that could not be decoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(stream: IO[bytes]) -> Iterator[Row | Broken]:
@@ -209,28 +205,33 @@ def _text(stream: IO[bytes]) -> Iterator[Row | Broken]:
     yield Row(1, text[start:], is_first=start == 0)
 
 
+def _arrow(stream: IO[bytes], *, is_parquet: bool) -> Iterator[Row | Broken]:
+    """Rows of parquet, of an arrow file, or of an arrow stream as `datasets` saves it."""
+    need = "parquet and arrow files are read by pyarrow"
+    pyarrow = import_package("pyarrow", need, where="data")
+    start = stream.read(6)
+    stream.seek(0)
+    try:
+        if is_parquet:
+            file = importlib.import_module("pyarrow.parquet").ParquetFile(stream)
+            batches = file.iter_batches(batch_size=_ROWS_AT_ONCE)
+        elif start == b"ARROW1":
+            file = pyarrow.ipc.open_file(stream)
+            batches = map(file.get_batch, range(file.num_record_batches))
+        else:
+            batches = pyarrow.ipc.open_stream(stream)
+        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        yield from (Row(number, values) for number, values in enumerate(rows, 1))
+    except pyarrow.ArrowException as error:
+        raise OSError(str(error)) from None
+
+
 _READERS: Mapping[str, Callable[[IO[bytes]], Iterator[Row | Broken]]] = {
     "text": _text,
     "jsonl": _jsonl,
     "json": _json,
     "csv": lambda stream: _table(stream, ","),
     "tsv": lambda stream: _table(stream, "\t"),
-    "parquet": lambda stream: (Row(*found) for found in parquet_rows(stream)),
-    "arrow": lambda stream: (Row(*found) for found in arrow_rows(stream)),
+    "parquet": lambda stream: _arrow(stream, is_parquet=True),
+    "arrow": lambda stream: _arrow(stream, is_parquet=False),
 }
-
-
-def content_of(file: str) -> str:
-    """Hash of a file's bytes; of a URL what its storage keeps instead (ETag, time, size)."""
-    if "://" in file:
-        files, path = import_fsspec(file).core.url_to_fs(file)
-        with contextlib.suppress(NotImplementedError):
-            return xxhash.xxh3_128_hexdigest(str(files.ukey(path)).encode())
-    digest = xxhash.xxh3_128()
-    try:
-        with open(file, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise unreadable(file, error) from None
-    return digest.hexdigest()

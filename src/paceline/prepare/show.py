@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import JobError
-from paceline.prepare.index import (
-    ENDS,
-    PACK_DOCUMENTS,
-    PACK_STARTS,
-    TOKENS,
-    TRAINED,
-    Index,
-    SourceIndex,
-    open_index,
-)
+from paceline.prepare.index import Index, SourceArrays, SourceIndex, open_arrays, open_index
 from paceline.prepare.tokenizer import load_tokenizer
 
 
@@ -62,30 +53,26 @@ def show_sample(
     """
     index = open_index(folder)
     source, place = _find(index, sample, held_out=held_out)
-    own = folder / source.folder
-    tokens = np.memmap(own / TOKENS, np.dtype(index.dtype).newbyteorder("<"), "r")
-    ends = np.load(own / ENDS, mmap_mode="r")
-    bits = np.memmap(own / TRAINED, np.uint8, "r") if (own / TRAINED).exists() else None
+    arrays = open_arrays(folder, index, source)
     decode = _decoder(tokenizer_file)
-    spans = _spans(index, own, place, ends)
+    spans = _spans(arrays, place, index.seq_len)
     documents: list[ShownDocument] = []
     for number, start, stop in spans:
-        trained = np.ones(stop - start, bool)
-        if bits is not None:
-            around = np.unpackbits(bits[start // 8 : -(-stop // 8)])
-            trained = around[start % 8 : start % 8 + stop - start].astype(bool)
-        if index.pack == "documents" or not documents:
+        trained = arrays.trained(start, stop)
+        if trained is None:
+            trained = np.ones(stop - start, bool)
+        if index.pack != "windows" or not documents:
             trained[:1] = False  # no token comes before it
         documents.append(
             ShownDocument(
                 document=number,
-                parts=tuple(_parts(tokens[start:stop], trained, decode)),
+                parts=tuple(_parts(arrays.tokens[start:stop], trained, decode)),
                 num_tokens=stop - start,
                 num_trained=int(trained.sum()),
             )
         )
     used = sum(stop - start for _, start, stop in spans) - (
-        len(spans) if index.pack == "documents" else 1
+        len(spans) if index.pack != "windows" else 1
     )
     return ShownSample(
         sample=sample,
@@ -112,23 +99,14 @@ def _find(index: Index, sample: int, *, held_out: bool) -> tuple[SourceIndex, in
     )
 
 
-def _spans(index: Index, own: Path, place: int, ends: Any) -> list[tuple[int, int, int]]:
+def _spans(arrays: SourceArrays, place: int, seq_len: int) -> list[tuple[int, int, int]]:
     """Document, first token and the one after the last, of each part of a sample."""
-
-    def start_of(number: int) -> int:
-        return int(ends[number - 1]) if number else 0
-
-    if index.pack == "documents":
-        starts = np.load(own / PACK_STARTS, mmap_mode="r")
-        documents = np.load(own / PACK_DOCUMENTS, mmap_mode="r")
-        numbers = documents[int(starts[place]) : int(starts[place + 1])].tolist()
-        return [(number, start_of(number), int(ends[number])) for number in numbers]
-    first, last = place * index.seq_len, (place + 1) * index.seq_len + 1
-    begin, end = np.searchsorted(ends, [first, last - 1], side="right").tolist()
-    return [
-        (number, max(first, start_of(number)), min(last, int(ends[number])))
-        for number in range(begin, end + 1)
-    ]
+    if arrays.packs is not None:
+        return [(number, *arrays.span(number)) for number in arrays.documents(place)]
+    first, last = place * seq_len, (place + 1) * seq_len + 1
+    begin, end = np.searchsorted(arrays.ends, [first, last - 1], side="right").tolist()
+    spans = ((number, *arrays.span(number)) for number in range(begin, end + 1))
+    return [(number, max(first, start), min(last, stop)) for number, start, stop in spans]
 
 
 def _parts(tokens: Any, trained: Any, decode: Any) -> list[tuple[bool, str]]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from paceline.errors import JobError
+from paceline.spec.packages import import_package
 
 Span = tuple[int, int]
 Message = Mapping[str, Any]
@@ -29,12 +29,13 @@ class ChatTemplate:
     """A compiled template with the tokenizer's special tokens."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, Any]) -> None:
-        self._jinja2 = _import_jinja2()
-        self._environment = _environment(self._jinja2)
+        need = "chat templates are rendered by jinja2"
+        jinja2 = import_package("jinja2", need, where="data.kind")
+        self._environment = _environment()
         try:
             self._template = self._environment.from_string(text)
-        except self._jinja2.TemplateError as error:
-            raise TemplateFailed(str(error)) from None
+        except jinja2.TemplateError as error:
+            raise TemplateFailed(f"the chat template is none: {error}") from None
         self._special_tokens = special_tokens
 
     def render(
@@ -62,8 +63,8 @@ class ChatTemplate:
             with self._environment.track(blocks, spans):
                 for block in self._template.generate(given):
                     blocks.append(block)  # noqa: PERF402  # its length is asked meanwhile
-        except (self._jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
-            raise TemplateFailed(str(error)) from None
+        except Exception as error:  # noqa: BLE001 - a program of strangers may raise anything
+            raise TemplateFailed(f"the chat template fails: {error}") from None
         return "".join(blocks), spans
 
 
@@ -74,41 +75,30 @@ def _with_reasoning(message: Message) -> dict[str, Any]:
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _environment(jinja2: Any) -> Any:
+def _environment() -> Any:
+    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **more: Any) -> str:
+        """jinja2's own escapes the characters of HTML."""
+        return json.dumps(value, ensure_ascii=ensure_ascii, **more)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[_generation_extension(jinja2), "jinja2.ext.loopcontrols"],
+        extensions=[_generation_extension(), "jinja2.ext.loopcontrols"],
     )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raising(jinja2)
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own escapes the characters of HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raising(jinja2: Any) -> Any:
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    return raise_exception
-
-
-def _generation_extension(jinja2: Any) -> Any:
+def _generation_extension() -> Any:
+    from jinja2 import nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
@@ -126,7 +116,7 @@ def _generation_extension(jinja2: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             call = self.call_method("_note")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
         def _note(self, caller: Any) -> str:
             text: str = caller()
@@ -140,21 +130,3 @@ def _generation_extension(jinja2: Any) -> Any:
             yield
 
     return Generation
-
-
-def _import_jinja2() -> Any:
-    """
-    Raises:
-        JobError: R010, it is not installed.
-    """
-    try:
-        import jinja2
-        import jinja2.nodes
-    except ImportError:
-        raise JobError.of(
-            code="R010",
-            what="chat templates are rendered by jinja2, which is not installed",
-            where="data.kind",
-            fix='pip install "paceline[data]"',
-        ) from None
-    return jinja2

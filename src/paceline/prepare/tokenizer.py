@@ -9,6 +9,7 @@ import xxhash
 
 from paceline.errors import JobError
 from paceline.spec import Job
+from paceline.spec.packages import import_package
 from paceline.spec.sources import find_tokenizer
 
 BYTE_VOCAB = 256
@@ -52,7 +53,8 @@ def read_tokenizer(job: Job) -> TokenizerFiles:
         return TokenizerFiles(file=None, digest="bytes", vocab=BYTE_VOCAB, eos=BYTE_EOS)
     tokenizer = load_tokenizer(file)
     config = _config(file)
-    names = {name: _text(config[name]) for name in config if name in _KEPT and config[name]}
+    texts = {name: _text(config[name]) for name in config if name in _KEPT and config[name]}
+    names = {name: text for name, text in texts.items() if isinstance(text, str | list)}
     template, tool_template = _templates(job, file, config)
     eos = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     bos = tokenizer.token_to_id(names["bos_token"]) if "bos_token" in names else None
@@ -79,17 +81,10 @@ def load_tokenizer(file: Path) -> Any:
     Raises:
         JobError: R010, the package is missing; D010, the file is no tokenizer.
     """
+    need = "tokenizing needs the package tokenizers"
+    tokenizers = import_package("tokenizers", need, where="model.tokenizer")
     try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise JobError.of(
-            code="R010",
-            what="tokenizing needs the package tokenizers, which is not installed",
-            where="model.tokenizer",
-            fix='pip install "paceline[data]"',
-        ) from None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  # the library raises plain Exceptions
         raise JobError.of(
             code="D010",
@@ -147,4 +142,4 @@ def _templates(job: Job, file: Path, config: dict[str, Any]) -> tuple[str | None
     if isinstance(found, list):
         by_name = {each.get("name"): each.get("template") for each in found}
         return by_name.get("default"), by_name.get("tool_use")
-    return found, None
+    return found if isinstance(found, str) else None, None

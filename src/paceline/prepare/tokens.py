@@ -65,7 +65,7 @@ def _read_plain(path: Path) -> NDArray[Any]:
         start = file.read(4)
     header = _LLM_C_HEADER if start == struct.pack("<i", _LLM_C) else 0
     if (path.stat().st_size - header) % 2 or path.stat().st_size <= header:
-        raise _damaged(path, "it is no file of uint16 tokens: its bytes are odd, or none")
+        raise _damaged(path, "it is no file of uint16 tokens: its number of bytes is odd, or 0")
     return np.memmap(path, "<u2", "r", offset=header)
 
 

@@ -28,16 +28,15 @@ class Prepared:
         return fingerprint(self.folder)
 
     @property
+    def padding(self) -> float:
+        """Share of a batch's places that no document fills."""
+        return self.index.padding
+
+    @property
     def num_files(self) -> int:
         """That were read."""
         sources = (*self.index.train, *self.index.held_out)
         return len({name for source in sources for name in source.source_files})
-
-    def num_samples(self, seq_len: int) -> int | None:
-        """Samples to train on; None where sources are mixed by weight, in an order of its own."""
-        if any(source.weight for source in self.index.train) and len(self.index.train) > 1:
-            return None
-        return sum(source.samples for source in self.index.train)
 
 
 TrainedOn = Corpus | Prepared

@@ -46,6 +46,9 @@ class RunRecord:
     is_running: bool
     """Whether a process holds the run now."""
 
+    data_padding: float | None = None
+    """Share of a batch that is padding, where the data were prepared."""
+
 
 def gather(run: RunFolder) -> RunRecord:
     """Read a run's folder, as much of it as there is."""
@@ -59,6 +62,7 @@ def gather(run: RunFolder) -> RunRecord:
         plan=_plan(run),
         events=tuple(read_events(run.events_file)),
         metrics=tuple(read_all_metrics(run.metrics_file)),
+        data_padding=info.data_padding,
         kept=tuple(
             entry.path.name for entry in list_checkpoints(run.checkpoints) if entry.is_complete
         ),

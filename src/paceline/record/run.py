@@ -68,6 +68,9 @@ class RunInfo:
     """Of the text trained on, see `Corpus`, or the hash of prepared data's `index.json`; None for a
     program of your own."""
 
+    data_padding: float | None = None
+    """Share of a batch that is padding, where the data were prepared."""
+
     weights_digest: str | None = None
     """Hash of the files of `model.pretrained`; None where weights are drawn."""
 
@@ -182,6 +185,7 @@ def create_run(
         job_folder=str(job.folder),
         created_at=time.time(),
         data_fingerprint=data.fingerprint if data is not None else None,
+        data_padding=data.padding if data is not None else None,
         weights_digest=pretrained.digest() if pretrained is not None else None,
         weights_commit=pretrained.commit if pretrained is not None else None,
     )

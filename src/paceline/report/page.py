@@ -304,6 +304,8 @@ def _facts(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, st
     if plan is not None:
         facts.append(("Layout", f"{plan.layout.name}, {plan.precision}"))
         facts.append(("Cluster", plan.cluster.name))
+    if record.data_padding is not None:
+        facts.append(("Padding", f"{record.data_padding:.2%} of a batch"))
     if end is not None:
         facts.append(("Restarts", str(end.restarts)))
     if end is not None and end.state_digest is not None:

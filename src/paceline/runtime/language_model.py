@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.parallel.layout import Layout
-from paceline.prepare import Prepared, find_data
+from paceline.prepare import find_data
 from paceline.record.run import check_same_data
 from paceline.runtime import strategy
 from paceline.runtime.bigram import bigram_loss
-from paceline.runtime.data import Samples, TextData, load_prepared, load_text
+from paceline.runtime.data import Samples, TextData, load_samples
 from paceline.runtime.loop import Evaluate
 from paceline.runtime.models import make_model
 from paceline.runtime.optimizer import make_optimizer
@@ -49,7 +49,7 @@ def _load(session: Session) -> tuple[Samples, Samples | None]:
     data = find_data(session.job)
     assert data is not None, "the built-in trainer has data"
     check_same_data(session.run, data)
-    return load_prepared(data.folder) if isinstance(data, Prepared) else load_text(session.job)
+    return load_samples(data, session.job.spec.data.seq_len)
 
 
 def _note_bigram(session: Session, text: TextData, held_out: TextData) -> None:

@@ -9,6 +9,7 @@ In a mixture the positions are given out to sources by weight, and each source h
 own: position p is the source's draw number d, which is place `d mod size` of epoch `d // size`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
@@ -18,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from paceline.parallel.layout import Layout
+from paceline.prepare.index import SourceIndex
 
 Ids = NDArray[np.int64]
 
@@ -93,6 +95,15 @@ class DataRank:
         step, index = place
         is_last = index + 1 == self.layout.accumulation
         return (step + 1, 0) if is_last else (step, index + 1)
+
+
+def order_of(sources: Sequence[SourceIndex]) -> int | Mixture:
+    """What ids are drawn from: all samples alike where no source has a weight, else sources."""
+    sizes = tuple(source.samples for source in sources if source.samples)
+    weights = tuple(source.weight or 0.0 for source in sources if source.samples)
+    if len(sizes) < 2 or not any(weights):
+        return sum(sizes)
+    return Mixture(sizes=sizes, weights=weights)
 
 
 def sample_ids(

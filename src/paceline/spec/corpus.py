@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from paceline.errors import JobError, Problem
 from paceline.spec.load import Job
@@ -47,6 +48,9 @@ class Corpus:
 
     split_byte: int | None = None
     """With a single file, which is then in both lists: where its held-out end begins."""
+
+    padding: ClassVar[float | None] = None
+    """Share of a batch that no text fills: windows are whole."""
 
     fingerprint: str = ""
     """Changes when a file is added, removed, renamed or resized: 16 hex digits."""

@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import JobError, Problem
 from paceline.spec.corpus import expand, no_match, stdlib_files
 from paceline.spec.data_fields import BYTES
 from paceline.spec.job import SourceSpec
 from paceline.spec.load import Job
+from paceline.spec.packages import import_package
 from paceline.spec.pretrained import find_pretrained
 
 
@@ -136,6 +138,8 @@ def _matches(pattern: str, folder: Path) -> Iterator[str]:
         if (below / "state.json").is_file() and (below / "dataset_info.json").is_file():
             yield from (str(path) for path in sorted(below.glob("*.arrow")))  # datasets' own folder
             return
+        if (below / "dataset_dict.json").is_file():
+            raise _several_splits(pattern, below)
         yield from (str(path) for path in expand(pattern, folder))
         return
     fsspec = import_fsspec(pattern)
@@ -146,22 +150,24 @@ def _matches(pattern: str, folder: Path) -> Iterator[str]:
     yield from (f"{protocol}://{str(name).removeprefix(f'{protocol}://')}" for name in names)
 
 
-def import_fsspec(url: str):  # type: ignore[no-untyped-def]  # a module
+def _several_splits(pattern: str, folder: Path) -> JobError:
+    splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
+    return JobError.of(
+        code="D016",
+        what=f"{pattern} holds the splits {', '.join(splits)} of a data set",
+        where=str(folder),
+        fix=f"name the one to train on: {pattern.rstrip('/')}/{(splits or ['train'])[-1]}",
+    )
+
+
+def import_fsspec(url: str) -> Any:
     """The package that reads object storage.
 
     Raises:
         JobError: R010, it is not installed.
     """
-    try:
-        import fsspec
-    except ImportError:
-        raise JobError.of(
-            code="R010",
-            what=f"{url} is read through fsspec, which is not installed",
-            where="data",
-            fix='pip install "paceline[storage]"',
-        ) from None
-    return fsspec
+    need = f"{url} is read through fsspec"
+    return import_package("fsspec", need, where="data", extra="storage")
 
 
 def _name_of(pattern: str, fallback: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline.prepare import Prepared, TrainedOn
 from paceline.record.metrics import StepMetrics
-from paceline.runtime.sampling import Mixture, batch_digest
+from paceline.runtime.sampling import Mixture, batch_digest, order_of
 
 _MOST = 5
 """Complaints of one sort that are told."""
@@ -48,17 +48,11 @@ def pure_digest(seed: int, global_batch: int, num_samples: int | Mixture) -> Cal
     )
 
 
-def order_of(data: TrainedOn, seq_len: int) -> int | Mixture:
+def order_in(data: TrainedOn, seq_len: int) -> int | Mixture:
     """What sample ids are drawn from: so many samples, or sources by weight."""
-    num_samples = data.num_samples(seq_len)
-    if num_samples is not None:
-        return num_samples
-    assert isinstance(data, Prepared), "bytes of text have no weights"
-    sources = [source for source in data.index.train if source.samples]
-    return Mixture(
-        sizes=tuple(source.samples for source in sources),
-        weights=tuple(source.weight or 0.0 for source in sources),
-    )
+    if isinstance(data, Prepared):
+        return order_of(data.index.train)
+    return data.num_samples(seq_len)
 
 
 def _missing(lines: Sequence[StepMetrics], num_steps: int) -> Iterator[str]:

@@ -9,26 +9,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from paceline.prepare import find_data
 from paceline.record.bench import PHASES, Communication, RankTimes, Stretch
 from paceline.record.run import RunFolder
 from paceline.runtime import memory
 from paceline.runtime.bench.communication import BEGIN, END, communication_of
 from paceline.runtime.channel import NoAgent
-from paceline.runtime.data import load_text
+from paceline.runtime.data import Samples, TextData, load_samples
 from paceline.runtime.faults import Faults
-from paceline.runtime.models import import_named, make_model
-from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.language_model import train_on
+from paceline.runtime.models import import_named
 from paceline.runtime.phase_clock import PartTimes
 from paceline.runtime.recovery.member import Place, Settled
-from paceline.runtime.sampling import Ids
 from paceline.runtime.session import Session
 from paceline.runtime.step import Step
 
 OnProgress = Callable[[str], None]
+
+_DRAWN = 1024
+"""Samples where a job names no data. Their number changes no time."""
 
 
 class _Enough(BaseException):
@@ -87,31 +90,17 @@ def _program(session: Session) -> None:
     if name is not None:
         import_named(session.job.folder, name)(session)
         return
-    spec = session.job.spec
-    samples, num_samples = _samples(session)
-
-    model = session.build(make_model(session.job, session.plan.decoder, session.precision))
-    optimizer = make_optimizer(model, spec.train, session.ways)
-    for step in session.steps(model, optimizer, tokens_per_sample=spec.data.seq_len):
-        step.train(samples, num_samples)
-        step.apply()
+    train_on(session, _samples(session), None)
 
 
-def _samples(session: Session) -> tuple[Callable[[Ids], tuple[Tensor, Tensor]], int]:
-    """The job's text; where it has none, tokens drawn from each sample's number."""
-    spec = session.job.spec
-    if spec.data.path is not None or spec.data.corpus is not None:
-        text, _ = load_text(session.job)
-        return text.samples, text.num_samples
+def _samples(session: Session) -> Samples:
+    """The job's data; where it names none, bytes that are drawn."""
+    seq_len, data = session.job.spec.data.seq_len, find_data(session.job)
+    if data is not None:
+        return load_samples(data, seq_len)[0]
     vocab = session.plan.decoder.vocab if session.plan.decoder is not None else 256
-
-    def drawn(ids: Ids) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(int(ids[0]))
-        shape = (len(ids), spec.data.seq_len + 1)
-        tokens_BS = torch.randint(0, vocab, shape, generator=generator)
-        return tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
-
-    return drawn, 1 << 20
+    drawn = np.random.default_rng(0).integers(min(vocab, 256), size=_DRAWN * seq_len + 1)
+    return TextData(text=drawn.astype(np.uint8), seq_len=seq_len)
 
 
 def phases_of(times: PartTimes, step_s: float) -> dict[str, float]:

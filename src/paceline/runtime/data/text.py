@@ -71,27 +71,20 @@ def load_text(job: Job) -> tuple[TextData, TextData | None]:
     Raises:
         JobError: As `find_corpus` says.
     """
-    corpus, seq_len = find_corpus(job), job.spec.data.seq_len
-    return load_train(corpus, seq_len), load_held_out(corpus, seq_len)
+    return load_corpus(find_corpus(job), job.spec.data.seq_len)
 
 
-def load_train(corpus: Corpus, seq_len: int) -> TextData:
-    """The training text, read into memory.
+def load_corpus(corpus: Corpus, seq_len: int) -> tuple[TextData, TextData | None]:
+    """The texts of a corpus, read into memory: training, and held-out or None.
 
     Raises:
         JobError: A file has gone, or shrunk, since `find_corpus`.
     """
-    text = _read(corpus.train)
-    end = len(text) if corpus.split_byte is None else corpus.split_byte
-    return TextData(text=text[:end], seq_len=seq_len)
-
-
-def load_held_out(corpus: Corpus, seq_len: int) -> TextData | None:
-    """The held-out text, or None when nothing is held out."""
+    train = TextData(text=_read(corpus.train)[: corpus.split_byte], seq_len=seq_len)
     if not corpus.held_out:
-        return None
-    text = _read(corpus.held_out)
-    return TextData(text=text[corpus.split_byte or 0 :], seq_len=seq_len)
+        return train, None
+    held_out = _read(corpus.held_out)[corpus.split_byte or 0 :]
+    return train, TextData(text=held_out, seq_len=seq_len)
 
 
 def _read(paths: Sequence[Path]) -> NDArray[np.uint8]:

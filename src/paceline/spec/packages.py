@@ -1,8 +1,10 @@
-"""Whether a package that a helper or a run needs is installed."""
+"""Packages that only some jobs need: whether they are installed, and importing them."""
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from paceline.errors import JobError, Problem
 
@@ -38,3 +40,20 @@ def need_package(package: str, need: str, *, where: str = sys.prefix) -> None:
         JobError: `R010`.
     """
     JobError.raise_for(check_package(package, need, where=where))
+
+
+def import_package(package: str, need: str, *, where: str, extra: str = "data") -> Any:
+    """The package, which an extra of ours installs.
+
+    Args:
+        package: As it is imported.
+        need: What needs it, to be followed by "which is not installed".
+        where: Shown with it.
+        extra: Of `pip install "paceline[extra]"`.
+
+    Raises:
+        JobError: `R010`, it is not installed.
+    """
+    fix = f'pip install "paceline[{extra}]"'
+    JobError.raise_for(check_package(package, need, where=where, fix=fix))
+    return importlib.import_module(package)
