@@ -220,7 +220,7 @@ def test_without_transformers_the_package_is_named(monkeypatch):
     with pytest.raises(JobError) as caught:
         build_hf({"model_type": "gpt2", **GPT2})
     (problem,) = caught.value.problems
-    assert (problem.code, problem.fix) == ("R010", "pip install transformers")
+    assert (problem.code, problem.fix) == ("R010", 'pip install "transformers>=5"')
     assert "a gpt2 model needs transformers" in problem.what
 
 

@@ -65,6 +65,19 @@ def build_hf(
     return model.train()
 
 
+def import_transformers(module: str, need: str) -> Any:
+    """A module of transformers; `need` says what it is for.
+
+    Raises:
+        JobError: `R010`, it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        what, fix = f"{need}: {error}", 'pip install "transformers>=5"'
+        raise JobError.of(code="R010", what=what, where=sys.prefix, fix=fix) from None
+
+
 def is_hf(model: nn.Module) -> bool:
     """Whether a module is a model of transformers, which need not be imported for this."""
     loaded = sys.modules.get("transformers.modeling_utils")
@@ -116,16 +129,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 
 
 def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise JobError.of(
-            code="R010",
-            what=f"a {config.get('model_type')} model needs transformers, "
-            f"which cannot be imported: {error}",
-            where=sys.prefix,
-            fix="pip install transformers",
-        ) from None
+    need = f"a {config.get('model_type')} model needs transformers, which cannot be imported"
+    transformers = import_transformers("transformers", need)
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}
     fields |= dict.fromkeys(_TOKEN_IDS)
@@ -247,17 +252,10 @@ def let_experts_be_any_type(model: nn.Module) -> None:
     """
     if not any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules()):
         return
-    try:
-        moe: Any = importlib.import_module("transformers.integrations.moe")
-    except ImportError as error:
-        version = importlib.import_module("transformers").__version__
-        raise JobError.of(
-            code="R010",
-            what=f"{type(model).__name__} has routed experts, which need transformers 5 or "
-            f"newer, and {version} is installed: {error}",
-            where=sys.prefix,
-            fix='pip install "transformers>=5"',
-        ) from None
+    version = importlib.import_module("transformers").__version__
+    need = f"{type(model).__name__} has routed experts, which need transformers 5 or newer, and "
+    need += f"{version} is installed"
+    moe = import_transformers("transformers.integrations.moe", need)
     asked = moe._can_use_grouped_mm
     if getattr(asked, "is_ours", False):
         return

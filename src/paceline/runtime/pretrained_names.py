@@ -5,9 +5,7 @@ whose own rules give what was renamed since a file was written, and which tensor
 memory (routed experts: one tensor for each in the file, one for all in memory).
 """
 
-import importlib
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from paceline.errors import JobError, Problem
 from paceline.profile.fitting import COMPUTED, decoder_name, listed, mismatches
 from paceline.runtime.decoder import Decoder
+from paceline.runtime.huggingface import import_transformers
 from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B
 from paceline.spec.safetensors import StoredTensor
 
@@ -120,17 +119,9 @@ def _match_hf(
 ) -> dict[str, _Match]:
     """By the rules of `from_pretrained`. Source: transformers 5.23, core_model_loading.py,
     `convert_and_load_state_dict_in_model`."""
-    try:
-        rules: Any = importlib.import_module("transformers.conversion_mapping")
-        loading: Any = importlib.import_module("transformers.core_model_loading")
-    except ImportError as error:
-        raise JobError.of(
-            code="R010",
-            what=f"loading weights of {type(model).__name__} needs transformers 5 or newer: "
-            f"{error}",
-            where=sys.prefix,
-            fix='pip install "transformers>=5"',
-        ) from None
+    need = f"loading weights of {type(model).__name__} needs transformers 5 or newer"
+    rules = import_transformers("transformers.conversion_mapping", need)
+    loading = import_transformers("transformers.core_model_loading", need)
     mapping = rules.get_model_conversion_mapping(model)
     converters = [each for each in mapping if isinstance(each, loading.WeightConverter)]
     renamings = [each for each in mapping if isinstance(each, loading.WeightRenaming)]
