@@ -159,7 +159,7 @@ def test_fp16_goes_on_with_the_loss_scale_of_any_checkpoint(tmp_path, saved, sca
         saved = torch.amp.GradScaler("cpu").state_dict() | saved
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    training = _training(0, 1, count=1)
+    training = _training(count=1)
     training.asked["trainingConfig"]["epochs"] = 2
     training.trainer = SimpleNamespace(
         model=model, optimizer=optimizer, scaler=LossScaler(), device=torch.device("cpu")
@@ -280,29 +280,33 @@ def test_targets_that_are_no_whole_numbers_are_fitted_and_have_no_accuracy(folde
 
 def test_samples_of_every_rank_together_are_all_samples_once():
     for world in (1, 2, 3, 7):
-        trainings = [_training(rank, world, count=50) for rank in range(world)]
-        parts = [epochs._parts(training) for training in trainings]
+        of_ranks = [epochs.steps_of(_training(count=50), rank, world) for rank in range(world)]
         counted = sorted(
             sample
-            for steps in parts
-            for step in steps
-            for part in step
-            for sample in part.samples[: part.num]
+            for steps in of_ranks
+            for _, batches in steps
+            for batch in batches
+            for sample in batch
         )
         assert counted == list(range(50))
-        # All ranks take the same steps.
-        assert len({tuple(len(step) for step in steps) for steps in parts}) == 1
-        for step in zip(*parts, strict=True):
-            assert len({part.of_step for of_rank in step for part in of_rank}) == 1
+        for step in zip(*of_ranks, strict=True):  # all ranks take the same steps
+            assert len({(num_samples, len(batches)) for num_samples, batches in step}) == 1
+            assert step[0][0] == sum(len(batch) for _, batches in step for batch in batches)
 
 
-def _training(rank, world, *, count):
+def test_an_epoch_has_an_order_of_its_own():
+    training = _training(count=50)
+    orders = []
+    for training.epoch in (0, 1, 0):
+        orders.append([step[1] for step in epochs.steps_of(training, 0, 1)])
+    assert orders[0] == orders[2] != orders[1]
+
+
+def _training(*, count):
     data = torch.utils.data.TensorDataset(torch.zeros(count, 1))
     wanted = {"seed": 0, "gradientAccumulation": 2, "mixedPrecision": False}
     return epochs.Training(
         asked={"trainingConfig": wanted, "dataConfig": {"batchSize": 16}},
-        rank=rank,
-        world=world,
         trainer=None,
         loss=torch.nn.functional.mse_loss,
         scheduler=None,

@@ -4,11 +4,13 @@
 
 One process, or several under torchrun, which then share every batch. The request is JSON in the
 contract's keys; rank 0 writes the answer, after every epoch, so that what was reached is known even
-when a later one fails. A step is the one that a run takes (`step.py`); what is here is the epochs:
-their samples, their curve and their checkpoints, without recovery in place.
+when a later one fails. A step is the one that a run takes (`step.py`), in the order of samples that
+a run has (`sampling.py`); what is here is the contract's: its files of samples, its curve and its
+checkpoints, without recovery in place.
 """
 
 import gc
+import io
 import json
 import math
 import os
@@ -17,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,27 +33,34 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from paceline.parallel.layout import Layout
+from paceline.record.lines import write_whole
 from paceline.runtime import strategy
 from paceline.runtime.determinism import seed_everything
-from paceline.runtime.devices import DEVICES
+from paceline.runtime.devices import DEVICES, device_of
+from paceline.runtime.sampling import sample_ids
 from paceline.runtime.step import Trainer
 
 Pair = tuple[Tensor, ...]
 """Input and target."""
+
 _PRECISIONS: dict[Any, strategy.Precision] = {"bf16": "bf16", "fp16": "fp16", True: "bf16"}
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": partial(torch.optim.SGD, momentum=0.9),
+    "rmsprop": torch.optim.RMSprop,
+}
 
 
 class Wrong(Exception):
-    """Something of the request or of the model's file that a person can mend."""
+    """Something of the request or of the model's file that a person can fix."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """One training, and what is told of it."""
+    """One training, and how far it is."""
 
     asked: dict[str, Any]
-    rank: int
-    world: int
     trainer: Trainer
     loss: Callable[[Any, Tensor], Tensor]
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
@@ -72,40 +82,28 @@ class Training:
 
 
 def prepare(asked: dict[str, Any]) -> Training:
-    """Model, data, optimizer and schedule, and the state of the checkpoint to go on from."""
-    device = _device()
-    transports = DEVICES["nccl" if device.type == "cuda" else "gloo"].transports
-    if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(transports)
-    else:
-        alone = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(transports, store=alone, rank=0, world_size=1)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    wanted = asked["trainingConfig"]
+    """Model, data, optimizer and schedule, and the state of the checkpoint to resume from."""
+    device = _meet()
+    wanted, data, world = asked["trainingConfig"], asked["dataConfig"], dist.get_world_size()
     seed_everything(wanted["seed"])
     own = _import(Path(asked["modelPath"]))
     load = own.get("load_data", read_samples)
-    train_data = load(asked["dataConfig"]["trainPath"])
-    val_path = asked["dataConfig"]["valPath"]
-    val_data = None if val_path is None else load(val_path)
+    train_data = load(data["trainPath"])
+    val_data = None if data["valPath"] is None else load(data["valPath"])
     if not len(train_data):
-        raise Wrong(f"{asked['dataConfig']['trainPath']} has no samples")
+        raise Wrong(f"{data['trainPath']} has no samples")
     model: nn.Module = _build(own).to(device)
-    if not any(each.requires_grad for each in model.parameters()):
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if not trained:
         raise Wrong(f"build_model() of {asked['modelPath']} has no parameter to train")
-    optimizer = _optimizer(wanted, model)
-    steps = math.ceil(
-        math.ceil(len(train_data) / asked["dataConfig"]["batchSize"])
-        / wanted["gradientAccumulation"]
-    )
+    optimizer = _OPTIMIZERS[wanted["optimizer"]](trained, lr=wanted["learningRate"])
     precision = _PRECISIONS.get(wanted["mixedPrecision"], "fp32")
     if precision == "fp16" and device.type == "cpu":
         raise Wrong("mixedPrecision fp16 needs a GPU; bf16 runs on a CPU too")
-    scheduler = _scheduler(wanted, optimizer, steps)
     layout = Layout(
         data=world,
         sharding="none",
-        micro_batch=max(1, asked["dataConfig"]["batchSize"] // world),
+        micro_batch=max(1, data["batchSize"] // world),
         accumulation=wanted["gradientAccumulation"],
     )
     trainer = Trainer(
@@ -119,13 +117,12 @@ def prepare(asked: dict[str, Any]) -> Training:
         clip_norm=wanted["gradientClipping"],
         scaler=strategy.LossScaler() if precision == "fp16" else None,
     )
+    steps = math.ceil(math.ceil(len(train_data) / data["batchSize"]) / layout.accumulation)
     training = Training(
         asked=asked,
-        rank=rank,
-        world=world,
         trainer=trainer,
         loss=own.get("loss") or loss_for(train_data),
-        scheduler=scheduler,
+        scheduler=_scheduler(wanted, optimizer, steps),
         train_data=train_data,
         val_data=val_data,
     )
@@ -135,52 +132,65 @@ def prepare(asked: dict[str, Any]) -> Training:
     return training
 
 
-def train(training: Training, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Every epoch that is left. `tell` hears of each."""
-    asked, wanted = training.asked, training.asked["trainingConfig"]
-    kept = asked["checkpointConfig"]
-    folder, every = Path(kept["saveDir"]), kept["saveEvery"]
-    patience = wanted["earlyStopping"]
-    told: dict[str, Any] = {"world_size": training.world, "curve": training.curve}
-    told |= {"status": "success", "epochs": training.epoch}
+def _meet() -> torch.device:
+    """Open the processes' group; this one's device."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    device = device_of(backend, int(os.environ.get("LOCAL_RANK", 0)))
+    alone: dict[str, Any] = {}
+    if "WORLD_SIZE" not in os.environ:
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    dist.init_process_group(DEVICES[backend].transports, **alone)
+    return device
+
+
+def train(training: Training, on_epoch: Callable[[dict[str, Any]], None]) -> None:
+    """Every epoch that is left. `on_epoch` is given the answer so far after each."""
+    wanted, kept = training.asked["trainingConfig"], training.asked["checkpointConfig"]
+    folder, patience = Path(kept["saveDir"]), wanted["earlyStopping"]
+    least = patience["minDelta"] if patience else 0.0
+    answer: dict[str, Any] = {"world_size": dist.get_world_size(), "curve": training.curve}
+    answer |= {"status": "success", "epochs": training.epoch}
     while training.epoch < wanted["epochs"]:
-        loss, accuracy = _train_epoch(training)
-        if not math.isfinite(loss):
-            raise Wrong(f"the loss of epoch {training.epoch + 1} is {loss}: lower learningRate")
-        val_loss, val_accuracy = _evaluate(training)
-        training.epoch += 1
-        training.curve.append(
-            {
-                "epoch": training.epoch,
-                "trainLoss": loss,
-                "valLoss": val_loss,
-                "trainAccuracy": accuracy,
-                "valAccuracy": val_accuracy,
-                "learningRate": training.rate,
-            }
-        )
-        if training.rank == 0:
-            print(json.dumps(training.curve[-1]), flush=True)
-        is_best = val_loss is not None and val_loss < training.best - (
-            patience["minDelta"] if patience else 0.0
-        )
+        val_loss = _one_epoch(training)
+        is_best = val_loss is not None and val_loss < training.best - least
         training.since_best = 0 if is_best else training.since_best + 1
         if is_best and val_loss is not None:
             training.best = val_loss
         stops = patience is not None and training.since_best >= patience["patience"]
-        is_last = stops or training.epoch == wanted["epochs"]
-        told["epochs"] = training.epoch
-        is_early = stops and training.epoch < wanted["epochs"]
-        told["status"] = "early_stopped" if is_early else "success"
-        if training.rank == 0:
+        is_last = training.epoch == wanted["epochs"]
+        answer["epochs"] = training.epoch
+        answer["status"] = "early_stopped" if stops and not is_last else "success"
+        if dist.get_rank() == 0:
             if is_best:
-                told["best"] = str(_save(training, folder / "best.pt"))
-            if is_last or training.epoch % every == 0:
-                told["checkpoint"] = str(_save(training, folder / f"epoch-{training.epoch}.pt"))
-        tell(told)
+                answer["best"] = str(_save(training, folder / "best.pt"))
+            if stops or is_last or training.epoch % kept["saveEvery"] == 0:
+                path = folder / f"epoch-{training.epoch}.pt"
+                answer["checkpoint"] = str(_save(training, path))
+        on_epoch(answer)
         if stops:
             break
-    tell(told)
+
+
+def _one_epoch(training: Training) -> float | None:
+    """Train and evaluate; the validation loss. A point of the curve is added."""
+    loss, accuracy = _train_epoch(training)
+    if loss is None or not math.isfinite(loss):
+        raise Wrong(f"the loss of epoch {training.epoch + 1} is {loss}: lower learningRate")
+    val_loss, val_accuracy = _evaluate(training)
+    training.epoch += 1
+    training.curve.append(
+        {
+            "epoch": training.epoch,
+            "trainLoss": loss,
+            "valLoss": val_loss,
+            "trainAccuracy": accuracy,
+            "valAccuracy": val_accuracy,
+            "learningRate": training.rate,
+        }
+    )
+    if dist.get_rank() == 0:
+        print(json.dumps(training.curve[-1]), flush=True)
+    return val_loss
 
 
 def read_samples(path: str) -> "Dataset[Pair]":
@@ -228,62 +238,43 @@ def loss_for(data: "Dataset[Pair]") -> Callable[[Any, Tensor], Tensor]:
     return squared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """What this rank computes of one batch."""
-
-    samples: list[int]
-    """Never empty: a rank that is left without computes sample 0, which then counts nothing."""
-
-    num: int
-    """How many of them count."""
-
-    of_step: int
-    """Samples of the whole optimizer step, over all ranks and batches."""
-
-
-def _parts(training: Training) -> list[list[_Part]]:
-    """This epoch's batches by optimizer step: a new order from the seed, every sample once over all
-    ranks."""
+def steps_of(training: Training, rank: int, world: int) -> list[tuple[int, list[list[int]]]]:
+    """This epoch's optimizer steps: how many samples each has over all ranks, and this rank's of
+    each batch, which may be none. Every sample once over all ranks, in a new order each epoch."""
     asked, count = training.asked, len(training.train_data)  # type: ignore[arg-type]
-    seed = asked["trainingConfig"]["seed"] * 1_000_003 + training.epoch
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = sample_ids(
+        training.epoch,
+        range(count),
+        seed=asked["trainingConfig"]["seed"],
+        global_batch=count,
+        num_samples=count,
+    ).tolist()
     size = asked["dataConfig"]["batchSize"]
-    found: list[list[_Part]] = []
-    for first in range(0, count, size * asked["trainingConfig"]["gradientAccumulation"]):
-        step = order[first : first + size * asked["trainingConfig"]["gradientAccumulation"]]
-        batches = [step[start : start + size] for start in range(0, len(step), size)]
-        own = [batch[training.rank :: training.world] for batch in batches]
-        found.append([_Part(samples=mine or [0], num=len(mine), of_step=len(step)) for mine in own])
-    return found
+    batches = [order[start : start + size] for start in range(0, count, size)]
+    num = asked["trainingConfig"]["gradientAccumulation"]
+    steps = [batches[start : start + num] for start in range(0, len(batches), num)]
+    return [(sum(map(len, step)), [batch[rank::world] for batch in step]) for step in steps]
 
 
-def _train_epoch(training: Training) -> tuple[float, float | None]:
+def _train_epoch(training: Training) -> tuple[float | None, float | None]:
     """Mean loss and accuracy over the epoch's samples, as they were when trained on.
 
     The gradient of a step is the mean over its samples, on however many ranks they are.
     """
-    trainer, sums = training.trainer, torch.zeros(3, dtype=torch.float64)
+    trainer, counted = training.trainer, _Counted(training.loss)
     trainer.model.train()
-    steps = _parts(training)
-    samples = [part.samples for parts in steps for part in parts]
-    batches = _loader(training, training.train_data, samples)
-    for number, parts in enumerate(steps, 1 + training.epoch * len(steps)):
+    steps = steps_of(training, trainer.rank, trainer.world_size)
+    # A rank that is left without a sample computes sample 0, which then counts nothing.
+    own = [samples or [0] for _, parts in steps for samples in parts]
+    batches = _loader(training, training.train_data, own)
+    for number, (num_samples, parts) in enumerate(steps, 1 + training.epoch * len(steps)):
         training.rate = float(trainer.optimizer.param_groups[0]["lr"])
-        counts = iter(part.num for part in parts)
-
-        def loss_of(
-            outputs: Tensor, targets: Tensor, counts: Iterator[int] = counts
-        ) -> tuple[Tensor, int]:
-            num, loss = next(counts), training.loss(outputs, targets)
-            _count(sums, loss, outputs, targets, num)
-            return loss * num, num
-
+        counted.nums = iter([len(samples) for samples in parts])
         step = trainer.begin(number, training.rate)
         step.train_on(
             islice(batches, len(parts)),
-            loss_of=loss_of,
-            uneven=strategy.Uneven(num_micro_batches=len(parts), num_targets=parts[0].of_step),
+            loss_of=counted,
+            uneven=strategy.Uneven(num_micro_batches=len(parts), num_targets=num_samples),
         )
         step.apply()
         if step.refused is not None and not step.overflowed:
@@ -292,47 +283,59 @@ def _train_epoch(training: Training) -> tuple[float, float | None]:
             training.scheduler.step()
     if training.scheduler is not None and not training.is_per_step:
         training.scheduler.step()
-    loss_mean, accuracy = _means(training, sums)
-    assert loss_mean is not None  # there are samples
-    return loss_mean, accuracy
+    return counted.means(trainer.device)
 
 
-@torch.no_grad()
 def _evaluate(training: Training) -> tuple[float | None, float | None]:
     """Mean loss and accuracy over the held-out samples, each counted once."""
     if training.val_data is None:
         return None, None
-    trainer = training.trainer
+    trainer, counted = training.trainer, _Counted(training.loss)
     trainer.model.eval()
-    mine = list(range(training.rank, len(training.val_data), training.world))  # type: ignore[arg-type]
+    count = len(training.val_data)  # type: ignore[arg-type]
+    mine = list(range(trainer.rank, count, trainer.world_size))
     size = training.asked["dataConfig"]["batchSize"]
     batches = [mine[start : start + size] for start in range(0, len(mine), size)]
-    model, sums = _bare(trainer.model), torch.zeros(3, dtype=torch.float64)
-    for inputs, targets in _loader(training, training.val_data, batches):
-        inputs, targets = inputs.to(trainer.device), targets.to(trainer.device)
-        with strategy.autocast(trainer.precision, trainer.device, trainer.layout):
-            outputs = model(inputs)
-            loss = training.loss(outputs, targets)
-        _count(sums, loss, outputs, targets, len(targets))
-    return _means(training, sums)
+    strategy.evaluate(
+        _bare(trainer.model),  # ranks have batches of their own number
+        trainer.meshes,
+        (
+            strategy.on_device(pair, trainer.device)
+            for pair in _loader(training, training.val_data, batches)
+        ),
+        precision=trainer.precision,
+        loss_of=counted,
+    )
+    return counted.means(trainer.device)
 
 
-def _count(sums: Tensor, loss: Tensor, outputs: Any, targets: Tensor, num: int) -> None:
-    """Add a batch to (loss, right ones, samples); -inf right ones without classes."""
-    if not num:
-        return
-    is_class = torch.is_tensor(outputs) and outputs.dim() == 2 and not targets.is_floating_point()
-    right = float((outputs.argmax(-1) == targets).sum()) if is_class else -math.inf
-    sums += torch.tensor([float(loss.detach()) * num, right, num], dtype=torch.float64)
+class _Counted:
+    """The loss as the driver takes it, and the sums of the curve: loss, right answers, samples."""
 
+    def __init__(self, loss: Callable[[Any, Tensor], Tensor]) -> None:
+        self._loss = loss
+        self._sums = np.zeros(3)
+        self.nums: Iterator[int] = iter(())
+        """Samples that count in the batches to come; all of a batch where it ends."""
 
-def _means(training: Training, sums: Tensor) -> tuple[float | None, float | None]:
-    sums = sums.to(training.trainer.device)
-    dist.all_reduce(sums)
-    loss, right, num = sums.tolist()
-    if not num:
-        return None, None
-    return loss / num, right / num if math.isfinite(right) else None
+    def __call__(self, outputs: Any, targets: Tensor) -> tuple[Tensor, int]:
+        """Sum of a batch's losses, and how many samples count."""
+        loss, num = self._loss(outputs, targets), next(self.nums, len(targets))
+        if num:
+            is_tensor = torch.is_tensor(outputs) and outputs.dim() == 2
+            is_class = is_tensor and not targets.is_floating_point()
+            right = float((outputs.argmax(-1) == targets).sum()) if is_class else -math.inf
+            self._sums += np.array([float(loss.detach()) * num, right, num])
+        return loss * num, num
+
+    def means(self, device: torch.device) -> tuple[float | None, float | None]:
+        """Loss and accuracy over all ranks; None without samples or classes. Collective."""
+        sums = torch.from_numpy(self._sums).to(device)
+        dist.all_reduce(sums)
+        loss, right, num = sums.tolist()
+        if not num:
+            return None, None
+        return loss / num, right / num if math.isfinite(right) else None
 
 
 def _loader(
@@ -344,18 +347,6 @@ def _loader(
 
 def _bare(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def _optimizer(wanted: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    rate = wanted["learningRate"]
-    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "adamw": lambda: torch.optim.AdamW(parameters, lr=rate),
-        "adam": lambda: torch.optim.Adam(parameters, lr=rate),
-        "sgd": lambda: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
-        "rmsprop": lambda: torch.optim.RMSprop(parameters, lr=rate),
-    }
-    return makers[wanted["optimizer"]]()
 
 
 def _scheduler(
@@ -374,7 +365,7 @@ def _scheduler(
 
 
 def _save(training: Training, path: Path) -> Path:
-    """Everything that goes on from: it appears under its name when it is whole."""
+    """Write everything that a later call resumes from."""
     trainer, scheduler = training.trainer, training.scheduler
     state = {
         "model": _bare(trainer.model).state_dict(),
@@ -385,21 +376,18 @@ def _save(training: Training, path: Path) -> Path:
         "best": training.best,
         "since_best": training.since_best,
     }
-    part = path.with_name(f".{path.name}")
+    content = io.BytesIO()
+    torch.save(state, content)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        write_whole(path, content.getvalue())
     except OSError as error:
         raise Wrong(f"{path} cannot be written: {(error.strerror or str(error)).lower()}") from None
     return path
 
 
 def _resume(training: Training, path: Path) -> None:
-    state = _read_checkpoint(training, path)
+    state = _read_checkpoint(path, training.trainer.device)
     try:
         training.trainer.model.load_state_dict(state["model"])
         training.trainer.optimizer.load_state_dict(state["optimizer"])
@@ -418,13 +406,12 @@ def _resume(training: Training, path: Path) -> None:
         raise Wrong(f"{path} has {training.epoch} epochs already: ask for more epochs")
 
 
-def _read_checkpoint(training: Training, path: Path) -> dict[str, Any]:
+def _read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """What `_save` wrote."""
     try:
-        state = torch.load(path, map_location=training.trainer.device, weights_only=True)
+        state = torch.load(path, map_location=device, weights_only=True)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise Wrong(f"{path} cannot be read: {why}") from None
+        raise Wrong(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except Exception:  # noqa: BLE001 - the bytes decide which one the unpickler raises
         raise Wrong(f"{path} is no checkpoint: PyTorch cannot read it") from None
     wanted = ("model", "optimizer", "scheduler", "scaler", "epoch", "best", "since_best")
@@ -459,37 +446,27 @@ def _build(own: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    torch.cuda.set_device(device)
-    return device
-
-
 def main() -> None:
     """One process of a training."""
-    asked_file, told_file = (Path(each) for each in sys.argv[1:])
-    told: dict[str, Any] = {}
+    asked_file, answer_file = (Path(each) for each in sys.argv[1:])
     is_first = int(os.environ.get("RANK", 0)) == 0
+    answer: dict[str, Any] = {}
 
-    def tell(news: dict[str, Any]) -> None:
-        told.update(news)
+    def write(news: dict[str, Any]) -> None:
+        answer.update(news)
         if is_first:
-            part = told_file.with_suffix(".part")
-            part.write_text(json.dumps(told), encoding="utf-8")
-            part.replace(told_file)
+            write_whole(answer_file, json.dumps(answer).encode())
 
     try:
-        train(prepare(json.loads(asked_file.read_text(encoding="utf-8"))), tell)
+        train(prepare(json.loads(asked_file.read_text(encoding="utf-8"))), write)
         # What the groups' threads still hold must go before Python does (torch 2.13 over gloo).
         gc.collect()
         dist.barrier()
     except Wrong as error:
-        tell({"error": str(error)})
+        write({"error": str(error)})
         sys.exit(f"paceline: {error}")
     except Exception as error:
-        tell({"error": f"{type(error).__name__}: {error}"})
+        write({"error": f"{type(error).__name__}: {error}"})
         raise
     finally:
         if dist.is_initialized():
