@@ -9,7 +9,16 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from tests.prove.cases import MORE_ON_FOUR, MORE_ON_TWO, ON_FOUR, ON_TWO, SHAPE, compared
+from tests.prove.cases import (
+    MORE_ON_FOUR,
+    MORE_ON_TWO,
+    ON_FOUR,
+    ON_TWO,
+    SHAPE,
+    compared,
+    layout,
+    pipeline,
+)
 from tests.ranks import run_ranks
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -106,6 +115,26 @@ def test_two_ranks_hold_at_their_fullest_what_was_proved(name, on_two):
 def test_four_ranks_hold_at_their_fullest_what_was_proved(name, on_four):
     for stage in prove(compared(ON_FOUR[name])).stages:
         assert stage.peak_bytes == pytest.approx(on_four[stage.rank][name], rel=CLOSE)
+
+
+def in_chunks(of):
+    """With logits that are the fullest moment, unless they are made in chunks."""
+    asked = compared(of)
+    shape = replace(asked.model.decoder, vocab=4096)
+    return replace(asked, model=ModelRequest(decoder=shape), loss_chunk=24)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_loss_in_chunks_holds_what_was_proved_and_less_than_one_of_all_logits():
+    asked = {"FSDP2": in_chunks(layout()), "PP": in_chunks(pipeline())}
+    real = run_ranks(real_peaks, 2, asked, limit_s=400)
+    for name, request in asked.items():
+        stages = prove(request).stages
+        for stage in stages:
+            assert stage.peak_bytes == pytest.approx(real[stage.rank][name], rel=CLOSE), name
+        whole = prove(replace(request, loss_chunk=0)).stages
+        assert stages[-1].peak_bytes < whole[-1].peak_bytes, name
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ VALUES = {
     "train.clip_norm": 0.37,
     "train.adapter": {"kind": "lora"},
     "train.compile": True,
+    "train.loss_chunk": 256,
     "train.gradient_compression": "bf16",
     "train.powersgd_rank": 7,
     "train.powersgd_start": 7,

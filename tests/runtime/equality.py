@@ -217,12 +217,18 @@ class Trainer:
     would blow up those of gradients near zero."""
 
     def __init__(
-        self, layout: Layout, model: str, dtype: torch.dtype, packed: Packed = "no"
+        self,
+        layout: Layout,
+        model: str,
+        dtype: torch.dtype,
+        packed: Packed = "no",
+        loss_chunk: int = 0,
     ) -> None:
         self.layout, self.packed = layout, packed
         self.meshes = strategy.make_meshes(layout, "cpu")
         whole = make_model(model).to(dtype)
-        self.model = strategy.apply(whole, layout, self.meshes, precision="fp32")
+        options = strategy.Options(loss_chunk=loss_chunk)
+        self.model = strategy.apply(whole, layout, self.meshes, precision="fp32", options=options)
         trained = [each for each in self.model.parameters() if each.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=0.5, momentum=0.9)
         self.losses: list[float] = []
@@ -277,6 +283,7 @@ def train(
     *,
     resume_in: Path | None = None,
     packed: Packed = "no",
+    loss_chunk: int = 0,
 ) -> dict[str, Any]:
     """Three steps. Collective.
 
@@ -288,20 +295,19 @@ def train(
             fresh model and optimizer that were loaded from it.
         packed: Whether samples are documents that do not see each other, packed or on one rank one
             after the other.
+        loss_chunk: Tokens whose logits exist at a time; 0 is all.
     """
     with all_in(dtype):
-        return _train(layout, model, dtype, resume_in, packed)
+        return _train(resume_in, layout, model, dtype, packed, loss_chunk)
 
 
-def _train(
-    layout: Layout, model: str, dtype: torch.dtype, resume_in: Path | None, packed: Packed
-) -> dict[str, Any]:
-    trainer = Trainer(layout, model, dtype, packed)
+def _train(resume_in: Path | None, layout: Layout, *given: Any) -> dict[str, Any]:
+    trainer = Trainer(layout, *given)
     for number in range(STEPS):
         if resume_in is not None and number == STEPS - 1:
             keeper = Checkpointer(resume_in, CheckpointSpec())
             keeper.save(number, trainer.model, trainer.optimizer, layout=layout.name)
-            fresh = Trainer(layout, model, dtype)
+            fresh = Trainer(layout, *given)
             with torch.no_grad():
                 for parameter in fresh.model.parameters():
                     parameter.add_(1.0)  # not what was drawn: all of it has to be loaded

@@ -108,6 +108,9 @@ class Case:
     error_bytes: float = 0.0
     """Of each gradient of replicas, what compression carries to the next step."""
 
+    loss_chunk: int = 0
+    """Tokens whose logits exist at a time in the loss; 0 is all."""
+
     @property
     def traffic(self) -> Traffic:
         """Bytes of a parameter on the wire and through the optimizer."""
@@ -158,6 +161,7 @@ def case_of(
     efficiencies: Efficiencies | None = None,
     replica_share: float = 1.0,
     error_bytes: float = 0.0,
+    loss_chunk: int = 0,
 ) -> Case:
     """A model, a cluster and an engine, ready to price layouts.
 
@@ -170,6 +174,7 @@ def case_of(
         efficiencies: Left out, those that are shipped.
         replica_share: What compression leaves of all-reduced gradients: `compressed_share`.
         error_bytes: Of each such gradient, what is carried to the next step: 4 with PowerSGD.
+        loss_chunk: Tokens whose logits exist at a time in the loss; 0 is all.
     """
     engine = engine or load_engines()["paceline"]
     constants = efficiencies or load_efficiencies()
@@ -184,6 +189,7 @@ def case_of(
         rates=rates_of(cluster, engine, precision, constants) if has_flops else None,
         replica_share=replica_share,
         error_bytes=error_bytes,
+        loss_chunk=loss_chunk,
     )
 
 
@@ -208,6 +214,7 @@ def case_holdings(layouts: Layouts, case: Case) -> Holdings:
         optimizer=case.optimizer,
         profile=case.profile,
     )
+    holdings = replace(holdings, loss_chunk=float(case.loss_chunk))
     if not case.error_bytes:
         return holdings
     errors = np.where(layouts.sharding == 0, case.error_bytes, 0.0)

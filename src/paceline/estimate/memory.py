@@ -118,6 +118,9 @@ class Holdings:
     own_runtime: Value = 0.0
     """1 where Paceline's own runtime runs the step: `sharing.py` says what it holds."""
 
+    loss_chunk: Value = 0.0
+    """Tokens whose logits exist at a time; 0 is all of a micro-batch."""
+
 
 def memory_parts(
     model: Model, layouts: Layouts, holdings: Holdings, stage: Value
@@ -297,6 +300,10 @@ def _fullest_moment(
     loss_peak = outside.loss_peak + h.own_runtime * 4 * model.head_outputs * (t.tensor > 1)
     head = tokens * held_head * (kept_outside + logits / t.tensor)
     at_loss = blocks + here.has_head * (head + tokens * loss_peak / t.tensor)
+    if np.any(h.loss_chunk):
+        at_loss = blocks + here.has_head * (
+            tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
+        )
     at_block = blocks + tokens * (working + peak)
     gathered_loss, gathered_block, gathered_root = _gathered(model, t, h, here)
     moments = np.stack(
@@ -316,6 +323,19 @@ def _fullest_moment(
         np.broadcast_arrays(gathered_loss + 0.0 * blocks, gathered_block, gathered_root, stepping),
     )
     return activations, gathered
+
+
+def _chunked_loss_bytes(model: Model, t: Layouts, h: Holdings, tokens: Column) -> Column:
+    """While `runtime/strategy/chunked.py` is at its last chunk: the gradients of hidden states and
+    weight, a chunk's logits in float32, and beside them what is multiplied in a narrow type. FSDP2
+    hands the hidden states on in float32."""
+    compute, wide = h.kernels.compute_bytes, 4
+    narrow = compute * (compute < wide)
+    weight = model.head_inputs * model.head_outputs / t.tensor * (1 - np.asarray(h.is_frozen))
+    chunk = np.minimum(h.loss_chunk, tokens) * model.head_outputs / t.tensor
+    hidden = tokens * model.head_inputs * (compute + wide * (narrow > 0) * (t.sharding > 0))
+    logits = np.maximum(chunk * (wide + narrow), chunk * narrow + weight * narrow)
+    return np.asarray(hidden + wide * weight + logits)
 
 
 def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:

@@ -98,6 +98,9 @@ class Plan:
     """Name in the catalog of the software that runs the steps."""
 
     optimizer: str = "adamw"
+    loss_chunk: int = 0
+    """Tokens whose logits exist at a time in the loss; 0 is all of a micro-batch."""
+
     objective: Objective = "time"
     head_room: float = 0.1
     """Share of the usable memory that is left free."""

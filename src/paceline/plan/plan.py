@@ -21,6 +21,7 @@ from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
 from paceline.plan.host import check_building, host_bytes_of_one
+from paceline.plan.loss import check_loss_chunk
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.recover import check_state, plan_state
 from paceline.plan.refuse import nothing_fits
@@ -126,6 +127,7 @@ def _plan_on(asked: _Asked) -> Plan:
         choice = choose(found, case, limit_bytes=least, margin=wanted.simpler_margin)
     if choice is None:
         raise nothing_fits(job, space, case, found, limit)
+    PlanError.raise_for(list(check_loss_chunk(job, choice.layout)))
     checkpoint_every, evaluate_every = decide_intervals(job.spec)
     precision: Precision = case.precision  # type: ignore[assignment]
     plan = Plan(
@@ -141,6 +143,7 @@ def _plan_on(asked: _Asked) -> Plan:
         rejected=rejected_of(choice),
         engine=case.engine.name,
         optimizer=case.optimizer,
+        loss_chunk=case.loss_chunk,
         objective=wanted.objective,
         head_room=wanted.head_room,
         host_bytes=host_bytes_of_one(choice.layout, case),
@@ -213,6 +216,7 @@ def _case_of(asked: _Asked) -> Case:
         efficiencies=with_measured(load_efficiencies(), asked.catalog.efficiencies),
         replica_share=compressed_share(asked.profile, kind, rank),
         error_bytes=4.0 if kind == "powersgd" else 0.0,
+        loss_chunk=spec.train.loss_chunk if spec.engine == "paceline" else 0,
     )
 
 

@@ -58,6 +58,9 @@ class Request:
     seq_len: int
     precision: str
     optimizer: str = "adamw"
+    loss_chunk: int = 0
+    """Tokens whose logits exist at a time in the loss; 0 is all."""
+
     clip_norm: float | None = 1.0
     ranks_per_node: int = 8
     is_cuda: bool = True

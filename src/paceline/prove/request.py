@@ -37,6 +37,7 @@ def request_of(
         seq_len=job.spec.data.seq_len,
         precision=plan.precision,
         optimizer=job.spec.train.optimizer,
+        loss_chunk=plan.loss_chunk,
         ranks_per_node=plan.cluster.ranks_per_node,
         is_cuda=plan.cluster.backend != "gloo",
         rates=case_of_plan(job, plan).rates,
@@ -66,6 +67,7 @@ def case_of_plan(job: Job, plan: Plan) -> Case:
         plan.cluster,
         precision=plan.precision,
         optimizer=plan.optimizer,
+        loss_chunk=plan.loss_chunk,
         engine=find_engine(job.spec.engine, where=job.where("engine")),
         efficiencies=with_measured(load_efficiencies(), catalog.efficiencies),
     )

@@ -100,14 +100,19 @@ def trace_step(
     needs_memory = layout.shard_degree == 1
     model = models.build(request.model, request.seq_len)  # never under two names: stages free it
     ways = ways_of(model)
+    given: Any = {
+        "precision": precision,
+        "ways": ways,
+        "options": strategy.Options(loss_chunk=request.loss_chunk),
+    }
     if not needs_memory:
         with _pruned(model, layout, kept):
-            model = strategy.apply(model, layout, meshes, precision=precision, ways=ways)
+            model = strategy.apply(model, layout, meshes, **given)
     with pretended, tracer:
         if needs_memory:
             with _pruned(model, layout, kept):
                 give_memory(model)
-                model = strategy.apply(model, layout, meshes, precision=precision, ways=ways)
+                model = strategy.apply(model, layout, meshes, **given)
         else:
             give_memory(model)
         rank = Rank(

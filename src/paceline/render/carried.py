@@ -63,6 +63,10 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
         "DDP (torch 2.13) fails with it where micro-batches are accumulated: it is not promised",
         "every step's graph is looked at, as ever: the same numbers",
     ),
+    "train.loss_chunk": (
+        "the engine computes its loss in its own way",
+        "the engine's own loss, and the memory that its logits take",
+    ),
     "train.max_refused_steps": (
         "the ranks take no vote on a step",
         "whatever the engine does with losses that are not finite, however many there are",

@@ -83,6 +83,11 @@ class TrainSpec:
     adapter: AdapterSpec | None = None
     """Train adapters (LoRA, QLoRA) instead of the whole model."""
 
+    loss_chunk: Whole = 0
+    """Tokens whose logits exist at a time in the built-in trainer's loss: their gradients are made
+    at once, and the next ones take their place. 256 to 1,024 saves most of the memory of a large
+    vocabulary, and sums are made in another order. 0 keeps the logits of a whole micro-batch."""
+
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16

@@ -11,6 +11,7 @@ from torch import nn
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import parts_of
+from paceline.runtime.strategy.chunked import defer_head
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.context.split import split_context
 from paceline.runtime.strategy.data.hooks import Compression
@@ -43,17 +44,21 @@ class Options:
     bucket_bytes: int | None = None
     """Gradients that DDP reduces together; torch's own when None."""
 
+    loss_chunk: int = 0
+    """Tokens whose logits exist at a time in the loss; 0 is all."""
+
     static_graph: bool = False
     """Promise DDP that every step runs the same graph."""
 
 
-def options_of(train: TrainSpec) -> Options:
-    """What a job asks for."""
+def options_of(train: TrainSpec, loss_chunk: int = 0) -> Options:
+    """What a job asks for, and how its plan has the loss computed."""
     compression = Compression(
         kind=train.gradient_compression, rank=train.powersgd_rank, start_step=train.powersgd_start
     )
     return Options(
         compile=train.compile,
+        loss_chunk=loss_chunk,
         compression=None if compression.kind == "none" else compression,
         bucket_bytes=None if train.bucket == "auto" else train.bucket,
         static_graph=train.static_graph,
@@ -116,6 +121,7 @@ def apply(
         note = use_float8(model, ways)
         if note is not None:
             on_note(note)
+    defer_head(model, ways, options.loss_chunk)
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)

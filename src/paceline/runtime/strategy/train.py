@@ -9,7 +9,8 @@ clipping.
 Letters in tensor names: B samples in a micro-batch, S tokens in a sample, V size of the vocabulary.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -20,9 +21,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.runtime.devices import to_device
+from paceline.runtime.strategy.chunked import IGNORED as IGNORED
+from paceline.runtime.strategy.chunked import in_chunks
 from paceline.runtime.strategy.context.documents import Documents, check_asked, kept_apart
 from paceline.runtime.strategy.context.split import keep_apart, local_tokens
-from paceline.runtime.strategy.data.shard import finish_gradients, loss_factor, set_gradient_sync
+from paceline.runtime.strategy.data.shard import (
+    finish_gradients,
+    free_gathered,
+    loss_factor,
+    set_gradient_sync,
+)
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.precision import Precision, autocast
@@ -37,9 +45,6 @@ LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]
 """`(output, targets)` -> the sum of the losses, and over how many targets it is."""
 
 Phase = Literal["forward", "loss", "backward"]
-
-IGNORED = -100
-"""A target that does not count; torch's own number for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +124,11 @@ def forward_backward(
         parts = [_own_part(batch, meshes, model) for batch in micro_batches]
         on_phase("backward")
         total.expect(parts[0])
-        with loss_context(layout):
+        with _loss_context(model, meshes, loss_of) as own_loss_of:
             seen = pipeline.forward_backward(
                 model,
                 [(part.inputs_BS, part.targets_BS) for part in parts],
-                partial(_local_loss, loss_of),
+                own_loss_of,
                 documents=[part.documents for part in parts],
                 loss_scale=loss_scale / total.expected,
                 forward_context=partial(autocast, precision, meshes.device_type, layout),
@@ -135,12 +140,12 @@ def forward_backward(
         part = _own_part(batch, meshes, model)
         total.expect(part)
         on_phase("forward")
-        with loss_context(layout), kept_apart(part.documents):
+        with _loss_context(model, meshes, loss_of) as own_loss_of, kept_apart(part.documents):
             with autocast(precision, meshes.device_type, layout):
                 output = model(part.inputs_BS)
                 check_asked(part.documents)
                 on_phase("loss")
-                loss_sum, num_targets = _local_loss(loss_of, output, part.targets_BS)
+                loss_sum, num_targets = own_loss_of(output, part.targets_BS)
             del output
             on_phase("backward")
             factor = loss_scale * loss_factor(layout, model) / total.expected
@@ -167,25 +172,43 @@ def evaluate(
     if isinstance(model, pipeline.Pipeline):
         parts = [_own_part(batch, meshes, model) for batch in micro_batches]
         total.expect(parts[0])
-        with loss_context(layout):
+        with _loss_context(model, meshes, loss_of) as own_loss_of:
             total.add(
                 *pipeline.evaluate(
                     model,
                     [(part.inputs_BS, part.targets_BS) for part in parts],
-                    partial(_local_loss, loss_of),
+                    own_loss_of,
                     documents=[part.documents for part in parts],
                     forward_context=context,
                 )
             )
+        free_gathered(model)
         return total.losses()
     for batch in micro_batches:
         part = _own_part(batch, meshes, model)
         total.expect(part)
-        with loss_context(layout), context(), kept_apart(part.documents):
+        with (
+            _loss_context(model, meshes, loss_of) as own_loss_of,
+            context(),
+            kept_apart(part.documents),
+        ):
             output = model(part.inputs_BS)
             check_asked(part.documents)
-            total.add(*_local_loss(loss_of, output, part.targets_BS))
+            total.add(*own_loss_of(output, part.targets_BS))
+        free_gathered(model)
     return total.losses()
+
+
+@contextmanager
+def _loss_context(model: nn.Module, meshes: Meshes, loss_of: LossOf) -> Iterator[LossOf]:
+    """The loss to use inside, as every tensor rank has it: in chunks, if it is the usual one and
+    the model's head was deferred."""
+    with loss_context(meshes.layout):
+        if loss_of is not next_token_loss:
+            yield partial(_local_loss, loss_of)
+            return
+        with in_chunks(model) as chunked:
+            yield chunked or partial(_local_loss, loss_of)
 
 
 def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor | int]:

@@ -50,6 +50,7 @@ from paceline.parallel.layout_laws import check_all_reduce, check_compression, c
 from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter, reduce_unused
 from paceline.runtime.devices import pins_memory
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
+from paceline.runtime.strategy.chunked import is_deferring
 from paceline.runtime.strategy.data.hooks import Compression, set_reduction, wire_type
 from paceline.runtime.strategy.data.replica import GradientSums, Replica, used_parameters
 from paceline.runtime.strategy.expert.split import (
@@ -304,11 +305,16 @@ def _is_tied(block: nn.Module, held: Counter[nn.Parameter]) -> bool:
 def _free_after_evaluation(part: nn.Module, _: object, __: object) -> None:
     """Without gradients no backward pass frees what is gathered: `parameters()` would go on giving
     gathered copies, and a checkpoint or a digest miss the shards' optimizer state."""
-    if torch.is_grad_enabled():
-        return
-    for module in part.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    if not torch.is_grad_enabled() and not is_deferring(part):
+        free_gathered(part)
+
+
+def free_gathered(model: nn.Module) -> None:
+    """After an evaluation whose loss reads the head, or a forward pass without gradients."""
+    for part in parts_of(model):
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def _look_for_unused(part: nn.Module, output: object, dp_cp: DeviceMesh) -> bool:

@@ -185,9 +185,8 @@ class HeadLinear(OnLocal):
 
     def forward(self, hidden_BSH: Tensor) -> Tensor:
         crossings = self._crossings
-        if self._crosses:
-            hidden_BSH = crossings.end(hidden_BSH)
-        logits_BSV = multiply(self, hidden_BSH, self._part("weight"), self._part("bias"))
+        hidden_BSH, weight, bias = self.entered(hidden_BSH)
+        logits_BSV = multiply(self, hidden_BSH, weight, bias)
         vocab = parameters_of(self)["weight"].shape[0]
         shape = (*logits_BSV.shape[:-1], vocab)
         split = Shard(logits_BSV.dim() - 1)
@@ -200,6 +199,17 @@ class HeadLinear(OnLocal):
             stride=_strides(shape),
         )
 
+    def entered(self, hidden_BSH: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The whole input, which takes a part of the gradient here, and this rank's rows of weight
+        and bias."""
+        if self._crosses:
+            hidden_BSH = self._crossings.end(hidden_BSH)
+        return hidden_BSH, self._part("weight"), self._part("bias")
+
+    def first_row(self) -> int:
+        """Number of this rank's first row."""
+        return _first_row(self)
+
 
 class VocabularyEmbedding(OnLocal):
     """An embedding with this rank's rows: others' tokens give zero, and the ranks are summed."""
@@ -209,7 +219,7 @@ class VocabularyEmbedding(OnLocal):
     def forward(self, tokens_BS: Tensor) -> Tensor:
         weight = self._part("weight")
         rows = weight.shape[0]
-        first = self._first_row()
+        first = _first_row(self)
         local_BS = tokens_BS - first
         absent_BS = (local_BS < 0) | (local_BS >= rows)
         padding = self.padding_idx
@@ -221,11 +231,6 @@ class VocabularyEmbedding(OnLocal):
         finally:
             self.padding_idx = padding
         return reduce_from(hidden_BSH.masked_fill(absent_BS[..., None], 0), self._crossings.group)
-
-    def _first_row(self) -> int:
-        group = self._crossings.group
-        vocab: int = parameters_of(self)["weight"].shape[0]
-        return group.rank() * -(-vocab // group.size())
 
 
 class SplitExperts(OnLocal):
@@ -268,6 +273,13 @@ class WideNorm(OnLocal):
         scaled_BSI = wide_BSI * rsqrt(mean_BS1 + self.variance_epsilon)  # type: ignore[attr-defined]
         normed_BSI: Tensor = (weight * scaled_BSI).to(dtype)
         return normed_BSI
+
+
+def _first_row(module: OnLocal) -> int:
+    """Of this rank's part of a weight that is split by rows of the vocabulary."""
+    group = module._crossings.group
+    vocab: int = parameters_of(module)["weight"].shape[0]
+    return group.rank() * -(-vocab // group.size())
 
 
 def is_transposed(module: nn.Module) -> bool:
