@@ -501,5 +501,5 @@ def test_the_other_ways_to_print_a_plan(flag: list[str], tmp_path: Path):
 
 def test_experts_without_a_balancing_loss_are_warned_of():
     moe = ("model={hf_config: mixtral-8x7b}", "layout.sharding=full", "cluster.nodes=8")
-    assert "adds no load-balancing loss" in reasons(*moe)["balancing loss"]
+    assert "train.router_loss adds" in reasons(*moe)["balancing loss"]
     assert "balancing loss" not in reasons()

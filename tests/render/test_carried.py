@@ -53,6 +53,7 @@ VALUES = {
     "train.adapter": {"kind": "lora"},
     "train.compile": True,
     "train.loss_chunk": 256,
+    "train.router_loss": 0.01,
     "train.gradient_compression": "bf16",
     "train.powersgd_rank": 7,
     "train.powersgd_start": 7,

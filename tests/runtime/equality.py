@@ -222,12 +222,12 @@ class Trainer:
         model: str,
         dtype: torch.dtype,
         packed: Packed = "no",
-        loss_chunk: int = 0,
+        options: strategy.Options | None = None,
     ) -> None:
         self.layout, self.packed = layout, packed
         self.meshes = strategy.make_meshes(layout, "cpu")
         whole = make_model(model).to(dtype)
-        options = strategy.Options(loss_chunk=loss_chunk)
+        options = options or strategy.Options()
         self.model = strategy.apply(whole, layout, self.meshes, precision="fp32", options=options)
         trained = [each for each in self.model.parameters() if each.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=0.5, momentum=0.9)
@@ -283,7 +283,7 @@ def train(
     *,
     resume_in: Path | None = None,
     packed: Packed = "no",
-    loss_chunk: int = 0,
+    options: strategy.Options | None = None,
 ) -> dict[str, Any]:
     """Three steps. Collective.
 
@@ -295,10 +295,10 @@ def train(
             fresh model and optimizer that were loaded from it.
         packed: Whether samples are documents that do not see each other, packed or on one rank one
             after the other.
-        loss_chunk: Tokens whose logits exist at a time; 0 is all.
+        options: What `apply` is given.
     """
     with all_in(dtype):
-        return _train(resume_in, layout, model, dtype, packed, loss_chunk)
+        return _train(resume_in, layout, model, dtype, packed, options)
 
 
 def _train(resume_in: Path | None, layout: Layout, *given: Any) -> dict[str, Any]:

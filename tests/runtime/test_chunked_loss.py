@@ -182,8 +182,9 @@ def evaluate_in(name: str, chunk: int) -> float:
 def train_in(rank: int, world: int, cells: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     if cells == QUICK:
         assert evaluate_in("FSDP2", 5) == pytest.approx(evaluate_in("FSDP2", 0), rel=1e-6)
+    chunks = strategy.Options(loss_chunk=5)
     return {
-        f"{model}, {name}": train(layout_of(LAYOUTS[name], {}), model, loss_chunk=5)
+        f"{model}, {name}": train(layout_of(LAYOUTS[name], {}), model, options=chunks)
         for model, name in cells
     }
 

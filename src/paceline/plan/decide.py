@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
 from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
+from paceline.plan.loss import router_loss_of
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
 from paceline.spec import Job, JobSpec, LayoutSpec
 from paceline.spec.faults import parse_fault
@@ -41,7 +42,7 @@ def decisions_of(
         *_precision_decision(job, cluster, precision),
         *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
-        *_balancing_decision(job.spec, profile),
+        *_balancing_decision(job, profile),
         *_silent_faults(job, cluster),
     )
 
@@ -169,14 +170,24 @@ def _interval_decisions(spec: JobSpec) -> Iterator[Decision]:
         )
 
 
-def _balancing_decision(spec: JobSpec, profile: ModelProfile) -> Iterator[Decision]:
-    """A warning where Paceline's own trainer would train a router without a balancing loss."""
-    if spec.engine == "paceline" and any(block.experts for block in profile.blocks):
+def _balancing_decision(job: Job, profile: ModelProfile) -> Iterator[Decision]:
+    """What keeps a router from sending most tokens to few experts; a warning where nothing does."""
+    if job.spec.engine != "paceline" or not any(block.experts for block in profile.blocks):
+        return
+    coefficient = router_loss_of(job)
+    if not coefficient:
         yield Decision(
             field="balancing loss",
             value="none",
-            reason="warning: the built-in trainer adds no load-balancing loss, so a router trained "
-            "from scratch may send most tokens to few experts; a program of your own can add one",
+            reason="warning: a router trained from scratch may send most tokens to few experts; "
+            "train.router_loss adds a balancing loss, 0.001 to 0.01 is usual",
+        )
+    elif job.spec.train.router_loss == "auto":
+        yield Decision(
+            field="balancing loss",
+            value=f"{coefficient:g}",
+            reason="router_aux_loss_coef of the model's config.json, which sets "
+            "output_router_logits",
         )
 
 

@@ -101,6 +101,9 @@ class Plan:
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all of a micro-batch."""
 
+    router_loss: float = 0.0
+    """What the balancing loss of routed experts is multiplied by; 0 is none."""
+
     objective: Objective = "time"
     head_room: float = 0.1
     """Share of the usable memory that is left free."""

@@ -1,4 +1,4 @@
-"""Where the loss can be computed without all of its logits, and where it is refused by name."""
+"""What the loss is made of: in chunks or of all logits, with or without routers' balancing loss."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -39,6 +39,66 @@ def check_loss_chunk(job: Job, layout: Layout) -> Iterator[Problem]:
             where=job.where("train.loss_chunk"),
             fix="set train.loss_chunk to 0, which keeps all logits",
         )
+
+
+ROUTER_LOSS_KINDS = ("gpt_oss", "granitemoe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""`model_type`s whose balancing loss is compared with transformers' own: tests/runtime."""
+
+
+_COEFFICIENTS = {"olmoe": 0.01}
+"""`router_aux_loss_coef` that transformers 5.23 takes where a config.json has none; else 0.001."""
+
+
+def router_loss_of(job: Job) -> float:
+    """What Paceline's own trainer multiplies the balancing loss of routed experts by; 0 is none."""
+    asked = job.spec.train.router_loss
+    if job.spec.engine != "paceline" or job.spec.program is not None:
+        return 0.0
+    if asked != "auto":
+        return asked
+    found = None if job.spec.model.factory is not None else resolve_config(job)
+    config: Mapping[str, Any] = {} if found is None else found.config
+    is_known = config.get("model_type") in ROUTER_LOSS_KINDS
+    if not is_known or not config.get("output_router_logits"):
+        return 0.0
+    return float(config.get("router_aux_loss_coef", _COEFFICIENTS.get(config["model_type"], 0.001)))
+
+
+def check_router_loss(job: Job, layout: Layout) -> Iterator[Problem]:
+    """`L045`: a balancing loss is asked for and cannot be had.
+
+    Args:
+        job: As read.
+        layout: As chosen.
+    """
+    asked = job.spec.train.router_loss
+    is_named = asked != "auto" and asked > 0
+    if job.spec.engine != "paceline" or not (is_named or router_loss_of(job)):
+        return
+    why = _reason_against_balancing(job, layout)
+    if why is not None:
+        what, fix = why
+        yield Problem(
+            code="L045",
+            what=f"the balancing loss of routers cannot be computed: {what}",
+            where=job.where("train.router_loss"),
+            fix=f"{fix}set train.router_loss to 0, which adds none",
+        )
+
+
+def _reason_against_balancing(job: Job, layout: Layout) -> tuple[str, str] | None:
+    if job.spec.program is not None or job.spec.model.factory is not None:
+        return "the loss of code of your own is its own", "add it there, and "
+    asked = resolve_config(job)
+    kind = "this model" if asked is None else str(asked.config.get("model_type"))
+    if kind not in ROUTER_LOSS_KINDS:
+        return f"{kind} has no routers for which it is known", ""
+    if layout.pipeline > 1:
+        what = "it takes the routers of all layers together, and they are on several stages"
+        return what, "set layout.pipeline to 1, or "
+    if job.spec.train.compile:
+        return "it is not compiled", "leave train.compile out, or "
+    return None
 
 
 def _reason_against(job: Job, layout: Layout) -> str | None:

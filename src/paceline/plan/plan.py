@@ -21,7 +21,7 @@ from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
 from paceline.plan.host import check_building, host_bytes_of_one
-from paceline.plan.loss import check_loss_chunk
+from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.recover import check_state, plan_state
 from paceline.plan.refuse import nothing_fits
@@ -127,7 +127,9 @@ def _plan_on(asked: _Asked) -> Plan:
         choice = choose(found, case, limit_bytes=least, margin=wanted.simpler_margin)
     if choice is None:
         raise nothing_fits(job, space, case, found, limit)
-    PlanError.raise_for(list(check_loss_chunk(job, choice.layout)))
+    PlanError.raise_for(
+        [*check_loss_chunk(job, choice.layout), *check_router_loss(job, choice.layout)]
+    )
     checkpoint_every, evaluate_every = decide_intervals(job.spec)
     precision: Precision = case.precision  # type: ignore[assignment]
     plan = Plan(
@@ -144,6 +146,7 @@ def _plan_on(asked: _Asked) -> Plan:
         engine=case.engine.name,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,
+        router_loss=router_loss_of(job),
         objective=wanted.objective,
         head_room=wanted.head_room,
         host_bytes=host_bytes_of_one(choice.layout, case),

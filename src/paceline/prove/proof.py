@@ -61,6 +61,9 @@ class Request:
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all."""
 
+    router_loss: float = 0.0
+    """What the balancing loss of routed experts is multiplied by; 0 is none."""
+
     clip_norm: float | None = 1.0
     ranks_per_node: int = 8
     is_cuda: bool = True

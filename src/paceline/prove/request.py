@@ -38,6 +38,7 @@ def request_of(
         precision=plan.precision,
         optimizer=job.spec.train.optimizer,
         loss_chunk=plan.loss_chunk,
+        router_loss=plan.router_loss,
         ranks_per_node=plan.cluster.ranks_per_node,
         is_cuda=plan.cluster.backend != "gloo",
         rates=case_of_plan(job, plan).rates,

@@ -103,7 +103,7 @@ def trace_step(
     given: Any = {
         "precision": precision,
         "ways": ways,
-        "options": strategy.Options(loss_chunk=request.loss_chunk),
+        "options": strategy.Options(loss_chunk=request.loss_chunk, router_loss=request.router_loss),
     }
     if not needs_memory:
         with _pruned(model, layout, kept):

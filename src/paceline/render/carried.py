@@ -67,6 +67,10 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
         "the engine computes its loss in its own way",
         "the engine's own loss, and the memory that its logits take",
     ),
+    "train.router_loss": (
+        "the engine has a balancing loss of its own, or none",
+        "whatever the engine adds for routed experts",
+    ),
     "train.max_refused_steps": (
         "the ranks take no vote on a step",
         "whatever the engine does with losses that are not finite, however many there are",

@@ -8,8 +8,9 @@ Letters in tensor names:
     B  samples in a micro-batch        H  width of the residual stream
     S  tokens in a sample              V  size of the vocabulary
 
-Leaves out: pretrained weights, key/value caches and generation, the auxiliary loss of routers,
-attention masks for padding (our data has none), code that a config.json brings along.
+Leaves out: pretrained weights, key/value caches and generation, the auxiliary loss of routers
+(`strategy/expert/balance.py` has it), attention masks for padding (our data has none), code that a
+config.json brings along.
 """
 
 import importlib
@@ -29,6 +30,7 @@ _DROPPED = (
     "auto_map",
     "dtype",
     "model_type",
+    "output_router_logits",
     "torch_dtype",
     "transformers_version",
     "use_cache",

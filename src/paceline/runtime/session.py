@@ -260,7 +260,11 @@ class Session:
         if self._baseline_bytes is None and self.plan.cluster.backend == "gloo":
             self._baseline_bytes = memory.held_bytes(torch.device("cpu"))
         self.progress.enter(Phase.BUILDING)
-        options = strategy.options_of(self.job.spec.train, self.plan.loss_chunk)
+        options = strategy.options_of(
+            self.job.spec.train,
+            loss_chunk=self.plan.loss_chunk,
+            router_loss=self.plan.router_loss,
+        )
         if self.held.model is not None:
             place = self.place  # after which the model may be of no use any more
         live = self.held.model

@@ -88,6 +88,11 @@ class TrainSpec:
     at once, and the next ones take their place. 256 to 1,024 saves most of the memory of a large
     vocabulary, and sums are made in another order. 0 keeps the logits of a whole micro-batch."""
 
+    router_loss: Annotated[Number, Field(ge=0)] | Auto = "auto"
+    """What the balancing loss of routed experts is multiplied by: for each sample, the one that
+    transformers defines. `auto` is the `router_aux_loss_coef` of a config.json that sets
+    `output_router_logits`, and else 0, which is none. From scratch, 0.001 to 0.01 is usual."""
+
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16

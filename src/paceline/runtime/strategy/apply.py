@@ -17,6 +17,7 @@ from paceline.runtime.strategy.context.split import split_context
 from paceline.runtime.strategy.data.hooks import Compression
 from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.shard import shard
+from paceline.runtime.strategy.expert.balance import balance_routers
 from paceline.runtime.strategy.expert.split import check_expert, split_experts, tensor_ways
 from paceline.runtime.strategy.fp8 import use_float8
 from paceline.runtime.strategy.initial import move_parts, send_from_first_rank
@@ -47,11 +48,14 @@ class Options:
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all."""
 
+    router_loss: float = 0.0
+    """What the balancing loss of routed experts is multiplied by; 0 is none."""
+
     static_graph: bool = False
     """Promise DDP that every step runs the same graph."""
 
 
-def options_of(train: TrainSpec, loss_chunk: int = 0) -> Options:
+def options_of(train: TrainSpec, *, loss_chunk: int = 0, router_loss: float = 0.0) -> Options:
     """What a job asks for, and how its plan has the loss computed."""
     compression = Compression(
         kind=train.gradient_compression, rank=train.powersgd_rank, start_step=train.powersgd_start
@@ -59,6 +63,7 @@ def options_of(train: TrainSpec, loss_chunk: int = 0) -> Options:
     return Options(
         compile=train.compile,
         loss_chunk=loss_chunk,
+        router_loss=router_loss,
         compression=None if compression.kind == "none" else compression,
         bucket_bytes=None if train.bucket == "auto" else train.bucket,
         static_graph=train.static_graph,
@@ -122,6 +127,7 @@ def apply(
         if note is not None:
             on_note(note)
     defer_head(model, ways, options.loss_chunk)
+    balance_routers(model, layout, meshes, options.router_loss)
     recompute_blocks(model, layout, ways)
     if options.compile:
         compile_blocks(model, ways, device_type=meshes.device_type)

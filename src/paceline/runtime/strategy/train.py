@@ -31,6 +31,7 @@ from paceline.runtime.strategy.data.shard import (
     loss_factor,
     set_gradient_sync,
 )
+from paceline.runtime.strategy.expert.balance import balanced
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.precision import Precision, autocast
@@ -140,7 +141,12 @@ def forward_backward(
         part = _own_part(batch, meshes, model)
         total.expect(part)
         on_phase("forward")
-        with _loss_context(model, meshes, loss_of) as own_loss_of, kept_apart(part.documents):
+        factor = loss_scale * loss_factor(layout, model) / total.expected
+        with (
+            _loss_context(model, meshes, loss_of) as own_loss_of,
+            kept_apart(part.documents),
+            balanced(model, batch[1], factor),
+        ):
             with autocast(precision, meshes.device_type, layout):
                 output = model(part.inputs_BS)
                 check_asked(part.documents)
@@ -148,7 +154,6 @@ def forward_backward(
                 loss_sum, num_targets = own_loss_of(output, part.targets_BS)
             del output
             on_phase("backward")
-            factor = loss_scale * loss_factor(layout, model) / total.expected
             (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
         total.add(loss_sum, num_targets)
         del loss_sum

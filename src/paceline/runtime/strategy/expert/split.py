@@ -22,9 +22,7 @@ sequence parallelism each tensor rank sends its own tokens, and the gradients ar
 tensor ranks in the backward pass; without it each computes the same. `split_tensors` comes after,
 with `tensor_ways`, which leave the experts to this module.
 
-**No loss but the model's own.** A load-balancing loss would need the router's choices of the whole
-global batch. transformers adds one only when called with labels and `output_router_logits`; models
-here are called for their logits, so none is added, in this layout as in any other.
+**The balancing loss** is added where routers hand on their weights: `balance.py`.
 """
 
 from collections.abc import Iterator
