@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import JobError
 from paceline.spec import parse_job
 from paceline.spec.corpus import find_corpus
-from paceline.spec.data_fields import is_prepared
+from paceline.spec.data_fields import is_prepared, objective_of
 
 JOB = """
 model: {%s}
@@ -44,6 +44,10 @@ def problem_of(data, **options) -> str:
         ("path: a, kind: text, train_on: all", "tokenizer: t", "every token is trained on"),
         ("path: a, pack: windows, too_long: cut", "tokenizer: t", "join documents of any length"),
         ("path: a, held_out: 0.2, held_out_path: b", "tokenizer: t", "are both given"),
+        ("path: a, kind: preference", "", "needs a tokenizer"),
+        ("path: a, kind: preference, pack: documents", "tokenizer: t", "a sample is a pair"),
+        ("path: a, kind: preference, train_on: all", "tokenizer: t", "answers are compared"),
+        ("path: a, kind: preference, too_long: split", "tokenizer: t", "use cut, or drop"),
     ],
 )
 def test_what_clashes_or_would_be_unused_is_an_error(data, model, words):
@@ -105,3 +109,35 @@ def test_rows_are_trained_on_as_raw_bytes_where_that_is_asked(tmp_path):
 def test_other_text_is_no_rows(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     assert find_corpus(a_job("path: a.json, seq_len: 2, held_out: 0", tmp_path)).train
+
+
+OBJECTIVE = """
+model: {decoder: {layers: 1, hidden: 8, heads: 1}, tokenizer: t}
+train: {global_batch: 2, steps: 3, objective: {%s}}
+data: {path: a, kind: %s}
+layout: {%s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "layout", "words"),
+    [
+        ("kind: dpo", "chat", "", "dpo compares answers, and data.kind is chat"),
+        ("kind: next_token", "preference", "", "train on rejected answers"),
+        ("beta: 0.2", "chat", "", "beta 0.2 is of dpo alone"),
+        ("", "preference", "context: 2", "layout.context 2 splits answers"),
+    ],
+)
+def test_an_objective_goes_with_its_data_and_layout(objective, kind, layout, words):
+    with pytest.raises(JobError) as caught:
+        parse_job(OBJECTIVE % (objective, kind, layout), source="job.yaml", folder=None)
+    assert "J007" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_pairs_are_trained_with_dpo_without_being_asked():
+    asked = ("", "preference", "")
+    job = parse_job(OBJECTIVE % asked, source="job.yaml", folder=None)
+    assert objective_of(job.spec) == "dpo"
+    job = parse_job(OBJECTIVE % ("", "chat", ""), source="job.yaml", folder=None)
+    assert objective_of(job.spec) == "next_token"

@@ -50,6 +50,7 @@ VALUES = {
     "train.final_learning_rate": 0.37,
     "train.weight_decay": 0.037,
     "train.clip_norm": 0.37,
+    "train.objective": {"kind": "next_token"},
     "train.adapter": {"kind": "lora"},
     "train.compile": True,
     "train.loss_chunk": 256,

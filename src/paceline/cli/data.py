@@ -167,8 +167,9 @@ def _lines_of(shown: "ShownSample") -> list[str]:
     lines = [f"sample {shown.sample} of {shown.source}: {documents}"]
     for document in shown.documents:
         lines.append("")
+        number = document.document // 2 if document.side else document.document
         lines.append(
-            f"--- document {document.document}: {document.num_tokens} tokens, "
+            f"--- {document.side or 'document'} {number}: {document.num_tokens} tokens, "
             f"{document.num_trained} trained on"
         )
         texts = (f"[[{text}]]" if is_trained else text for is_trained, text in document.parts)

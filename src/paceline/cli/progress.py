@@ -204,6 +204,8 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.Evaluated():
             parts = ", ".join(f"{name} {_loss(loss)}" for name, loss in event.by_source.items())
             text = f"held-out loss after step {event.step}: {_loss(event.loss)}"
+            if event.accuracy is not None:
+                text += f", accuracy {event.accuracy:.1%}"
             return f"{text} ({parts})" if parts else text
         case log.BaselineEvaluated():
             return f"held-out loss of a {event.name}: {event.loss:.4f}"

@@ -7,6 +7,7 @@ from paceline.errors import Problem
 from paceline.parallel import Layout
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.spec import Job
+from paceline.spec.data_fields import objective_of
 
 PLAIN_HEADS = (
     *("gemma", "gpt2", "llama", "mistral", "mixtral", "olmo2", "phi3"),
@@ -89,6 +90,8 @@ def check_router_loss(job: Job, layout: Layout) -> Iterator[Problem]:
 def _reason_against_balancing(job: Job, layout: Layout) -> tuple[str, str] | None:
     if job.spec.program is not None or job.spec.model.factory is not None:
         return "the loss of code of your own is its own", "add it there, and "
+    if (objective := objective_of(job.spec)) != "next_token":
+        return f"nobody has tried it with train.objective {objective}", ""
     asked = resolve_config(job)
     kind = "this model" if asked is None else str(asked.config.get("model_type"))
     if kind not in ROUTER_LOSS_KINDS:
@@ -104,6 +107,8 @@ def _reason_against_balancing(job: Job, layout: Layout) -> tuple[str, str] | Non
 def _reason_against(job: Job, layout: Layout) -> str | None:
     if job.spec.program is not None or job.spec.model.factory is not None:
         return "the head and the loss of code of your own are its own"
+    if (objective := objective_of(job.spec)) != "next_token":
+        return f"train.objective {objective} is not a sum over tokens"
     if layout.pipeline > 1 and layout.schedule not in _SCHEDULES:
         return f"with layout.schedule {layout.schedule} each micro-batch would hold its gradients"
     if resolve_decoder(job) is not None:

@@ -36,6 +36,7 @@ from paceline.profile import (
     splits_of,
 )
 from paceline.spec import Job
+from paceline.spec.data_fields import objective_of
 from paceline.topology import Cluster, find_cluster
 from paceline.units import format_bytes, format_seconds
 
@@ -180,13 +181,16 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
     """Where layouts for a job are looked for: on this machine, what `paceline run` can do."""
     engine = find_engine(job.spec.engine, where=job.where("engine")).name
     runs_here = cluster.is_local and engine == "paceline"
+    abilities = _abilities_here(job) if runs_here else abilities_of(engine)
+    if engine == "paceline" and objective_of(job.spec) == "dpo":
+        abilities = replace(abilities, context_kinds=())  # a pair is compared whole
     return Space(
         num_ranks=cluster.num_ranks,
         global_batch=job.spec.train.global_batch,
         profile=profile,
         domain=max(cluster.scale_up_size, cluster.ranks_per_node),
         fixed=job.spec.layout,
-        abilities=_abilities_here(job) if runs_here else abilities_of(engine),
+        abilities=abilities,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from typing import Any
 
 from paceline.errors import JobError
 from paceline.prepare.rows import Broken, decode_line, form_of, read_rows
@@ -16,6 +17,7 @@ _OF_KIND: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("prompt", "completion"),
     ),
     "completion": (("prompt", "completion"), ("instruction", "output")),
+    "preference": (("chosen", "rejected"),),
     "text": (("text",),),
     "tokens": (("tokens",),),
 }
@@ -34,6 +36,9 @@ _FOUND_ALONE = (
 _OTHER_NAMES = {"text": ("text", "content"), "tokens": ("input_ids", "tokens")}
 """Names that a column commonly goes by; `columns` says others."""
 
+_ALSO: Mapping[str, tuple[str, ...]] = {"preference": ("prompt", "tools")}
+"""Kind -> columns that are read where they are there; of others `input` and `tools`."""
+
 _TOKEN_FILES = ("bin",)
 
 
@@ -49,33 +54,35 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> tuple[str, dic
         JobError: D016, no column is one that is known.
     """
     asked = job.spec.data.kind
-    form, names = _first_columns(source)
+    form, row = _first_row(source)
     if form in _TOKEN_FILES:
         return "tokens", {}
-    if names is None:
+    if row is None:
         if asked in ("auto", "text"):
             return "text", {}
         raise _unknown(job, source, None, asked)
+    names = set(row)
     if {"chosen", "rejected"} <= names and asked == "auto":
         raise JobError.of(
             code="D016",
-            what=f"the rows of {source.name} are pairs of chosen and rejected answers, and "
-            "preference tuning is not built yet",
+            what=f"the rows of {source.name} are pairs of chosen and rejected answers",
             where=source.where,
-            fix="train on the chosen ones: data.kind: completion with columns: {completion: "
-            "chosen}",
+            fix="set data.kind: preference to tune with them; to train on the chosen ones alone, "
+            "data.kind: completion with columns: {completion: chosen}",
         )
     known = _known_columns(source.columns, names)
     kind = asked if asked != "auto" else _kind_of(known, has_template)
     for wanted in _OF_KIND.get(kind, ()):
         if set(wanted) <= set(known):
-            more = [name for name in ("input", "tools") if name in known]
-            return kind, {name: known[name] for name in (*wanted, *more)}
+            more = [name for name in _ALSO.get(kind, ("input", "tools")) if name in known]
+            columns = {name: known[name] for name in (*wanted, *more)}
+            has_messages = kind == "preference" and isinstance(row[columns["chosen"]], list)
+            return "chat preference" if has_messages else kind, columns
     raise _unknown(job, source, names, kind)
 
 
-def _first_columns(source: Source) -> tuple[str, set[str] | None]:
-    """Form of the first file that has a row, and its columns; None where it is a text."""
+def _first_row(source: Source) -> tuple[str, Any]:
+    """Form of the first file that has a row, and the row; None where it is a text."""
     form = "text"
     for file in source.files:
         form = form_of(file)
@@ -89,7 +96,7 @@ def _first_columns(source: Source) -> tuple[str, set[str] | None]:
                     value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
                 except ValueError:
                     continue
-                return form, set(value)
+                return form, value
     raise JobError.of(
         code="D018",
         what=f"{source.name} has no readable row in {len(source.files)} files",

@@ -22,9 +22,16 @@ from paceline.prepare.chat import (
     messages_of,
 )
 from paceline.prepare.index import DataType
+from paceline.prepare.pairs import chat_pair, text_pair
 from paceline.prepare.rows import Row, decode_line
 from paceline.prepare.template import ChatTemplate, TemplateFailed
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
+
+Text = tuple[str, list[tuple[int, int]]]
+"""A document's text, and the characters that are trained on."""
+
+_PLAIN = ("completion", "preference")
+"""Kinds whose texts begin and end with the tokenizer's own tokens, and spell no special ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,8 @@ class Recipe:
     key."""
 
     kind: str
-    """`text`, `chat`, `completion` or `tokens`."""
+    """`text`, `chat`, `completion`, `tokens`; of pairs `preference` (texts) and `chat preference`
+    (messages)."""
 
     columns: Mapping[str, str]
     """What a column is -> its name in the rows."""
@@ -78,7 +86,7 @@ class Encoder:
         self._recipe = recipe
         file = recipe.tokenizer.file
         self._tokenizer = load_tokenizer(file) if file is not None else None
-        if self._tokenizer is not None and recipe.kind in ("text", "completion"):
+        if self._tokenizer is not None and recipe.kind in ("text", *_PLAIN):
             self._tokenizer.encode_special_tokens = True  # texts hold none, whatever they spell
 
     def encode(self, rows: Sequence[Row]) -> Batch:
@@ -114,11 +122,17 @@ class Encoder:
             for (row, (text, _)), encoding in zip(read, encodings, strict=True):
                 batch.documents.append(self._closed(row, text, encoding.ids))
         else:
+            of_row = [(row, each) for row, found in read for each in _as_several(found)]
             encodings = self._tokenizer.encode_batch(
-                [text for _, (text, _) in read], add_special_tokens=False
+                [text for _, (text, _) in of_row], add_special_tokens=False
             )
-            for (row, (text, spans)), encoding in zip(read, encodings, strict=True):
-                self._add_masked(batch, row, text, spans, encoding)
+            masked = (
+                (row, self._masked(text, spans, encoding))
+                for (row, (text, spans)), encoding in zip(of_row, encodings, strict=True)
+            )
+            each = 2 if self._recipe.kind.endswith("preference") else 1
+            for together in zip(*[masked] * each, strict=True):
+                self._add_masked(batch, together)
 
     def _bytes(self, row: Row, text: str) -> Document:
         content = text.encode(errors="replace")
@@ -133,16 +147,26 @@ class Encoder:
         tokens = np.asarray([*begin, *ids, *end], dtype=self._recipe.dtype)
         return Document(tokens, None, _key(text), row.is_last)
 
-    def _add_masked(
-        self, batch: Batch, row: Row, text: str, spans: Sequence[tuple[int, int]], encoding: Any
-    ) -> None:
+    def _add_masked(self, batch: Batch, together: Sequence[tuple[Row, Document]]) -> None:
+        """The documents of one row: of pairs two, and both have a token to train on or neither is
+        taken. The first one's hash counts for all."""
+        (row, first), *_ = together
+        documents = [document._replace(key=first.key) for _, document in together]
+        if all(document.trained is not None and document.trained.any() for document in documents):
+            batch.documents += documents
+            return
+        reason = "no token is left to train on"
+        batch.left_out[reason] += 1
+        batch.examples.setdefault(reason, row.number)
+
+    def _masked(self, text: str, spans: Sequence[tuple[int, int]], encoding: Any) -> Document:
         offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
         starts, stops = offsets[:, 0], offsets[:, 1]
         trained = np.zeros(len(offsets), bool)
         for start, stop in spans:
             trained |= (starts >= start) & (stops <= stop) & (stops > starts)
         ids, files = encoding.ids, self._recipe.tokenizer
-        if self._recipe.kind == "completion":
+        if self._recipe.kind in _PLAIN:
             begin = [] if files.bos is None else [files.bos]
             end = [] if files.eos is None else [files.eos]
             trained = np.concatenate([np.zeros(len(begin), bool), trained, np.ones(len(end), bool)])
@@ -150,13 +174,9 @@ class Encoder:
         if self._recipe.train_on == "all":
             trained[:] = True
         trained[:1] = False  # nothing comes before it
-        if not trained.any():
-            reason = "no token is left to train on"
-            batch.left_out[reason] += 1
-            batch.examples.setdefault(reason, row.number)
-            return
-        tokens = np.asarray(ids, dtype=self._recipe.dtype)
-        batch.documents.append(Document(tokens, trained, _key(text)))
+        # Pairs of one prompt are on one side: their hash is the prompt's.
+        hashed = text[: spans[0][0]] if self._recipe.kind.endswith("preference") else text
+        return Document(np.asarray(ids, dtype=self._recipe.dtype), trained, _key(hashed))
 
     def _column(self, row: Any, name: str, default: Any = None) -> Any:
         column = self._recipe.columns.get(name, name)
@@ -226,6 +246,21 @@ class Encoder:
         tools = self._tools_of(row)
         return self._rendered(messages, tools)
 
+    def _text_pair_of(self, row: Any) -> list[Text]:
+        prompt, *answers = text_pair(*self._sides_of(row))
+        start = len(prompt)
+        return [(prompt + answer, [(start, start + len(answer))]) for answer in answers]
+
+    def _chat_pair_of(self, row: Any) -> list[Text]:
+        sides, tools = chat_pair(*self._sides_of(row)), self._tools_of(row)
+        for messages in sides:
+            check_conversation(messages, self._special)
+        return [self._rendered(messages, tools) for messages in sides]
+
+    def _sides_of(self, row: Any) -> tuple[Any, Any, Any]:
+        chosen, rejected = (self._column(row, side) for side in ("chosen", "rejected"))
+        return row.get(self._recipe.columns.get("prompt", "prompt")), chosen, rejected
+
     def _tools_of(self, row: Any) -> list[Any] | None:
         column = self._recipe.columns.get("tools", "tools")
         tools = row.get(column) or None
@@ -273,7 +308,14 @@ class Encoder:
         "tokens": _tokens_of,
         "completion": _completion_of,
         "chat": _chat_of,
+        "preference": _text_pair_of,
+        "chat preference": _chat_pair_of,
     }
+
+
+def _as_several(found: Any) -> list[Text]:
+    """The texts of a row: of pairs there are two."""
+    return found if isinstance(found, list) else [found]
 
 
 def _key(text: str) -> int:

@@ -32,6 +32,7 @@ PACK_STARTS, PACK_DOCUMENTS = "pack_starts.npy", "pack_documents.npy"
 
 DataType = Literal["uint16", "uint32"]
 Ints = NDArray[np.int64]
+Pack = Literal["windows", "documents", "pairs"]
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +83,12 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     """The token that ends each document of `windows`."""
 
     seq_len: int
-    pack: Literal["windows", "documents"]
+    pack: Pack
     """`windows`: sample i is the tokens i x seq_len to (i + 1) x seq_len of the source, documents
     joined. `documents`: sample p is pack p: its documents one after another, each at most
     seq_len + 1 tokens (inputs are all but the last, targets all but the first), the rest filled
-    with targets that do not count."""
+    with targets that do not count. `pairs`: as documents, and pack p is the documents 2p (chosen)
+    and 2p + 1 (rejected)."""
 
     dtype: DataType
     train: tuple[SourceIndex, ...]

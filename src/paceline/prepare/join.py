@@ -15,6 +15,7 @@ from paceline.prepare.index import (
     PACK_STARTS,
     TOKENS,
     TRAINED,
+    Pack,
 )
 from paceline.prepare.pack import pack_documents
 from paceline.prepare.parts import PartArrays
@@ -26,11 +27,16 @@ Ints = NDArray[np.int64]
 class Cut:
     """How documents become samples."""
 
-    pack: str
+    pack: Pack
     seq_len: int
     too_long: str
     share: float
     """Part of the documents that is held out."""
+
+    @property
+    def each(self) -> int:
+        """Documents that stay together."""
+        return 2 if self.pack == "pairs" else 1
 
 
 class Side(NamedTuple):
@@ -57,12 +63,13 @@ def split_sides(parts: Sequence[PartArrays], cut: Cut) -> tuple[Side, Side]:
     """Training and held-out documents: a hash of a document's content says which, so what is added
     later moves no other one. Each side has one document at least where there are two; a single text
     is held out by its end."""
-    held = [part.keys.astype(np.float64) / 2**64 < cut.share for part in parts]
+    each_keys = [part.keys[:: cut.each] for part in parts]
+    held = [keys.astype(np.float64) / 2**64 < cut.share for keys in each_keys]
     num_held, num_all = sum(int(mask.sum()) for mask in held), sum(map(len, held))
     if cut.share and num_all == 1 and cut.pack == "windows":
         return _split_text(parts, cut.share)
     if cut.share and num_all > 1 and num_held in (0, num_all):
-        keys = np.concatenate([part.keys for part in parts])
+        keys = np.concatenate(each_keys)
         at = int(keys.argmin() if num_held == 0 else keys.argmax())
         for mask in held:
             if 0 <= at < len(mask):
@@ -70,7 +77,8 @@ def split_sides(parts: Sequence[PartArrays], cut: Cut) -> tuple[Side, Side]:
             at -= len(mask)
     stops = [np.cumsum(part.lengths) for part in parts]
     starts = [stop - part.lengths for stop, part in zip(stops, parts, strict=True)]
-    pairs = list(zip(starts, stops, held, strict=True))
+    masks = [np.repeat(mask, cut.each) for mask in held]
+    pairs = list(zip(starts, stops, masks, strict=True))
     return (
         Side([start[~mask] for start, _, mask in pairs], [stop[~mask] for _, stop, mask in pairs]),
         Side([start[mask] for start, _, mask in pairs], [stop[mask] for _, stop, mask in pairs]),
@@ -96,8 +104,9 @@ def join_parts(folder: Path, parts: Sequence[PartArrays], side: Side, cut: Cut) 
     lengths: list[Ints] = []
     with (folder / TOKENS).open("wb") as file:
         for part, starts, stops in zip(parts, *side, strict=True):
-            if cut.pack == "documents":
-                starts, stops = _fit(part, starts, stops, cut, joined)
+            if cut.pack != "windows":
+                fit = _fit_pairs if cut.pack == "pairs" else _fit
+                starts, stops = fit(part, starts, stops, cut, joined)
             lengths.append(stops - starts)
             for start, stop in _merged(starts, stops):
                 part.tokens[start:stop].tofile(file)
@@ -112,7 +121,11 @@ def join_parts(folder: Path, parts: Sequence[PartArrays], side: Side, cut: Cut) 
         joined.samples = max(0, (joined.tokens - 1) // cut.seq_len)
         joined.targets = joined.samples * cut.seq_len
     else:
-        pack_starts, documents = pack_documents(all_lengths - 1, cut.seq_len)
+        pack_starts, documents = (
+            (np.arange(0, len(all_lengths) + 1, 2), np.arange(len(all_lengths)))
+            if cut.pack == "pairs"
+            else pack_documents(all_lengths - 1, cut.seq_len)
+        )
         np.save(folder / PACK_STARTS, pack_starts)
         np.save(folder / PACK_DOCUMENTS, documents)
         joined.samples = len(pack_starts) - 1
@@ -145,6 +158,31 @@ def _fit(
         return split[:, 0], split[:, 1]
     stops = np.minimum(stops, starts + longest)
     return _with_targets(part, starts, stops, joined)
+
+
+def _fit_pairs(
+    part: PartArrays, starts: Ints, stops: Ints, cut: Cut, joined: Joined
+) -> tuple[Ints, Ints]:
+    """Pairs whose documents fit into one sample together, made of the ones given. What is cut are
+    the ends: neither loses more than what is beyond half a sample."""
+    starts_P2, stops_P2 = starts.reshape(-1, 2), stops.reshape(-1, 2)
+    lengths_P2 = stops_P2 - starts_P2 - 1
+    is_long = lengths_P2.sum(axis=1) > cut.seq_len
+    joined.too_long += int(is_long.sum())
+    long = starts_P2[is_long].ravel(), stops_P2[is_long].ravel()
+    joined.too_long_targets += _count_targets(part, *long)
+    if cut.too_long in ("refuse", "drop"):
+        joined.left_out[f"a pair longer than seq_len {cut.seq_len}: dropped"] += int(is_long.sum())
+        return starts_P2[~is_long].ravel(), stops_P2[~is_long].ravel()
+    chosen, rejected = lengths_P2.T
+    chosen = np.minimum(chosen, np.maximum(cut.seq_len // 2, cut.seq_len - rejected))
+    rejected = np.minimum(rejected, cut.seq_len - chosen)
+    stops = (starts_P2 + np.stack([chosen, rejected], axis=1) + 1).ravel()
+    has_targets = (_targets_of(part, starts, stops).reshape(-1, 2) > 0).all(axis=1)
+    reason = "a pair whose answer was cut off whole"
+    joined.left_out[reason] += int((~has_targets).sum())
+    kept = np.repeat(has_targets, 2)
+    return starts[kept], stops[kept]
 
 
 def _with_targets(part: PartArrays, starts: Ints, stops: Ints, joined: Joined) -> tuple[Ints, Ints]:

@@ -26,6 +26,7 @@ from paceline.prepare.index import (
     INDEX,
     Index,
     LeftOut,
+    Pack,
     SourceIndex,
     data_type,
     open_index,
@@ -207,17 +208,21 @@ def _kind_of(request: Request, source: Source) -> tuple[str, dict[str, str]]:
     files = request.tokenizer
     check_forms(request.job, source)
     kind, columns = find_kind(request.job, source, has_template=files.template is not None)
-    if kind == "chat" and files.template is None:
+    if kind in ("chat", "chat preference") and files.template is None:
         raise needs_template(request.job, files)
     return kind, columns
 
 
-def _pack_of(request: Request, kinds: set[str]) -> str:
+def _pack_of(request: Request, kinds: set[str]) -> Pack:
     asked = request.job.spec.data.pack
+    if request.job.spec.data.kind == "preference":
+        if "preference" in kinds and request.tokenizer.eos is None:
+            raise needs_eos(request.job, request.tokenizer)
+        return "pairs"
     has_turns = bool(kinds & {"chat", "completion"})
     if has_turns and asked == "windows":
         raise windows_of_chats(request.job, kinds)
-    pack = asked if asked != "auto" else "documents" if has_turns else "windows"
+    pack: Pack = asked if asked != "auto" else "documents" if has_turns else "windows"
     ended = {"text", "completion"} if pack == "windows" else {"completion"}
     if kinds & ended and request.tokenizer.eos is None:
         raise needs_eos(request.job, request.tokenizer)
@@ -265,7 +270,7 @@ def part_folder(request: Request, source: Source, file: str) -> Path:
 
 
 def _join(
-    request: Request, parts: dict[str, list[Part]], pack: str, recipes: dict[str, Recipe]
+    request: Request, parts: dict[str, list[Part]], pack: Pack, recipes: dict[str, Recipe]
 ) -> None:
     unfinished = request.folder.with_name(f"{request.folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -362,7 +367,7 @@ def _index(
         vocab=files.vocab,
         eos=files.eos,
         seq_len=cut.seq_len,
-        pack="windows" if cut.pack == "windows" else "documents",
+        pack=cut.pack,
         dtype=data_type(files.vocab),
         train=tuple(train),
         held_out=tuple(held_out),

@@ -200,12 +200,13 @@ def check_too_long(job: Job, source: Source, cut: Cut, joined: Sequence[Joined])
     number = sum(side.too_long for side in joined)
     if cut.too_long != "refuse" or not number:
         return
-    documents = number + sum(side.documents for side in joined)
+    documents = number + sum(side.documents for side in joined) // cut.each
+    unit = "pairs" if cut.pack == "pairs" else "documents"
     lost = sum(side.too_long_targets for side in joined)
     targets = lost + sum(side.targets for side in joined)
     raise JobError.of(
         code="D017",
-        what=f"{number} of {documents} documents of {source.name} are longer than data.seq_len "
+        what=f"{number} of {documents} {unit} of {source.name} are longer than data.seq_len "
         f"{cut.seq_len}, with {lost / max(1, targets):.1%} of the targets",
         where=job.where("data.too_long"),
         fix="raise data.seq_len, or set data.too_long to cut, drop or (for text) split",

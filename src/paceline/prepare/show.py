@@ -24,6 +24,8 @@ class ShownDocument:
 
     num_tokens: int
     num_trained: int
+    side: str = ""
+    """Of a pair: `chosen` or `rejected`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ def show_sample(
                 parts=tuple(_parts(arrays.tokens[start:stop], trained, decode)),
                 num_tokens=stop - start,
                 num_trained=int(trained.sum()),
+                side=("chosen", "rejected")[number % 2] if index.pack == "pairs" else "",
             )
         )
     used = sum(stop - start for _, start, stop in spans) - (

@@ -137,6 +137,8 @@ def check_runnable(job: Job) -> Iterator[Problem]:
     if asked is not None and loads_weights(job):
         yield from _check_pretrained(job, asked.config)
     yield from _check_adapter(job)
+    if job.spec.data.kind == "preference":
+        yield from check_packing(job)
 
 
 def check_packing(job: Job) -> Iterator[Problem]:

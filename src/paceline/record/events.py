@@ -139,6 +139,10 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     by_source: dict[str, float | None] = {}
     """The same for each source, where there are several."""
 
+    accuracy: float | None = None
+    """Of `train.objective: dpo`, share of the held-out pairs whose chosen answer the model prefers,
+    compared with what it did before the run."""
+
 
 class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
     """The held-out loss of a simple model, to compare with."""

@@ -81,6 +81,10 @@ class StepMetrics:
     """Share of the ranks' peak that the step's useful FLOPs used, counted as the plan counts them;
     None where the plan knows no peak or no FLOPs."""
 
+    accuracy: float | None = None
+    """Of `train.objective: dpo`, share of the pairs whose chosen answer the model prefers, compared
+    with what it did before the run; None for losses without one."""
+
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for
     it and no recovery came between."""

@@ -318,7 +318,10 @@ def training_digest(job: Job) -> str:
     return hashlib.sha256(repr(sorted(_fixed(job))).encode()).hexdigest()
 
 
-_FIXED = ("model", "data", "program", "train.global_batch", "train.optimizer", "train.seed")
+_FIXED = (
+    *("model", "data", "program", "train.global_batch", "train.optimizer", "train.seed"),
+    "train.objective",
+)
 """Fields that the checkpoints depend on."""
 
 
@@ -331,6 +334,9 @@ _ADDED: Mapping[str, Any] = {
     "data.too_long": "refuse",
     "data.train_on": "assistant",
     "data.broken_rows": 0.01,
+    "train.objective": None,
+    "train.objective.kind": "auto",
+    "train.objective.beta": 0.1,
 }
 """Of these, fields of later versions: not counted where they are left out, so that runs of earlier
 versions can be resumed."""

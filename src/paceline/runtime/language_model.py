@@ -6,6 +6,7 @@ Letters in tensor names: B samples in a micro-batch, S tokens in a sample.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,12 +18,15 @@ from paceline.prepare import find_data
 from paceline.record.run import check_same_data
 from paceline.runtime import strategy
 from paceline.runtime.bigram import bigram_loss
-from paceline.runtime.data import Samples, TextData, load_samples
+from paceline.runtime.data import PreparedData, Samples, TextData, load_samples
 from paceline.runtime.loop import Evaluate
 from paceline.runtime.models import make_model
 from paceline.runtime.optimizer import make_optimizer
+from paceline.runtime.preference import Pairs, PreferenceLoss, reference_of
 from paceline.runtime.sampling import Ids
 from paceline.runtime.session import Session
+from paceline.spec import ObjectiveSpec
+from paceline.spec.data_fields import objective_of
 
 
 def train(session: Session) -> None:
@@ -35,13 +39,22 @@ def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
     spec = session.job.spec
     model = session.build(make_model(session.job, session.plan.decoder, session.precision))
     optimizer = make_optimizer(model, spec.train, session.ways)
-    evaluate = None if held_out is None else _evaluation(session, model, held_out)
+    loss_of: strategy.LossOf = strategy.next_token_loss
+    if objective_of(spec) == "dpo":
+        data, held_out, loss_of = _preference(session, model, data, held_out)
+    evaluate = None if held_out is None else _evaluation(session, model, held_out, loss_of)
     if isinstance(data, TextData) and isinstance(held_out, TextData):
         _note_bigram(session, data, held_out)
     for step in session.steps(
         model, optimizer, evaluate=evaluate, tokens_per_sample=spec.data.seq_len
     ):
-        step.train(data.samples, data.order, targets_per_sample=data.targets_per_sample, ahead=True)
+        step.train(
+            data.samples,
+            data.order,
+            loss_of=loss_of,
+            targets_per_sample=data.targets_per_sample,
+            ahead=True,
+        )
         step.apply()
 
 
@@ -57,29 +70,60 @@ def _note_bigram(session: Session, text: TextData, held_out: TextData) -> None:
         session.note_baseline("bigram model", bigram_loss(text.text, held_out.text))
 
 
-def _evaluation(session: Session, model: nn.Module, held_out: Samples) -> Evaluate:
+def _preference(
+    session: Session, model: nn.Module, data: Samples, held_out: Samples | None
+) -> tuple[Samples, Samples | None, strategy.LossOf]:
+    """Pairs to train on and to evaluate, and their loss. Collective."""
+    assert isinstance(data, PreparedData)
+    assert held_out is None or isinstance(held_out, PreparedData)
+    train = Pairs(data, first=0)
+    evaluated = None if held_out is None else Pairs(held_out, first=data.num_samples)
+    ids = {} if evaluated is None else _evaluated_ids(session, evaluated)
+    batches = partial(_micro_batches, session)
+    reference_N2 = reference_of(session, model, batches, train, ids, evaluated)
+    asked = session.job.spec.train.objective or ObjectiveSpec()
+    return train, evaluated, PreferenceLoss(asked.beta, reference_N2)
+
+
+def _evaluation(
+    session: Session, model: nn.Module, held_out: Samples, loss_of: strategy.LossOf
+) -> Evaluate:
     """Held-out loss by source on the same samples every time, spread evenly over each source."""
-    place, meshes, precision = session.place, session.meshes, session.precision
-    asked = {
-        name: _spread(ids, session.job.spec.evaluate.samples * len(ids) / held_out.num_samples)
-        for name, ids in held_out.sources.items()
-    }
+    asked = _evaluated_ids(session, held_out)
 
-    def batches(ids: Ids) -> Iterator[strategy.Batch]:
-        for ids_B, counts_B in _rounds(ids, session.plan.layout, meshes.place.data):
-            inputs_BS, targets_BS, *ends = held_out.samples(ids_B)
-            targets_BS[~torch.from_numpy(counts_B)] = strategy.IGNORED
-            batch: strategy.Batch = (inputs_BS, targets_BS, *ends)  # type: ignore[assignment]
-            yield strategy.on_device(batch, place.device)
-
-    def evaluate() -> dict[str, tuple[Tensor, Tensor]]:
+    def evaluate() -> dict[str, tuple[Tensor, ...]]:
         found = {}
         for name, ids in asked.items():
-            losses = strategy.evaluate(model, meshes, batches(ids), precision=precision)
-            found[name] = losses.loss_sum, losses.num_targets
+            losses = strategy.evaluate(
+                model,
+                session.meshes,
+                _micro_batches(session, held_out, ids),
+                precision=session.precision,
+                loss_of=loss_of,
+            )
+            right = (losses.num_right,) if strategy.has_accuracy(loss_of) else ()
+            found[name] = losses.loss_sum, losses.num_targets, *right
         return found
 
     return evaluate
+
+
+def _evaluated_ids(session: Session, held_out: Samples) -> dict[str, Ids]:
+    wanted = session.job.spec.evaluate.samples
+    return {
+        name: _spread(ids, wanted * len(ids) / held_out.num_samples)
+        for name, ids in held_out.sources.items()
+    }
+
+
+def _micro_batches(session: Session, samples: Samples, ids: Ids) -> Iterator[strategy.Batch]:
+    """This rank's micro-batches of some samples, on its device; those that only fill up the last
+    ones have no target."""
+    for ids_B, counts_B in _rounds(ids, session.plan.layout, session.meshes.place.data):
+        inputs_BS, targets_BS, *ends = samples.samples(ids_B)
+        targets_BS[~torch.from_numpy(counts_B)] = strategy.IGNORED
+        batch: strategy.Batch = (inputs_BS, targets_BS, *ends)  # type: ignore[assignment]
+        yield strategy.on_device(batch, session.place.device)
 
 
 def _spread(ids: range, wanted: float) -> Ids:

@@ -36,8 +36,9 @@ from paceline.runtime.tensorboard import TensorBoard
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
 
-Share = tuple[torch.Tensor | float, torch.Tensor | float]
-"""This rank's share of the held-out loss: the sum over its targets, and how many they were."""
+Share = tuple[torch.Tensor | float, ...]
+"""This rank's share of the held-out loss: the sum over its targets, how many they were, and, where
+there is an accuracy, how many of them the model has right."""
 
 Evaluate = Callable[[], Share | Mapping[str, Share]]
 """This rank's share, or its share of each source's."""
@@ -390,8 +391,10 @@ class Loop:
         by_source = shares if isinstance(shares, Mapping) else {"": shares}
         own = [float(number) for share in by_source.values() for number in share]
         sums = here.all_reduce_sum(*own)
-        state.held_out_loss = sum(sums[::2]) / sum(sums[1::2])
-        each = zip(by_source, sums[::2], sums[1::2], strict=True)
+        width = len(own) // len(by_source)
+        loss_sums, counts, *rights = (sums[start::width] for start in range(width))
+        state.held_out_loss = sum(loss_sums) / sum(counts)
+        each = zip(by_source, loss_sums, counts, strict=True)
         losses: dict[str, float | None] = {name: total / num for name, total, num in each if num}
         self._evaluated_step = number
         here.progress.enter(Phase.BOUNDARY)
@@ -402,6 +405,7 @@ class Loop:
                 loss=state.held_out_loss,
                 seconds=seconds,
                 by_source=losses if len(losses) > 1 else {},
+                accuracy=sum(rights[0]) / sum(counts) if rights else None,
             )
         )
 
@@ -467,6 +471,7 @@ class Loop:
             memory_bytes=memory.peak_bytes(place.device),
             reserved_bytes=memory.reserved_bytes(place.device),
             applied=step.refused is None,
+            accuracy=step.accuracy,
             samples_digest=step.samples_digest,
             state_digest=None,
             logged=dict(self._here.state.logged.numbers),

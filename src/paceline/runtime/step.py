@@ -147,6 +147,10 @@ class Step:
         self.grad_norm = 0.0
         """Global norm before clipping, once applied."""
 
+        self.accuracy: float | None = None
+        """Share of the targets that the model had right, once applied; None where the loss does
+        not count them."""
+
         self.finished = False
         """Whether `apply` was called."""
 
@@ -188,8 +192,9 @@ class Step:
         self._hooks = trainer.hooks
         self._model = trainer.model
         self._optimizer = trainer.optimizer
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=trainer.device)
-        self._num_targets = torch.zeros_like(self._loss_sum)
+        # Of the losses, of targets, and of those that the model has right.
+        self._sums = torch.zeros(3, dtype=torch.float64, device=trainer.device)
+        self._has_accuracy = False
         self._expected_targets = 1.0
         self._num_backward = 0
         self._num_asked = trainer.layout.accumulation
@@ -219,8 +224,9 @@ class Step:
             samples: Ids -> `(inputs, targets)`, whole samples. The model is called with the first.
             num_samples: How many samples the data has; ids run from 0 to `num_samples - 1`. Or
                 sources with weights.
-            loss_of: `(output, targets)` -> the sum of the losses and over how many targets. The
-                step's loss is the sum over the global batch, divided by all its targets.
+            loss_of: `(output, targets)` -> the sum of the losses and over how many targets, and
+                with `has_accuracy` how many of them are right. The step's loss is the sum over the
+                global batch, divided by all its targets.
             targets_per_sample: Their mean over the data, where not every token is a target: the
                 gradients are divided by it before the real number is known.
             ahead: Whether `samples` depends on the ids alone and may be called in a thread: beside
@@ -260,8 +266,8 @@ class Step:
             uneven=uneven,
             targets_per_sample=targets_per_sample,
         )
-        self._loss_sum += losses.loss_sum
-        self._num_targets += losses.num_targets
+        self._sums += torch.stack([losses.loss_sum, losses.num_targets, losses.num_right])
+        self._has_accuracy = strategy.has_accuracy(loss_of)
         self._expected_targets = losses.expected_targets
         self._num_backward += self._num_asked
         self._enter(None)
@@ -308,8 +314,8 @@ class Step:
         scaled = loss_sum * (factor / self._expected_targets)
         scaled.backward()  # type: ignore[no-untyped-call]
         if self._trainer.meshes.counts_loss:
-            self._loss_sum += loss_sum.detach()
-            self._num_targets += num_targets
+            self._sums[0] += loss_sum.detach()
+            self._sums[1] += num_targets
         self._num_backward += 1
         self._enter(None)
 
@@ -331,7 +337,7 @@ class Step:
         hooks.pass_by("reduce", self.number)
         strategy.finish_gradients(self._model)
         if "nan" in hooks.pass_by("vote", self.number):
-            self._loss_sum.fill_(float("nan"))
+            self._sums[0] = float("nan")
         # Nothing that belongs to the step may be with one rank alone once a rank applies it.
         strategy.send_buffers(self._buffers.tensors(), trainer.meshes)
         norm = strategy.gradient_norm(self._model, trainer.meshes)
@@ -365,7 +371,7 @@ class Step:
         """Do what all have agreed on: apply the step, or refuse it. Needs no other rank, where
         `can_roll`."""
         self.stop, self.loss, self.grad_norm = outcome.stop, outcome.loss, outcome.grad_norm
-        self.refused = outcome.refused
+        self.accuracy, self.refused = outcome.accuracy, outcome.refused
         self._hooks.updating()
         if self.refused is None:
             strategy.scale_gradients(self._model, outcome.factor)
@@ -414,8 +420,7 @@ class Step:
         trainer = self._trainer
         world_size = trainer.world_size
         sums = vote.ballot(
-            self._loss_sum,
-            self._num_targets,
+            self._sums,
             norm,
             rank=trainer.rank,
             world_size=world_size,
@@ -444,6 +449,7 @@ class Step:
             stop=votes.wishes.stop,
             loss=votes.loss_sum / num_targets if num_targets else 0.0,
             grad_norm=grad_norm,
+            accuracy=votes.num_right / num_targets if self._has_accuracy and num_targets else None,
             factor=mean * clip,
             refused=refused,
             is_overflow=bool(votes.bad_norms) and not votes.bad_losses,
@@ -482,12 +488,12 @@ class Step:
     @property
     def loss_sum(self) -> Tensor:
         """Of this rank's losses, not divided; 0 on ranks that only repeat another rank's."""
-        return self._loss_sum
+        return self._sums[0]
 
     @property
     def num_targets(self) -> Tensor:
         """Over how many targets `loss_sum` is."""
-        return self._num_targets
+        return self._sums[1]
 
     def _lap(self) -> None:
         now = time.perf_counter()

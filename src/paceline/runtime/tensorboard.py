@@ -7,6 +7,7 @@ from paceline.record.metrics import StepMetrics
 TAGS = {
     "train/loss": "loss",
     "train/grad_norm": "grad_norm",
+    "train/accuracy": "accuracy",
     "train/learning_rate": "learning_rate",
     "speed/tokens_per_s": "tokens_per_s",
     "speed/step_s": "step_s",

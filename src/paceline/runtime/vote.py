@@ -30,6 +30,9 @@ class Votes(NamedTuple):
     loss_sum: float
     num_targets: float
 
+    num_right: float
+    """Targets that the model has right, where the loss counts them."""
+
     norm: float
     """Of the gradients as they are, on this rank: finite numbers are the same on all."""
 
@@ -52,6 +55,8 @@ class Outcome:
     stop: bool
     loss: float
     grad_norm: float
+    accuracy: float | None
+    """Share of the targets that the model has right; None where the loss does not count them."""
 
     factor: float
     """What gradients are multiplied by: the mean over all targets, the loss scale undone, and
@@ -64,8 +69,7 @@ class Outcome:
 
 
 def ballot(
-    loss_sum: Tensor,
-    num_targets: Tensor,
+    sums_of_step: Tensor,
     norm: Tensor,
     *,
     rank: int,
@@ -76,36 +80,37 @@ def ballot(
     """This rank's numbers, to be summed over all ranks; on its device, without waiting for it.
 
     Args:
-        loss_sum: Over this rank's targets.
-        num_targets: How many they are.
+        sums_of_step: Of the losses over this rank's targets, how many targets they are, and how
+            many of them the model has right.
         norm: Of all gradients, as this rank has it.
         rank: This one.
         world_size: Of how many.
         wishes: What this rank was asked for.
         fingerprint: Numbers that compare the ranks' states, where a comparison is due.
     """
-    sums = torch.zeros(3 + 2 * world_size, dtype=torch.float64, device=loss_sum.device)
+    sums = torch.zeros(4 + 2 * world_size, dtype=torch.float64, device=sums_of_step.device)
     # Three counts of ranks in one number, each below the base.
     sums[0] = float(sum((world_size + 1) ** place for place, flag in enumerate(wishes) if flag))
-    sums[1], sums[2] = loss_sum, num_targets
-    sums[3 + rank] = ~loss_sum.isfinite()
-    sums[3 + world_size + rank] = ~norm.isfinite()
+    sums[1:4] = sums_of_step
+    sums[4 + rank] = ~sums_of_step[0].isfinite()
+    sums[4 + world_size + rank] = ~norm.isfinite()
     return sums if fingerprint is None else torch.cat([sums, fingerprint])
 
 
 def counted(sums: list[float], *, norm: float, world_size: int) -> Votes:
     """What the sums of all ranks' ballots say.
 
-    >>> counted([5.0, 8.0, 4.0, 0.0, 1.0, 0.0, 0.0], norm=0.5, world_size=2)[:-1]
-    (Wishes(stop=True, regroup=True, save=False), 8.0, 4.0, 0.5, [1], [])
+    >>> counted([5.0, 8.0, 4.0, 3.0, 0.0, 1.0, 0.0, 0.0], norm=0.5, world_size=2)[:-1]
+    (Wishes(stop=True, regroup=True, save=False), 8.0, 4.0, 3.0, 0.5, [1], [])
     """
-    counts, loss_sum, num_targets, *flags = sums
+    counts, loss_sum, num_targets, num_right, *flags = sums
     base = world_size + 1
     bad = [[rank for rank in range(world_size) if flags[start + rank]] for start in (0, world_size)]
     return Votes(
         wishes=Wishes(*(counts // base**place % base > 0 for place in range(3))),
         loss_sum=loss_sum,
         num_targets=num_targets,
+        num_right=num_right,
         norm=norm,
         bad_losses=bad[0],
         bad_norms=bad[1],

@@ -28,7 +28,7 @@ from paceline.spec.load import (
 )
 from paceline.spec.places import SlurmSpec, SshSpec
 from paceline.spec.script import Script, ScriptSpec
-from paceline.spec.train import AdapterSpec, TrainSpec
+from paceline.spec.train import AdapterSpec, ObjectiveSpec, TrainSpec
 
 __all__ = [
     "AdapterSpec",
@@ -45,6 +45,7 @@ __all__ = [
     "LayoutSpec",
     "MetricsSpec",
     "ModelSpec",
+    "ObjectiveSpec",
     "PlanSpec",
     "RecoverySpec",
     "Script",

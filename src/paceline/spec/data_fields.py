@@ -4,15 +4,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from paceline.errors import Problem
+from paceline.spec.train import ObjectiveSpec
 
 if TYPE_CHECKING:
+    from paceline.spec.job import JobSpec
     from paceline.spec.load import Job
 
 COLUMNS = (
     *("text", "messages", "conversations", "prompt", "completion"),
-    *("instruction", "input", "output", "tools", "tokens"),
+    *("instruction", "input", "output", "tools", "tokens", "chosen", "rejected"),
 )
 """What a column can be."""
+
+_WITH_ANSWERS = ("chat", "completion", "preference")
+"""Kinds of rows of which some tokens are trained on: they need a tokenizer."""
 
 BYTES = "bytes"
 """`model.tokenizer`: one token a byte."""
@@ -24,7 +29,7 @@ def is_prepared(job: "Job") -> bool:
     data = job.spec.data
     if job.spec.program is not None or job.spec.engine != "paceline":
         return False
-    if data.sources is not None or data.kind in ("chat", "completion", "tokens"):
+    if data.sources is not None or data.kind in (*_WITH_ANSWERS, "tokens"):
         return True
     has_text = data.path is not None or data.corpus is not None
     return has_text and _has_tokenizer(job)
@@ -46,6 +51,7 @@ def check_data_fields(job: "Job") -> Iterator[Problem]:
         yield _clash(job, "data.sources is an empty list", "data.sources", "name a source")
     yield from _check_weights(job)
     yield from _check_unused(job)
+    yield from _check_objective(job)
 
 
 def _check_weights(job: "Job") -> Iterator[Problem]:
@@ -91,18 +97,21 @@ def _check_unused(job: "Job") -> Iterator[Problem]:
     changed += [
         f"model.{name}" for name in ("tokenizer", "chat_template") if getattr(model, name) != "auto"
     ]
+    if job.spec.train.objective is not None:
+        changed.append("train.objective")
     if job.spec.program is not None and changed:
         what = (
             f"program {job.spec.program} reads its own data: {', '.join(changed)} would be unused"
         )
         yield _clash(job, what, changed[0], "remove them, or remove program")
         return
-    if data.kind in ("chat", "completion") and not _has_tokenizer(job):
+    if data.kind in _WITH_ANSWERS and not _has_tokenizer(job):
         what = f"data.kind {data.kind} needs a tokenizer, and the job has none"
         fix = "give model.tokenizer, a folder with a tokenizer.json"
         yield _clash(job, what, "data.kind", fix)
     elif job.spec.engine == "paceline" and not is_prepared(job):
-        unused = [name for name in changed if name not in ("data.kind", "model.tokenizer")]
+        read = ("data.kind", "model.tokenizer", "train.objective")
+        unused = [name for name in changed if name not in read]
         if unused:
             name = "corpus" if data.corpus is not None else "path"
             what = f"data.{name} is read as bytes: {', '.join(unused)} would be unused"
@@ -112,10 +121,16 @@ def _check_unused(job: "Job") -> Iterator[Problem]:
 
 def _check_packing(job: "Job") -> Iterator[Problem]:
     data = job.spec.data
-    is_chat = data.kind in ("chat", "completion")
-    if is_chat and data.pack == "windows":
+    is_chat, is_pairs = data.kind in _WITH_ANSWERS, data.kind == "preference"
+    if is_pairs and data.pack != "auto":
+        what = f"data.pack {data.pack}: of data.kind preference a sample is a pair"
+        yield _clash(job, what, "data.pack", "leave it out")
+    elif is_chat and data.pack == "windows":
         what = f"data.pack windows cuts through data.kind {data.kind}, whose turns would be lost"
         yield _clash(job, what, "data.pack", "use documents, which is auto")
+    if is_pairs and data.train_on != "assistant":
+        what = f"data.train_on {data.train_on}: of data.kind preference the answers are compared"
+        yield _clash(job, what, "data.train_on", "leave it out")
     if is_chat and data.too_long == "split":
         what = f"data.too_long split cuts data.kind {data.kind} in the middle, without its prompt"
         yield _clash(job, what, "data.too_long", "use cut, or drop")
@@ -128,6 +143,39 @@ def _check_packing(job: "Job") -> Iterator[Problem]:
     if data.pack == "windows" and data.too_long != "refuse":
         what = f"data.too_long {data.too_long}: windows join documents of any length"
         yield _clash(job, what, "data.too_long", "leave it out, or set data.pack: documents")
+
+
+def objective_of(spec: "JobSpec") -> str:
+    """What the built-in trainer's loss is: `next_token` or `dpo`."""
+    asked = spec.train.objective
+    if asked is not None and asked.kind != "auto":
+        return asked.kind
+    return "dpo" if spec.data.kind == "preference" and spec.program is None else "next_token"
+
+
+def _check_objective(job: "Job") -> Iterator[Problem]:
+    """The loss and the data go together; what is left of a layout is `plan`'s."""
+    objective, kind = job.spec.train.objective or ObjectiveSpec(), job.spec.data.kind
+    if job.spec.program is not None:
+        return
+    is_dpo = objective_of(job.spec) == "dpo"
+    if is_dpo and kind != "preference":
+        what = f"train.objective.kind dpo compares answers, and data.kind is {kind}"
+        fix = "set data.kind: preference, with rows that have chosen and rejected"
+        yield _clash(job, what, "train.objective.kind", fix)
+    elif kind == "preference" and not is_dpo:
+        what = "train.objective.kind next_token would train on rejected answers as on chosen ones"
+        fix = "leave it out, which is dpo; to train on the chosen ones, set data.kind: completion"
+        yield _clash(
+            job, what, "train.objective.kind", f"{fix} with columns: {{completion: chosen}}"
+        )
+    if not is_dpo and objective.beta != ObjectiveSpec().beta:
+        what = f"train.objective.beta {objective.beta:g} is of dpo alone"
+        yield _clash(job, what, "train.objective.beta", "leave it out")
+    context = job.spec.layout.context
+    if is_dpo and context not in ("auto", 1):
+        what = f"layout.context {context} splits answers, and dpo compares their whole sums"
+        yield _clash(job, what, "layout.context", "set it to 1, or leave it out")
 
 
 def _clash(job: "Job", what: str, field: str, fix: str) -> Problem:

@@ -161,10 +161,11 @@ class DataSpec:
     parquet and arrow files, also compressed (gz, zst); of any other file the whole text is one
     document."""
 
-    kind: Literal["auto", "text", "chat", "completion", "tokens"] = "auto"
+    kind: Literal["auto", "text", "chat", "completion", "preference", "tokens"] = "auto"
     """What a row is. `text`: a document. `chat`: a conversation. `completion`: a prompt, and what
-    follows it. `tokens`: tokenized already (nanoGPT's .bin, Megatron's .bin with .idx, a column).
-    `auto` looks at the columns."""
+    follows it. `preference`: a prompt with a chosen and a rejected answer, which are one sample.
+    `tokens`: tokenized already (nanoGPT's .bin, Megatron's .bin with .idx, a column). `auto` looks
+    at the columns, and never takes pairs by itself."""
 
     seq_len: Annotated[Positive, Field(gt=1)] = 256
     """Tokens in one sample."""
@@ -172,7 +173,7 @@ class DataSpec:
     pack: Literal["auto", "windows", "documents"] = "auto"
     """How documents become samples. `windows`: joined, and cut every `seq_len` tokens.
     `documents`: whole documents packed together, which do not see each other. `auto` is documents
-    for conversations and completions, else windows."""
+    for conversations and completions, else windows. Of preferences a sample is always a pair."""
 
     too_long: Literal["refuse", "drop", "cut", "split"] = "refuse"
     """Only with documents: what happens to one that is longer than a sample. `refuse` the job,

@@ -37,6 +37,19 @@ class AdapterSpec:
 
 
 @section
+class ObjectiveSpec:
+    """What the model is trained towards."""
+
+    kind: Literal["auto", "next_token", "dpo"] = "auto"
+    """`next_token`: the cross entropy of each token that counts. `dpo`: of `data.kind: preference`,
+    how far the model prefers the chosen answer to the rejected one, beyond what it did before the
+    run (arXiv:2305.18290). `auto` is `dpo` for `data.kind: preference`, else `next_token`."""
+
+    beta: Annotated[Number, Field(gt=0)] = 0.1
+    """Only with `dpo`: how closely the model stays to what it was; larger is closer."""
+
+
+@section
 class TrainSpec:
     """How to train."""
 
@@ -92,6 +105,8 @@ class TrainSpec:
     """What the balancing loss of routed experts is multiplied by: for each sample, the one that
     transformers defines. `auto` is the `router_aux_loss_coef` of a config.json that sets
     `output_router_logits`, and else 0, which is none. From scratch, 0.001 to 0.01 is usual."""
+    objective: ObjectiveSpec | None = None
+    """What the built-in trainer's loss is. Left out, it follows from `data.kind`."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,

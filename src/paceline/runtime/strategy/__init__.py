@@ -33,6 +33,7 @@ from paceline.runtime.strategy.train import (
     Uneven,
     evaluate,
     forward_backward,
+    has_accuracy,
     next_token_loss,
     on_device,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "finish_gradients",
     "forward_backward",
     "gradient_norm",
+    "has_accuracy",
     "local_of",
     "loss_context",
     "loss_factor",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +42,9 @@ Batch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 pipeline group has the same ones. Where documents in a sample do not see each other, `ends_BE` is
 beside them: where each document ends, int32, filled up with S."""
 
-LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int]]
-"""`(output, targets)` -> the sum of the losses, and over how many targets it is."""
+LossOf = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | int] | tuple[Tensor, Tensor, Tensor]]
+"""`(output, targets)` -> the sum of the losses, and over how many targets it is; from a loss with
+an accuracy (`has_accuracy`) also how many of them the model has right."""
 
 Phase = Literal["forward", "loss", "backward"]
 
@@ -61,6 +62,9 @@ class Losses:
 
     num_targets: Tensor
     """A float64 number: the targets that count."""
+
+    num_right: Tensor
+    """A float64 number: those that the model has right, from a loss with an accuracy; else 0."""
 
     expected_targets: float
     """What the gradients are divided by: targets of the global batch when none is missing."""
@@ -90,6 +94,11 @@ def next_token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Ten
         wide.flatten(0, 1), targets_BS.flatten(), reduction="sum", ignore_index=IGNORED
     )
     return loss_sum, (targets_BS != IGNORED).sum()
+
+
+def has_accuracy(loss_of: LossOf) -> bool:
+    """Whether a loss counts what the model has right."""
+    return getattr(loss_of, "has_accuracy", False)
 
 
 def forward_backward(
@@ -151,11 +160,11 @@ def forward_backward(
                 output = model(part.inputs_BS)
                 check_asked(part.documents)
                 on_phase("loss")
-                loss_sum, num_targets = own_loss_of(output, part.targets_BS)
+                loss_sum, *counts = own_loss_of(output, part.targets_BS)
             del output
             on_phase("backward")
             (loss_sum * factor).backward()  # type: ignore[no-untyped-call]
-        total.add(loss_sum, num_targets)
+        total.add(loss_sum, *counts)
         del loss_sum
     finish_gradients(model)
     return total.losses()
@@ -216,10 +225,13 @@ def _loss_context(model: nn.Module, meshes: Meshes, loss_of: LossOf) -> Iterator
             yield chunked or partial(_local_loss, loss_of)
 
 
-def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor | int]:
-    """The loss as every tensor rank has it, also of logits that are split over the vocabulary."""
-    loss_sum, num_targets = loss_of(output, targets_BS)
-    return loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum, num_targets
+def _local_loss(loss_of: LossOf, output: Tensor, targets_BS: Tensor) -> tuple[Tensor, Any, Any]:
+    """The loss as every tensor rank has it, also of logits that are split over the vocabulary; its
+    targets, and how many of them are right."""
+    loss_sum, *counts = loss_of(output, targets_BS)
+    local = loss_sum.to_local() if isinstance(loss_sum, DTensor) else loss_sum
+    num_targets, num_right = counts if len(counts) == 2 else (*counts, 0)
+    return local, num_targets, num_right
 
 
 class _Part(NamedTuple):
@@ -252,7 +264,7 @@ class _Total:
         self._device = torch.device(meshes.device_type)
         self._is_counted = meshes.counts_loss
         self._sums: list[Tensor] = []
-        self._counts: list[Tensor | int] = []
+        self._counts: list[tuple[Tensor | int, Tensor | int]] = []
         self.expected = (per_sample or 0.0) * meshes.layout.global_batch
         if uneven is not None:
             self.expected = uneven.num_targets
@@ -263,14 +275,20 @@ class _Total:
             per_sample = part.targets_BS.numel() * self._layout.context / self._layout.micro_batch
             self.expected = per_sample * self._layout.global_batch
 
-    def add(self, loss_sum: Tensor, num_targets: Tensor | int) -> None:
+    def add(self, loss_sum: Tensor, num_targets: Tensor | int, num_right: Tensor | int = 0) -> None:
         self._sums.append(loss_sum.detach())
-        self._counts.append(num_targets)
+        self._counts.append((num_targets, num_right))
 
     def losses(self) -> Losses:
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        loss_sum, num_targets = zero, zero
+        loss_sum, num_targets, num_right = zero, zero, zero
         if self._is_counted:
-            for each, count in zip(self._sums, self._counts, strict=True):
+            for each, (count, right) in zip(self._sums, self._counts, strict=True):
                 loss_sum, num_targets = loss_sum + each, num_targets + count
-        return Losses(loss_sum=loss_sum, num_targets=num_targets, expected_targets=self.expected)
+                num_right = num_right + right
+        return Losses(
+            loss_sum=loss_sum,
+            num_targets=num_targets,
+            num_right=num_right,
+            expected_targets=self.expected,
+        )

@@ -1,7 +1,7 @@
 """Pipeline parallelism: this rank's stages of a model, and one step over many micro-batches.
 
     pipeline = split_stages(model, layout, meshes, ways)   # then split, shard each of its parts
-    loss_sum, num_targets = forward_backward(pipeline, micro_batches, loss_of)
+    loss_sum, num_targets, _ = forward_backward(pipeline, micro_batches, loss_of)
 
 What goes from stage to stage is whole on every tensor rank, also with sequence parallelism: so a
 stage can be given the same as the model it is cut out of, which counts positions by it.
@@ -50,8 +50,12 @@ from paceline.runtime.strategy.pipeline.stages import (
     tied_ends,
 )
 
-LossOf = Callable[[Any, Tensor], tuple[Tensor, Tensor | int]]
-"""Logits and `targets_BS` -> sum of the losses, number of targets."""
+LossOf = Callable[[Any, Tensor], tuple[Any, ...]]
+"""Logits and `targets_BS` -> sum of the losses, number of targets, and of those that are right,
+where the loss counts them."""
+
+Sums = tuple[Tensor, Tensor, Tensor]
+"""Sum of the losses, number of targets, and of those that are right."""
 
 MicroBatches = Sequence[tuple[Tensor, Tensor]]
 """`inputs_BS` and `targets_BS` of each, all of one shape."""
@@ -187,7 +191,7 @@ def forward_backward(
     documents: Apart = None,
     loss_scale: float = 1.0,
     forward_context: ForwardContext = nullcontext,
-) -> tuple[Tensor, Tensor]:
+) -> Sums:
     """One step's loss and gradients: those of the sum of all losses, times `loss_scale`.
 
     Collective. Gradients are added to what `.grad` holds and are sums over the dp x cp ranks when
@@ -203,8 +207,8 @@ def forward_backward(
         forward_context: Entered around each forward pass and loss: autocast.
 
     Returns:
-        Sum of the losses, unscaled, and number of targets, of this rank's micro-batches: float64
-        on the rank with the last stage, zeros elsewhere.
+        Sum of the losses, unscaled, number of targets and of right ones, of this rank's
+        micro-batches: float64 on the rank with the last stage, zeros elsewhere.
     """
     layout = pipeline.meshes.layout
     set_gradient_sync(pipeline, layout, is_last=False)
@@ -228,8 +232,8 @@ def evaluate(
     *,
     documents: Apart = None,
     forward_context: ForwardContext = nullcontext,
-) -> tuple[Tensor, Tensor]:
-    """Sum of the losses and number of targets as `forward_backward` returns them, no gradients."""
+) -> Sums:
+    """The sums as `forward_backward` returns them, no gradients."""
     pipeline._loss.scale = 1.0
     return _run(pipeline, micro_batches, documents, loss_of, forward_context, trains=False)
 
@@ -241,15 +245,15 @@ class _Loss:
         self.loss_of: LossOf | None = None
         self.context: ForwardContext = nullcontext
         self.scale = 1.0
-        self.sums: list[tuple[Tensor, Tensor | int]] = []
+        self.sums: list[tuple[Any, ...]] = []
 
-    def __call__(self, logits: Any, targets_BS: Tensor) -> Tensor:
+    def __call__(self, logits: Any, targets_BS: Tensor) -> Any:
         assert self.loss_of is not None
         with self.context():
-            loss_sum, num_targets = self.loss_of(logits, targets_BS)
+            loss_sum, *counts = self.loss_of(logits, targets_BS)
         if isinstance(loss_sum, DTensor):  # whole on every tensor rank
             loss_sum = loss_sum.to_local()
-        self.sums.append((loss_sum.detach(), num_targets))
+        self.sums.append((loss_sum.detach(), *counts))
         return loss_sum * self.scale
 
 
@@ -261,7 +265,7 @@ def _run(
     forward_context: ForwardContext,
     *,
     trains: bool,
-) -> tuple[Tensor, Tensor]:
+) -> Sums:
     loss = pipeline._loss
     loss.loss_of, loss.context, loss.sums = loss_of, forward_context, []
     pipeline._documents = documents or [None] * len(micro_batches)
@@ -276,12 +280,12 @@ def _run(
     for each in pipeline._documents if pipeline.has_blocks else ():
         check_asked(each)
     device = inputs[0].device
-    loss_sum, num_targets = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
-    for one_sum, one_number in loss.sums:
-        loss_sum += one_sum
-        num_targets += one_number
+    totals = tuple(torch.zeros((), dtype=torch.float64, device=device) for _ in range(3))
+    for sums in loss.sums:
+        for total, each in zip(totals, sums, strict=False):
+            total += each
     loss.sums = []
-    return loss_sum, num_targets
+    return totals  # type: ignore[return-value]  # three
 
 
 def _device_of(part: nn.Module, meshes: Meshes) -> torch.device:
