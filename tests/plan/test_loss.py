@@ -30,6 +30,7 @@ def test_another_engine_has_its_own_loss():
     [
         (("program=mine:train",), "code of your own"),
         ((*PP, "layout.schedule=gpipe"), "gpipe"),
+        (("data={kind: preference, path: a}", "model.tokenizer=t"), "train.objective dpo"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(settings, why):

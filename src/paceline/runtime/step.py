@@ -148,8 +148,7 @@ class Step:
         """Global norm before clipping, once applied."""
 
         self.accuracy: float | None = None
-        """Share of the targets that the model had right, once applied; None where the loss does
-        not count them."""
+        """Share of the targets that the model had right, where the loss counts them."""
 
         self.finished = False
         """Whether `apply` was called."""
