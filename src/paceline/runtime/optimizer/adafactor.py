@@ -3,8 +3,7 @@
 The same numbers in every layout: sums along a row or a column are taken over all of its shards.
 
 Source: Shazeer and Stern, arXiv:1804.04235, algorithms 4 and 5; updates are scaled by the learning
-rate and the parameter's size as in `torch.optim.Adafactor`, whose sums are of one shard's rows only
-when a parameter is a DTensor.
+rate and the parameter's size as in `torch.optim.Adafactor`, which refuses DTensors (torch 2.13).
 """
 
 import math

@@ -66,12 +66,11 @@ def _move(parameter: Tensor, state: dict[str, Any], options: dict[str, Any]) -> 
     if "step" not in state:
         _begin(parameter, state)
     assert parameter.grad is not None
-    state["step"] += 1
     weights, gradient = local_of(parameter), local_of(parameter.grad)
     keys = ("exp_avg", "exp_avg_sq")
     if f"{keys[0]}_scale" not in state:
         mean, mean_square = (local_of(state[key]) for key in keys)
-        adamw_step(weights, gradient, mean, mean_square, int(state["step"]), options)
+        adamw_step(weights, gradient, mean, mean_square, state["step"], options)
         return
     scales = [_scale(parameter, state, key) for key in keys]
     signs = (True, False)
@@ -79,7 +78,7 @@ def _move(parameter: Tensor, state: dict[str, Any], options: dict[str, Any]) -> 
         dequantise(local_of(state[key]), scale, signed=signed).to(weights.dtype)
         for key, scale, signed in zip(keys, scales, signs, strict=True)
     )
-    adamw_step(weights, gradient, mean, mean_square, int(state["step"]), options)
+    adamw_step(weights, gradient, mean, mean_square, state["step"], options)
     for key, moment, scale, signed in zip(keys, (mean, mean_square), scales, signs, strict=True):
         codes, largest = quantise(moment, signed=signed)
         local_of(state[key]).copy_(codes)
