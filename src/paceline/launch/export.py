@@ -5,6 +5,7 @@ The folder is written under another name beside its own, and gets its name when 
 Leaves out: the text of the model card (`report/model_card.py`).
 """
 
+import json
 import os
 import re
 import shutil
@@ -15,16 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
 from paceline.errors import CheckpointError, JobError
 from paceline.launch.convert import convert, verified_facts, with_known_config
+from paceline.prepare import find_prepared
+from paceline.prepare.turns import end_of_turn
 from paceline.record.conversion import Comparison, Conversion, Converted, DType, LogitsCheck
 from paceline.record.run import RunFolder
 from paceline.record.tensors import TensorRecord, read_tensors
 from paceline.spec import Job
+from paceline.spec.data_fields import is_prepared
 from paceline.spec.pretrained import Pretrained, find_pretrained, loads_weights
 from paceline.spec.sources import find_tokenizer
 from paceline.topology.machine import find_local_machine
@@ -32,6 +36,7 @@ from paceline.units import format_bytes
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 CARD = "README.md"
+_ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MODEL = "model/"
 _BESIDE_BYTES = 64 << 20
 """Room for the tokenizer and other small files. A guess."""
@@ -154,6 +159,7 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
     with _unfinished(asked.out) as folder:
         done = convert(replace(asked.conversion, out=str(folder)))
         _write_tokenizer(asked.job, folder)
+        done = replace(done, notes=(*done.notes, *_end_at_turns(asked.job, folder)))
         if base is not None:
             _copy_licence(base, folder)
         found = LogitsCheck(not_made="it was not asked for (--no-check)")
@@ -265,6 +271,29 @@ def _write_tokenizer(job: Job, folder: Path) -> None:
     template = job.spec.model.chat_template
     if template != "auto":
         shutil.copy(job.folder / template, folder / "chat_template.jinja")
+
+
+def _end_at_turns(job: Job, folder: Path) -> Iterator[str]:
+    """Let generation end at the token that ends the answers of the data; a note where it is new."""
+    told, config = folder / "generation_config.json", folder / "config.json"
+    try:
+        prepared = find_prepared(job) if is_prepared(job) else None
+        token = None if prepared is None else end_of_turn(prepared)
+    except JobError:  # the data are not there any more
+        return
+    if token is None or not config.is_file():  # adapters: the base model's settings are used
+        return
+    known: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+    settings = {name: known[name] for name in _ENDS if known.get(name) is not None}
+    if told.is_file():
+        settings = json.loads(told.read_text(encoding="utf-8"))
+    ends = settings.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if token in ends:
+        return
+    settings["eos_token_id"] = [*ends, token]
+    told.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    yield f"generation also ends at token {token}, which ends the answers of the data"
 
 
 def _compare(asked: Export, folder: Path) -> LogitsCheck:

@@ -202,7 +202,7 @@ def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted
     values = _in_type(values, asked.dtype)
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
-    files = adapter_files(values, out, facts)
+    files = [*adapter_files(values, out, facts), *_copy_beside(asked, out)]
     before = {peft_name(name): load for name, load in adapters_of(values).items()}
     with safe_open(files[0], framework="pt") as opened:
         after = {name: partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118
@@ -260,7 +260,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         files[-1].write_text(json.dumps(_config_of(asked, asked.config), indent=2) + "\n")
     else:
         notes.append("config.json is not written: the model's is not known")
-    files += [Path(shutil.copy(each, out)) for each in asked.beside if Path(each).is_file()]
+    files += _copy_beside(asked, out)
 
     def load(name: str) -> Tensor:
         with safe_open(out / places[name], framework="pt") as opened:
@@ -274,6 +274,10 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         after=digest_of({name: partial(load, name) for name in model}),
         notes=tuple(notes),
     )
+
+
+def _copy_beside(asked: Conversion, out: Path) -> list[Path]:
+    return [Path(shutil.copy(each, out)) for each in asked.beside if Path(each).is_file()]
 
 
 def _in_type(values: Mapping[str, Load], dtype: str | None) -> dict[str, Load]:
