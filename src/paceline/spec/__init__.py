@@ -1,13 +1,13 @@
 """What is asked: the job file."""
 
 from paceline.spec.cloud import CloudSpec
+from paceline.spec.evaluate import EvaluateSpec
 from paceline.spec.job import (
     CheckpointSpec,
     ClusterSpec,
     DataSpec,
     DecoderSpec,
     DrillSpec,
-    EvaluateSpec,
     JobSpec,
     LayoutSpec,
     MetricsSpec,

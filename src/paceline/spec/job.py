@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from paceline.spec.cloud import CloudSpec
+from paceline.spec.evaluate import EvaluateSpec
 from paceline.spec.faults import expand, parse_fault
 from paceline.spec.kubernetes import KubernetesSpec
 from paceline.spec.places import RaySpec, SlurmSpec, SshSpec
@@ -347,18 +348,6 @@ class CheckpointSpec:
     compress: Literal["auto", "never", "always"] = "auto"
     """Whether copies are compressed, without loss. `auto` tries it at the first copy and compresses
     where that is faster than sending all; what was measured is noted. Local files never are."""
-
-
-@section
-class EvaluateSpec:
-    """Held-out evaluation."""
-
-    every: Positive | Auto = "auto"
-    """Steps between evaluations; the first and the last step are always evaluated. `auto` is a
-    tenth of the run."""
-
-    samples: Positive = 256
-    """Held-out samples in one evaluation, the same ones every time."""
 
 
 @section
