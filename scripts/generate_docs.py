@@ -73,7 +73,8 @@ def _table(section: Any, schema: dict[str, Any], name: str) -> list[str]:
             default = "its own defaults" if info.default_factory is not None else "none"
         else:
             value = info.get_default(call_default_factory=True)
-            default = "none" if value is None else f"`{_yaml(value)}`"
+            is_shown = info.default_factory is not None or "default" in told
+            default = f"`{_yaml(value)}`" if is_shown and value is not None else "none"
         text = " ".join((info.description or "").split())
         rows.append(f"| `{field.name}` | {_type(told)} | {default} | {text} |")
     return rows

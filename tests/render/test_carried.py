@@ -40,6 +40,8 @@ VALUES = {
     "data.broken_rows": 0.3,
     "data.cache": "/prepared",
     "train.steps": 37,
+    "train.epochs": 2,
+    "train.tokens": "1M",
     "train.optimizer": "sgd",
     "train.betas": [0.87, 0.97],
     "train.eps": 1e-7,
@@ -161,6 +163,7 @@ TOGETHER = {
 INSTEAD = {
     **{key: {"data.corpus": None} for key in ("data.path", "data.sources")},
     "data.corpus": {"data.path": None},
+    **{key: {"train.steps": None} for key in ("train.epochs", "train.tokens")},
 }
 """What a setting takes the place of."""
 

@@ -49,7 +49,6 @@ train:
     assert [problem.where for problem in found] == [
         "model.decoder.layers, job.yaml line 2",
         "data.held_out, job.yaml line 3",
-        "train.steps, job.yaml line 4",
         "train.global_batch, job.yaml line 5",
         "train.stepz, job.yaml line 6",
     ]
@@ -71,10 +70,10 @@ def test_a_key_like_none_lists_the_known_ones():
 
 
 def test_a_missing_field_says_what_it_is_for():
-    problem = only(GOOD.replace("  steps: 100\n", ""))
+    problem = only(GOOD.replace("  global_batch: 8\n", ""))
     assert problem.code == "J005"
-    assert problem.what == "`train.steps` is missing"
-    assert "Optimizer steps in the whole run" in problem.fix
+    assert problem.what == "`train.global_batch` is missing"
+    assert "Samples in one optimizer step" in problem.fix
 
 
 @pytest.mark.parametrize(

@@ -200,11 +200,12 @@ def batch(
       paceline advise batch job.yaml --set cluster.accelerator=A100-80 --json
       paceline advise batch job.yaml --measure --limit 256
     """
+    from paceline.cli.job_input import count_samples_at
     from paceline.plan import plan_job
     from paceline.plan.advice import find_batch, scale_learning_rate
     from paceline.spec import load_job
 
-    job = load_job(job_file, overrides)
+    job = load_job(job_file, overrides, count=count_samples_at("local"))
     facts: Any = None
     if job.spec.model.factory is not None:
         from paceline.launch.factory import measure_factory

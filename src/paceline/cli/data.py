@@ -112,8 +112,9 @@ def _read(job_file: Path, overrides: tuple[str, ...]) -> "Job":
     from paceline.cli.job_input import read_job
     from paceline.errors import JobError
     from paceline.spec.data_fields import is_prepared
+    from paceline.spec.length import uncounted
 
-    job = read_job(job_file, overrides)
+    job = read_job(job_file, overrides, count=uncounted)
     if is_prepared(job):
         return job
     raise JobError.of(

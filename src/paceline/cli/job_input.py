@@ -1,21 +1,29 @@
 """Read what a person hands to a verb: a job file, or one of the JSON contracts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from paceline.spec import Job, load_job
+from paceline.spec import CountSamples, Job, SourceSize, load_job
 
 
-def read_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+def read_job(
+    path: Path, overrides: Sequence[str] = (), *, count: CountSamples | None = None
+) -> Job:
     """The job in a file of either kind; what a contract left open is said on standard error. A
     GGUF file that its model starts from is converted, once.
+
+    Args:
+        path: The file.
+        overrides: Dotted assignments such as `train.global_batch=64`.
+        count: Counts the samples of a job with `train.epochs`; left out, they are counted here.
 
     Raises:
         JobError: Every problem of the file at once.
     """
-    job = _read(path, overrides)
+    job = _read(path, overrides, count or count_samples_at("local"))
     convert_weights(job)
     return job
 
@@ -32,7 +40,7 @@ def convert_weights(job: Job) -> None:
         convert_gguf(job, lambda line: click.echo(line, err=True))
 
 
-def _read(path: Path, overrides: Sequence[str]) -> Job:
+def _read(path: Path, overrides: Sequence[str], count: CountSamples) -> Job:
     if path.suffix.lower() == ".json":
         from paceline.spec.contracts import load_contract
 
@@ -43,4 +51,35 @@ def _read(path: Path, overrides: Sequence[str]) -> Job:
             for finding in contract.findings:
                 click.echo(str(finding), err=True)
             return contract.job
-    return load_job(path, overrides)
+    return load_job(path, overrides, count=count)
+
+
+def count_samples_at(place: str) -> CountSamples:
+    """Counts the samples of a job that is to run at a place; data are prepared for it."""
+
+    def count(job: Job) -> Sequence[SourceSize]:
+        from paceline.cli.preparing import show_preparing
+        from paceline.errors import JobError
+        from paceline.launch.places import find_place
+        from paceline.prepare import count_samples
+
+        if not find_place(place).has_our_files and job.spec.data.corpus is None:
+            raise JobError.of(
+                code="W027",
+                what=f"train.epochs is counted from the data, and those at "
+                f"{find_place(place).title} are not read here",
+                where=job.where("train.epochs"),
+                fix=_NEEDS_NO_DATA,
+            )
+        convert_weights(job)  # the tokenizer may be in the same file
+        try:
+            return count_samples(job, show_preparing())
+        except JobError as error:
+            problems = [replace(each, fix=f"{each.fix}; {_AS_WELL}") for each in error.problems]
+            raise JobError(*problems) from None
+
+    return count
+
+
+_NEEDS_NO_DATA = "give train.steps or train.tokens"
+_AS_WELL = f"{_NEEDS_NO_DATA} instead of train.epochs to plan without the data"

@@ -82,6 +82,7 @@ def _of_run(
 ) -> "Verdict":
     """As the run itself would begin: the newest checkpoint whose every byte is as written."""
     from paceline.check.resume import Fit, Verdict, judge_ours
+    from paceline.cli.job_input import count_samples_at
     from paceline.cli.run_job import go_on
     from paceline.errors import PacelineError, Problem
     from paceline.record.checkpoints import newest_valid, read_manifest
@@ -100,7 +101,8 @@ def _of_run(
     where = str(newest.path if newest is not None else run.checkpoints)
     notes = [f"{problem.what}: an earlier one is taken" for _, problem in refused]
     try:
-        other = load_job(job_file, overrides) if job_file is not None else None
+        count = count_samples_at(place)
+        other = load_job(job_file, overrides, count=count) if job_file is not None else None
         _, plan = go_on(run, overrides, place=place, hosts=hosts, other=other)
     except PacelineError as error:
         why = [f"{each.code}: {each.what}; {each.fix}" for each in error.problems]

@@ -234,7 +234,7 @@ class _Asked:
 def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     import shutil
 
-    from paceline.cli.job_input import convert_weights
+    from paceline.cli.job_input import convert_weights, count_samples_at
     from paceline.cli.run_job import (
         begin_with,
         check_and_plan,
@@ -251,7 +251,8 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     place = asked.place or "local"
     kind = find_place(place).kind
     asked.looking.check(place, is_job=True)
-    job = with_hosts_of(load_job(job_file, overrides), asked.hosts, place)
+    job = load_job(job_file, overrides, count=count_samples_at(place))
+    job = with_hosts_of(job, asked.hosts, place)
     convert_weights(job)
     data = find_data_there(job, place, prepare=False)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)

@@ -1,5 +1,6 @@
 """The job and the plan of a run, new or gone on with, and every reason not to start it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from paceline.plan import Plan
     from paceline.prepare import TrainedOn
     from paceline.record.run import RunFolder
-    from paceline.spec import Job
+    from paceline.spec import Job, SourceSize
 
 
 def with_hosts_of(job: "Job", hosts: str | None, place: str) -> "Job":
@@ -58,7 +59,6 @@ def go_on(
         check_same_weights,
         check_steps_left,
     )
-    from paceline.spec import load_job
 
     before = run.job()
     convert_weights(before)
@@ -72,11 +72,24 @@ def go_on(
         plan = _plan_of(run, before, place)
         _check(before, plan, place)
         return before, plan
-    job = other or replace(load_job(run.job_file, overrides), folder=before.folder)
+    job = other or _own_job(run, before, overrides, place)
     job = with_hosts_of(job, hosts, place)
     check_same_training(before, job)
     check_steps_left(run, job)
     return job, check_and_plan(job, place)
+
+
+def _own_job(run: "RunFolder", before: "Job", overrides: tuple[str, ...], place: str) -> "Job":
+    """The run's job with overrides; what its steps were made of is kept with them."""
+    from paceline.cli.job_input import count_samples_at
+    from paceline.spec import load_job
+
+    def count(job: "Job") -> "Sequence[SourceSize]":
+        return count_samples_at(place)(replace(job, folder=before.folder))
+
+    job = load_job(run.job_file, overrides, count=count)
+    length = job.length or _plan_of(run, before, place).length
+    return replace(job, folder=before.folder, length=length)
 
 
 def _plan_of(run: "RunFolder", job: "Job", place: str) -> "Plan":

@@ -21,7 +21,7 @@ def prepare_with(
     runs: Path,
 ) -> "tuple[Script, RunFolder]":
     """The script under an engine's launcher, on the ranks that are planned for the job."""
-    from paceline.cli.job_input import convert_weights
+    from paceline.cli.job_input import convert_weights, count_samples_at
     from paceline.launch.factory import measure_factory
     from paceline.launch.with_engine import prepare
     from paceline.plan import plan_job
@@ -29,7 +29,7 @@ def prepare_with(
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")
-    job = load_job(job_file, overrides)
+    job = load_job(job_file, overrides, count=count_samples_at("local"))
     convert_weights(job)
     facts = measure_factory(job) if job.spec.model.factory is not None else None
     return prepare(engine, job, plan_job(job, facts), script, arguments, folder=out, runs=runs)

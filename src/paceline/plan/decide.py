@@ -7,7 +7,7 @@ from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
 from paceline.plan.loss import router_loss_of
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
-from paceline.spec import Job, JobSpec, LayoutSpec
+from paceline.spec import Job, JobSpec, LayoutSpec, Length
 from paceline.spec.faults import parse_fault
 from paceline.topology import Cluster
 from paceline.units import format_bytes
@@ -39,6 +39,7 @@ def decisions_of(
     return (
         *_model_decisions(job, decoder, profile),
         *_cluster_decisions(job, cluster),
+        *_length_decision(job),
         *_precision_decision(job, cluster, precision),
         *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
@@ -97,6 +98,18 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
             value=f"{gigabits:.4g} Gb/s a node",
             reason=f"usual for {cluster.accelerator}",
         )
+
+
+def _length_decision(job: Job) -> Iterator[Decision]:
+    length = length_of(job)
+    if length is not None:
+        yield Decision(field="train.steps", value=f"{length.steps:,}", reason=str(length))
+
+
+def length_of(job: Job) -> Length | None:
+    """What the job's steps were made of; None where they were given, or changed since."""
+    length = job.length
+    return length if length is not None and length.steps == job.spec.train.steps else None
 
 
 def _precision_decision(job: Job, cluster: Cluster, precision: str) -> Iterator[Decision]:

@@ -9,6 +9,7 @@ from paceline.estimate.goodput import Goodput
 from paceline.estimate.recovery import StatePlan
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape, ModelProfile
+from paceline.spec import Length
 from paceline.topology import Cluster
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
@@ -93,6 +94,10 @@ class Plan:
     rejected: tuple[Rejected, ...]
     """The others, best first: all of a small space; of a large one the best of other ways to split,
     and the simplest that do not fit."""
+
+    length: Length | None = None
+    """What `train.steps` was made of: epochs and samples, or tokens; None where the job gives
+    steps."""
 
     engine: str = "paceline"
     """Name in the catalog of the software that runs the steps."""

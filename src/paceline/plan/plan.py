@@ -18,7 +18,7 @@ from paceline.estimate.holdings import compressed_share
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities
 from paceline.plan.choose import choose, rejected_of
-from paceline.plan.decide import decide_intervals, decisions_of
+from paceline.plan.decide import decide_intervals, decisions_of, length_of
 from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
 from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
@@ -144,6 +144,7 @@ def _plan_on(asked: _Asked) -> Plan:
         evaluate_every=evaluate_every,
         decisions=decisions_of(job, cluster, asked.decoder, asked.profile, choice, case.precision),
         rejected=rejected_of(choice),
+        length=length_of(job),
         engine=case.engine.name,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,

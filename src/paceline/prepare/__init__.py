@@ -3,7 +3,7 @@ starts. No torch here; `runtime/data` reads what is written."""
 
 from paceline.prepare.index import Index, LeftOut, SourceIndex, fingerprint, open_index
 from paceline.prepare.prepare import Report, Step, find_prepared, prepared
-from paceline.prepare.trained_on import Prepared, TrainedOn, find_data
+from paceline.prepare.trained_on import Prepared, TrainedOn, count_samples, find_data
 
 __all__ = [
     "Index",
@@ -13,6 +13,7 @@ __all__ = [
     "SourceIndex",
     "Step",
     "TrainedOn",
+    "count_samples",
     "find_data",
     "find_prepared",
     "fingerprint",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.prepare.index import Index, fingerprint, open_index
 from paceline.prepare.prepare import Report, prepared
-from paceline.spec import Job
+from paceline.spec import Job, SourceSize
 from paceline.spec.corpus import Corpus, find_corpus
 from paceline.spec.data_fields import is_prepared
 
@@ -53,3 +53,20 @@ def find_data(job: Job, report: Report | None = None) -> TrainedOn | None:
     if job.spec.data.path is None and job.spec.data.corpus is None:
         return None
     return find_corpus(job)
+
+
+def count_samples(job: Job, report: Report | None = None) -> tuple[SourceSize, ...]:
+    """Samples to train on, by source; data are prepared now where they must be.
+
+    Raises:
+        JobError: As `find_data`.
+    """
+    data = find_data(job, report)
+    assert data is not None, "a job without a program has data"
+    if isinstance(data, Prepared):
+        return tuple(
+            SourceSize(name=source.name, samples=source.samples, weight=source.weight)
+            for source in data.index.train
+            if source.samples
+        )
+    return (SourceSize(name="", samples=data.num_samples(job.spec.data.seq_len)),)

@@ -16,6 +16,7 @@ from paceline.spec.job import (
     RecoverySpec,
 )
 from paceline.spec.kubernetes import KubernetesSpec
+from paceline.spec.length import CountSamples, Length, SourceSize
 from paceline.spec.load import (
     Job,
     dump_job,
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointSpec",
     "CloudSpec",
     "ClusterSpec",
+    "CountSamples",
     "DataSpec",
     "DecoderSpec",
     "DrillSpec",
@@ -43,6 +45,7 @@ __all__ = [
     "JobSpec",
     "KubernetesSpec",
     "LayoutSpec",
+    "Length",
     "MetricsSpec",
     "ModelSpec",
     "ObjectiveSpec",
@@ -51,6 +54,7 @@ __all__ = [
     "Script",
     "ScriptSpec",
     "SlurmSpec",
+    "SourceSize",
     "SshSpec",
     "TrainSpec",
     "dump_job",

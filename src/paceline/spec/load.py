@@ -12,10 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 from paceline.errors import JobError, Problem
 from paceline.spec.data_fields import check_data_fields
 from paceline.spec.job import MODEL_WAYS, JobSpec
+from paceline.spec.length import CountSamples, Length, check_length, in_steps, keep_overridden
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.secrets import check_secrets
 from paceline.spec.section import section_in
-from paceline.spec.training import check_training
+from paceline.spec.training import check_phases, check_training
 from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -40,6 +41,9 @@ class Job:
     lines: Mapping[_Path, int]
     """Line of each key, counted from 1, for messages; 0 for what `--set` gave."""
 
+    length: Length | None = None
+    """What `train.steps` was made of; None where the job gives it."""
+
     def where(self, field: str) -> str:
         """The place of a dotted field for a message: `train.global_batch, job.yaml line 7`."""
         path: _Path = tuple(field.split("."))
@@ -51,27 +55,37 @@ class Job:
         return f"{field}, {self.source}" + (f" line {line}" if line else "")
 
 
-def load_job(path: Path | str, overrides: Sequence[str] = ()) -> Job:
+def load_job(
+    path: Path | str, overrides: Sequence[str] = (), *, count: CountSamples | None = None
+) -> Job:
     """The job in a YAML file, with `key.key=value` overrides applied over it.
 
     Args:
         path: The job file.
         overrides: Dotted assignments such as `train.global_batch=64`; values are YAML.
+        count: Counts the samples of a job with `train.epochs`; without it, that is an error.
 
     Raises:
         JobError: Every problem of the file at once, each with its line and the fix.
     """
     path = Path(path)
-    return parse_job(
-        _read(path), source=str(path), folder=path.resolve().parent, overrides=overrides
-    )
+    folder = path.resolve().parent
+    return parse_job(_read(path), source=str(path), folder=folder, overrides=overrides, count=count)
 
 
-def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] = ()) -> Job:
+def parse_job(
+    text: str,
+    *,
+    source: str,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    count: CountSamples | None = None,
+) -> Job:
     """The same from text; `source` names it in messages, `folder` is where its paths start."""
     values, lines = _parse_yaml(text, source)
     for assignment in overrides:
         _override(values, lines, assignment)
+    keep_overridden(values, lines)
     _refuse_secrets(values, lines, source)
     if "command" in values:
         raise JobError.of(
@@ -89,6 +103,10 @@ def parse_job(text: str, *, source: str, folder: Path, overrides: Sequence[str] 
         raise JobError(*problems_in(error, values, lines, source)) from None
     job = Job(spec=spec, folder=folder, source=source, lines=lines)
     JobError.raise_for(_check_choices(job))
+    if job.spec.train.steps:
+        return job
+    job = in_steps(job, count)
+    JobError.raise_for(_check_steps(job))
     return job
 
 
@@ -421,6 +439,9 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     spec = job.spec
     yield from _check_sizes(job)
     yield from check_training(spec, job.where)
+    yield from check_length(job)
+    if spec.train.steps:
+        yield from _check_steps(job)
     given = [way for way in MODEL_WAYS if getattr(spec.model, way) is not None]
     if len(given) != 1:
         yield Problem(
@@ -490,8 +511,15 @@ def _check_sizes(job: Job) -> Iterator[Problem]:
         yield _too_many(
             job, "data.seq_len", job.spec.data.seq_len, _MOST_TOKENS, "tokens in a sequence"
         )
-    if train.steps > _MOST_STEPS:
-        yield _too_many(job, "train.steps", train.steps, _MOST_STEPS, "steps")
+
+
+def _check_steps(job: Job) -> Iterator[Problem]:
+    """The number of steps, once it is known, and the phases of the run."""
+    steps = job.spec.train.steps
+    if steps > _MOST_STEPS:
+        field = "steps" if job.length is None else "epochs" if job.length.epochs else "tokens"
+        yield _too_many(job, f"train.{field}", steps, _MOST_STEPS, "steps")
+    yield from check_phases(job.spec, job.where)
 
 
 def _too_many(job: Job, field: str, number: int, most: int, unit: str) -> Problem:

@@ -1,10 +1,15 @@
 """The section `train` of a job file: how to train."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.spec.section import Auto, Bytes, Number, Positive, Whole, section
+from paceline.spec.section import Auto, Bytes, Count, Number, Positive, Whole, section
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
 
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 
@@ -56,8 +61,18 @@ class TrainSpec:
     global_batch: Positive
     """Samples in one optimizer step, over all ranks and accumulation."""
 
-    steps: Positive
-    """Optimizer steps in the whole run."""
+    # A job that was read has steps: `spec.length` makes them of epochs and tokens.
+    steps: Positive = Field(default=0, json_schema_extra=_without_default)
+    """Optimizer steps in the whole run. A job gives one of `steps`, `epochs` and `tokens`."""
+
+    epochs: Annotated[Number, Field(gt=0)] | None = None
+    """In place of `steps`: how many times all samples together are read. Sources with weights are
+    read more or less often than that; `paceline plan` prints how often. The data are prepared to be
+    counted."""
+
+    tokens: Count | None = None
+    """In place of `steps`: tokens that are read, such as `10B`. A step reads `global_batch` x
+    `data.seq_len`, padding included."""
 
     optimizer: Literal["adamw", "adamw-8bit", "muon", "adafactor", "sgd"] = "adamw"
     """`adamw` keeps two float32 moments for each parameter, `adamw-8bit` two of a byte, `muon` and

@@ -38,7 +38,7 @@ def decay_steps(train: TrainSpec) -> int:
 
 
 def check_training(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Problem]:
-    """`J007` for what is given and would not be used, and for phases longer than the run.
+    """`J007` for what is given and would not be used.
 
     Args:
         spec: What is asked.
@@ -54,6 +54,11 @@ def check_training(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Probl
                 where=where(f"train.{name}"),
                 fix=f"leave it out, or set train.{decides} to {' or '.join(values)}",
             )
+
+
+def check_phases(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Problem]:
+    """`J007` for phases longer than the run, whose steps are known; as `check_training`."""
+    train = spec.train
     if train.decay_steps != "auto" and train.warmup_steps + train.decay_steps > train.steps:
         yield Problem(
             code="J007",

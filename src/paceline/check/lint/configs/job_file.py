@@ -10,6 +10,7 @@ from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.errors import JobError
 from paceline.spec.job import ModelSpec
+from paceline.spec.length import uncounted
 from paceline.spec.load import parse_job
 
 _MODEL = {one.name for one in fields(ModelSpec)}
@@ -26,7 +27,7 @@ def is_job(document: Marked) -> bool:
 def check_job(path: str, text: str) -> Iterator[Finding]:
     """Every problem of the file, where it is."""
     try:
-        parse_job(text, source=path, folder=Path("/"))
+        parse_job(text, source=path, folder=Path("/"), count=uncounted)
     except JobError as error:
         for problem in error.problems:
             line = re.search(r"line (\d+)", problem.where)
