@@ -294,3 +294,13 @@ def test_layouts_have_a_memory_bar_and_the_front_is_plotted():
     assert 'class="sized" style="--part:100.0%"' in page
     assert "Time against memory" in page
     assert page.count("a step, 4") + page.count("a step, 3") >= 2
+
+
+def test_page_says_that_a_run_stopped_early_and_what_was_best():
+    record = made.killed_and_finished()
+    *events, end = record.events
+    early = log.StoppedEarly(at=end.at, step=120, waited=3, best_step=90, best_loss=1.25)
+    page = render_page(replace(record, events=(*events, early, end)))
+    text = " ".join(Tags(page).text.split())
+    assert "Stopped early after step 120 of 200 on 2 ranks" in text
+    assert "no improvement in 3 evaluations, lowest held-out loss 1.250 after step 90" in text

@@ -12,12 +12,12 @@ from paceline.control.controller import Progress
 from paceline.control.state import State
 from paceline.plan import Plan
 from paceline.record import events as log
-from paceline.record.checkpoints import list_checkpoints
+from paceline.record.checkpoints import checkpoint_name, list_checkpoints
 from paceline.record.metrics import most_bytes
 from paceline.record.run import RunFolder
 from paceline.report.plan_text import format_plan
 from paceline.spec import Job
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import counted, format_bytes, format_count, format_seconds
 
 _LOG_EVERY_S = 10.0
 """Without a terminal, a progress line about this often."""
@@ -42,6 +42,7 @@ class ProgressView:
         self._held_out: list[tuple[int, float | None]] = []
         self._finished: log.RunFinished | None = None
         self._baseline: log.BaselineEvaluated | None = None
+        self._early: log.StoppedEarly | None = None
 
     def opening(self, *, resumed: bool) -> None:
         """The plan, and where everything is kept."""
@@ -106,6 +107,8 @@ class ProgressView:
             self._held_out.append((event.step, event.loss))
         if isinstance(event, log.BaselineEvaluated):
             self._baseline = event
+        if isinstance(event, log.StoppedEarly | log.TrainingStarted):
+            self._early = event if isinstance(event, log.StoppedEarly) else None
         if isinstance(event, log.RunFinished):
             self._finished = event
 
@@ -122,6 +125,8 @@ class ProgressView:
                 "exactness   numeric: some steps were split over fewer ranks, or "
                 "train.deterministic is off; they equal an undisturbed run's to rounding"
             )
+        if self._early is not None and state.outcome == "finished":
+            self._line(f"early       {_describe_early(self._early)}")
         if state.reason:
             self._line(f"why         {state.reason}")
         if state.outcome == "failed":
@@ -207,6 +212,8 @@ def describe(event: log.AnyEvent) -> str | None:
             if event.accuracy is not None:
                 text += f", accuracy {event.accuracy:.1%}"
             return f"{text} ({parts})" if parts else text
+        case log.StoppedEarly():
+            return f"stopping early after step {event.step}: {_describe_early(event)}"
         case log.BaselineEvaluated():
             return f"held-out loss of a {event.name}: {event.loss:.4f}"
         case log.Noted():
@@ -259,6 +266,13 @@ def describe(event: log.AnyEvent) -> str | None:
             return f"{event.by}: stopping at the next step boundary; again to stop at once"
         case _:
             return None
+
+
+def _describe_early(event: log.StoppedEarly) -> str:
+    waited = counted(event.waited, "evaluation")
+    text = f"no improvement in {waited}; lowest {_loss(event.best_loss)} after step "
+    kept = f" ({checkpoint_name(event.best_step)})" if event.best_step else ", before training"
+    return f"{text}{event.best_step}{kept}"
 
 
 def _describe_recovery(event: log.Recovered) -> str:

@@ -28,6 +28,7 @@ import msgspec
 import xxhash
 
 from paceline.errors import Problem
+from paceline.record.best import Best
 from paceline.record.tensors import TENSORS, damaged_tensors, read_tensors
 from paceline.units import format_bytes
 
@@ -98,6 +99,9 @@ class Manifest:
     loss_scaler: Mapping[str, float] | None = None
     """State of fp16's loss scaler after that step; None in other precisions."""
 
+    best: Best | None = None
+    """The run's best evaluation up to that step, where it is kept or waited for."""
+
     created: str = ""
     """When, UTC, ISO 8601."""
 
@@ -127,6 +131,9 @@ class CheckpointEntry:
     """From the manifest; None where there is none."""
 
     loss_scaler: Mapping[str, float] | None = None
+    """From the manifest; None where there is none."""
+
+    best: Best | None = None
     """From the manifest; None where there is none."""
 
 
@@ -423,6 +430,7 @@ def _entry(path: Path, step: int) -> CheckpointEntry:
         is_complete=True,
         held_out_loss=manifest.held_out_loss,
         loss_scaler=manifest.loss_scaler,
+        best=manifest.best,
     )
 
 

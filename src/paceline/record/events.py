@@ -144,6 +144,23 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     compared with what it did before the run."""
 
 
+class StoppedEarly(Event, frozen=True, kw_only=True, tag=True):
+    """The run ended before its last step: `evaluate.patience` evaluations in a row were no
+    improvement."""
+
+    step: int
+    """Its last step."""
+
+    waited: int
+    """Evaluations without an improvement."""
+
+    best_step: int
+    """Step with the lowest evaluation loss, whose checkpoint is kept; 0 is before training."""
+
+    best_loss: float | None
+    """That loss; None when none was finite."""
+
+
 class BaselineEvaluated(Event, frozen=True, kw_only=True, tag=True):
     """The held-out loss of a simple model, to compare with."""
 
@@ -436,6 +453,7 @@ AnyEvent = (
     | CheckpointCopied
     | CheckpointCopyFailed
     | Evaluated
+    | StoppedEarly
     | BaselineEvaluated
     | Noted
     | StepRefused
@@ -461,6 +479,7 @@ Reported = (
     | CheckpointCopied
     | CheckpointCopyFailed
     | Evaluated
+    | StoppedEarly
     | BaselineEvaluated
     | Noted
     | StepRefused

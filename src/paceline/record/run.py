@@ -369,11 +369,24 @@ def check_steps_left(run: RunFolder, job: Job, *, meanwhile: bool = False) -> No
         meanwhile: It had, when it was looked at before.
 
     Raises:
-        JobError: Its newest checkpoint is at the last step asked for, or beyond it.
+        JobError: Its newest checkpoint is at the last step asked for, or beyond it, or the run
+            stopped early there and would again.
     """
     newest = next((entry for entry in list_checkpoints(run.checkpoints) if entry.is_complete), None)
     steps = job.spec.train.steps
-    if newest is None or newest.step < steps:
+    if newest is None:
+        return
+    best, patience = newest.best, job.spec.evaluate.patience
+    if best is not None and patience is not None and best.waited >= patience:
+        raise JobError.of(
+            code="R008",
+            what=f"the run stopped early at step {newest.step}: {best.waited} evaluations in a row "
+            f"were no improvement, and evaluate.patience is {patience}",
+            where=str(run.path),
+            fix=f"train on with --set evaluate.patience={best.waited + patience}, or see "
+            f"`paceline report {run.path.name}`",
+        )
+    if newest.step < steps:
         return
     finished = "has finished meanwhile" if meanwhile else "is finished"
     done = finished if newest.step == steps else f"is at step {newest.step} already"

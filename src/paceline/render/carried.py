@@ -80,6 +80,7 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
     "checkpoint.keep_every": ("nothing chooses checkpoints by their step", "as without it"),
     "checkpoint.keep_best": ("there is no held-out loss to choose by", "as without it"),
     "checkpoint": ("nothing here copies checkpoints in the background", "as without it"),
+    "evaluate.patience": ("nothing ends the run early", "all of its steps"),
     "evaluate": (
         "nothing is evaluated while it trains",
         "no held-out loss: evaluate the checkpoints afterwards",

@@ -25,7 +25,7 @@ TOLD = frozenset(
         *("train.warmup_steps", "train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
         *("train.betas", "train.eps", "train.decay_steps"),
-        *("checkpoint.every", "evaluate", "recovery.max_restarts"),
+        *("checkpoint.every", "evaluate.every", "evaluate.samples", "recovery.max_restarts"),
     }
 )
 """Settings that these words say, beside the plan; `data` is a gap of its own."""

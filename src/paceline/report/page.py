@@ -186,11 +186,25 @@ def _sentence(record: RunRecord, how: str, account: list[TimeShare], broken: lis
         "stopped": f"Its controller ended without a word after step {step:,} of {total:,}",
         "new": f"Not started yet: {total:,} steps to do",
     }.get(how, how)
+    early = _early_end(record)
+    if how == "finished" and early is not None:
+        text = (
+            f"Stopped early after step {early.step:,} of {total:,} on {ranks}, {wall} in: no "
+            f"improvement in {counted(early.waited, 'evaluation')}, lowest held-out loss "
+            f"{_loss(number(early.best_loss))} after step {early.best_step:,}"
+        )
     recovered = sum(failure.recovered is not None for failure in broken)
     if recovered:
         times = {1: "once", 2: "twice"}.get(recovered, f"{recovered} times")
         text += f"; recovered by itself {times}"
     return text + "."
+
+
+def _early_end(record: RunRecord) -> log.StoppedEarly | None:
+    """How the newest part of the run ended before its last step; None where it did not."""
+    kinds = log.StoppedEarly | log.TrainingStarted
+    newest = [event for event in record.events if isinstance(event, kinds)][-1:]
+    return next((event for event in newest if isinstance(event, log.StoppedEarly)), None)
 
 
 def _loss_tile(record: RunRecord) -> Tile | None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from paceline.control import messages as say
 from paceline.plan import Plan
 from paceline.record import events as log
+from paceline.record.best import Best
 from paceline.record.metrics import StepMetrics
 from paceline.record.run import RunFolder
 from paceline.runtime import strategy
@@ -56,6 +57,9 @@ class RunState:
     held_out_loss: float | None = None
     """The newest evaluation loss."""
 
+    best: Best = field(default_factory=Best)
+    """The best evaluation so far; counted where early stopping or the best checkpoint needs it."""
+
     refused_in_a_row: int = 0
     """Steps that were refused, one after the other, up to the last."""
 
@@ -75,6 +79,7 @@ class RunState:
             "told_step": self.told_step,
             "saved_step": self.saved_step,
             "held_out_loss": self.held_out_loss,
+            "best": self.best,
             "refused_in_a_row": self.refused_in_a_row,
             "newest_line": self.newest_line,
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,

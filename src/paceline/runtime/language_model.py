@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.parallel.layout import Layout
 from paceline.prepare import find_data
@@ -19,7 +19,7 @@ from paceline.record.run import check_same_data
 from paceline.runtime import strategy
 from paceline.runtime.bigram import bigram_loss
 from paceline.runtime.data import PreparedData, Samples, TextData, load_samples
-from paceline.runtime.loop import Evaluate
+from paceline.runtime.evaluation import Evaluate, Share
 from paceline.runtime.models import make_model
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.preference import Pairs, PreferenceLoss, reference_of
@@ -46,7 +46,11 @@ def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
     if isinstance(data, TextData) and isinstance(held_out, TextData):
         _note_bigram(session, data, held_out)
     for step in session.steps(
-        model, optimizer, evaluate=evaluate, tokens_per_sample=spec.data.seq_len
+        model,
+        optimizer,
+        evaluate=evaluate,
+        source_weights=None if held_out is None else _source_weights(held_out),
+        tokens_per_sample=spec.data.seq_len,
     ):
         step.train(
             data.samples,
@@ -91,8 +95,8 @@ def _evaluation(
     """Held-out loss by source on the same samples every time, spread evenly over each source."""
     asked = _evaluated_ids(session, held_out)
 
-    def evaluate() -> dict[str, tuple[Tensor, ...]]:
-        found = {}
+    def evaluate() -> dict[str, Share]:
+        found: dict[str, Share] = {}
         for name, ids in asked.items():
             losses = strategy.evaluate(
                 model,
@@ -102,10 +106,16 @@ def _evaluation(
                 loss_of=loss_of,
             )
             right = (losses.num_right,) if strategy.has_accuracy(loss_of) else ()
-            found[name] = losses.loss_sum, losses.num_targets, *right
+            found[name] = (losses.loss_sum, losses.num_targets, *right)
         return found
 
     return evaluate
+
+
+def _source_weights(held_out: Samples) -> dict[str, float]:
+    """Weight of each source; empty where they have none."""
+    order = held_out.order
+    return {} if isinstance(order, int) else dict(zip(held_out.sources, order.weights, strict=True))
 
 
 def _evaluated_ids(session: Session, held_out: Samples) -> dict[str, Ids]:

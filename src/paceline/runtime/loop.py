@@ -17,13 +17,15 @@ from paceline.estimate import mfu_at
 from paceline.parallel import replicas_of
 from paceline.parallel.shrink import part_of
 from paceline.record import events as log
+from paceline.record.best import Best
 from paceline.record.checkpoints import newest_step, set_aside
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
-from paceline.runtime import memory, strategy
+from paceline.runtime import memory
 from paceline.runtime.checkpoint import Checkpointer, Restored, Saved, SaveFailed
 from paceline.runtime.checkpoint._agree import from_first, gather
 from paceline.runtime.digest import state_digest
+from paceline.runtime.evaluation import Evaluate, Evaluation
 from paceline.runtime.recovery.heal import adopt, receive, send
 from paceline.runtime.recovery.held import Regrouping, StartOver
 from paceline.runtime.recovery.newest import RecoveryPlan, plan_recovery
@@ -35,13 +37,6 @@ from paceline.runtime.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
-
-Share = tuple[torch.Tensor | float, ...]
-"""This rank's share of the held-out loss: the sum over its targets, how many they were, and, where
-there is an accuracy, how many of them the model has right."""
-
-Evaluate = Callable[[], Share | Mapping[str, Share]]
-"""This rank's share, or its share of each source's."""
 
 
 class Loop:
@@ -55,6 +50,7 @@ class Loop:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         evaluate: Evaluate | None,
+        source_weights: Mapping[str, float],
         tokens_per_sample: int | None,
         schedule: Callable[[int], float],
     ) -> None:
@@ -62,15 +58,14 @@ class Loop:
         self._checkpointer = checkpointer
         self._model = model
         self._optimizer = optimizer
-        self._evaluate = evaluate
         self._unit = "tokens" if tokens_per_sample else "samples"
         self._units_per_step = here.plan.layout.global_batch * (tokens_per_sample or 1)
         self._schedule = schedule
+        self._evaluation = Evaluation(here, model, evaluate, source_weights)
         self._job_digest = training_digest(here.job)
         self._metrics_log: MetricsLog | None = None
         self._board: TensorBoard | None = None
         self._started_save = 0
-        self._evaluated_step: int | None = None
         layout, train = here.plan.layout, here.job.spec.train
         self._safekeeping = Safekeeping(
             here,
@@ -98,6 +93,7 @@ class Loop:
         here, state = self._here, self._here.state
         last = here.job.spec.train.steps
         every = here.job.spec.drill.digest_every
+        self._evaluation.check()
         first = self._restore()
         self._metrics_log = metrics = MetricsLog(here.run.metrics_file) if here.is_first else None
         self._board = board = self._open_board() if here.is_first else None
@@ -110,8 +106,8 @@ class Loop:
         if state.last_step > state.told_step or lost_save:
             self._after(state.last_step, ended=bool(lost_save) or state.last_step == last)
         elif first == 1:
-            self._evaluate_after(0)
-        while state.last_step < last:
+            self._evaluation.measure(0)
+        while state.last_step < last and not self._evaluation.is_over():
             number = state.last_step + 1
             step = self._begin(number)
             if number in here.member.skipped:
@@ -135,18 +131,22 @@ class Loop:
                 metrics.write(state.newest_line)
                 board.write(state.newest_line)
             self._tell_of_save(self._checkpointer.poll())
-            if ended or number % here.plan.checkpoint_every == 0:
+            if ended or self._is_save_due(number) or self._may_be_best(number):
                 wrong = self._safekeeping.check()
                 if wrong is not None:
                     self._mend(wrong)
                     continue
             self._safekeeping.name_suspects()
             self._after(number, ended)
+            if self._evaluation.is_over():
+                break
             if step.stop:
                 state.interrupted = number < last
                 break
             if step.regroup is not None and number < last:
                 self._leave_together(step)
+        if state.last_step < last and not state.interrupted:
+            self._evaluation.report_early_end()
         here.progress.enter(Phase.SAVE)
         while (outcome := self._checkpointer.wait()) is not None:
             self._tell_of_save(outcome)
@@ -234,6 +234,7 @@ class Loop:
             raise StartOver
         state.last_step = state.saved_step = state.told_step = restored.step
         state.newest_line = None
+        state.best = restored.best or Best()
         if restored.path is not None:
             if here.is_first:
                 set_aside([path for path, _ in restored.refused])
@@ -370,44 +371,20 @@ class Loop:
         )
 
     def _after(self, number: int, ended: bool) -> None:
-        """Evaluate and save where they are due."""
-        plan = self._here.plan
-        if number % plan.evaluate_every == 0 or number == self._here.job.spec.train.steps:
-            self._evaluate_after(number)
-        if number % plan.checkpoint_every == 0 or ended:
+        """Evaluate and save where they are due; the best so far is saved wherever it is found."""
+        evaluation = self._evaluation
+        if evaluation.is_due(number):
+            evaluation.measure(number)
+        ended = ended or evaluation.is_over()
+        if ended or self._is_save_due(number) or evaluation.is_best(number):
             self._save(number)
         self._here.state.told_step = number
 
-    def _evaluate_after(self, number: int) -> None:
-        if self._evaluate is None:
-            return
-        here, state, plan = self._here, self._here.state, self._here.plan
-        start = time.perf_counter()
-        here.progress.enter(Phase.EVALUATE)
-        self._model.eval()
-        with torch.no_grad(), strategy.autocast(plan.precision, here.place.device, plan.layout):
-            shares = self._evaluate()
-        self._model.train()
-        by_source = shares if isinstance(shares, Mapping) else {"": shares}
-        own = [float(number) for share in by_source.values() for number in share]
-        sums = here.all_reduce_sum(*own)
-        width = len(own) // len(by_source)
-        loss_sums, counts, *rights = (sums[start::width] for start in range(width))
-        state.held_out_loss = sum(loss_sums) / sum(counts)
-        each = zip(by_source, loss_sums, counts, strict=True)
-        losses: dict[str, float | None] = {name: total / num for name, total, num in each if num}
-        self._evaluated_step = number
-        here.progress.enter(Phase.BOUNDARY)
-        seconds = time.perf_counter() - start
-        here.report(
-            log.Evaluated(
-                step=number,
-                loss=state.held_out_loss,
-                seconds=seconds,
-                by_source=losses if len(losses) > 1 else {},
-                accuracy=sum(rights[0]) / sum(counts) if rights else None,
-            )
-        )
+    def _is_save_due(self, number: int) -> bool:
+        return number % self._here.plan.checkpoint_every == 0
+
+    def _may_be_best(self, number: int) -> bool:
+        return self._evaluation.counts_best and self._evaluation.is_due(number)
 
     def _save(self, number: int) -> None:
         """Start a checkpoint; it is written while training goes on."""
@@ -419,14 +396,14 @@ class Loop:
             number,
             self._model,
             self._optimizer,
-            # Only of this very step: keep-best is for weights that were measured.
-            held_out_loss=state.held_out_loss if self._evaluated_step == number else None,
+            held_out_loss=self._evaluation.loss_after(number),
             layout=here.plan.layout.name,
             mesh=here.plan.layout.degrees,
             seed=here.job.spec.train.seed,
             samples=number * here.plan.layout.global_batch,
             job_digest=self._job_digest,
             loss_scaler=state.scaler.state_dict() if state.scaler is not None else None,
+            best=state.best if self._evaluation.counts_best else None,
             on_phase=lambda phase: here.faults.pass_by("save", number),
         )
         self._started_save = number

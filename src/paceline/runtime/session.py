@@ -27,7 +27,7 @@ should not ask for `place`, and what is costly there goes into `session.keep`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -50,12 +50,13 @@ from paceline.runtime.channel import Line
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.devices import capability_of
 from paceline.runtime.digest import state_digest
+from paceline.runtime.evaluation import Evaluate
 from paceline.runtime.faults import Faults
 from paceline.runtime.generation import Generation, RunState
 from paceline.runtime.initial.blueprint import Blueprints
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.loader import Loader, MapStyle
-from paceline.runtime.loop import Evaluate, Loop
+from paceline.runtime.loop import Loop
 from paceline.runtime.optimizer import learning_rate_at
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.progress import Progress
@@ -65,6 +66,7 @@ from paceline.runtime.sampling import DataRank
 from paceline.runtime.step import Step
 from paceline.runtime.stream import Stateful, Stream, states
 from paceline.spec import Job
+from paceline.spec.evaluate import num_best
 
 load_compiler()  # here it counts as start-up, not as training
 
@@ -355,6 +357,7 @@ class Session:
         optimizer: torch.optim.Optimizer,
         *,
         evaluate: Evaluate | None = None,
+        source_weights: Mapping[str, float] | None = None,
         tokens_per_sample: int | None = None,
         schedule: Callable[[int], float] | None = None,
     ) -> Iterator[Step]:
@@ -369,6 +372,7 @@ class Session:
             evaluate: This rank's share of the held-out loss as `(sum, count)`, or one for each
                 source by its name. Called in eval mode without gradients, on every rank alike, as
                 often as the job says.
+            source_weights: Weight of each source in the mean of all; left out, targets count alike.
             tokens_per_sample: For tokens/s; without it, samples/s are shown.
             schedule: Learning rate of a step, counted from 1. The job's schedule when left out.
 
@@ -379,7 +383,7 @@ class Session:
         spec, place, meshes = self.job.spec, self.place, self.meshes  # which set the plan's layout
         checkpointer = Checkpointer(
             self.run.checkpoints,
-            spec.checkpoint,
+            replace(spec.checkpoint, keep_best=num_best(spec)),
             opening=self.member.opening,
             others=partial(states, self._streams),
         )
@@ -407,6 +411,7 @@ class Session:
             model=model,
             optimizer=optimizer,
             evaluate=evaluate,
+            source_weights=source_weights or {},
             tokens_per_sample=tokens_per_sample,
             schedule=schedule or (lambda step: learning_rate_at(step, spec.train)),
         )

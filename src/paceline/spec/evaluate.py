@@ -1,6 +1,15 @@
 """The section `evaluate` of a job file: when the evaluation loss is measured, and what follows."""
 
-from paceline.spec.section import Auto, Positive, section
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from paceline.errors import Problem
+from paceline.spec.section import Auto, Number, Positive, section
+
+if TYPE_CHECKING:
+    from paceline.spec.job import JobSpec
 
 
 @section
@@ -13,3 +22,41 @@ class EvaluateSpec:
 
     samples: Positive = 256
     """Held-out samples in one evaluation, the same ones every time."""
+
+    patience: Positive | None = None
+    """Early stopping: the run ends after this many evaluations in a row without an improvement. The
+    checkpoint with the lowest evaluation loss is kept. Left out, every step is done."""
+
+    min_delta: Annotated[Number, Field(ge=0)] = 0.0
+    """Only with `patience`: an evaluation is an improvement when its loss is lower by more than
+    this, in nats per token, than that of the last improvement."""
+
+
+def num_best(spec: "JobSpec") -> int:
+    """How many checkpoints with the lowest evaluation loss are kept: one with early stopping."""
+    return max(spec.checkpoint.keep_best, 1 if spec.evaluate.patience is not None else 0)
+
+
+def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:
+    """`J007` for what would need evaluations that there are none of."""
+    evaluate, data = spec.evaluate, spec.data
+    if evaluate.patience is None and evaluate.min_delta:
+        yield Problem(
+            code="J007",
+            what=f"evaluate.min_delta {evaluate.min_delta:g} is given without evaluate.patience",
+            where=where("evaluate.min_delta"),
+            fix="add evaluate.patience, such as 3, or leave it out",
+        )
+    has_none = data.held_out == 0 and data.held_out_path is None
+    if has_none and spec.program is None and spec.engine == "paceline":
+        for name, value in {
+            "evaluate.patience": evaluate.patience,
+            "checkpoint.keep_best": spec.checkpoint.keep_best,
+        }.items():
+            if value:
+                yield Problem(
+                    code="J007",
+                    what=f"{name} goes by the evaluation loss, and data.held_out is 0",
+                    where=where(name),
+                    fix="set data.held_out to 0.05, or leave it out",
+                )

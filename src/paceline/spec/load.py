@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
 from paceline.spec.data_fields import check_data_fields
+from paceline.spec.evaluate import check_evaluation
 from paceline.spec.job import MODEL_WAYS, JobSpec
 from paceline.spec.length import CountSamples, Length, check_length, in_steps, keep_overridden
 from paceline.spec.script import Script, ScriptSpec
@@ -440,6 +441,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     yield from _check_sizes(job)
     yield from check_training(spec, job.where)
     yield from check_length(job)
+    yield from check_evaluation(spec, job.where)
     if spec.train.steps:
         yield from _check_steps(job)
     given = [way for way in MODEL_WAYS if getattr(spec.model, way) is not None]

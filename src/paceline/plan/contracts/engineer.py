@@ -14,6 +14,7 @@ from paceline.plan.decision import Plan
 from paceline.plan.operate import METRICS, alerts, health_checks
 from paceline.plan.outlook import Outlook
 from paceline.spec import Job
+from paceline.spec.evaluate import num_best
 from paceline.units import format_bytes, format_seconds
 
 _SHARDING = {
@@ -143,8 +144,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     retention = [f"newest {keep.keep_last}"]
     if keep.keep_every is not None:
         retention.append(f"every {keep.keep_every} steps")
-    if keep.keep_best:
-        retention.append(f"{keep.keep_best} with the lowest held-out loss")
+    if num_best(job.spec):
+        retention.append(f"{num_best(job.spec)} with the lowest held-out loss")
     return {
         "frequency": f"every {every} steps"
         + ("" if seconds is None else f", {format_seconds(seconds)} (estimated)"),

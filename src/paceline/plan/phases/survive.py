@@ -4,6 +4,7 @@ from typing import Literal, TypedDict
 
 from paceline.plan.operate import METRICS, alerts, health_checks
 from paceline.plan.phases.case import Case
+from paceline.spec.evaluate import num_best
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -67,7 +68,7 @@ def survive_faults(case: Case) -> FaultTolerance:
         f"{format_bytes(plan.estimate.num_checkpoint_bytes)}, with hashes and a COMMIT mark",
         "rotation": {
             "keepLatest": spec.checkpoint.keep_last,
-            "keepBest": spec.checkpoint.keep_best,
+            "keepBest": num_best(spec),
             "period": spec.checkpoint.keep_every,
         },
         "recoveryPlan": {

@@ -22,6 +22,7 @@ import msgspec
 import xxhash
 
 from paceline.record import checkpoints
+from paceline.record.best import Best
 from paceline.record.checkpoints import FileRecord, Manifest
 from paceline.record.tensors import (
     TENSORS,
@@ -83,6 +84,7 @@ class KnownFacts(TypedDict, total=False):
     held_out_loss: float | None
     state_digest: str | None
     loss_scaler: Mapping[str, float] | None
+    best: Best | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class Facts:
     held_out_loss: float | None = None
     state_digest: str | None = None
     loss_scaler: Mapping[str, float] | None = None
+    best: Best | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,6 +392,7 @@ def _manifest(task: WriteTask, files: Mapping[str, FileRecord]) -> Manifest:
         held_out_loss=facts.held_out_loss,
         state_digest=facts.state_digest,
         loss_scaler=facts.loss_scaler,
+        best=facts.best,
         created=checkpoints.utc_now(),
     )
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.errors import CheckpointError, PacelineError, Problem
 from paceline.record import checkpoints
+from paceline.record.best import Best
 from paceline.record.checkpoints import CheckpointEntry, Manifest
 from paceline.record.remote import Remote
 from paceline.record.tensors import Place
@@ -40,6 +41,9 @@ class Restored:
 
     loss_scaler: Mapping[str, float] | None = None
     """State of fp16's loss scaler, from its manifest; None for other precisions."""
+
+    best: Best | None = None
+    """The best evaluation, from its manifest."""
 
     refused: list[tuple[Path, Problem]] = field(default_factory=list)
     """Newer checkpoints that were not whole, and why."""
@@ -90,6 +94,7 @@ def restore_newest(
                 path=entry.path,
                 held_out_loss=entry.held_out_loss,
                 loss_scaler=entry.loss_scaler,
+                best=entry.best,
                 refused=refused,
             )
         refused.append((entry.path, problem))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from paceline.control import messages as say
 from paceline.parallel.replicas import neighbour_of
 from paceline.record import events as log
+from paceline.record.best import Best
 from paceline.runtime.checkpoint._agree import gather
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.held import StartOver
@@ -117,6 +118,7 @@ class Safekeeping:
         self._kept_step = step
         here.state.last_step = here.state.told_step = step
         here.state.held_out_loss = facts.held_out_loss
+        here.state.best = facts.best or Best()
         here.state.load_scaler(facts.loss_scaler)
         return step
 
@@ -144,6 +146,7 @@ class Safekeeping:
             job_digest=self._job_digest,
             held_out_loss=here.state.held_out_loss,
             loss_scaler=here.state.scaler.state_dict() if here.state.scaler is not None else None,
+            best=here.state.best,
         )
         failures = []
         try:

@@ -23,6 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from paceline.record.best import Best
 from paceline.record.snapshot_files import (
     FOLDER,
     remove_snapshots,
@@ -59,6 +60,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     held_out_loss: float | None = None
     loss_scaler: Mapping[str, float] | None = None
+    best: Best | None = None
 
 
 NO_FACTS = Facts()

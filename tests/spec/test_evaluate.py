@@ -1,0 +1,39 @@
+"""Rules of the section `evaluate`."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import JobError
+from paceline.spec import parse_job
+from paceline.spec.evaluate import num_best
+
+TEXT = """\
+model: {decoder: {layers: 2, hidden: 32, heads: 2}}
+data: {path: x}
+train: {global_batch: 8, steps: 100}
+"""
+
+
+def read(*overrides: str):
+    return parse_job(TEXT, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+
+
+def test_early_stopping_keeps_the_best_checkpoint():
+    assert num_best(read().spec) == 0
+    assert num_best(read("evaluate.patience=3").spec) == 1
+    assert num_best(read("evaluate.patience=3", "checkpoint.keep_best=2").spec) == 2
+
+
+@pytest.mark.parametrize("name", ["evaluate.patience", "checkpoint.keep_best"])
+def test_what_goes_by_the_evaluation_loss_is_refused_without_one(name):
+    with pytest.raises(JobError) as caught:
+        read(f"{name}=3", "data.held_out=0")
+    (problem,) = caught.value.problems
+    assert problem.what == f"{name} goes by the evaluation loss, and data.held_out is 0"
+    assert problem.where == f"{name}, --set"
+
+
+def test_min_delta_without_patience_is_refused():
+    with pytest.raises(JobError, match="without evaluate"):
+        read("evaluate.min_delta=0.1")
