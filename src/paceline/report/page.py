@@ -316,8 +316,6 @@ def _facts(record: RunRecord, end: log.RunFinished | None) -> list[tuple[str, st
     began = started[0].at if started else record.created_at
     facts = [("Started" if started else "Made", _utc(began))]
     if plan is not None:
-        if plan.length is not None:
-            facts.append(("Length", f"{plan.length.steps:,} steps: {plan.length}"))
         facts.append(("Layout", f"{plan.layout.name}, {plan.precision}"))
         facts.append(("Cluster", plan.cluster.name))
     if record.data_padding is not None:
