@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -13,6 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Four files are tested at a time: ranks with several threads each would wait for one another's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes is no matter of a test's: on a busy machine it would fail by its time.
+settings.register_profile("paceline", deadline=None)
+settings.load_profile("paceline")
 
 LONGEST_FIRST = (
     *("runtime/test_initial.py", "runtime/test_layouts.py"),
