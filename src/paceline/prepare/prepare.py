@@ -7,6 +7,7 @@ tokenized. Other settings, another tokenizer or other contents make another fold
 import fcntl
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ from paceline.prepare.refuse import (
     check_vocabulary,
     needs_eos,
     needs_template,
+    places_of,
     windows_of_chats,
 )
 from paceline.prepare.rows import form_of
@@ -332,21 +334,18 @@ def _join_sides(
 
 def _left_out(source: Source, parts: Sequence[Part], joined: Sequence[Joined]) -> Iterator[LeftOut]:
     """Each reason once, with the first place."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     places: dict[str, str] = {}
     for part in parts:
-        for reason, count in part.left_out.items():
-            counts[reason] = counts.get(reason, 0) + count
-            number = part.examples[reason]
-            places.setdefault(reason, place_of(part.file, form_of(part.file), number))
-        for number, reason in part.first_broken[:1]:
-            place = f"{place_of(part.file, form_of(part.file), number)}: {reason}"
-            places.setdefault("broken row", place)
+        counts.update(part.left_out)
+        counts["broken row"] += part.broken
+        form = form_of(part.file)
+        for reason, number in part.examples.items():
+            places.setdefault(reason, place_of(part.file, form, number))
         if part.broken:
-            counts["broken row"] = counts.get("broken row", 0) + part.broken
+            places.setdefault("broken row", places_of(part)[0])
     for side in joined:
-        for reason, count in side.left_out.items():
-            counts[reason] = counts.get(reason, 0) + count
+        counts.update(side.left_out)
     for reason, count in counts.items():
         if count:
             place = places.get(reason, "")

@@ -1,4 +1,7 @@
-"""Reasons not to prepare, or not to train on what was prepared, each with its code and the fix."""
+"""Reasons not to prepare, or not to train on what was prepared, each with its code and the fix.
+
+Each `check_` raises a JobError; its first line has the code and when.
+"""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -43,10 +46,7 @@ def model_vocab(job: Job) -> int | None:
 
 
 def check_vocabulary(job: Job, tokenizer: TokenizerFiles) -> None:
-    """
-    Raises:
-        JobError: D011, the tokenizer has tokens that the model does not.
-    """
+    """D011, the tokenizer has tokens that the model does not."""
     vocab = model_vocab(job)
     if vocab is None or tokenizer.vocab <= vocab:
         return
@@ -61,10 +61,7 @@ def check_vocabulary(job: Job, tokenizer: TokenizerFiles) -> None:
 
 
 def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
-    """
-    Raises:
-        JobError: D011, a pretrained model has another tokenizer of its own.
-    """
+    """D011, a pretrained model has another tokenizer of its own."""
     found = find_pretrained(job) if loads_weights(job) else None
     own = found.folder / "tokenizer.json" if found is not None else None
     if own is None or tokenizer.file is None or not own.is_file() or own.samefile(tokenizer.file):
@@ -84,11 +81,7 @@ def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
 
 
 def check_forms(job: Job, source: Source) -> None:
-    """
-    Raises:
-        JobError: D016, a file of the source holds something else than the others, or than the job
-            says.
-    """
+    """D016, a file of the source holds something else than the others, or than the job says."""
     held = {
         file: {"bin": "tokens", "text": "text"}.get(form_of(file), "rows") for file in source.files
     }
@@ -137,10 +130,7 @@ def windows_of_chats(job: Job, kinds: set[str]) -> JobError:
 
 
 def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> None:
-    """
-    Raises:
-        JobError: D015, what is prepared would not fit.
-    """
+    """D015, what is prepared would not fit."""
     packed = (".gz", ".zst", ".parquet", ".arrow")
     plain = sum(
         size * (_COMPRESSED if name.endswith(packed) else 1) for name, size in sizes.items()
@@ -159,23 +149,20 @@ def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> N
 
 
 def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
-    """
-    Raises:
-        JobError: D013, more of a source's rows are broken than the job allows.
-    """
+    """D013, more of a source's rows are broken than the job allows."""
     rows, broken = sum(part.rows for part in parts), sum(part.broken for part in parts)
     limit, newest = job.spec.data.broken_rows, parts[-1]
     if 0 < newest.broken == newest.rows < rows:
         raise JobError.of(
             code="D016",
             what=f"no row of {newest.file} can be read as those of {parts[0].file}: "
-            + "; ".join(_places(newest)),
+            + "; ".join(places_of(newest)),
             where=source.where,
             fix="give the file a source of its own in data.sources, or leave it out",
         )
     if broken <= limit * rows:
         return
-    shown = [place for part in parts for place in _places(part)]
+    shown = [place for part in parts for place in places_of(part)]
     raise JobError.of(
         code="D013",
         what=f"{broken} of {rows} rows of {source.name} are broken, above data.broken_rows "
@@ -186,17 +173,14 @@ def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
     )
 
 
-def _places(part: Part) -> list[str]:
+def places_of(part: Part) -> list[str]:
     """The first broken rows of a file, each with its reason."""
     form = form_of(part.file)
     return [f"{place_of(part.file, form, n)}: {reason}" for n, reason in part.first_broken]
 
 
 def check_too_long(job: Job, source: Source, cut: Cut, joined: Sequence[Joined]) -> None:
-    """
-    Raises:
-        JobError: D017, documents are longer than a sample, and nobody said what to do with them.
-    """
+    """D017, documents are longer than a sample, and nobody said what to do with them."""
     number = sum(side.too_long for side in joined)
     if cut.too_long != "refuse" or not number:
         return
@@ -214,10 +198,7 @@ def check_too_long(job: Job, source: Source, cut: Cut, joined: Sequence[Joined])
 
 
 def check_samples(job: Job, index: Index) -> None:
-    """
-    Raises:
-        JobError: D018, a source has nothing to train on; D005, nothing is held out.
-    """
+    """D018, a source has nothing to train on; D005, nothing is held out."""
     for source in index.train:
         if source.samples:
             continue

@@ -227,15 +227,9 @@ def read_samples(path: str) -> "Dataset[Pair]":
 
 def loss_for(data: "Dataset[Pair]") -> Callable[[Any, Tensor], Tensor]:
     """Cross-entropy for classes, mean squared error for other numbers."""
-    target: Any = data[0][1]
-    target = torch.as_tensor(target)
-    if not target.is_floating_point():
+    if not torch.as_tensor(data[0][1]).is_floating_point():
         return F.cross_entropy
-
-    def squared(output: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(output.reshape(target.shape), target)
-
-    return squared
+    return lambda output, target: F.mse_loss(output.reshape(target.shape), target)
 
 
 def steps_of(training: Training, rank: int, world: int) -> list[tuple[int, list[list[int]]]]:

@@ -10,13 +10,15 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from paceline.errors import JobError, Problem
 from paceline.spec.load import Job
+
+_Match = TypeVar("_Match", str, Path)
 
 SEPARATOR = b"\n"
 """Put between two files."""
@@ -75,7 +77,8 @@ def find_corpus(job: Job) -> Corpus:
     Raises:
         JobError: Nothing matches, a file cannot be read or is no text, or there is too little.
     """
-    found = stdlib_files(job) if job.spec.data.path is None else _matching_files(job)
+    asked = job.spec.data.path
+    found = stdlib_files(job) if asked is None else match_all(job, asked, "data.path", expand)
     sizes = _readable_sizes(job, found)
     files = [path for path in found if sizes[path]]
     if not files:
@@ -109,21 +112,21 @@ def stdlib_files(job: Job) -> list[Path]:
     )
 
 
-def _matching_files(job: Job) -> list[Path]:
-    asked = job.spec.data.path
-    patterns = [asked] if isinstance(asked, str) else list(asked or ())
-    found: set[Path] = set()
-    problems = []
-    for pattern in patterns:
-        matches = expand(pattern, job.folder)
-        found.update(matches)
-        if not matches:
-            problems.append(no_match(job, pattern))
-    if not patterns:
-        problems.append(no_match(job, ""))
-    if problems:
-        raise JobError(*problems)
-    return sorted(found)
+def match_all(
+    job: Job,
+    asked: str | Sequence[str],
+    field: str,
+    matches_of: Callable[[str, Path], Iterable[_Match]],
+) -> list[_Match]:
+    """What patterns of a field mean, sorted.
+
+    Raises:
+        JobError: D001, a pattern matches nothing, or there is none.
+    """
+    patterns = [asked] if isinstance(asked, str) else asked
+    found = {pattern: list(matches_of(pattern, job.folder)) for pattern in patterns} or {"": []}
+    JobError.raise_for(no_match(job, pattern, field) for pattern in found if not found[pattern])
+    return sorted({match for matches in found.values() for match in matches})
 
 
 def expand(pattern: str, folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
-from paceline.spec.corpus import expand, no_match, stdlib_files
+from paceline.spec.corpus import expand, match_all, stdlib_files
 from paceline.spec.data_fields import BYTES
 from paceline.spec.job import SourceSpec
 from paceline.spec.load import Job
@@ -107,26 +107,17 @@ def find_held_out(job: Job) -> Source | None:
 
 def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:
     patterns = [asked.path] if isinstance(asked.path, str) else asked.path
-    files: set[str] = set()
-    problems = []
-    for pattern in patterns:
-        matches = list(_matches(pattern, job.folder))
-        files.update(matches)
-        if not matches:
-            problems.append(no_match(job, pattern, field))
-    if not patterns:
-        problems.append(no_match(job, "", field))
-    JobError.raise_for(problems)
+    files = match_all(job, patterns, field, _matches)
     return Source(
         name=asked.name or _name_of(patterns[0], fallback),
         weight=asked.weight,
-        files=tuple(sorted(file for file in files if not _is_index(file, files))),
+        files=tuple(file for file in files if not _is_index(file, files)),
         columns=dict(asked.columns),
         where=job.where(field),
     )
 
 
-def _is_index(file: str, files: set[str]) -> bool:
+def _is_index(file: str, files: Sequence[str]) -> bool:
     """Whether a file is Megatron's index of another one."""
     return file.endswith(".idx") and f"{file[:-4]}.bin" in files
 
