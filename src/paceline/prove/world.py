@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.layout import Layout
 from paceline.prove import model as models
@@ -27,6 +26,7 @@ from paceline.runtime import strategy
 from paceline.runtime._torch_private import FakeTensorMode, children_of, fake_store, forget_groups
 from paceline.runtime.initial.fill import give_memory
 from paceline.runtime.strategy.blocks import numbered_blocks
+from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.pipeline.stages import Skip, take_stage
 from paceline.runtime.strategy.ways.known import ways_of
@@ -126,7 +126,7 @@ def trace_step(
         )
         if make_replay is not None:
             rank.replay = make_replay(tracer)
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        inner = unwrapped(model)
         tracer.places.watch(model, numbered_blocks(inner, ways))
         if inner is not model or not is_fake:
             rank.step()  # DDP gives its gradients to their buckets in its first step

@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from paceline.parallel.layout import Layout
@@ -39,6 +38,7 @@ from paceline.runtime.determinism import seed_everything
 from paceline.runtime.devices import DEVICES, device_of
 from paceline.runtime.sampling import sample_ids
 from paceline.runtime.step import Trainer
+from paceline.runtime.strategy.local import unwrapped
 
 Pair = tuple[Tensor, ...]
 """Input and target."""
@@ -291,7 +291,7 @@ def _evaluate(training: Training) -> tuple[float | None, float | None]:
     size = training.asked["dataConfig"]["batchSize"]
     batches = [mine[start : start + size] for start in range(0, len(mine), size)]
     strategy.evaluate(
-        _bare(trainer.model),  # ranks have batches of their own number
+        unwrapped(trainer.model),  # ranks have batches of their own number
         trainer.meshes,
         (
             strategy.on_device(pair, trainer.device)
@@ -339,10 +339,6 @@ def _loader(
     return iter(DataLoader(data, batch_sampler=batches, num_workers=workers))
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
 def _scheduler(
     wanted: dict[str, Any], optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
@@ -362,7 +358,7 @@ def _save(training: Training, path: Path) -> Path:
     """Write everything that a later call resumes from."""
     trainer, scheduler = training.trainer, training.scheduler
     state = {
-        "model": _bare(trainer.model).state_dict(),
+        "model": unwrapped(trainer.model).state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "scaler": {} if trainer.scaler is None else trainer.scaler.state_dict(),

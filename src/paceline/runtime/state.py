@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import RunError
 from paceline.runtime._torch_private import local_shape_and_offset
@@ -30,6 +29,7 @@ from paceline.runtime.strategy.adapter.linear import (
     frozen_parameters,
     has_adapter,
 )
+from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.strategy.tensor.fused import SplitLinear
 from paceline.runtime.strategy.tensor.modules import is_transposed
 
@@ -100,9 +100,9 @@ def model_state(model: nn.Module) -> dict[str, Stored | Any]:
     """The part of `named_state` that is the model's own."""
     places = parameter_places(model)
     state: dict[str, Stored | Any] = {}
-    held = _unwrapped(model).state_dict(keep_vars=True)
-    if hasattr(_unwrapped(model), FROZEN_DIGEST):
-        state[_FROZEN] = getattr(_unwrapped(model), FROZEN_DIGEST)
+    held = unwrapped(model).state_dict(keep_vars=True)
+    if hasattr(unwrapped(model), FROZEN_DIGEST):
+        state[_FROZEN] = getattr(unwrapped(model), FROZEN_DIGEST)
     seen = {id(parameter) for parameter in frozen_parameters(model)}
     for raw, value in held.items():
         name = _plain(raw)
@@ -134,7 +134,7 @@ def whole_of(tensor: Tensor) -> Stored:
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Each parameter of this rank once, under the name its module has: parts stay apart."""
-    bare = _unwrapped(model)
+    bare = unwrapped(model)
     return {_plain(name): parameter for name, parameter in bare.named_parameters()}
 
 
@@ -145,7 +145,7 @@ def parameter_places(model: nn.Module) -> dict[str, Place]:
         name: Place(name=name, size=tuple(each.shape), offset=(0,) * each.dim())
         for name, each in parameters.items()
     }
-    for raw, module in _unwrapped(model).named_modules():
+    for raw, module in unwrapped(model).named_modules():
         if isinstance(module, SplitLinear):
             places |= _places_of_parts(_plain(raw), module)
     return places
@@ -248,7 +248,7 @@ def set_other_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     Raises:
         RunError: `R065`, the state is of adapters beside other frozen weights than the model's.
     """
-    bare = _unwrapped(model)
+    bare = unwrapped(model)
     if _FROZEN in state and state[_FROZEN] != getattr(bare, FROZEN_DIGEST, None):
         raise _other_weights(state[_FROZEN], getattr(bare, FROZEN_DIGEST, None))
     values = {
@@ -291,10 +291,6 @@ def _put(state: dict[str, Stored | Any], name: str, value: Stored | Any) -> None
     elif old is not None:
         return
     state[name] = value
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _plain(name: str) -> str:

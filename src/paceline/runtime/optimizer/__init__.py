@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runtime.optimizer.adafactor import Adafactor
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.optimizer.muon import Muon
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
+from paceline.runtime.strategy.local import unwrapped
 from paceline.spec import TrainSpec
 from paceline.spec.training import decay_steps
 
@@ -75,7 +75,7 @@ def _made(train: TrainSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimiz
 
 
 def _hidden_matrices(model: nn.Module, ways: HasBlocks | None) -> set[nn.Parameter]:
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = unwrapped(model)
     tables = {module.weight for module in inner.modules() if isinstance(module, nn.Embedding)}
     found = {
         parameter

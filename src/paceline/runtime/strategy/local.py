@@ -2,11 +2,17 @@
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 
 def local_of(tensor: Tensor) -> Tensor:
     """This rank's part; the tensor itself where it is not split."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DDP; any other as it is."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def lay_out_gradient(parameter: nn.Parameter) -> None:

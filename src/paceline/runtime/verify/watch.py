@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.record.verification import Reading
 from paceline.runtime._torch_private import backward_node, tree_leaves
+from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.strategy.pipeline.stages import Nothing, Skip
 
 
@@ -40,7 +40,7 @@ class Watch:
     def over(self, model: nn.Module) -> Iterator[None]:
         """Watch a model, as it is after it was split."""
         hooks = []
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        inner = unwrapped(model)
         for name, module in inner.named_modules():
             plain = _plain_name(name)
             if not plain or isinstance(module, nn.ModuleList | nn.ModuleDict | Skip | Nothing):

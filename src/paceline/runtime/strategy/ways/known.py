@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.strategy.ways.ways import Way, Ways
 
 OWN = Ways(
@@ -301,8 +301,7 @@ def ways_of(model: nn.Module) -> Ways | None:
     Args:
         model: As its factory made it, or inside DDP, which hides what it carries.
     """
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    model = unwrapped(model)
     own = getattr(model, "paceline_ways", None)
     if isinstance(own, Ways):
         return own
