@@ -34,6 +34,7 @@ from torch.autograd.function import once_differentiable
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import Coordinates
 from paceline.runtime._torch_private import FUNCTIONAL
 from paceline.runtime.strategy.chunked import IGNORED
 from paceline.runtime.strategy.context.tokens import local_tokens
@@ -64,22 +65,23 @@ class _Routers:
     """Also divided by the tensor ranks, where each adds the same gradient to a sum over them."""
 
     number: int
-    meshes: Meshes
-    shares_tokens: bool
-    """Whether each tensor rank routes tokens of its own."""
-
-    @property
-    def groups(self) -> list[dist.ProcessGroup]:
-        """Ranks with other tokens of the same samples."""
-        layout, meshes = self.meshes.layout, self.meshes
-        found = [meshes.context] if layout.context > 1 else []
-        return [*found, meshes.tensor.get_group()] if self.shares_tokens else found
+    layout: Layout
+    place: Coordinates
+    groups: tuple[dist.ProcessGroup, ...]
+    """Ranks with other tokens of the same samples. No other group is kept: a model of data ranks
+    alone outlives its groups."""
 
     def own(self, whole_BS: Tensor) -> Tensor:
         """This rank's tokens of whole samples."""
-        layout, place = self.meshes.layout, self.meshes.place
-        own_BS = local_tokens(whole_BS, layout, place.context)
-        return own_BS.chunk(layout.tensor, 1)[place.tensor] if self.shares_tokens else own_BS
+        own_BS = local_tokens(whole_BS, self.layout, self.place.context)
+        if not _routes_shares(self.layout):
+            return own_BS
+        return own_BS.chunk(self.layout.tensor, 1)[self.place.tensor]
+
+
+def _routes_shares(layout: Layout) -> bool:
+    """Whether each tensor rank routes tokens of its own."""
+    return layout.tensor > 1 and layout.expert > 1 and layout.sequence_parallel
 
 
 def balance_routers(model: nn.Module, layout: Layout, meshes: Meshes, coefficient: float) -> None:
@@ -105,13 +107,11 @@ def balance_routers(model: nn.Module, layout: Layout, meshes: Meshes, coefficien
             where="train.router_loss",
             fix="set train.router_loss to 0",
         )
-    repeated = layout.tensor if layout.tensor > 1 and layout.expert == 1 else 1
-    shared = _Routers(
-        coefficient / repeated,
-        len(routers),
-        meshes,
-        layout.tensor > 1 and layout.expert > 1 and layout.sequence_parallel,
-    )
+    repeated = layout.tensor if layout.expert == 1 else 1
+    groups = [meshes.context] if layout.context > 1 else []
+    if _routes_shares(layout):
+        groups.append(meshes.tensor.get_group())
+    shared = _Routers(coefficient / repeated, len(routers), layout, meshes.place, tuple(groups))
     for index, router in enumerate(routers):
         setattr(router, _SHARED, shared)
         router.register_forward_hook(partial(_add, index))
