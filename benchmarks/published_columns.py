@@ -376,7 +376,7 @@ def _holdings(run: Run, row: int) -> Holdings:
     if not is_adapter(run):
         return held
     frozen = {None: 2.0, 4: 0.53, 8: 1.0}[run.quantized_bits]
-    return replace(held, is_frozen=1.0, frozen_bytes=frozen)
+    return replace(held, is_frozen=1.0, frozen_bytes=frozen, frozen_block_bytes=frozen)
 
 
 def _layout_of_one(run: Run) -> Layouts:

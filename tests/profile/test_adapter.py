@@ -94,6 +94,30 @@ def test_adapters_equal_those_of_peft(name: str, ours: str, theirs: Any):
     assert trained(name, f"{{rank: 8, targets: {ours}}}") == real
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-0.6b", "gpt2", "phi-3-mini", "phi-2"])
+def test_magnitudes_equal_those_of_peft_and_quantised_matrices_those_of_the_model(name: str):
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = dict(load_published_configs()[name].config)
+    with torch.device("meta"):
+        made = transformers.CONFIG_MAPPING[config.pop("model_type")](**config)
+        model = transformers.AutoModelForCausalLM.from_config(made)
+        blocks = max(
+            (each for each in model.modules() if isinstance(each, torch.nn.ModuleList)),
+            key=lambda each: sum(p.numel() for p in each.parameters()),
+        )
+        inside = sum(each.numel() for each in blocks.parameters() if each.dim() == 2)
+        wanted = peft.LoraConfig(r=8, target_modules="all-linear", use_dora=True)
+        wrapped = peft.get_peft_model(model, wanted)
+    real = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    assert trained(name, "{kind: dora, rank: 8, targets: all}") == real
+    adapter = profile_of(name, "{kind: qlora, rank: 8}").adapter
+    assert adapter is not None
+    assert adapter.num_quantised_parameters == inside
+
+
 def test_every_expert_has_adapters_of_its_own():
     a_layer = 8 * (2 * 4096 + 2 * (4096 + 1024) + 2 * 4096 + (4096 + 8))
     a_layer += 8 * 8 * 3 * (4096 + 14336)
@@ -102,15 +126,16 @@ def test_every_expert_has_adapters_of_its_own():
 
 def test_lora_keeps_the_model_in_bf16():
     profile = profile_of("llama-2-7b", "{rank: 8}")
-    assert profile.frozen_bytes() == 2 * 6_738_415_616
+    assert profile.frozen_block_bytes(2.0, 0.5) == 2.0
     assert profile.num_parameters == 6_738_415_616
 
 
-def test_qlora_keeps_matrices_in_4_bits_and_the_rest_in_bf16():
+def test_qlora_keeps_the_matrices_of_the_blocks_in_4_bits():
     profile = profile_of("llama-2-7b", "{kind: qlora, rank: 8}")
     matrices = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
-    rest = 6_738_415_616 - matrices
-    assert profile.frozen_bytes() == pytest.approx(matrices * 0.5159 + 2 * rest, rel=1e-4)
+    inside = 6_738_415_616 - 2 * 32_000 * 4096 - 4096
+    booked = profile.frozen_block_bytes(2.0, 0.5625) * inside
+    assert booked == pytest.approx(matrices * 0.5625 + 2 * (inside - matrices), rel=1e-9)
 
 
 def test_adapters_of_each_kind_of_block_add_up():
@@ -146,14 +171,18 @@ def test_adapters_beside_an_unknown_module_are_refused():
         resolve_profile(asked, ModuleFacts(num_parameters=10))
 
 
-def test_the_built_in_trainer_trains_lora():
-    assert list(check_runnable(job("llama-3-8b", "{rank: 4, targets: all}"))) == []
+@pytest.mark.parametrize("kind", ["lora", "dora", "qlora"])
+def test_the_built_in_trainer_trains(kind: str):
+    asked = job("llama-3-8b", f"{{kind: {kind}, rank: 4, targets: all}}")
+    assert list(check_runnable(asked)) == []
 
 
 @pytest.mark.parametrize(
     ("preset", "adapter", "where", "what"),
     [
-        ("llama-3-8b", "{kind: qlora}", "train.adapter", "no qlora adapters yet"),
+        ("mixtral-8x7b", "{kind: qlora}", "train.adapter.kind", "routed experts are no linears"),
+        ("llama-3-8b", "{kind: dora, dropout: 0.1}", "train.adapter.kind", "a second product"),
+        ("gpt2", "{kind: qlora}", "train.adapter.kind", "inputs x outputs"),
         ("llama-3-8b", "{rank: 4}, precision: fp8", "train.precision", "float8"),
         ("mixtral-8x7b", "{targets: all}", "train.adapter.targets", "expert_gate, expert_up"),
         ("mixtral-8x7b", "{rank: 4, targets: [router]}", "train.adapter.targets", r"\(router\)"),

@@ -58,12 +58,19 @@ def test_two_ranks_hold_at_their_fullest_what_was_proved():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["lora", "dora", "qlora"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_plan_books_what_is_proved(layout: str):
-    job = parse_job(f"{JOB}layout: {LAYOUTS[layout]}\n", source="job", folder=Path("/nowhere"))
+def test_the_plan_books_what_is_proved(layout: str, kind: str):
+    text = JOB.replace("rank: 8", f"kind: {kind}, rank: 8")
+    if kind == "qlora":  # whole blocks of 64 on each of two tensor ranks
+        text = text.replace("vocab: 256", "vocab: 256, ffn: 768")
+    job = parse_job(f"{text}layout: {LAYOUTS[layout]}\n", source="job", folder=Path("/nowhere"))
     plan = plan_job(job)
     found = compare(prove(request_of(job, plan)), plan)
     assert found.proved_bytes == pytest.approx(found.estimated_bytes, rel=0.1)
     parts = {each.part: each for each in found.parts}
     booked = parts["parameters"].estimated_bytes
-    assert parts["parameters"].proved_bytes == pytest.approx(booked, rel=0.05)
+    # Booked as split over tensor ranks; a tenth of a model in 4 bits as small as this one is what
+    # they hold whole of its adapters.
+    rel = 0.1 if (kind, layout) == ("qlora", "tensor") else 0.05
+    assert parts["parameters"].proved_bytes == pytest.approx(booked, rel=rel)

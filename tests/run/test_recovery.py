@@ -59,7 +59,9 @@ def test_an_undisturbed_run_is_the_same_every_time(scene, clean):
 
 def test_adapters_end_with_the_same_bits_after_a_kill(scene):
     """The frozen weights are in no rank's state: the new rank makes its part of them again."""
-    flags = (*FSDP2, "--set", "train.adapter={rank: 2}", "--set", "train.steps=5")
+    model = "model.decoder={layers: 2, hidden: 64, heads: 2, ffn: 128}"
+    flags = (*FSDP2, "--set", model, "--set", "train.steps=5")
+    flags = (*flags, "--set", "train.adapter={kind: qlora, rank: 2}")
     killed = scene.run("adapters-killed", *flags, *drill("rank=1@step=3@backward"))
     assert killed.of(log.WorkerLost)
     assert_same_end(killed, scene.run("adapters", *flags))

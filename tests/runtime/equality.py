@@ -31,6 +31,7 @@ from paceline.runtime.huggingface import build_hf
 from paceline.runtime.sampling import rank_slots
 from paceline.runtime.state import named_parameters, parameter_places
 from paceline.runtime.strategy.adapter.place import add_adapters
+from paceline.runtime.strategy.tensor.fused import out_features
 from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.spec import CheckpointSpec
 
@@ -156,25 +157,32 @@ def make_model(name: str) -> nn.Module:
     """The whole model, the same weights wherever it is called, in float32."""
     torch.manual_seed(0)
     if name.endswith("adapters"):
-        return _with_adapters(make_model(name.removesuffix("adapters").strip() or "built-in"))
+        *base, kind = name.removesuffix("adapters").split() or ["lora"]
+        return _with_adapters(make_model(" ".join(base) or "built-in"), kind)
+    if name == "wide":
+        return Decoder(replace(SHAPE, hidden=128, head_dim=32, ffn=256), SEQ_LEN)
     return Decoder(SHAPE, SEQ_LEN) if name == "built-in" else build_hf(CONFIGS[name])
 
 
-def _with_adapters(model: nn.Module) -> nn.Module:
+def _with_adapters(model: nn.Module, kind: str) -> nn.Module:
     """Beside every linear of the blocks, as after some steps: with nothing at zero."""
     blocks = model.get_submodule("blocks" if isinstance(model, Decoder) else "transformer.h")
-    found = {
-        linear_name(name): sum(module.get_parameter("weight").shape)
+    linears = {
+        linear_name(name): module
         for name, module in blocks[0].named_modules()  # type: ignore[index]
         if type(module).__name__ in LINEARS
     }
+    num = sum(4 * sum(each.get_parameter("weight").shape) for each in linears.values())
+    num += sum(map(out_features, linears.values())) if kind == "dora" else 0
     asked = Adaptation(
-        targets=tuple(found),
+        targets=tuple(linears),
         rank=4,
         scale=2.0,
         dropout=0.0,
         frozen_type="float32",
-        num_parameters=4 * len(blocks) * sum(found.values()),  # type: ignore[arg-type]
+        num_parameters=num * len(blocks),  # type: ignore[arg-type]
+        has_magnitudes=kind == "dora",
+        num_quantised=0 if kind != "qlora" else num_in_blocks(model),
         seed=7,
     )
     add_adapters(model, asked)
@@ -183,6 +191,12 @@ def _with_adapters(model: nn.Module) -> nn.Module:
             if parameter.requires_grad and not parameter.any():
                 parameter.normal_(std=0.1)
     return model
+
+
+def num_in_blocks(model: nn.Module) -> int:
+    """Values of all matrices in the blocks of a built-in decoder."""
+    blocks = model.get_submodule("blocks")
+    return sum(each.numel() for each in blocks.parameters() if each.dim() == 2)
 
 
 def layout_of(fields: dict[str, Any], variant: dict[str, Any]) -> Layout:
@@ -349,7 +363,8 @@ def whole_state(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for rank in ranks:
         for (name, offset), (size, array) in rank["state"].items():
-            target = whole.setdefault(name, np.full(size, np.nan, dtype=array.dtype))
+            missing = np.nan if array.dtype.kind == "f" else 0  # bytes of NF4 among them
+            target = whole.setdefault(name, np.full(size, missing, dtype=array.dtype))
             place = tuple(slice(o, o + n) for o, n in zip(offset, array.shape, strict=True))
             target[place] = array
     return whole

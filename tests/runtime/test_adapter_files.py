@@ -1,5 +1,7 @@
 """Adapters written for peft, and merged into weights."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -7,18 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.runtime.tensor_models import logits_of, tiny
 from tests.runtime.test_adapters import ALL, asked_of
 from torch import Tensor, nn
 
+from paceline.errors import JobError, Problem
+from paceline.profile import check_runnable, resolve_decoder
 from paceline.profile.hf_names import from_hf_name
 from paceline.record.conversion import AdapterFacts, Conversion
 from paceline.runtime.checkpoint import export
 from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.adapter_files import adapter_files, adapters_of, merged
 from paceline.runtime.checkpoint.state_files import write_state
+from paceline.runtime.initial.blueprint import Blueprint
+from paceline.runtime.initial.fill import Filler
+from paceline.runtime.models import make_model
 from paceline.runtime.state import MODEL
 from paceline.runtime.strategy.adapter.place import add_adapters
+from paceline.spec import Job, parse_job
 
 TOKENS = torch.arange(32).view(2, 16) * 5 % 67
 
@@ -29,11 +38,11 @@ def facts_of(kind: str) -> AdapterFacts:
     )
 
 
-def trained(kind: str, targets: tuple[str, ...] = ALL) -> nn.Module:
+def trained(kind: str, targets: tuple[str, ...] = ALL, *, dora: bool = False) -> nn.Module:
     """A model whose adapters are not zero any more."""
     torch.manual_seed(0)
     model = tiny(kind)
-    add_adapters(model, asked_of(model, targets))
+    add_adapters(model, asked_of(model, targets, has_magnitudes=dora))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -57,12 +66,20 @@ def base_of(kind: str) -> nn.Module:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("kind", "targets"),
-    [("llama", ALL), ("gpt2", ALL), ("gpt2", ("query_key_value", "attention_output"))],
+    ("kind", "targets", "dora"),
+    [
+        ("llama", ALL, False),
+        ("gpt2", ALL, False),
+        ("gpt2", ("query_key_value", "attention_output"), False),
+        ("llama", ALL, True),
+        ("gpt2", ALL, True),
+    ],
 )
-def test_peft_loads_what_is_written(kind: str, targets: tuple[str, ...], tmp_path: Path):
+def test_peft_loads_what_is_written(
+    kind: str, targets: tuple[str, ...], dora: bool, tmp_path: Path
+):
     peft = pytest.importorskip("peft")
-    model = trained(kind, targets)
+    model = trained(kind, targets, dora=dora)
     adapter_files(loads(model), tmp_path, facts_of(kind))
     theirs = peft.PeftModel.from_pretrained(base_of(kind), tmp_path)
     found = {name: each for name, each in theirs.named_parameters() if "lora_" in name}
@@ -75,9 +92,10 @@ def test_peft_loads_what_is_written(kind: str, targets: tuple[str, ...], tmp_pat
     )
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_merged_weights_compute_what_the_adapters_do(kind: str):
-    model, base = trained(kind), base_of(kind)
+def test_merged_weights_compute_what_the_adapters_do(kind: str, dora: bool):
+    model, base = trained(kind, dora=dora), base_of(kind)
     values = merged(loads(base), adapters_of(loads(model)), facts_of(kind))
     before = logits_of(base, TOKENS)
     base.load_state_dict({name: load() for name, load in values.items()}, strict=False)
@@ -132,3 +150,95 @@ def test_the_built_in_decoders_adapters_have_the_names_of_transformers():
     assert {str(from_hf_name(name)) for name in found} == {
         name for name, each in model.named_parameters() if each.requires_grad
     }
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def start_job(folder: Path, **changes: Any) -> Job:
+    """A job that continues from an adapter in `folder/start`, its weights in `folder/base`."""
+    adapter = {"rank": 4, "targets": "all", "start": "start", **changes}
+    text = json.dumps(
+        {
+            "model": {"pretrained": "base"},
+            "data": {"path": "x", "seq_len": 16},
+            "train": {"global_batch": 1, "steps": 1, "adapter": adapter},
+        }
+    )
+    return parse_job(text, source="job.yaml", folder=folder)
+
+
+def problems_of(job: Job) -> list[Problem]:
+    """What keeps the job from being run; it has no tokenizer, which is none of ours."""
+    return [each for each in check_runnable(job) if "adapter" in each.where]
+
+
+def write_start(folder: Path, *, dora: bool) -> nn.Module:
+    """Weights and an adapter beside them, as transformers and peft save them."""
+    peft = pytest.importorskip("peft")
+    base_of("llama").save_pretrained(folder / "base")
+    kind = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora)
+    torch.manual_seed(3)
+    theirs = peft.get_peft_model(base_of("llama"), kind)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(folder / "start")
+    return theirs.eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_that_peft_saved_is_trained_on(dora: bool, tmp_path: Path, alone: None):
+    theirs = write_start(tmp_path, dora=dora)
+    job = start_job(tmp_path, kind="dora" if dora else "lora")
+    assert problems_of(job) == []
+    make = make_model(job, resolve_decoder(job))
+    blueprint = Blueprint(make, 1)
+    model = blueprint.take_model()
+    Filler(blueprint, torch.device("cpu"), weights=make.weights_of(model))(model)
+    torch.testing.assert_close(
+        logits_of(model.eval(), TOKENS), logits_of(theirs, TOKENS), rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rank": 8}, "asks for rank 8, and the adapter in"),
+        ({"alpha": 4}, "asks for alpha 4"),
+        ({"kind": "dora"}, "asks for kind dora"),
+        ({"targets": "attention"}, "parameters, and the one asked for"),
+    ],
+)
+def test_another_adapter_than_is_asked_for_is_refused(
+    changes: dict[str, Any], what: str, tmp_path: Path
+):
+    write_start(tmp_path, dora=False)
+    problems = problems_of(start_job(tmp_path, **changes))
+    assert {each.code for each in problems} == {"M013"}
+    assert what in problems[0].what
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_is_not_continued_from_beside_drawn_weights(tmp_path: Path):
+    write_start(tmp_path, dora=False)
+    job = start_job(tmp_path)
+    model = replace(job.spec.model, weights="drawn")
+    drawn = replace(job, spec=replace(job.spec, model=model))
+    (problem,) = problems_of(drawn)
+    assert "would be drawn" in problem.what
+
+
+def test_a_folder_without_an_adapter_is_named(tmp_path: Path):
+    base_of("llama").save_pretrained(tmp_path / "base")
+    with pytest.raises(JobError, match="M012") as caught:
+        list(check_runnable(start_job(tmp_path)))
+    assert "is no adapter of peft" in str(caught.value)

@@ -21,6 +21,7 @@ from paceline.runtime.state import model_state, named_state, set_other_model_sta
 from paceline.runtime.strategy.adapter.linear import frozen_parameters
 from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.runtime.strategy.pipeline.schedules import stream_type
+from paceline.runtime.strategy.tensor.fused import out_features
 from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.runtime.strategy.ways.known import ways_of
 from paceline.spec import TrainSpec
@@ -43,6 +44,7 @@ def asked_of(model: torch.nn.Module, targets: tuple[str, ...], **changes: Any) -
     ]
     rank = changes.get("rank", 4)
     num = sum(rank * sum(module.get_parameter("weight").shape) for module in found)
+    num += sum(map(out_features, found)) if changes.get("has_magnitudes") else 0
     fields: dict[str, Any] = {
         "targets": targets,
         "rank": rank,
@@ -65,14 +67,14 @@ def adapted(kind: str, **changes: Any) -> torch.nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
-def test_forward_and_gradients_are_those_of_peft(kind: str):
+def test_forward_and_gradients_are_those_of_peft(kind: str, dora: bool):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    theirs = peft.get_peft_model(
-        tiny(kind), peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
-    ).double()
-    ours = adapted(kind).double()
+    asked = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=dora)
+    theirs = peft.get_peft_model(tiny(kind), asked).double()
+    ours = adapted(kind, has_magnitudes=dora).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -96,11 +98,24 @@ def peft_name(name: str) -> str:
     return f"base_model.model.{name}.default.weight"
 
 
-def test_initial_adapters_change_nothing_and_are_drawn_as_peft_draws():
+def test_initial_magnitudes_are_the_lengths_of_what_is_read_or_drawn():
+    layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=1)
+    blueprint = Blueprint(lambda: adapted("own", has_magnitudes=True), 7)
+    with fake_rank(layout, 0):
+        model = built(layout, blueprint, draws=True)
+    for name, magnitude in model.named_parameters():
+        if name.endswith("lora_magnitude_vector"):
+            weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
+            assert torch.equal(magnitude, torch.linalg.vector_norm(weight, dim=1))
+            assert magnitude.requires_grad
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_initial_adapters_change_nothing_and_are_drawn_as_peft_draws(dora: bool):
     torch.manual_seed(0)
     plain, tokens = tiny("own"), torch.arange(16)[None]
-    model = adapted("own")
-    assert torch.equal(plain(tokens), model(tokens))
+    model = adapted("own", has_magnitudes=dora)
+    torch.testing.assert_close(plain(tokens), model(tokens), rtol=0, atol=1e-6 if dora else 0.0)
     a_RI = model.get_parameter("blocks.0.attention.query.lora_A")
     assert a_RI.abs().max() <= 1 / 32**0.5  # Kaiming with a = sqrt 5: 1 / sqrt(inputs)
     assert a_RI.std() > 0.5 / 32**0.5
@@ -207,4 +222,16 @@ def test_adapters_train_in_every_layout_as_on_one_device():
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_adapters_beside_fused_linears_train_as_on_one_device():
-    check(["FSDP2", "TP x FSDP2", "TP without SP", "PP x TP"], "gpt2 adapters")
+    check(["FSDP2", "TP x FSDP2", "TP without SP", "PP x TP"], "gpt2 lora adapters")
+
+
+@pytest.mark.ranks
+def test_dora_trains_in_each_layout_as_on_one_device():
+    check(["FSDP2", "TP x FSDP2", "TP without SP", "PP 1F1B x FSDP2"], "dora adapters")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_dora_trains_in_every_layout_as_on_one_device():
+    check([name for name in LAYOUTS if name != "TP 4"], "dora adapters")
+    check(["FSDP2", "TP x FSDP2", "TP without SP", "PP x TP"], "gpt2 dora adapters")

@@ -251,6 +251,8 @@ def _model(profile: ModelProfile, engine: Engine) -> Model:
         # Its parameters are those of embedding and head.
         costs = replace(profile.outside, num_parameters=0)
         blocks = (*blocks, Block(name="outside", count=1, hidden=0, measured=costs))
+    num_quantised = 0 if profile.adapter is None else profile.adapter.num_quantised_parameters
+    in_blocks = profile.num_parameters - profile.num_root_parameters
     return Model(
         blocks=blocks,
         seq_len=seq_len,
@@ -261,6 +263,7 @@ def _model(profile: ModelProfile, engine: Engine) -> Model:
         num_tied_parameters=at_both_ends,
         is_balanced=engine.balances_stages,
         trained_share=profile.num_trained_parameters / max(profile.num_parameters, 1),
+        quantised_share=num_quantised / max(in_blocks, 1),
     )
 
 

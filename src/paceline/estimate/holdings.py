@@ -11,6 +11,7 @@ from paceline.estimate.memory import Holdings
 from paceline.estimate.step import Traffic
 from paceline.parallel.table import Layouts
 from paceline.profile import Kernels, ModelProfile, runtime_kernels
+from paceline.profile.adapter import NF4_BLOCK, NF4_BLOCK_BYTES, NF4_BYTES
 from paceline.profile.block import Value, matrices
 from paceline.topology import Cluster
 
@@ -22,6 +23,9 @@ each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
 
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 """`train.gradient_compression`: what replicas' gradients are sent as."""
+
+_OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
+"""Of a quantised parameter in our own runtime, which does not quantise the scales once more."""
 
 OWN_RUNTIME = "paceline"
 """The engine that is `paceline run` itself."""
@@ -61,8 +65,13 @@ def holdings_of(
         buffer_bytes=engine.buffer_bytes,
         cast_bytes=0.0 if wide else engine.cast_bytes,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
-        frozen_bytes=profile.frozen_bytes(narrow) / max(profile.num_parameters, 1),
+        frozen_bytes=narrow,
+        frozen_block_bytes=profile.frozen_block_bytes(
+            narrow, _OWN_NF4_BYTES if engine.name == OWN_RUNTIME else NF4_BYTES
+        ),
         is_frozen=float(profile.adapter is not None),
+        scaled_columns=0.0 if profile.adapter is None else profile.adapter.scaled_columns,
+        scaled_rows=0.0 if profile.adapter is None else profile.adapter.scaled_rows,
         dummy_gradients=float(engine.dummy_gradients and not wide),
         kernels=_kernels(
             engine, cluster, layouts, wide=wide, has_adapter=profile.adapter is not None

@@ -30,6 +30,7 @@ from paceline.estimate.sharing import Shared, expert_ranks, shared_of
 from paceline.estimate.step import Model, head_in_blocks, stage_blocks
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
+from paceline.profile.adapter import NF4_AT_ONCE
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
 from paceline.profile.saved import Kernels, deferred_bytes, outside_bytes, saved_bytes
 
@@ -48,6 +49,10 @@ PARTS = (
     "slack",
     "overhead",
 )
+
+_RESTORING_BYTES = 6.0
+"""Of a value while a part of a quantised matrix is restored: its code in int32, half of one, and
+its value in float32."""
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
 _SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
@@ -89,10 +94,19 @@ class Holdings:
     """Of a gradient while it is reduced."""
 
     frozen_bytes: Value
-    """Of a frozen parameter; used where only adapters are trained."""
+    """Of a frozen parameter outside the blocks; used where only adapters are trained."""
+
+    frozen_block_bytes: Value
+    """Of a frozen parameter in the blocks, on average."""
 
     is_frozen: Value
     """1 where only adapters are trained."""
+
+    scaled_columns: Value
+    """Outputs of a block that DoRA scales and keeps as they are before, split over tensor ranks."""
+
+    scaled_rows: Value
+    """Such outputs that are whole on every rank."""
 
     dummy_gradients: Value
     """1 where one bf16 buffer is kept for each shape of weight gradient."""
@@ -231,7 +245,9 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     trained = np.where(frozen, model.trained_share, 1.0)
     weights = np.where(shared.shards_weights, h.sharded_bytes * split, h.weight_bytes * whole)
     is_split = is_full | (np.asarray(shared.shards_weights) > 0)
-    frozen_weights = h.frozen_bytes * np.where(is_split, split, whole) + weights * trained
+    root = np.where(is_split, here.root / shard, here.root)
+    frozen_weights = h.frozen_block_bytes * (np.where(is_split, split, whole) - root)
+    frozen_weights = frozen_weights + h.frozen_bytes * root + weights * trained
     gradients = np.where(shared.whole_gradients, whole, split) * h.gradient_bytes
     gradients = gradients * np.where(shared.has_buckets, 2, 1)
     passing = np.where(is_full, 0.0, h.passing_bytes * whole)
@@ -261,9 +277,10 @@ def _fullest_moment(
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     kept = working = peak = later = np.asarray(0.0)
     is_staged = bool(np.any(t.pipeline > 1))
+    scaled = h.kernels.compute_bytes * (h.scaled_columns / t.tensor + h.scaled_rows)
     for block in model.blocks:
         mine = here.block_share * block.count
-        whole = _on_rank(block, model, t, h, stream, "none")
+        whole = _on_rank(block, model, t, h, stream, "none") + scaled
         lean = _selective_on_rank(block, model, t, h, stream)
         inputs = _on_rank(block, model, t, h, stream, "full")
         share = 1 / t.recompute_every
@@ -304,7 +321,7 @@ def _fullest_moment(
         at_loss = blocks + here.has_head * (
             tokens * kept_outside + _chunked_loss_bytes(model, t, h, tokens)
         )
-    at_block = blocks + tokens * (working + peak)
+    at_block = blocks + tokens * (working + peak) + _restored(model, t, h)
     gathered_loss, gathered_block, gathered_root = _gathered(model, t, h, here)
     moments = np.stack(
         np.broadcast_arrays(
@@ -419,13 +436,15 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
     both_ends = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
     root = np.where(own, here.root, both_ends)
     narrow = h.gathered_bytes
-    trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
+    frozen = np.asarray(h.is_frozen) > 0
+    trained = np.where(frozen, model.trained_share, 1.0)
+    inside = np.where(own & frozen, h.frozen_block_bytes, narrow)
     reduced = (narrow + h.reduce_bytes) * trained
-    at_loss = narrow * (root + np.where(own, 0.0, block * (count > 0)))
-    at_block = narrow * root + narrow * np.minimum(2, count) * block + reduced * block
+    at_loss = narrow * root + inside * np.where(own, 0.0, block * (count > 0))
+    at_block = narrow * root + inside * np.minimum(2, count) * block + reduced * block
     at_root = (narrow + reduced) * root
-    mine = np.where(own, here.dense + here.routed, whole / t.pipeline + root)
-    once = np.where(shared.keeps_gathered, narrow * mine, 0.0)
+    mine = np.where(own, here.dense + here.routed - here.root, whole / t.pipeline)
+    once = np.where(shared.keeps_gathered, inside * mine + narrow * root, 0.0)
     casts = (t.sharding < _ZERO2) & np.logical_not(shared.shards_weights)
     blocks, head = _cast_parameters(model, t, here)
     cast = np.where(casts, h.cast_bytes * trained * np.where(own, blocks + head, mine), 0.0)
@@ -438,6 +457,21 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
         np.where(shared.gathers_blocks, at_block, replica + at_once * block),
         np.where(shared.gathers_blocks, at_root, once + passing * root),
     )
+
+
+def _restored(model: Model, t: Layouts, h: Holdings) -> Column:
+    """The largest quantised matrix in the type that it is multiplied in, while it is, and what
+    restoring a part of it takes: in our own runtime, which frees it again."""
+    is_restored = h.own_runtime * (np.asarray(h.frozen_block_bytes) < h.frozen_bytes)
+    largest = np.asarray(0.0)
+    for block in model.blocks:
+        for matrix in matrices(block):
+            parts = 2 if matrix.name == "key_value" or (matrix.name == "up" and block.gated) else 1
+            ranks = 1 if matrix.split == "whole" else t.tensor
+            size = matrix.inputs * matrix.outputs / parts / ranks * (block.count > 0)
+            largest = np.maximum(largest, size)
+    part = np.minimum(largest, NF4_AT_ONCE)
+    return np.asarray(is_restored * (h.gathered_bytes * largest + _RESTORING_BYTES * part))
 
 
 def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Column]:

@@ -76,6 +76,12 @@ _SPLIT_BACKWARD = 0.03
 smaller kernels, nothing fused across the cut. A guess."""
 
 
+_RESTORE_BYTES = 22.5
+"""Read and written for a value that is restored from NF4: its code as it is and in int32, its level
+found, scaled and rounded. Counted in `runtime/strategy/adapter/nf4.py`, not measured: caches make
+it less, and a CPU takes longer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """What of a model a step's time needs; numbers, or columns of one model a row."""
@@ -94,6 +100,9 @@ class Model:
 
     trained_share: Value
     """Trained parameters as a share of all: 1, or nearly 0 with adapters."""
+
+    quantised_share: Value = 0.0
+    """Parameters of the blocks that are kept in 4 bits, as a share of all in the blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +230,8 @@ def _block_seconds(
     """Seconds by term of one block and one micro-batch, forward and backward."""
     times = _times(block, model, t, rates, traffic)
     again = _recompute_s(times, t, rates)
+    restored = _restore_s(block, model, t, rates, traffic)
+    restored_again = np.where(t.recompute == _WHOLE, 1 / t.recompute_every, t.recompute > 0)
     tensor_forward = _tensor_s(block, work, t, rates)
     tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
     exchange = _expert_s(block, work, t, rates)
@@ -230,8 +241,8 @@ def _block_seconds(
     compute = times.forward + times.backward
     exposed, hidden = _gathered_s(block, times.forward, times.backward + again, t, rates, traffic)
     return {
-        "compute": compute + rates.contention * hidden,
-        "recompute": again,
+        "compute": compute + rates.contention * hidden + 2 * restored,
+        "recompute": again + restored_again * restored,
         "tensor": (2 * tensor_forward + tensor_again) * (1 - rates.tensor_overlap),
         "context": context,
         "expert": 2 * exchange + exchange_again + summed,
@@ -240,6 +251,12 @@ def _block_seconds(
         "forward": times.forward,
         "backward": times.backward + again,
     }
+
+
+def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
+    """Our own runtime restores every quantised matrix for each product with it."""
+    values = model.quantised_share * dense_parameters(block) / t.tensor
+    return traffic.own_runtime * _RESTORE_BYTES * values / rates.memory_bytes_per_s
 
 
 def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:

@@ -131,6 +131,7 @@ def _adapters(job: Job, config: Mapping[str, Any] | None) -> AdapterFacts | None
         model_type=str(config["model_type"]),
         base=None if found is None else found.name,
         weights=() if found is None else tuple(map(str, found.weights)),
+        quantised=spec.kind == "qlora",
     )
 
 

@@ -21,6 +21,7 @@ from paceline.parallel.abilities import SPLIT_BACKWARD, Abilities
 from paceline.parallel.layout import Offload, Recompute, Schedule
 from paceline.parallel.table import Column, Layouts, code_of, join
 from paceline.profile import ModelProfile
+from paceline.profile.adapter import unquantisable
 from paceline.spec import LayoutSpec
 
 MAX_CELLS = 65_536
@@ -180,7 +181,7 @@ def divides_model(profile: ModelProfile, tensor: int, *, copies_kv_head: bool = 
         and block.ffn % tensor == 0
         and block.shared_ffn % tensor == 0
         for block in profile.blocks
-    )
+    ) and (tensor == 1 or not unquantisable(profile, tensor))
 
 
 def num_experts(profile: ModelProfile) -> int:

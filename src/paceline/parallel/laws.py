@@ -26,6 +26,7 @@ from paceline.parallel.candidates import (
 )
 from paceline.parallel.engine_laws import check_engine
 from paceline.parallel.layout_laws import check_selective, token_step
+from paceline.profile.adapter import NF4_BLOCK, unquantisable
 from paceline.spec import Job
 
 _DEGREES = ("data", "tensor", "pipeline", "context")
@@ -99,6 +100,7 @@ def check_tensor(job: Job, space: Space) -> Iterator[Problem]:
             "feed-forward columns": block.ffn,
         }
         clashes += [f"{size} {name}" for name, size in sizes.items() if size % tensor]
+    clashes += [f"blocks of {NF4_BLOCK} (NF4): {each}" for each in unquantisable(profile, tensor)]
     good = [
         n
         for n in divisors(space.num_ranks)[::-1]

@@ -14,6 +14,7 @@ from paceline.errors import Problem
 from paceline.parallel.abilities import SPLIT_BACKWARD
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
+from paceline.profile.adapter import NF4_BLOCK
 
 
 def token_step(context: int, *, is_ring: bool) -> int:
@@ -36,6 +37,13 @@ def check_shared(layout: Layout, name: str, count: int, has: str) -> Iterator[Pr
     """
     if count % layout.tensor:
         yield _uneven(f"{name} has {has}, tensor is {layout.tensor}")
+
+
+def check_blocks(layout: Layout, name: str, inputs: int) -> Iterator[Problem]:
+    """Every tensor rank has whole blocks of a row in NF4."""
+    if inputs % (NF4_BLOCK * layout.tensor):
+        has = f"{name} has {inputs} inputs in blocks of {NF4_BLOCK} (NF4)"
+        yield _uneven(f"{has}, tensor is {layout.tensor}")
 
 
 def check_vocabulary(layout: Layout, name: str, rows: int) -> Iterator[Problem]:

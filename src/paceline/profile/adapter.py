@@ -1,18 +1,18 @@
-"""LoRA and QLoRA: which parameters are trained, and what the frozen ones take.
+"""LoRA, DoRA and QLoRA: which parameters are trained, and what the frozen ones take.
 
-An adapter beside a linear of I inputs and O outputs has rank x (I + O) parameters. Which linears
-there are depends on the code: GPT-2 has query, key and value in one linear, Llama has three. Counts
-equal those of peft (tests/profile). Router and experts are taken as one linear each, as
-transformers 4 has them; where transformers 5 fuses the experts' gate and up, peft makes an adapter
-of twice the rank beside both, which is more.
+An adapter beside a linear of I inputs and O outputs has rank x (I + O) parameters, with DoRA O
+more. Which linears there are depends on the code: GPT-2 has query, key and value in one linear,
+Llama has three. Counts equal those of peft (tests/profile). Router and experts are taken as one
+linear each, as transformers 4 has them; where transformers 5 fuses the experts' gate and up, peft
+makes an adapter of twice the rank beside both, which is more.
 
-QLoRA keeps the matrices of the blocks in NF4; embedding, norms and output matrix stay in bfloat16.
+QLoRA keeps the matrices of the blocks in NF4; embedding, norms and output matrix stay in 16 bits.
 
 Source: Hu et al., arXiv:2106.09685, section 4.1; Dettmers et al., arXiv:2305.14314, section 3.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal, NamedTuple
@@ -22,11 +22,19 @@ from paceline.profile.block import Block, matrices
 from paceline.profile.model import Adapter, ModelProfile
 from paceline.spec import AdapterSpec
 
-NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
-"""Four bits, an 8-bit scale for 64 of them, a float32 scale for 256 scales. Source:
-arXiv:2305.14314, section 3, double quantization: 0.127 bits a parameter besides the 4."""
+NF4_BLOCK, NF4_BLOCK_BYTES = 64, 36
+"""Values of a row with one scale, and their bytes in our own runtime: two codes a byte, and the
+scale in float32. Source: arXiv:2305.14314, section 3, without double quantization."""
 
-BF16_BYTES = 2.0
+NF4_AT_ONCE = 1 << 22
+"""Values that our own runtime restores at once: 16 MiB in float32, besides the result. A guess."""
+
+NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Of a parameter in other engines: four bits, an 8-bit scale for 64 of them, a float32 scale for
+256 scales. Source: arXiv:2305.14314, section 3, double quantization: 0.127 bits besides the 4."""
+
+TRANSPOSED = ("gpt2",)
+"""`model_type`s whose linears have input x output features."""
 
 FUSED = {
     "gpt2": "qkv",
@@ -120,10 +128,13 @@ def with_adapter(
             where=where,
             fix=f"set train.adapter.rank to {widest} or less; 8 to 64 are usual",
         )
-    in_block = tuple(_adapters(spec.rank, each) for each in chosen)
+    in_block = tuple(_adapters(spec, each) for each in chosen)
     quantised = sum(block.count * _quantised(block) for block in profile.blocks)
+    columns, rows = _scaled(profile, spec, chosen)
     adapter = Adapter(
         rank=spec.rank,
+        scaled_columns=columns,
+        scaled_rows=rows,
         matrices=tuple(
             dict.fromkeys(name for each in chosen for linear in each for name in linear.matrices)
         ),
@@ -132,7 +143,6 @@ def with_adapter(
         ),
         num_block_parameters=in_block,
         num_quantised_parameters=quantised if spec.kind == "qlora" else 0,
-        frozen_bytes=NF4_BYTES if spec.kind == "qlora" else BF16_BYTES,
         targets=tuple(name for name in names if name in wanted),
     )
     return replace(profile, adapter=adapter)
@@ -155,6 +165,12 @@ class Adaptation:
 
     num_parameters: int
     """Of all adapters together, as planned."""
+
+    has_magnitudes: bool = False
+    """DoRA: whether the length of each output's row is trained as well."""
+
+    num_quantised: int = 0
+    """Frozen parameters in NF4, as planned: all matrices of the blocks, or none."""
 
     seed: int
     """Initial weights are drawn from it."""
@@ -179,6 +195,8 @@ def adaptation_of(adapter: Adapter, spec: AdapterSpec, *, precision: str, seed: 
         dropout=spec.dropout,
         frozen_type=frozen.get(precision, "bfloat16"),
         num_parameters=adapter.num_parameters,
+        has_magnitudes=spec.kind == "dora",
+        num_quantised=adapter.num_quantised_parameters,
         seed=seed,
     )
 
@@ -207,8 +225,64 @@ def beside_experts(adapter: Adapter) -> list[str]:
     return [name for name in adapter.targets if name == "router" or name.startswith("expert_")]
 
 
-def _adapters(rank: int, linears: list[_Linear]) -> int:
-    return sum(rank * each.copies * (each.inputs + each.outputs) for each in linears)
+def unquantisable(profile: ModelProfile, tensor: int = 1) -> list[str]:
+    """Matrices that cannot be in NF4 on so many tensor ranks, each with its numbers: a row of a
+    rank's part must be whole blocks. Empty without QLoRA.
+
+    >>> from paceline.profile import DecoderShape, profile_decoder
+    >>> shape = DecoderShape(layers=2, hidden=128, heads=2, kv_heads=2, head_dim=64, ffn=192,
+    ...     vocab=256, tied_embeddings=False)
+    >>> asked = AdapterSpec(kind="qlora")
+    >>> profile = with_adapter(profile_decoder(shape, 64), asked, family=None, where="")
+    >>> unquantisable(profile), unquantisable(profile, tensor=2)
+    ([], ['down has 192 inputs, 96 a rank'])
+    """
+    if profile.adapter is None or not profile.adapter.num_quantised_parameters:
+        return []
+    found: dict[str, None] = {}
+    for matrix in (each for block in profile.blocks for each in matrices(block) if each.outputs):
+        ranks = tensor if matrix.split == "row" else 1
+        if matrix.inputs % (NF4_BLOCK * ranks):
+            share = f", {matrix.inputs // ranks} a rank" if ranks > 1 else ""
+            found[f"{matrix.name} has {matrix.inputs} inputs{share}"] = None
+    return list(found)
+
+
+def cannot_adapt(profile: ModelProfile, spec: AdapterSpec, *, family: str | None) -> Iterator[str]:
+    """Why our own runtime cannot train adapters of the kind that is asked for, in any layout."""
+    if spec.kind == "dora" and spec.dropout:
+        yield f"dropout {spec.dropout:g} needs a second product with the frozen matrix"
+    if spec.kind != "qlora":
+        return
+    if any(block.experts for block in profile.blocks):
+        yield "its routed experts are no linears, and only those are kept in NF4"
+    elif family in TRANSPOSED:
+        yield f"{family} keeps its matrices as inputs x outputs, which are not quantised"
+    elif names := unquantisable(profile):
+        yield f"{', '.join(names)}, which is no multiple of NF4's blocks of {NF4_BLOCK} values"
+
+
+def _adapters(spec: AdapterSpec, linears: list[_Linear]) -> int:
+    has_magnitudes = spec.kind == "dora"
+    return sum(
+        each.copies * (spec.rank * (each.inputs + each.outputs) + has_magnitudes * each.outputs)
+        for each in linears
+    )
+
+
+def _scaled(
+    profile: ModelProfile, spec: AdapterSpec, chosen: list[list[_Linear]]
+) -> tuple[float, float]:
+    """Outputs of a block's linears that DoRA scales: of columns, and of all others."""
+    if spec.kind != "dora":
+        return 0.0, 0.0
+    sums = {True: 0, False: 0}
+    for block, linears in zip(profile.blocks, chosen, strict=True):
+        splits = {matrix.name: matrix.split for matrix in matrices(block)}
+        for linear in linears:
+            is_column = splits[linear.matrices[0]] == "column"
+            sums[is_column] += block.count * linear.outputs * linear.copies
+    return sums[True] / profile.num_blocks, sums[False] / profile.num_blocks
 
 
 def _wanted(spec: AdapterSpec, names: list[str], where: str) -> set[str]:

@@ -18,15 +18,18 @@ class Adapter:
     num_parameters: int
     """Parameters of all adapters: the only ones that are trained."""
 
-    frozen_bytes: float
-    """Bytes a frozen parameter of a quantised matrix takes: 0.516 in NF4 with its doubly quantised
-    scales; 2 where nothing is quantised."""
-
     targets: tuple[str, ...] = ()
     """Linears with an adapter, by our names for them: `query`, `gate_up`."""
 
     num_block_parameters: tuple[int, ...] = ()
     """Parameters of the adapters in one block of each kind, as `ModelProfile.blocks` has them."""
+
+    scaled_columns: float = 0.0
+    """Outputs of a block's linears that DoRA scales, on average: of those that tensor ranks split
+    by outputs. They are kept as they are before."""
+
+    scaled_rows: float = 0.0
+    """Outputs of those that are split by inputs, or not at all."""
 
     num_quantised_parameters: int = 0
     """Frozen parameters that are kept quantised: the matrices of all blocks with QLoRA."""
@@ -88,17 +91,16 @@ class ModelProfile:
         """Parameters that get a gradient: all of them, or those of the adapters."""
         return self.num_parameters if self.adapter is None else self.adapter.num_parameters
 
-    def frozen_bytes(self, unquantised: float = 2.0) -> float:
-        """Bytes of the frozen model when only adapters are trained; 0 when all of it is.
+    def frozen_block_bytes(self, unquantised: float, quantised: float) -> float:
+        """Bytes of a frozen parameter in the blocks, on average.
 
         Args:
             unquantised: Of a parameter that is not quantised: 2 in 16 bits, 4 in fp32.
+            quantised: Of one that is.
         """
-        if self.adapter is None:
-            return 0.0
-        quantised = self.adapter.num_quantised_parameters
-        rest = self.num_parameters - quantised
-        return quantised * self.adapter.frozen_bytes + unquantised * rest
+        inside = self.num_parameters - self.num_root_parameters
+        num = 0 if self.adapter is None else self.adapter.num_quantised_parameters
+        return unquantised + (quantised - unquantised) * num / max(inside, 1)
 
     @property
     def num_root_parameters(self) -> int:

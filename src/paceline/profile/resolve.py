@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from paceline.catalog import ModelPreset
 from paceline.catalog.configs import PublishedConfig, find_published
 from paceline.errors import JobError, Problem
-from paceline.profile.adapter import beside_experts, with_adapter
+from paceline.profile.adapter import beside_experts, cannot_adapt, with_adapter
 from paceline.profile.decoder import profile_decoder
 from paceline.profile.families import profile_config
 from paceline.profile.fields import divisors, nearest
@@ -26,6 +26,7 @@ from paceline.profile.runnable import (
 from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
+from paceline.spec.adapters import check_start
 from paceline.spec.data_fields import is_prepared
 from paceline.spec.hf_config import has_hf_config, load_hf_config
 from paceline.spec.pretrained import check_unused, find_pretrained, loads_weights
@@ -168,12 +169,14 @@ def _check_adapter(job: Job) -> Iterator[Problem]:
     spec = job.spec.train.adapter
     if spec is None:
         return
-    if spec.kind == "qlora":
+    profile = resolve_profile(job)
+    for what in cannot_adapt(profile, spec, family=_family(job)):
         yield Problem(
             code="R013",
-            what="Paceline's own trainer has no qlora adapters yet",
+            what=f"Paceline's own trainer has no {spec.kind} adapters for this model: {what}",
             where=job.where("train.adapter.kind"),
-            fix="`paceline plan` counts them; to train here, set train.adapter.kind to lora",
+            fix="set train.adapter.kind to lora"
+            + (" or train.adapter.dropout to 0" if spec.kind == "dora" else ""),
         )
     if job.spec.train.precision == "fp8":
         yield Problem(
@@ -182,7 +185,9 @@ def _check_adapter(job: Job) -> Iterator[Problem]:
             where=job.where("train.precision"),
             fix="set train.precision to bf16, or leave train.adapter out",
         )
-    adapter = resolve_profile(job).adapter
+    adapter = profile.adapter
+    if adapter is not None:
+        yield from check_start(job, adapter.num_parameters)
     if adapter is not None and (names := beside_experts(adapter)):
         yield Problem(
             code="R013",
@@ -191,6 +196,12 @@ def _check_adapter(job: Job) -> Iterator[Problem]:
             where=job.where("train.adapter.targets"),
             fix="set train.adapter.targets to attention, or name the other linears",
         )
+
+
+def _family(job: Job) -> str | None:
+    """`model_type` of the job's config.json, where it has one."""
+    asked = resolve_config(job)
+    return None if asked is None else str(asked.config.get("model_type"))
 
 
 def left_out_of(job: Job) -> tuple[str, ...]:

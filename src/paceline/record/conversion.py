@@ -30,6 +30,9 @@ class AdapterFacts:
     weights: tuple[str, ...] = ()
     """Those weights' safetensors files."""
 
+    quantised: bool = False
+    """Whether they were in NF4 while the adapters were trained."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import JobError
-from paceline.runtime.pretrained_names import Mapped, Piece, map_weights
+from paceline.runtime.pretrained_names import Mapped, Piece, map_adapter, map_weights
+from paceline.runtime.strategy.adapter.nf4 import byte_span, store, value_box
 from paceline.spec.pretrained import Pretrained
 from paceline.spec.safetensors import BYTES, StoredTensor, stored_tensors
 
@@ -60,7 +61,11 @@ class FromPretrained:
         """
         stored = stored_tensors(self.found.weights, where=self.found.where)
         where = self.found.where
-        weights = Weights(map_weights(model, stored, where=where), where=where, digest=digest)
+        mapped = map_weights(model, stored, where=where)
+        if self.found.start:
+            adapter = stored_tensors(self.found.start[:1], where="train.adapter.start")
+            mapped.pieces.update(map_adapter(model, adapter, where="train.adapter.start"))
+        weights = Weights(mapped, where=where, digest=digest)
         weights.fill_buffers(model)
         return weights
 
@@ -137,16 +142,16 @@ class Weights:
     ) -> None:
         """Fill what a piece of a parameter has of a box on this rank."""
         inside, there = [], []
-        sides = zip(piece.start, piece.shape, begin, local.shape, strict=True)
+        sides = zip(piece.start, piece.shape, *value_box(begin, local), strict=True)
         for start, size, first, count in sides:
             low, high = max(start, first), min(start + size, first + count)
             if high <= low:
                 return
             inside.append(slice(low - first, high - first))
             there.append(slice(low - start, high - start))
-        target = local[tuple(inside)][(0,) * piece.lead]
+        target = local[byte_span(local, inside)][(0,) * piece.lead]
         for span, part in _chunks(piece.stored, tuple(there[piece.lead :]), target):
-            part.copy_(self._values(piece.stored, span, chain))
+            store(part, self._values(piece.stored, span, chain))
 
     def _values(self, stored: StoredTensor, span: _Span, chain: Sequence[int]) -> Tensor:
         """The values of a span, in the file's type: read by the chain's first rank, and handed on

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
 from paceline.profile.fitting import COMPUTED, decoder_name, listed, mismatches
+from paceline.profile.hf_names import to_hf_name
+from paceline.runtime.checkpoint.adapter_files import peft_name
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import import_transformers
-from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B
+from paceline.runtime.strategy.adapter.linear import ADAPTER
 from paceline.spec.safetensors import StoredTensor
 
 _READ = ("F64", "F32", "F16", "BF16")
@@ -101,6 +103,38 @@ def map_weights(model: nn.Module, stored: Mapping[str, StoredTensor], *, where: 
     wrong = {n: each.shape for n, each in found.items() if each.shape != wanted[n]}
     JobError.raise_for(mismatches(missing, left_over, wrong, wanted, where))
     return Mapped(pieces, tuple(twins))
+
+
+def map_adapter(
+    model: nn.Module, stored: Mapping[str, StoredTensor], *, where: str
+) -> dict[str, tuple[Piece, ...]]:
+    """Where every parameter of a model's adapters lies in a file of peft.
+
+    Args:
+        model: With adapters, not split.
+        stored: Every tensor of the file.
+        where: Its place in the job, for messages.
+
+    Raises:
+        JobError: `M013`, with every tensor that is missing, left over or of another shape; `M014`,
+            one is of a type that is not read.
+    """
+    JobError.raise_for(_check_types(stored.values(), where))
+    wanted = {
+        name: tuple(each.shape)
+        for name, each in model.named_parameters()
+        if name.rpartition(".")[2] in ADAPTER
+    }
+    names = {peft_name(to_hf_name(name) or name): name for name in wanted}
+    found = {names[name]: each for name, each in stored.items() if name in names}
+    missing = [name for name in wanted if name not in found]
+    left_over = [name for name in stored if name not in names]
+    wrong = {name: each.shape for name, each in found.items() if each.shape != wanted[name]}
+    JobError.raise_for(mismatches(missing, left_over, wrong, wanted, where))
+    return {
+        name: (Piece(start=(0,) * len(each.shape), shape=each.shape, stored=each),)
+        for name, each in found.items()
+    }
 
 
 def _match_built_in(
@@ -226,8 +260,7 @@ def _ties(model: nn.Module) -> Iterator[list[str]]:
 def _stored_of(model: nn.Module) -> dict[str, Tensor]:
     """What files of a model have: all it saves but its adapters."""
     saved: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    adapters = (LORA_A, LORA_B)
-    return {name: each for name, each in saved.items() if name.rpartition(".")[2] not in adapters}
+    return {name: each for name, each in saved.items() if name.rpartition(".")[2] not in ADAPTER}
 
 
 def _is_ignored(model: Any, name: str) -> bool:

@@ -26,12 +26,13 @@ from paceline.runtime.strategy.adapter.linear import (
     FROZEN_DIGEST,
     LORA_A,
     LORA_B,
+    MAGNITUDE,
     frozen_parameters,
     has_adapter,
 )
 from paceline.runtime.strategy.local import unwrapped
+from paceline.runtime.strategy.product import is_transposed
 from paceline.runtime.strategy.tensor.fused import SplitLinear
-from paceline.runtime.strategy.tensor.modules import is_transposed
 
 MODEL, OPTIMIZER, DATA = "model/", "optimizer/", "data/"
 """What the saved names of each kind begin with; of the data, states of streams (`stream.py`)."""
@@ -158,7 +159,7 @@ def _places_of_parts(whole: str, apart: SplitLinear) -> dict[str, Place]:
             shape = tuple(getattr(part, LORA_A).shape)
             place = Place(name=f"{whole}.{LORA_A}", size=shape, offset=(0, 0))
             places[f"{whole}.{name}.{LORA_A}"] = place
-    for kind in ("weight", "bias", LORA_B):
+    for kind in ("weight", "bias", LORA_B, MAGNITUDE):
         parts = {name: getattr(part, kind, None) for name, part in apart.named_children()}
         sizes = {name: list(part.shape) for name, part in parts.items() if part is not None}
         if not sizes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
+from paceline.spec.adapters import start_files
 from paceline.spec.gguf import converted_folder
 from paceline.spec.hf_config import read_hf_config
 from paceline.spec.load import Job
@@ -59,13 +60,17 @@ class Pretrained:
     where: str
     """Its place in the job, for messages."""
 
+    start: tuple[Path, ...] = ()
+    """Files of the adapter that the job continues from, its weights first."""
+
     def digest(self) -> str:
-        """SHA-256, 64 hex digits, of config.json and every weight file. Reads all of them.
+        """SHA-256, 64 hex digits, of config.json, every weight file and those of the adapter.
+        Reads all of them.
 
         Raises:
             JobError: `M012`, one cannot be read.
         """
-        paths = (self.folder / "config.json", *self.weights)
+        paths = (self.folder / "config.json", *self.weights, *self.start)
         try:
             with ThreadPoolExecutor() as threads:  # hashing lets other threads run
                 hashes = list(threads.map(_hash, paths))
@@ -103,6 +108,7 @@ def find_pretrained(job: Job) -> Pretrained | None:
         tokenizer=folder if any((folder / name).exists() for name in _TOKENIZERS) else None,
         commit=commit,
         where=where,
+        start=start_files(job),
     )
 
 

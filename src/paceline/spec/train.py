@@ -19,9 +19,10 @@ class AdapterSpec:
     """Fine-tuning of low-rank adapters beside a model that stays as it is. Left out, all of the
     model is trained."""
 
-    kind: Literal["lora", "qlora"] = "lora"
+    kind: Literal["lora", "dora", "qlora"] = "lora"
     """`lora` keeps the frozen model in the type of the products (bf16 on accelerators, float32 in
-    fp32), `qlora` the matrices of its blocks in 4 bits (NF4)."""
+    fp32). `dora` does, too, and trains the length of each output's row of a matrix besides its
+    adapter. `qlora` keeps the matrices of the frozen model's blocks in 4 bits (NF4)."""
 
     rank: Positive = 16
     """Width between the two matrices of an adapter."""
@@ -35,6 +36,10 @@ class AdapterSpec:
 
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that is left out in each step."""
+
+    start: str | None = None
+    """Folder of a trained adapter to continue from, as peft saves it. Its kind, rank, alpha and
+    targets are those asked for here. Left out, what the adapters add is zero at first."""
 
     targets: Literal["attention", "all"] | list[str] = "attention"
     """Linears that get an adapter: those of attention, all in the blocks, or names such as
@@ -109,7 +114,7 @@ class TrainSpec:
     """Largest global gradient norm; larger gradients are scaled down to it. null is no clipping."""
 
     adapter: AdapterSpec | None = None
-    """Train adapters (LoRA, QLoRA) instead of the whole model."""
+    """Train adapters (LoRA, DoRA, QLoRA) instead of the whole model."""
 
     loss_chunk: Whole = 0
     """Tokens whose logits exist at a time in the built-in trainer's loss: their gradients are made

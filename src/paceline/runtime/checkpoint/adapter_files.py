@@ -13,17 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.profile.adapter import TRANSPOSED
 from paceline.profile.hf_names import are_built_in, to_hf_name
 from paceline.record.conversion import AdapterFacts
-from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B
+from paceline.runtime.strategy.adapter.linear import ADAPTER, LORA_A, LORA_B, MAGNITUDE
 
 Load = Callable[[], Any]
 """Reads one value."""
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-_TRANSPOSED = ("gpt2",)
-"""`model_type`s whose linears have input x output features."""
 
 _SHARED_TAILS = ("c_proj",)
 """Names that linears of attention and of the feed-forward both have."""
@@ -35,7 +33,7 @@ def adapters_of(values: Mapping[str, Load]) -> dict[str, Load]:
     >>> list(adapters_of({"blocks.0.ffn.up.lora_A": list, "norm.weight": list}))
     ['model.layers.0.mlp.up_proj.lora_A']
     """
-    found = {name: load for name, load in values.items() if name.endswith((LORA_A, LORA_B))}
+    found = {name: load for name, load in values.items() if name.endswith(ADAPTER)}
     if are_built_in(found):
         return {str(to_hf_name(name)): load for name, load in found.items()}
     return found
@@ -63,12 +61,12 @@ def adapter_files(values: Mapping[str, Load], out: Path, facts: AdapterFacts) ->
 
 
 def peft_name(name: str) -> str:
-    """peft's name of an adapter's matrix.
+    """peft's name of an adapter's parameter in its file.
 
     >>> peft_name("model.layers.0.mlp.up_proj.lora_A")
     'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
     """
-    return f"base_model.model.{name}.weight"
+    return f"base_model.model.{name}" + ("" if name.endswith(MAGNITUDE) else ".weight")
 
 
 def merged(
@@ -88,17 +86,22 @@ def merged(
     for name, load in adapters.items():
         linear, _, kind = name.rpartition(".")
         if kind == LORA_A:
-            parts = base[f"{linear}.weight"], load, adapters[f"{linear}.{LORA_B}"]
-            result[f"{linear}.weight"] = partial(_merge, *parts, facts)
+            matrices = load, adapters[f"{linear}.{LORA_B}"]
+            magnitude = adapters.get(f"{linear}.{MAGNITUDE}")
+            weight = f"{linear}.weight"
+            result[weight] = partial(_merge, base[weight], *matrices, magnitude, facts)
     return result
 
 
 @torch.no_grad()
-def _merge(base: Load, a: Load, b: Load, facts: AdapterFacts) -> Tensor:
+def _merge(base: Load, a: Load, b: Load, magnitude: Load | None, facts: AdapterFacts) -> Tensor:
     weight: Tensor = base()
+    is_transposed = facts.model_type in TRANSPOSED
     added = (b().float() @ a().float()) * scale_of(facts)
-    total: Tensor = weight.float() + (added.T if facts.model_type in _TRANSPOSED else added)
-    return total.to(weight.dtype)
+    total_OI: Tensor = (weight.T if is_transposed else weight).float() + added
+    if magnitude is not None:
+        total_OI *= magnitude()[:, None] / torch.linalg.vector_norm(total_OI, dim=1, keepdim=True)
+    return (total_OI.T if is_transposed else total_OI).to(weight.dtype).contiguous()
 
 
 def scale_of(facts: AdapterFacts) -> float:
@@ -116,8 +119,9 @@ def _config(adapters: Mapping[str, Load], facts: AdapterFacts) -> dict[str, Any]
         "lora_alpha": facts.alpha,
         "lora_dropout": facts.dropout,
         "use_rslora": facts.rslora,
+        "use_dora": any(name.endswith(MAGNITUDE) for name in adapters),
         "target_modules": sorted({_target(linear) for linear in linears}),
-        "fan_in_fan_out": facts.model_type in _TRANSPOSED,
+        "fan_in_fan_out": facts.model_type in TRANSPOSED,
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,

@@ -212,7 +212,10 @@ def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted
         num_bytes=sum(file.stat().st_size for file in files),
         before=digest_of(before),
         after=digest,
-        notes=("adapters alone, as peft reads them: the checkpoint has no other weights",),
+        notes=(
+            "adapters alone, as peft reads them: the checkpoint has no other weights",
+            *(["they were trained beside weights in NF4"] if facts.quantised else []),
+        ),
     )
 
 
@@ -230,6 +233,11 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     if asked.adapters is not None:
         model = merged(_base(asked.adapters), adapters_of(model), asked.adapters)
         notes = ["the adapters are merged: each sum in float32, rounded once to the weight's type"]
+        if asked.adapters.quantised:
+            notes.append(
+                "the adapters were trained beside these weights in NF4, and are merged into them "
+                "as they are in the files: expect slightly other outputs than in the run"
+            )
     elif are_built_in(model):
         model = {str(to_hf_name(name)): load for name, load in model.items()}
         notes.append("names are those of Hugging Face's Llama, which the built-in decoder is")

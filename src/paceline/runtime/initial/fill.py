@@ -16,9 +16,18 @@ from paceline.runtime.initial.program import Target, View
 from paceline.runtime.optimizer.sharded import like
 from paceline.runtime.pretrained import Weights
 from paceline.runtime.state import local_part, model_state, named_parameters, parameter_places
-from paceline.runtime.strategy.adapter.linear import FROZEN_DIGEST, frozen_parameters
+from paceline.runtime.strategy.adapter.linear import (
+    FROZEN_DIGEST,
+    MAGNITUDE,
+    frozen_parameters,
+    weight_norms,
+)
+from paceline.runtime.strategy.adapter.nf4 import byte_span, is_packed, store, value_box
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.local import local_of
+
+NF4_MARK = ":nf4"
+"""Ends the digest of frozen weights of which matrices were quantised."""
 
 Box = tuple[tuple[int, ...], Tensor]
 """Where this rank's part of a parameter begins in it, and the part, in its memory."""
@@ -57,6 +66,21 @@ def give_memory(
             for each in fsdp_parameters(module):
                 each.reset_sharded_param()
     torch.__future__.set_swap_module_params_on_conversion(exchanges)
+
+
+@torch.no_grad()
+def set_magnitudes(model: nn.Module) -> None:
+    """DoRA's magnitudes as they begin: the lengths of the frozen matrices' rows. One matrix at a
+    time is whole on each rank, so that all layouts begin with the same bits. Collective."""
+    for part in parts_of(model):
+        for module in part.modules():
+            magnitude = parameters_of(module).get(MAGNITUDE)
+            weight = parameters_of(module).get("weight")
+            if magnitude is None or weight is None:
+                continue
+            whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            (begin,), local = local_part(magnitude)
+            local.copy_(weight_norms(module, whole)[begin : begin + len(local)])
 
 
 class Filler:
@@ -111,8 +135,11 @@ class Filler:
             is_exact = has_frozen and self._weights is None
             drawn = self._fill(boxes, is_shared=self._draws, is_exact=is_exact)
             digest = digest or drawn
+        if self._draws and not _has_magnitudes(self._weights):
+            set_magnitudes(model)
         if has_frozen:
-            setattr(model, FROZEN_DIGEST, digest)
+            is_quantised = any(map(is_packed, frozen_parameters(model)))
+            setattr(model, FROZEN_DIGEST, digest + NF4_MARK * is_quantised)
 
     def _drawn(self, boxes: dict[str, list[Box]]) -> bool:
         """Whether some parameters are drawn although others are read; alike on all ranks where all
@@ -171,6 +198,11 @@ class Filler:
         return digest
 
 
+def _has_magnitudes(weights: Weights | None) -> bool:
+    """Whether magnitudes are read from files."""
+    return weights is not None and any(name.endswith(MAGNITUDE) for name in weights.names)
+
+
 def _boxes(model: nn.Module, only: Iterable[nn.Parameter] | None = None) -> dict[str, list[Box]]:
     """By name in the whole model: what lies on this rank of each parameter, or of these."""
     boxes: dict[str, list[Box]] = {}
@@ -203,12 +235,13 @@ def _putter(boxes: list[Box]) -> Callable[[tuple[int, ...], Tensor], None]:
     def put(start: tuple[int, ...], block: Tensor) -> None:
         for begin, local in boxes:
             here, there = [], []
-            for b, n, s, m in zip(begin, local.shape, start, block.shape, strict=True):
+            sides = zip(*value_box(begin, local), start, block.shape, strict=True)
+            for b, n, s, m in sides:
                 low = max(b, s)
                 high = max(low, min(b + n, s + m))
                 here.append(slice(low - b, high - b))
                 there.append(slice(low - s, high - s))
-            local[tuple(here)].copy_(block[tuple(there)])
+            store(local[byte_span(local, here)], block[tuple(there)])
 
     return put
 

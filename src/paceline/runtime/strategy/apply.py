@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.runtime.strategy.adapter.nf4 import quantise_marked
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.chunked import defer_head
 from paceline.runtime.strategy.compiling import compile_blocks
@@ -107,6 +108,7 @@ def apply(
     """
     if sends:
         send_from_first_rank(model, meshes.device_type)
+    quantise_marked(model)
     ways = ways or ways_of(model)
     if ways is None and (layout.tensor > 1 or layout.pipeline > 1):
         ways = generic_ways(model, splits_tensors=layout.tensor > 1)

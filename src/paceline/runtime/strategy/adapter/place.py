@@ -3,6 +3,7 @@
 Leaves out: what an adapter computes (`linear.py`).
 """
 
+from collections.abc import Sequence
 from functools import cache
 from math import sqrt
 from typing import Any
@@ -13,9 +14,18 @@ from torch import nn
 
 from paceline.errors import PlanError
 from paceline.profile.adapter import Adaptation, linear_name
-from paceline.runtime._torch_private import parameters_of
-from paceline.runtime.strategy.adapter.linear import FROZEN, LORA_A, LORA_B, Adapted
+from paceline.runtime._torch_private import FakeTensor, parameters_of
+from paceline.runtime.strategy.adapter.linear import (
+    FROZEN,
+    LORA_A,
+    LORA_B,
+    MAGNITUDE,
+    Adapted,
+    weight_norms,
+)
+from paceline.runtime.strategy.adapter.nf4 import Quantised
 from paceline.runtime.strategy.blocks import numbered_blocks
+from paceline.runtime.strategy.product import is_transposed
 from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.runtime.strategy.ways.known import ways_of
 
@@ -25,7 +35,8 @@ _STREAM = 0x10BA
 
 @torch.no_grad()
 def add_adapters(model: nn.Module, asked: Adaptation) -> nn.Module:
-    """The same model with adapters, all else frozen and in its type.
+    """The model with adapters, all else frozen and in its type. Linears whose weights are to be in
+    NF4 keep them in float32 until `quantise_marked` is called.
 
     A is drawn as peft does (Kaiming's uniform distribution with a = sqrt 5), B is zero, so that the
     model computes at first what it did before. Their numbers follow from the seed alone.
@@ -37,21 +48,23 @@ def add_adapters(model: nn.Module, asked: Adaptation) -> nn.Module:
     Raises:
         PlanError: `R013`, the linears are not those that were planned.
     """
-    found = [
-        module
+    linears = [
+        (name, module)
         for _, block in numbered_blocks(model, ways_of(model))
         for name, module in block.named_modules()
-        if type(module).__name__ in LINEARS and linear_name(name) in asked.targets
+        if type(module).__name__ in LINEARS
     ]
-    num = sum(asked.rank * sum(module.get_parameter("weight").shape) for module in found)
+    found = [module for name, module in linears if linear_name(name) in asked.targets]
+    num = sum(_num_parameters(module, asked) for module in found)
     if num != asked.num_parameters:
-        raise PlanError.of(
-            code="R013",
-            what=f"the adapters planned for have {asked.num_parameters} parameters, and those of "
-            f"the {len(found)} linears found in {type(model).__name__} would have {num}",
-            where="train.adapter.targets",
-            fix="set train.adapter.targets to attention, or train with a program of your own",
-        )
+        raise _others(model, "targets", found, f"adapters of {asked.num_parameters}", num)
+    quantised = [module for _, module in linears if asked.num_quantised]
+    num = sum(module.get_parameter("weight").numel() for module in quantised)
+    if num != asked.num_quantised or not all(isinstance(each, nn.Linear) for each in quantised):
+        raise _others(model, "kind", quantised, f"NF4 of {asked.num_quantised}", num)
+    for linear in quantised:
+        original: type = type(linear)
+        linear.__class__ = _class_of(Quantised, original)
     _freeze(model, getattr(torch, asked.frozen_type))
     drawn = np.random.SeedSequence([asked.seed, _STREAM]).generate_state(1, np.uint32)
     torch.manual_seed(int(drawn[0]))
@@ -60,37 +73,68 @@ def add_adapters(model: nn.Module, asked: Adaptation) -> nn.Module:
     return model
 
 
+def _features(linear: nn.Module) -> tuple[int, int]:
+    """Outputs and inputs."""
+    shape: Sequence[int] = linear.get_parameter("weight").shape
+    outputs, inputs = shape[::-1] if is_transposed(linear) else shape
+    return outputs, inputs
+
+
+def _num_parameters(linear: nn.Module, asked: Adaptation) -> int:
+    outputs, inputs = _features(linear)
+    return asked.rank * (outputs + inputs) + asked.has_magnitudes * outputs
+
+
 def _adapt(linear: Any, asked: Adaptation) -> None:
-    outputs, inputs = linear.get_parameter("weight").shape
-    if not isinstance(linear, nn.Linear):  # GPT-2's Conv1D has input x output features
-        outputs, inputs = inputs, outputs
-    device = linear.get_parameter("weight").device
+    outputs, inputs = _features(linear)
+    weight = linear.get_parameter("weight")
+    device = weight.device
     a_RI = torch.empty(asked.rank, inputs, device=device)
     nn.init.kaiming_uniform_(a_RI, a=sqrt(5))
     linear.register_parameter(LORA_A, nn.Parameter(a_RI))
     b_OR = torch.zeros(outputs, asked.rank, device=device)
     linear.register_parameter(LORA_B, nn.Parameter(b_OR))
+    if asked.has_magnitudes:  # of drawn or read numbers, `Filler` sets them
+        is_here = not (weight.is_meta or isinstance(weight, FakeTensor))
+        lengths_O = weight_norms(linear, weight) if is_here else torch.ones(outputs, device=device)
+        linear.register_parameter(MAGNITUDE, nn.Parameter(lengths_O.float()))
     linear.adapter_scale, linear.adapter_dropout = asked.scale, asked.dropout
     original: type = type(linear)
-    linear.__class__ = _class_of(original)
+    linear.__class__ = _class_of(Adapted, original)
 
 
 @cache
-def _class_of(original: type) -> type:
-    """One class for all linears of a kind, under the same name."""
+def _class_of(kind: type, original: type) -> type:
+    """One class for all linears of a class that become of a kind, under its name."""
     body = {"__module__": original.__module__, "__qualname__": original.__qualname__}
-    return type(original.__name__, (Adapted, original), body)
+    return type(original.__name__, (kind, original), body)
+
+
+def _others(
+    model: nn.Module, field: str, found: list[nn.Module], planned: str, num: int
+) -> PlanError:
+    return PlanError.of(
+        code="R013",
+        what=f"planned were {planned} parameters, and the {len(found)} linears found in "
+        f"{type(model).__name__} have {num}",
+        where=f"train.adapter.{field}",
+        fix="set train.adapter.targets to attention and kind to lora, or train with a program of "
+        "your own",
+    )
 
 
 def _freeze(model: nn.Module, dtype: torch.dtype) -> None:
     """Every parameter without a gradient, and in another type: norms too, whose kernels take one
-    type alone, so that the residual stream has it as well, as with FSDP2."""
+    type alone, so that the residual stream has it as well, as with FSDP2. What is quantised later
+    is so from its values as they are."""
     done: dict[int, nn.Parameter] = {}
     for module in model.modules():
         own = {name: value for name, value in parameters_of(module).items() if value is not None}
         for name, parameter in own.items():
             if id(parameter) not in done:
-                done[id(parameter)] = nn.Parameter(parameter.detach().to(dtype), False)
+                is_quantised = isinstance(module, Quantised) and name == "weight"
+                value = parameter.detach() if is_quantised else parameter.detach().to(dtype)
+                done[id(parameter)] = nn.Parameter(value, False)
                 done[id(done[id(parameter)])] = done[id(parameter)]
             parameters_of(module)[name] = done[id(parameter)]
         if own:

@@ -49,6 +49,7 @@ from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_all_reduce, check_compression, check_offload_of
 from paceline.runtime._torch_private import fsdp_parameters, gathered_parameter, reduce_unused
 from paceline.runtime.devices import pins_memory
+from paceline.runtime.strategy.adapter.nf4 import units_of
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks, parts_of
 from paceline.runtime.strategy.chunked import is_deferring
 from paceline.runtime.strategy.data.hooks import Compression, set_reduction, wire_type
@@ -255,7 +256,7 @@ def even_placement(mesh: DeviceMesh) -> Callable[[nn.Parameter], Shard]:
     num_shards = mesh.size(mesh.ndim - 1)
 
     def placement(parameter: nn.Parameter) -> Shard:
-        shape = local_of(parameter).shape
+        shape = units_of(local_of(parameter))
         even = [dim for dim, size in enumerate(shape) if size % num_shards == 0]
         fullest = -(-shape[0] // num_shards) * num_shards if shape else 0
         return Shard(even[0] if even and fullest > UNEVEN * shape[0] else 0)

@@ -76,7 +76,8 @@ def stream_type(part: nn.Module) -> torch.dtype:
         narrow = fsdp_compute_type(part)
         if narrow is not None:
             return narrow
-    return next(frozen_parameters(part), next(part.parameters())).dtype
+    frozen = (each for each in frozen_parameters(part) if each.is_floating_point())
+    return next(frozen, next(part.parameters())).dtype
 
 
 class _Agreed:

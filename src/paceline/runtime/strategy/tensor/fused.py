@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from paceline.errors import PlanError
 from paceline.runtime._torch_private import parameters_of, without_parameters
-from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B, has_adapter
-from paceline.runtime.strategy.tensor.modules import is_transposed
+from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B, MAGNITUDE, has_adapter
+from paceline.runtime.strategy.adapter.nf4 import value_box
+from paceline.runtime.strategy.product import is_transposed
 from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
 
 
@@ -61,7 +62,8 @@ def out_features(linear: nn.Module) -> int:
 
 def in_features(linear: nn.Module) -> int:
     """Features a linear takes."""
-    return _weight(linear).shape[0 if is_transposed(linear) else 1]
+    weight = _weight(linear)
+    return value_box((0, 0), weight)[1][0 if is_transposed(linear) else 1]
 
 
 def _weight(linear: nn.Module) -> Tensor:
@@ -93,16 +95,14 @@ def _misnamed(name: str, why: str) -> PlanError:
 
 def _split(fused: nn.Module, names: tuple[str, ...], widths: list[int]) -> SplitLinear:
     weights = torch.split(_weight(fused), widths, dim=1 if is_transposed(fused) else 0)
-    bias = parameters_of(fused)["bias"]
-    biases = [None] * len(names) if bias is None else torch.split(bias, widths)
-    b_OR = parameters_of(fused).get(LORA_B)
-    adapters = [None] * len(names) if b_OR is None else torch.split(b_OR, widths)
-    return SplitLinear(
-        {
-            name: _part(fused, {"weight": weight, "bias": bias, LORA_B: adapter})
-            for name, weight, bias, adapter in zip(names, weights, biases, adapters, strict=True)
-        }
-    )
+    parts: dict[str, dict[str, Tensor | None]]
+    parts = {name: {"weight": weight} for name, weight in zip(names, weights, strict=True)}
+    for kind in ("bias", LORA_B, MAGNITUDE):
+        value = parameters_of(fused).get(kind)
+        pieces = [None] * len(names) if value is None else torch.split(value, widths)
+        for name, piece in zip(names, pieces, strict=True):
+            parts[name][kind] = piece
+    return SplitLinear({name: _part(fused, values) for name, values in parts.items()})
 
 
 def _part(fused: nn.Module, values: Mapping[str, Tensor | None]) -> nn.Module:

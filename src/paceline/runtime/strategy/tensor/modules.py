@@ -11,13 +11,13 @@ from functools import cache
 from typing import Any
 
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, addmm, matmul, nn, rsqrt
+from torch import Tensor, nn, rsqrt
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.runtime._torch_private import parameters_of
-from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B, add_product, has_adapter
+from paceline.runtime.strategy.adapter.linear import ADAPTER, has_adapter, with_adapter
+from paceline.runtime.strategy.product import multiply
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.strategy.tensor.regions import (
     copy_to,
@@ -141,12 +141,21 @@ class OnLocal:
         local: Tensor = parameter.to_local()
         return copy_to(local, self._crossings.group) if name in self._summed else local
 
-    def _product(self, input_BSI: Tensor, bias: Tensor | None) -> Tensor:
-        """Of a linear, with its adapter's share."""
-        output_BSO = multiply(self, input_BSI, self._part("weight"), bias)
+    def _product(
+        self, input_BSI: Tensor, bias: Tensor | None, total: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        """What a linear gives, with its adapter's share.
+
+        Args:
+            input_BSI: As the linear takes it.
+            bias: Added to it.
+            total: Sums over the ranks, where each has a part of the inputs.
+        """
+        weight = self._part("weight")
         if not has_adapter(self):  # type: ignore[arg-type]
-            return output_BSO
-        return add_product(self, input_BSI, output_BSO, self._part(LORA_A), self._part(LORA_B))
+            return multiply(self, input_BSI, weight, bias)
+        adapter = [self._part(name) for name in ADAPTER]
+        return with_adapter(self, input_BSI, weight, bias, adapter, total)
 
 
 class ColumnLinear(OnLocal):
@@ -157,7 +166,7 @@ class ColumnLinear(OnLocal):
     def forward(self, input_BSI: Tensor) -> Tensor:
         if self._crosses:
             input_BSI = self._crossings.enter(input_BSI)
-        return self._product(input_BSI, self._part("bias"))
+        return self._product(input_BSI, self._part("bias"), None)
 
 
 class RowLinear(OnLocal):
@@ -167,7 +176,8 @@ class RowLinear(OnLocal):
     _crosses: bool
 
     def forward(self, input_BSI: Tensor) -> Tensor:
-        partial_BSH = self._product(input_BSI, None)
+        group = self._crossings.group
+        partial_BSH = self._product(input_BSI, None, lambda part: sum_everywhere(part, group))
         if not self._crosses:
             return partial_BSH
         output_BSH = self._crossings.leave(partial_BSH)
@@ -280,21 +290,6 @@ def _first_row(module: OnLocal) -> int:
     group = module._crossings.group
     vocab: int = parameters_of(module)["weight"].shape[0]
     return group.rank() * -(-vocab // group.size())
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether a linear keeps its weight as input x output features (GPT-2's Conv1D)."""
-    return not isinstance(module, nn.Linear)
-
-
-def multiply(module: Any, input_BSI: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What a linear computes, with other parameters than its own."""
-    if not is_transposed(module):
-        return F.linear(input_BSI, weight, bias)
-    if bias is None:
-        return matmul(input_BSI, weight)
-    output_TO = addmm(bias, input_BSI.reshape(-1, weight.shape[0]), weight)
-    return output_TO.view(*input_BSI.shape[:-1], weight.shape[1])
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ from torch import nn
 
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
-from paceline.parallel.layout_laws import check_shared, check_vocabulary
+from paceline.parallel.layout_laws import check_blocks, check_shared, check_vocabulary
 from paceline.runtime._torch_private import parameters_of
+from paceline.runtime.strategy.adapter.nf4 import is_packed
 from paceline.runtime.strategy.tensor.fused import SplitLinear, in_features, out_features
 from paceline.runtime.strategy.ways.ways import (
     Way,
@@ -97,6 +98,8 @@ def _check_module(
         rows = module.get_parameter("weight").shape[0]
         yield from check_vocabulary(layout, name, rows)
         return
+    if way == "row" and is_packed(module.get_parameter("weight")):
+        yield from check_blocks(layout, name, in_features(module))
     count, what = _shared(model, ways, named, name)
     yield from check_shared(layout, name, count, f"{count} {what}")
 

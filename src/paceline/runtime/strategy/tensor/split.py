@@ -24,8 +24,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.runtime._torch_private import parameters_of
-from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B
+from paceline.runtime.strategy.adapter.linear import ADAPTER, LORA_A, LORA_B, MAGNITUDE
 from paceline.runtime.strategy.mesh import Meshes
+from paceline.runtime.strategy.product import is_transposed
 from paceline.runtime.strategy.tensor.fused import SplitLinear, split_fused
 from paceline.runtime.strategy.tensor.modules import (
     ColumnLinear,
@@ -36,7 +37,6 @@ from paceline.runtime.strategy.tensor.modules import (
     SplitExperts,
     VocabularyEmbedding,
     WideNorm,
-    is_transposed,
     swap_class,
 )
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
@@ -50,10 +50,6 @@ from paceline.runtime.strategy.ways.ways import (
     named_ways,
     written_out,
 )
-
-_ADAPTERS = frozenset((LORA_A, LORA_B))
-"""Of an adapter's matrices one is split as its linear is, and every rank has a part of the
-gradient of the other."""
 
 _KINDS: Mapping[str, type] = {
     "column": ColumnLinear,
@@ -155,9 +151,10 @@ def _split_parameters(model: nn.Module, named: Mapping[str, Way], mesh: DeviceMe
 
 
 def _placement(module: nn.Module, name: str, way: Way | None) -> Placement:
-    if name in (LORA_A, LORA_B):
-        is_split = (way, name) in (("column", LORA_B), ("row", LORA_A))
-        return Shard(0 if name == LORA_B else 1) if is_split else Replicate()
+    if name in ADAPTER:
+        splits = {("column", LORA_B): 0, ("column", MAGNITUDE): 0, ("row", LORA_A): 1}
+        dim = splits.get((way or "", name))
+        return Replicate() if dim is None else Shard(dim)
     if way in ("embedding", "experts", "wide norm") or (
         way in ("column", "head") and name == "bias"
     ):
@@ -213,7 +210,8 @@ def _change_modules(
             for own, value in parameters_of(module).items()
             if isinstance(value, DTensor) and isinstance(value.placements[0], Replicate)
         }
-        partial = _ADAPTERS if way in ("column", "row") else frozenset()
+        # What of an adapter is not split as its linear is: every rank has a part of its gradient.
+        partial = set(ADAPTER) if way in ("column", "row") else set()
         swap_class(
             module,
             _KINDS.get(way or "", OnLocal),
