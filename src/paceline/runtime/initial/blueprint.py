@@ -6,6 +6,7 @@ whole model is in memory until its parts are where they belong: `why_whole` says
 """
 
 import copy
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +20,14 @@ from paceline.runtime._torch_private import buffers_of, parameters_of, tree_leav
 from paceline.runtime.determinism import seed_everything
 from paceline.runtime.initial.program import Program, Target, View
 from paceline.runtime.initial.record import Recorder, Undeferrable, is_deferred, recording
+from paceline.runtime.strategy.ways.peft import is_peft, mark_frozen
 
 _KEPT_BYTES = 64 << 20
 """Values of parameters, as from a file, that wait in memory until they are needed. More than these
 are read again then, so that a warm spare holds no model. A guess."""
+
+_LOOKED_AT = 1024
+"""Values of each tensor that a digest looks at. A guess: another file, type or seed changes all."""
 
 MakeModel = Callable[[], nn.Module]
 
@@ -46,6 +51,18 @@ class Numbers:
         """Equal on two ranks if what they draw is; values are not looked at."""
         return "" if self.program is None else self.program.digest()
 
+    def digest_of_values(self) -> str:
+        """Equal for equal names, shapes and some of the values: those of large models, as from a
+        file, would take seconds."""
+        found = hashlib.blake2b(digest_size=16)
+        for name, source in self.sources.items():
+            found.update(f"{name} {tuple(source.shape)}".encode())
+            if isinstance(source, Tensor):
+                flat = source.detach().reshape(-1)
+                some = flat[:: max(1, len(flat) // _LOOKED_AT)].contiguous()
+                found.update(some.view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Built:
@@ -61,6 +78,8 @@ class Blueprint:
         self._make_model = make_model
         self._seed = seed
         built = _build(make_model, seed)
+        if is_peft(built.model):
+            mark_frozen(built.model)
         self.why_whole = built.why_whole
         """Why the whole model is in memory while it is built; None where it is not."""
 

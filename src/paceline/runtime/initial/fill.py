@@ -175,6 +175,8 @@ class Filler:
         """
         numbers = self._blueprint.take_numbers()
         digest = numbers.digest()
+        if is_exact and numbers.value_bytes:
+            digest += numbers.digest_of_values()
         if is_shared and not _all_equal(digest):
             if is_exact:
                 raise _other_numbers()

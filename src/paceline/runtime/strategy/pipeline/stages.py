@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.errors import PlanError, Problem
 from paceline.profile.runnable import SPLIT
+from paceline.runtime.strategy.ways.peft import is_peft
 
 ENTERS_AT_BLOCKS = "_paceline_plain_call"
 """Attribute of models whose hidden states enter at the first block, whatever the model does to its
@@ -95,6 +96,9 @@ def take_stage(
 
 def check_stages(model: nn.Module, ways: StageWays) -> Iterator[Problem]:
     """Whether every parameter of the whole model belongs to exactly one stage, also on meta."""
+    if is_peft(model):
+        yield _problem(model, "models of peft are not split over stages")
+        return
     containers = _containers(ways)
     of_stages = (*ways.first, *ways.last)
     names = {name for name, _ in model.named_modules(remove_duplicate=False)}

@@ -3,6 +3,7 @@
 Leaves out: whether it is a good choice, and what the planner checks from sizes alone.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,9 @@ from paceline.runtime.strategy.ways.ways import (
     named_ways,
     written_out,
 )
+
+_PEFT = re.compile(r"\.(base_layer|lora_[AB]\.[^.]+)$")
+"""What peft adds to a linear's name."""
 
 LINEARS = ("Linear", "Conv1D", "FalconLinear", "NonDynamicallyQuantizableLinear")
 """Classes whose forward is a product with the weight and the bias added."""
@@ -77,7 +81,7 @@ def _check_module(
     model: nn.Module, layout: Layout, ways: Ways, named: Mapping[str, Way], name: str
 ) -> Iterator[Problem]:
     module, way = model.get_submodule(name), named[name]
-    if way in ("sequence", "gather", "sum", "join"):
+    if way in ("sequence", "gather", "sum", "join", "behind"):
         return
     if way == "experts":
         num_experts = _number(model, name, "num_experts")
@@ -87,6 +91,9 @@ def _check_module(
             yield from check_shared(layout, name, num_experts, f"{num_experts} experts")
         return
     is_linear = isinstance(module, SplitLinear) or type(module).__name__ in LINEARS
+    if hasattr(module, "base_layer"):  # peft's own, of the same name
+        yield _not_splittable(name, module, f"`{way}`")
+        return
     if way in ("column", "row", "head") and not is_linear:
         yield _not_splittable(name, module, f"`{way}`")
         return
@@ -113,7 +120,7 @@ def _changes_its_rows(module: nn.Module) -> bool:
 def _shared(model: nn.Module, ways: Ways, named: Mapping[str, Way], name: str) -> tuple[int, str]:
     """What the ranks share of a column, row or wide norm: how many, and what they are."""
     module, way = model.get_submodule(name), named[name]
-    parent = name.rpartition(".")[0]
+    parent = _owner(name)
     rows = [row for row, kind in named.items() if kind == "row" and row.startswith(f"{parent}.")]
     inputs = in_features(model.get_submodule(rows[0])) if len(rows) == 1 else 0
     if way == "row":
@@ -127,6 +134,11 @@ def _shared(model: nn.Module, ways: Ways, named: Mapping[str, Way], name: str) -
     if width is None or features % width:
         return features, what
     return features // width, "key/value heads" if 0 < features < inputs else "heads"
+
+
+def _owner(name: str) -> str:
+    """The module that a linear is in, which peft may have put a module around."""
+    return _PEFT.sub("", name).rpartition(".")[0]
 
 
 def _narrowest_part(model: nn.Module, ways: Ways, name: str, first: int) -> int:
@@ -165,10 +177,15 @@ def _no_number(name: str, attribute: str) -> Problem:
 def _not_splittable(name: str, module: nn.Module, way: str) -> Problem:
     return Problem(
         code="L020",
-        what=f"{name} is a {type(module).__name__}, which cannot be split as {way}",
+        what=f"{name} is a {_kind(module)}, which cannot be split as {way}",
         where="layout.tensor",
         fix="set layout.tensor = 1, or give the model `paceline_ways` that split other modules",
     )
+
+
+def _kind(module: nn.Module) -> str:
+    place = "" if not hasattr(module, "base_layer") else f"{type(module).__module__}."
+    return f"{place}{type(module).__name__}"
 
 
 def _is_term(named: Mapping[str, Way], name: str) -> bool:

@@ -202,7 +202,7 @@ def _change_modules(
         if not any(isinstance(value, DTensor) for value in parameters_of(module).values()):
             continue
         way = named.get(name)
-        inside = is_inside(name, containers) and way != "row"
+        inside = is_inside(name, containers) and way not in ("row", "behind")
         in_stretch = name in split_tokens or is_inside(name, split_tokens)
         is_summed = inside or (crossings.tokens_split and in_stretch)
         whole = {

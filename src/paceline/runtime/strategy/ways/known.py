@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from paceline.runtime.strategy.local import unwrapped
+from paceline.runtime.strategy.ways.peft import is_peft, model_inside, peft_ways
 from paceline.runtime.strategy.ways.ways import Way, Ways
 
 OWN = Ways(
@@ -305,6 +306,9 @@ def ways_of(model: nn.Module) -> Ways | None:
     own = getattr(model, "paceline_ways", None)
     if isinstance(own, Ways):
         return own
+    if is_peft(model):
+        inside = ways_of(model_inside(model))
+        return None if inside is None else peft_ways(model, inside)
     if type(model).__module__ == "paceline.runtime.decoder":
         return OWN
     config = getattr(model, "config", None)

@@ -44,6 +44,7 @@ Way = Literal[
     "join",
     "experts",
     "wide norm",
+    "behind",
 ]
 """How a module's matrices are split over the tensor ranks.
 
@@ -59,6 +60,7 @@ unless that is the block itself.
 `join`: the last module that runs on its share of the tokens, for models whose code after it needs
 the sample's length. Unnamed, that is the head's input.
 `wide norm`: an RMSNorm over the features of all heads, which the ranks share.
+`behind`: whole, and inside a container: takes the sum that a row gives, as LoRA's second matrix.
 """
 
 T = TypeVar("T")
