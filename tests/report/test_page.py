@@ -15,6 +15,7 @@ from tests.report import made
 
 from paceline.cli.report import write_report
 from paceline.record import events as log
+from paceline.record.outputs import Generation, Outputs
 from paceline.record.run import RunFolder
 from paceline.report.page import render_page
 from paceline.report.plots import LossData, Mark, draw_loss, extremes, smoothed
@@ -304,3 +305,14 @@ def test_page_says_that_a_run_stopped_early_and_what_was_best():
     text = " ".join(Tags(page).text.split())
     assert "Stopped early after step 120 of 200 on 2 ranks" in text
     assert "no improvement in 3 evaluations, lowest held-out loss 1.250 after step 90" in text
+
+
+def test_page_shows_what_the_model_made_of_prompts_as_text():
+    made_of = Generation(prompt="<b>Once", text="upon\na time", is_cut=True)
+    record = replace(made.killed_and_finished(), outputs=Outputs(step=90, generations=(made_of,)))
+    page = render_page(record)
+    assert "&lt;b&gt;Once" in page
+    assert "upon\na time" in page
+    assert "continued by the checkpoint of step 90" in " ".join(Tags(page).text.split())
+    failed = replace(record, outputs=Outputs(step=90, problem="no room"))
+    assert "Nothing was written: no room" in render_page(failed)

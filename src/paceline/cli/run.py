@@ -11,6 +11,7 @@ import click
 from paceline.cli.options import PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
+    from paceline.cli.progress import ProgressView
     from paceline.cli.run_preflight import Looking
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
@@ -383,11 +384,24 @@ def _attend(
         on_progress=view.progress,
         on_note=view.note,
     )
+    if state.outcome == "finished" and job.spec.evaluate.prompts is not None:
+        _answer_prompts(run, view)
     report, why_not = _write_report(run) if asked.reports else (None, _LATER)
     view.closing(state, report, why_not)
     if asked.json:
         click.echo(json.dumps(_summary(run, report), indent=2))
     return state.exit_code
+
+
+def _answer_prompts(run: "RunFolder", view: "ProgressView") -> None:
+    from paceline.launch.outputs import make_outputs
+
+    view.note("evaluate.prompts: the model is exported and continues them")
+    outputs = make_outputs(run)
+    if outputs.problem is not None:
+        view.note(f"evaluate.prompts: nothing was written: {outputs.problem}")
+    else:
+        view.note(f"evaluate.prompts: outputs.json has {len(outputs.generations)} continuations")
 
 
 def _hand_over(

@@ -11,6 +11,7 @@ from paceline.profile.fitting import check_decoder_tensors
 from paceline.spec import Job
 from paceline.spec.packages import check_package
 from paceline.spec.pretrained import find_pretrained, loads_weights
+from paceline.spec.prompts import read_prompts
 from paceline.spec.safetensors import stored_tensors
 
 
@@ -27,6 +28,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
         yield from check_runnable(job)
         yield from check_runs_here(job, plan)
     yield from _check_tensors(job, plan)
+    yield from _check_prompts(job, place)
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:
@@ -43,6 +45,28 @@ def _check_installed(job: Job) -> Iterator[Problem]:
     if not against and job.spec.program is None and needs_transformers(job):
         need = "this model is built by transformers"
         yield from check_package("transformers", need, where=job.where("model"))
+
+
+def _check_prompts(job: Job, place: str) -> Iterator[Problem]:
+    """Whether the prompts can be read, and answered at the end."""
+    if job.spec.evaluate.prompts is None:
+        return
+    if not find_place(place).has_our_files:
+        yield Problem(
+            code="W027",
+            what=f"evaluate.prompts is a file of this machine, and at {find_place(place).title} "
+            "none is read",
+            where=job.where("evaluate.prompts"),
+            fix="leave it out, and generate from what `paceline export` writes",
+        )
+        return
+    if find_place(place).kind == "attached":
+        need = "evaluate.prompts is answered by transformers"
+        yield from check_package("transformers", need, where=job.where("evaluate.prompts"))
+    try:
+        read_prompts(job)
+    except JobError as error:
+        yield from error.problems
 
 
 def _check_tensors(job: Job, plan: Plan) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import AnyEvent, read_events
 from paceline.record.holding import is_held
 from paceline.record.metrics import StepMetrics, read_all_metrics
+from paceline.record.outputs import Outputs, read_outputs
 from paceline.record.run import RunFolder
 from paceline.spec import JobSpec
 
@@ -46,6 +47,9 @@ class RunRecord:
     is_running: bool
     """Whether a process holds the run now."""
 
+    outputs: Outputs | None = None
+    """What its model made of `evaluate.prompts`."""
+
     data_padding: float | None = None
     """Share of a batch that is padding, where the data were prepared."""
 
@@ -67,6 +71,7 @@ def gather(run: RunFolder) -> RunRecord:
             entry.path.name for entry in list_checkpoints(run.checkpoints) if entry.is_complete
         ),
         is_running=is_held(run.path),
+        outputs=read_outputs(run.path),
     )
 
 

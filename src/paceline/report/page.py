@@ -119,6 +119,7 @@ def render_page(record: RunRecord) -> str:
         num_gpu_health=len(gpu_health),
         checkpoints=checkpoint_rows(record)[-_MOST_ROWS:],
         num_checkpoints=len(checkpoint_rows(record)),
+        outputs=record.outputs,
         plan=record.plan,
         layouts=layout_rows(record.plan)[:_MOST_LAYOUTS] if record.plan is not None else [],
         num_layouts=record.plan.space_size if record.plan is not None else 0,

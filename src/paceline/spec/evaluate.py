@@ -31,6 +31,14 @@ class EvaluateSpec:
     """Only with `patience`: an evaluation is an improvement when its loss is lower by more than
     this, in nats per token, than that of the last improvement."""
 
+    prompts: str | None = None
+    """File of prompts, relative to the job file, that the trained model continues after the last
+    step, for the report. `.jsonl`: rows with `prompt`, or with `messages`, a conversation that it
+    answers. Any other file: a prompt a line."""
+
+    prompt_tokens: Positive = 128
+    """Only with `prompts`: tokens that are written for each at most, always the likeliest."""
+
 
 def num_best(spec: "JobSpec") -> int:
     """How many checkpoints with the lowest evaluation loss are kept: one with early stopping."""
@@ -46,6 +54,21 @@ def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[P
             what=f"evaluate.min_delta {evaluate.min_delta:g} is given without evaluate.patience",
             where=where("evaluate.min_delta"),
             fix="add evaluate.patience, such as 3, or leave it out",
+        )
+    if evaluate.prompts is None and evaluate.prompt_tokens != EvaluateSpec().prompt_tokens:
+        yield Problem(
+            code="J007",
+            what=f"evaluate.prompt_tokens {evaluate.prompt_tokens} is given without prompts",
+            where=where("evaluate.prompt_tokens"),
+            fix="add evaluate.prompts, or leave it out",
+        )
+    if evaluate.prompts is not None and spec.program is not None:
+        yield Problem(
+            code="J007",
+            what=f"evaluate.prompts needs a model that can be exported, and program {spec.program} "
+            "builds its own",
+            where=where("evaluate.prompts"),
+            fix="leave it out, and generate from your program",
         )
     has_none = data.held_out == 0 and data.held_out_path is None
     if has_none and spec.program is None and spec.engine == "paceline":
