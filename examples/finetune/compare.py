@@ -1,4 +1,4 @@
-"""What the model says before and after: `python compare.py work/model work/merged`."""
+"""Prints what the model answers before and after: `python compare.py work/model work/merged`."""
 
 import sys
 
@@ -9,7 +9,7 @@ PROMPT = """Write the docstring of this Python function.
 def count_words(path, *, at_least=1):
     words = collections.Counter(open(path).read().split())
     return {word: number for word, number in words.items() if number >= at_least}"""
-"""Of no file that the model was trained on."""
+"""A function that is in no file that the model was trained on."""
 
 
 def main() -> None:
@@ -23,8 +23,9 @@ def main() -> None:
             return_tensors="pt",
             return_dict=True,
         )
-        said = model.generate(**asked, max_new_tokens=60, do_sample=False)
-        answer = tokenizer.decode(said[0, asked["input_ids"].shape[1] :], skip_special_tokens=True)
+        tokens = model.generate(**asked, max_new_tokens=40, do_sample=False)
+        new = tokens[0, asked["input_ids"].shape[1] :]
+        answer = tokenizer.decode(new, skip_special_tokens=True)
         print(f"\n{folder}\n  {answer.strip()}")
 
 
