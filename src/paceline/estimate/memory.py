@@ -466,7 +466,7 @@ def _restored(model: Model, t: Layouts, h: Holdings) -> Column:
     largest = np.asarray(0.0)
     for block in model.blocks:
         for matrix in matrices(block):
-            parts = 2 if matrix.name == "key_value" or (matrix.name == "up" and block.gated) else 1
+            parts = 1 + (matrix.name == "key_value") + (matrix.name == "up") * block.gated
             ranks = 1 if matrix.split == "whole" else t.tensor
             size = matrix.inputs * matrix.outputs / parts / ranks * (block.count > 0)
             largest = np.maximum(largest, size)
