@@ -20,7 +20,8 @@ from paceline.runtime.tensorboard import TAGS
 _NAME = re.compile(r"[A-Za-z][\w./-]{0,63}", re.ASCII)
 """Shown as it is in a page, a picture and a TensorBoard tag. The length is a guess."""
 
-_OURS = {field.name for field in fields(StepMetrics)} | set(TAGS)
+_OURS = {field.name for field in fields(StepMetrics)} - {"accuracy"} | set(TAGS)
+"""`accuracy` is of preference tuning, which programs of one's own do not do: they log theirs."""
 
 
 class Logged:
