@@ -28,6 +28,7 @@ METRICS = (
     "reserved_bytes",
     "applied",
     "samples_digest",
+    "accuracy",
     "state_digest",
     "logged",
 )
