@@ -80,11 +80,12 @@ def measure(folder: Path, tokenizer: Path, count: int, num_bytes: int, chats: bo
 
 def measure_datasets(folder: Path, tokenizer: Path, count: int, num_bytes: int) -> None:
     try:
-        from datasets import load_dataset
+        from datasets import disable_progress_bars, load_dataset
         from transformers import PreTrainedTokenizerFast
     except ImportError:
         print("datasets is not installed: pip install datasets", file=sys.stderr)
         return
+    disable_progress_bars()
     made = PreTrainedTokenizerFast.from_pretrained(str(tokenizer))
     files = [str(path) for path in sorted(folder.glob("*.jsonl"))]
     rows = load_dataset("json", data_files=files, split="train", cache_dir=str(folder / "hf"))
