@@ -100,17 +100,21 @@ def write_text(folder: Path) -> None:
     """The files' bytes as tokens: joined in `windows`, packed one by one in `documents`."""
     import numpy as np
 
-    from paceline.prepare.index import write_documents
+    from paceline.prepare.index import ENDS, PACK_DOCUMENTS, PACK_STARTS, TOKENS
     from paceline.prepare.pack import pack_documents
 
     paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     texts = [text for path in paths if len(text := path.read_bytes()) > 1]
     (folder / "text.txt").write_bytes(b"".join(texts)[: 8 << 20])
-    whole = [np.frombuffer(b"".join(texts), np.uint8).astype(np.uint16)]
-    write_documents(folder / "windows", whole, dtype="uint16")
-    cut = [np.frombuffer(text[: SEQ_LEN + 1], np.uint8).astype(np.uint16) for text in texts]
-    packs = pack_documents(np.array([len(text) - 1 for text in cut]), SEQ_LEN)
-    write_documents(folder / "documents", cut, dtype="uint16", packs=packs)
+    cut = [text[: SEQ_LEN + 1] for text in texts]
+    for kind, documents in (("windows", texts), ("documents", cut)):
+        (folder / kind).mkdir()
+        tokens = np.frombuffer(b"".join(documents), np.uint8).astype("<u2")
+        tokens.tofile(folder / kind / TOKENS)
+        np.save(folder / kind / ENDS, np.cumsum([len(document) for document in documents]))
+    starts, packed = pack_documents(np.array([len(text) - 1 for text in cut]), SEQ_LEN)
+    np.save(folder / "documents" / PACK_STARTS, starts)
+    np.save(folder / "documents" / PACK_DOCUMENTS, packed)
 
 
 def open_data(folder: Path, kind: str, *, tokens: int, samples: int, seq_len: int = SEQ_LEN) -> Any:
@@ -222,6 +226,9 @@ def share_waiting(folder: Path) -> float:
 
 def read_memory(asked: argparse.Namespace) -> dict[str, Any]:
     """Memory after reading from an index of `--count` samples, over a sparse file."""
+    import numpy as np
+
+    from paceline.prepare.index import ENDS
     from paceline.runtime.sampling import sample_ids
 
     seq_len, tokens = 8, asked.count * 8 + 1
@@ -229,6 +236,7 @@ def read_memory(asked: argparse.Namespace) -> dict[str, Any]:
     (folder / "windows").mkdir(parents=True)
     with (folder / "windows" / "tokens.bin").open("wb") as file:
         file.truncate(2 * tokens)
+    np.save(folder / "windows" / ENDS, np.array([tokens]))
     data = open_data(folder, "windows", tokens=tokens, samples=asked.count, seq_len=seq_len)
     draw, seconds = random.Random(0), 0.0
     for _ in range(20):
