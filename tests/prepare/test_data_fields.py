@@ -122,8 +122,8 @@ layout: {%s}
 @pytest.mark.parametrize(
     ("objective", "kind", "layout", "words"),
     [
-        ("kind: dpo", "chat", "", "dpo compares answers, and data.kind is chat"),
-        ("kind: next_token", "preference", "", "train on rejected answers"),
+        ("kind: dpo", "chat", "", "dpo does not go with data.kind chat"),
+        ("kind: next_token", "preference", "", "to train on the chosen answers alone"),
         ("beta: 0.2", "chat", "", "beta 0.2 is of dpo alone"),
         ("", "preference", "context: 2", "layout.context 2 splits answers"),
     ],
@@ -141,3 +141,28 @@ def test_pairs_are_trained_with_dpo_without_being_asked():
     assert objective_of(job.spec) == "dpo"
     job = parse_job(OBJECTIVE % ("", "chat", ""), source="job.yaml", folder=None)
     assert objective_of(job.spec) == "next_token"
+
+
+CLASSES = """
+model: {hf_config: c.json, tokenizer: t}
+train: {global_batch: 2, steps: 3%s}
+data: {path: a, kind: %s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "data", "words"),
+    [
+        ("", "classification", "data.labels is None"),
+        ("", "classification, labels: [a]", "needs two classes or more"),
+        ("", "classification, labels: [a, a]", "each named once"),
+        ("", "chat, labels: [a, b]", "rows of data.kind chat have none"),
+        (", adapter: {rank: 4}", "classification, labels: [a, b]", "trains no new head"),
+        (", objective: {kind: dpo}", "classification, labels: [a, b]", "set data.kind: preference"),
+    ],
+)
+def test_classes_are_named_and_have_a_head_that_is_trained(train, data, words):
+    with pytest.raises(JobError) as caught:
+        parse_job(CLASSES % (train, data), source="job.yaml", folder=None)
+    assert "J007" in str(caught.value)
+    assert words in str(caught.value)

@@ -33,6 +33,7 @@ VALUES = {
     "data.held_out": 0.3,
     "data.sources": [{"path": "/corpus/*.jsonl"}],
     "data.kind": "chat",
+    "data.labels": ["a", "b"],
     "data.pack": "windows",
     "data.too_long": "drop",
     "data.train_on": "all",

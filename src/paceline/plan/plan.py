@@ -183,8 +183,10 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
     engine = find_engine(job.spec.engine, where=job.where("engine")).name
     runs_here = cluster.is_local and engine == "paceline"
     abilities = _abilities_here(job) if runs_here else abilities_of(engine)
-    if engine == "paceline" and objective_of(job.spec) == "dpo":
+    if engine == "paceline" and (objective := objective_of(job.spec)) != "next_token":
         abilities = replace(abilities, context_kinds=())  # a pair is compared whole
+        if objective == "classification":  # nobody has split the new head
+            abilities = replace(abilities, tensor=False, schedules=(), expert=False)
     return Space(
         num_ranks=cluster.num_ranks,
         global_batch=job.spec.train.global_batch,

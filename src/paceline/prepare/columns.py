@@ -18,6 +18,7 @@ _OF_KIND: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "completion": (("prompt", "completion"), ("instruction", "output")),
     "preference": (("chosen", "rejected"),),
+    "classification": (("text", "label"),),
     "text": (("text",),),
     "tokens": (("tokens",),),
 }
@@ -33,7 +34,11 @@ _FOUND_ALONE = (
 )
 """A column -> the kind that it shows, without `data.kind`."""
 
-_OTHER_NAMES = {"text": ("text", "content"), "tokens": ("input_ids", "tokens")}
+_OTHER_NAMES = {
+    "text": ("text", "content"),
+    "tokens": ("input_ids", "tokens"),
+    "label": ("label", "labels"),
+}
 """Names that a column commonly goes by; `columns` says others."""
 
 _ALSO: Mapping[str, tuple[str, ...]] = {"preference": ("prompt", "tools")}

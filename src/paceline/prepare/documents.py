@@ -40,8 +40,8 @@ class Recipe:
     key."""
 
     kind: str
-    """`text`, `chat`, `completion`, `tokens`; of pairs `preference` (texts) and `chat preference`
-    (messages)."""
+    """`text`, `chat`, `completion`, `classification`, `tokens`; of pairs `preference` (texts) and
+    `chat preference` (messages)."""
 
     columns: Mapping[str, str]
     """What a column is -> its name in the rows."""
@@ -49,6 +49,11 @@ class Recipe:
     tokenizer: TokenizerFiles
     train_on: str
     dtype: DataType
+    labels: tuple[str, ...] = ()
+    """Of `classification`: names of the classes."""
+
+    longest: int | None = None
+    """Of `classification`: tokens that a longer text is cut to, before its label."""
 
 
 class Document(NamedTuple):
@@ -86,7 +91,7 @@ class Encoder:
         self._recipe = recipe
         file = recipe.tokenizer.file
         self._tokenizer = load_tokenizer(file) if file is not None else None
-        if self._tokenizer is not None and recipe.kind in ("text", *_PLAIN):
+        if self._tokenizer is not None and recipe.kind in ("text", "classification", *_PLAIN):
             self._tokenizer.encode_special_tokens = True  # texts hold none, whatever they spell
 
     def encode(self, rows: Sequence[Row]) -> Batch:
@@ -115,6 +120,12 @@ class Encoder:
             batch.documents += [found for _, found in read]
         elif self._tokenizer is None:
             batch.documents += [self._bytes(row, text) for row, (text, _) in read]
+        elif self._recipe.kind == "classification":
+            encodings = self._tokenizer.encode_batch_fast(
+                [text for _, (text, _) in read], add_special_tokens=False
+            )
+            for (row, (text, label)), encoding in zip(read, encodings, strict=True):
+                batch.documents.append(self._labelled(batch, row, text, label, encoding.ids))
         elif self._recipe.kind == "text":
             encodings = self._tokenizer.encode_batch_fast(
                 [text for _, (text, _) in read], add_special_tokens=False
@@ -146,6 +157,20 @@ class Encoder:
         end = [files.eos] if row.is_last and files.eos is not None else []
         tokens = np.asarray([*begin, *ids, *end], dtype=self._recipe.dtype)
         return Document(tokens, None, _key(text), row.is_last)
+
+    def _labelled(self, batch: Batch, row: Row, text: str, label: int, ids: list[int]) -> Document:
+        """A text's tokens, and its label as the one that follows: only that is trained on."""
+        files, longest = self._recipe.tokenizer, self._recipe.longest
+        tokens = [*([files.bos] if files.bos is not None else []), *ids]
+        if longest is not None and len(tokens) > longest:
+            tokens = tokens[:longest]
+            reason = f"longer than seq_len {longest}: cut"
+            batch.left_out[reason] += 1
+            batch.examples.setdefault(reason, row.number)
+        trained = np.zeros(len(tokens) + 1, bool)
+        trained[-1] = True
+        whole = np.asarray([*tokens, label], dtype=self._recipe.dtype)
+        return Document(whole, trained, _key(text))
 
     def _add_masked(self, batch: Batch, together: Sequence[tuple[Row, Document]]) -> None:
         """The documents of one row: of pairs two, and both have a token to train on or neither is
@@ -246,6 +271,12 @@ class Encoder:
         tools = self._tools_of(row)
         return self._rendered(messages, tools)
 
+    def _labelled_of(self, row: Any) -> tuple[str, int]:
+        text = self._column(row, "text")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError("its text is empty" if isinstance(text, str) else "it has no text")
+        return text, label_number(self._column(row, "label"), self._recipe.labels)
+
     def _text_pair_of(self, row: Any) -> list[Text]:
         prompt, *answers = text_pair(*self._sides_of(row))
         start = len(prompt)
@@ -308,6 +339,7 @@ class Encoder:
         "tokens": _tokens_of,
         "completion": _completion_of,
         "chat": _chat_of,
+        "classification": _labelled_of,
         "preference": _text_pair_of,
         "chat preference": _chat_pair_of,
     }
@@ -316,6 +348,23 @@ class Encoder:
 def _as_several(found: Any) -> list[Text]:
     """The texts of a row: of pairs there are two."""
     return found if isinstance(found, list) else [found]
+
+
+def label_number(label: Any, labels: Sequence[str]) -> int:
+    """Number of a row's label, which is a class's name or its number.
+
+    Raises:
+        ValueError: It is none of them.
+
+    >>> label_number("pos", ("neg", "pos")), label_number(0, ("neg", "pos"))
+    (1, 0)
+    """
+    if isinstance(label, str | int) and not isinstance(label, bool):
+        if str(label) in labels:
+            return labels.index(str(label))
+        if str(label).isdigit() and int(label) < len(labels):
+            return int(label)
+    raise ValueError(f"its label {label!r:.40} is none of {', '.join(labels)}")
 
 
 def _key(text: str) -> int:

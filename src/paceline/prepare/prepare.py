@@ -37,6 +37,7 @@ from paceline.prepare.join import Cut, Joined, Side, join_parts, split_sides
 from paceline.prepare.parts import Part, PartArrays, read_part
 from paceline.prepare.refuse import (
     check_broken,
+    check_classes,
     check_disk,
     check_forms,
     check_own_tokens,
@@ -133,7 +134,8 @@ def ask(job: Job) -> Request:
 def _settings(job: Job) -> dict[str, Any]:
     data = job.spec.data
     fields = ("kind", "seq_len", "pack", "too_long", "train_on", "held_out", "broken_rows")
-    return {field: getattr(data, field) for field in fields}
+    given = {"labels": data.labels} if data.labels is not None else {}
+    return {field: getattr(data, field) for field in fields} | given
 
 
 def _name(job: Job, file: str) -> str:
@@ -186,13 +188,17 @@ def _prepare(request: Request, report: Report, processes: int | None) -> None:
     check_disk(request.job, request.folder.parent, sizes, dtype)
     kinds = {source.name: _kind_of(request, source) for source in request.all_sources}
     pack = _pack_of(request, {kind for kind, _ in kinds.values()})
+    data = request.job.spec.data
+    is_cut = data.kind == "classification" and data.too_long == "cut"
     recipes = {
         name: Recipe(
             kind=kind,
             columns=columns,
             tokenizer=request.tokenizer,
-            train_on=request.job.spec.data.train_on,
+            train_on=data.train_on,
             dtype=dtype,
+            labels=tuple(map(str, data.labels or ())) if kind == "classification" else (),
+            longest=data.seq_len if is_cut else None,
         )
         for name, (kind, columns) in kinds.items()
     }
@@ -221,7 +227,7 @@ def _pack_of(request: Request, kinds: set[str]) -> Pack:
         if "preference" in kinds and request.tokenizer.eos is None:
             raise needs_eos(request.job, request.tokenizer)
         return "pairs"
-    has_turns = bool(kinds & {"chat", "completion"})
+    has_turns = bool(kinds & {"chat", "completion", "classification"})
     if has_turns and asked == "windows":
         raise windows_of_chats(request.job, kinds)
     pack: Pack = asked if asked != "auto" else "documents" if has_turns else "windows"
@@ -289,6 +295,8 @@ def _join(
         dtype = recipes[source.name].dtype
         arrays = [PartArrays(part_folder(request, source, file), dtype) for file in source.files]
         sides = split_sides(arrays, cut)
+        if source is not request.held_out:
+            check_classes(request.job, source, recipes[source.name], sides[0], arrays)
         both = list(_join_sides(request, unfinished, number, source, arrays, sides, cut, is_own))
         check_too_long(request.job, source, cut, [joined for _, joined in both])
         train += [index for index, _ in both[:1] if not is_own]

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import JobError
+from paceline.prepare.documents import Recipe
 from paceline.prepare.index import Index
-from paceline.prepare.join import Cut, Joined
-from paceline.prepare.parts import Part
+from paceline.prepare.join import Cut, Joined, Side
+from paceline.prepare.parts import Part, PartArrays
 from paceline.prepare.rows import form_of
 from paceline.prepare.tokenize import place_of
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
@@ -177,6 +178,27 @@ def places_of(part: Part) -> list[str]:
     """The first broken rows of a file, each with its reason."""
     form = form_of(part.file)
     return [f"{place_of(part.file, form, n)}: {reason}" for n, reason in part.first_broken]
+
+
+def check_classes(
+    job: Job, source: Source, recipe: Recipe, side: Side, arrays: Sequence[PartArrays]
+) -> None:
+    """
+    Raises:
+        JobError: D019, all texts to train on have one label.
+    """
+    if not recipe.labels:
+        return
+    parts = zip(arrays, side.stops, strict=True)
+    found = sorted({int(label) for part, stops in parts for label in part.tokens[stops - 1]})
+    if len(found) == 1:
+        raise JobError.of(
+            code="D019",
+            what=f"every text of {source.name} has the label {recipe.labels[found[0]]}",
+            where=source.where,
+            fix="give texts of the other classes too, or map the right column: "
+            "columns: {label: NAME}",
+        )
 
 
 def check_too_long(job: Job, source: Source, cut: Cut, joined: Sequence[Joined]) -> None:

@@ -4,6 +4,7 @@ A job gives its model by sizes, by the name of a published model, by a config.js
 weights, by a factory of its own or by a number of parameters.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
 from paceline.spec import DecoderSpec, Job
 from paceline.spec.adapters import check_start
-from paceline.spec.data_fields import is_prepared
+from paceline.spec.data_fields import is_prepared, objective_of
 from paceline.spec.hf_config import has_hf_config, load_hf_config
 from paceline.spec.pretrained import check_unused, find_pretrained, loads_weights
 
@@ -96,6 +97,8 @@ def resolve_decoder(job: Job) -> DecoderShape | None:
         assert isinstance(preset, ModelPreset), "all else has a config"
         return _shape_of_preset(preset)
     _profile_config(asked, 1)
+    if objective_of(job.spec) == "classification":
+        return None
     if not is_built_in(asked.config) or (loads_weights(job) and _lacks(job, asked.config)):
         return None
     return shape_of_config(asked.config)
@@ -138,7 +141,15 @@ def check_runnable(job: Job) -> Iterator[Problem]:
     if asked is not None and loads_weights(job):
         yield from _check_pretrained(job, asked.config)
     yield from _check_adapter(job)
-    if job.spec.data.kind == "preference":
+    if objective_of(job.spec) == "classification" and asked is None:
+        yield Problem(
+            code="R013",
+            what="classification takes its head from transformers, and the built-in decoder is "
+            "none of its models",
+            where=job.where("model"),
+            fix="name the model by model.pretrained or model.hf_config",
+        )
+    if objective_of(job.spec) != "next_token":
         yield from check_packing(job)
 
 
@@ -240,7 +251,25 @@ def _check_pretrained(job: Job, config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _config(job: Job) -> AskedConfig | None:
-    """The fields of the model's config.json, its own or a published one; None without."""
+    """The fields of the model's config.json, with the job's classes; None without."""
+    asked = _own_config(job)
+    if asked is None or objective_of(job.spec) != "classification":
+        return asked
+    labels = [str(label) for label in job.spec.data.labels or ()]
+    classes = {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "problem_type": "single_label_classification",
+    }
+    named = [
+        re.sub(r"(ForCausalLM|LMHeadModel)$", "ForSequenceClassification", str(name))
+        for name in asked.config.get("architectures") or ()
+    ]
+    return asked._replace(config={**asked.config, **classes, "architectures": named})
+
+
+def _own_config(job: Job) -> AskedConfig | None:
+    """As it stands in the file, or is published."""
     pretrained = find_pretrained(job)
     if pretrained is not None:
         source = str(pretrained.folder / "config.json")

@@ -140,8 +140,7 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     """The same for each source, where there are several."""
 
     accuracy: float | None = None
-    """Of `train.objective: dpo`, share of the held-out pairs whose chosen answer the model prefers,
-    compared with what it did before the run."""
+    """The same as `accuracy` in the metrics, over the held-out pairs or texts."""
 
 
 class StoppedEarly(Event, frozen=True, kw_only=True, tag=True):

@@ -82,8 +82,9 @@ class StepMetrics:
     None where the plan knows no peak or no FLOPs."""
 
     accuracy: float | None = None
-    """Of `train.objective: dpo`, share of the pairs whose chosen answer the model prefers, compared
-    with what it did before the run; None for losses without one."""
+    """With `dpo`, share of the pairs whose chosen answer the model prefers, compared with what it
+    did before the run; with `classification`, of the texts whose label is the likeliest; else
+    None."""
 
     state_digest: str | None = None
     """SHA-256 of parameters and optimizer state after the step, where `drill.digest_every` asks for

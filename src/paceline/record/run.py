@@ -329,7 +329,7 @@ _NOT_FIXED = ("data.cache",)
 
 _ADDED: Mapping[str, Any] = {
     **dict.fromkeys(("model.pretrained", "model.revision", "model.weights")),
-    **dict.fromkeys(("data.sources", "data.held_out_path")),
+    **dict.fromkeys(("data.sources", "data.held_out_path", "data.labels")),
     **dict.fromkeys(("model.tokenizer", "model.chat_template", "data.kind", "data.pack"), "auto"),
     "data.too_long": "refuse",
     "data.train_on": "assistant",

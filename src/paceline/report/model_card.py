@@ -13,6 +13,7 @@ from paceline.record.conversion import LogitsCheck
 from paceline.record.events import Evaluated, RunStarted
 from paceline.record.gather import RunRecord
 from paceline.record.run import RunInfo
+from paceline.spec.data_fields import objective_of
 from paceline.spec.pretrained import Pretrained
 from paceline.units import counted, format_bytes
 
@@ -39,11 +40,11 @@ def model_card(
         pretrained: The weights that it started from.
     """
     parts = [
-        "\n".join(_head(exported, pretrained)),
+        "\n".join(_head(exported, record, pretrained)),
         f"# {record.name}",
         _what(exported, record, pretrained),
         "Intended use, limits: fill in.",
-        f"## Load\n\n{_load(exported, pretrained)}",
+        f"## Load\n\n{_load(exported, record, pretrained)}",
         f"## Base model\n\n{_base(info, pretrained)}",
         f"## Data\n\n{_data(record, info, data)}",
         f"## Training\n\n{_training(exported, record)}",
@@ -71,7 +72,7 @@ def check_text(check: LogitsCheck) -> str:
     return text
 
 
-def _head(exported: Exported, pretrained: Pretrained | None) -> Iterator[str]:
+def _head(exported: Exported, record: RunRecord, pretrained: Pretrained | None) -> Iterator[str]:
     """The lines that a hub reads."""
     yield "---"
     if exported.licence is None:
@@ -81,15 +82,17 @@ def _head(exported: Exported, pretrained: Pretrained | None) -> Iterator[str]:
     if pretrained is not None and pretrained.commit is not None:
         yield f"base_model: {pretrained.name}"
     yield f"library_name: {'peft' if exported.kind == 'adapters' else 'transformers'}"
-    yield "pipeline_tag: text-generation"
+    classifies = objective_of(record.spec) == "classification"
+    yield f"pipeline_tag: text-{'classification' if classifies else 'generation'}"
     yield f"tags: [paceline{'' if exported.kind == 'model' else ', lora'}]"
     yield "---"
 
 
 def _what(exported: Exported, record: RunRecord, pretrained: Pretrained | None) -> str:
     start = "from random weights" if pretrained is None else f"from {_name(pretrained)}"
+    classifies = objective_of(record.spec) == "classification"
     kind = {
-        "model": "A causal language model",
+        "model": "A text classifier" if classifies else "A causal language model",
         "adapters": "LoRA adapters",
         "merged": "A causal language model with LoRA adapters merged into it",
     }[exported.kind]
@@ -100,9 +103,11 @@ def _name(pretrained: Pretrained) -> str:
     return f"`{pretrained.name if pretrained.commit is not None else pretrained.folder.name}`"
 
 
-def _load(exported: Exported, pretrained: Pretrained | None) -> str:
+def _load(exported: Exported, record: RunRecord, pretrained: Pretrained | None) -> str:
     has_tokenizer = any(each.endswith("/tokenizer.json") for each in exported.converted.files)
-    names = ["AutoModelForCausalLM", *(["AutoTokenizer"] if has_tokenizer else [])]
+    classifies = objective_of(record.spec) == "classification"
+    model = f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}"
+    names = [model, *(["AutoTokenizer"] if has_tokenizer else [])]
     lines = [f"from transformers import {', '.join(names)}", ""]
     if exported.kind == "adapters":
         base = "BASE" if pretrained is None else pretrained.name
@@ -110,7 +115,7 @@ def _load(exported: Exported, pretrained: Pretrained | None) -> str:
         lines.append(f'base = AutoModelForCausalLM.from_pretrained("{base}")')
         lines.append('model = PeftModel.from_pretrained(base, "FOLDER")')
     else:
-        lines.append('model = AutoModelForCausalLM.from_pretrained("FOLDER")')
+        lines.append(f'model = {model}.from_pretrained("FOLDER")')
     if has_tokenizer:
         lines.append('tokenizer = AutoTokenizer.from_pretrained("FOLDER")')
     code = "```python\n" + "\n".join(lines) + "\n```"

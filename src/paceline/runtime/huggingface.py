@@ -42,7 +42,11 @@ _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def build_hf(
-    config: Mapping[str, Any], *, source: str = "config.json", where: str = "model.hf_config"
+    config: Mapping[str, Any],
+    *,
+    source: str = "config.json",
+    where: str = "model.hf_config",
+    classifies: bool = False,
 ) -> nn.Module:
     """The causal language model of a config.json, in float32, on torch's current device.
 
@@ -54,13 +58,15 @@ def build_hf(
         config: The fields, as `json.load` gives them.
         source: The file's name for messages.
         where: Its place in the job for messages.
+        classifies: With a head for the classes of `id2label` in place of the one for tokens. The
+            model still answers for every token; the answer for a text is its last token's.
 
     Raises:
         JobError: `R010` without transformers; `R013` when transformers has no such causal language
             model, or will not build it from these fields.
     """
     device = torch.empty(0).device
-    model = as_plain_model(_on_meta(config, source, where))
+    model = as_plain_model(_on_meta(config, source, where, classifies))
     if device.type != "meta":
         model.to_empty(device=device)
         reset_hf(model)
@@ -130,33 +136,43 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     return whole[0]
 
 
-def _on_meta(config: Mapping[str, Any], source: str, where: str) -> nn.Module:
+def _on_meta(
+    config: Mapping[str, Any], source: str, where: str, classifies: bool = False
+) -> nn.Module:
     need = f"a {config.get('model_type')} model needs transformers, which cannot be imported"
     transformers = import_transformers("transformers", need)
     kind = str(config.get("model_type")).lower()
     fields = {name: value for name, value in config.items() if name not in _DROPPED}
     fields |= dict.fromkeys(_TOKEN_IDS)
+    kind_of_head = "SequenceClassification" if classifies else "CausalLM"
     try:
         read = transformers.AutoConfig.for_model(kind, **fields, use_cache=False)
         with torch.device("meta"):
-            model: nn.Module = transformers.AutoModelForCausalLM.from_config(
+            model: nn.Module = getattr(transformers, f"AutoModelFor{kind_of_head}").from_config(
                 read, dtype=torch.float32
             )
     except Exception as error:  # noqa: BLE001 - whatever transformers says of the fields is shown
         lines = str(error).strip().splitlines() or [""]
+        made = "classifier" if classifies else "causal language model"
         raise JobError.of(
             code="R013",
-            what=f"transformers {transformers.__version__} cannot build {source} as a causal "
-            f"language model: {type(error).__name__}: {lines[0][:300]}",
+            what=f"transformers {transformers.__version__} cannot build {source} as a {made}: "
+            f"{type(error).__name__}: {lines[0][:300]}",
             where=where,
             fix="mend the field it names, or give model.factory and program with your own code",
         ) from None
+    if classifies:
+        read.pad_token_id = -1  # no token is: transformers asks for one in larger batches
     let_experts_be_any_type(model)
     return model
 
 
 _BLOCKS_RETURN_TUPLES = ("bloom", "falcon", "gpt_neo", "gptj", "mpt")
 """Families whose model unpacks what a block returns: one of another stage hands a tensor on."""
+
+NEW_HEAD = "score"
+"""Name of a classifier's head, which no pretrained language model has. Source: transformers 5.23,
+`GenericForSequenceClassification` and the families that have a class of their own."""
 
 _PLAIN_CALL = "_paceline_plain_call"
 """Attribute of a model: what the call that is under way needs at its end, None between calls."""
@@ -183,7 +199,9 @@ def _tokens_by_name(
         call.hooks.append(_enter(blocks_of(model)[0], given))
     if _model_type(model) in _BLOCKS_RETURN_TUPLES:
         call.hooks += [_as_tuple(block) for block in blocks_of(model) if _is_empty(block)]
-    if not _has_head(model):
+    if isinstance(head := getattr(model, NEW_HEAD, None), nn.Linear):
+        call.hooks.append(_keep(head, call))
+    elif not _has_head(model):
         call.hooks.append(_leave(blocks_of(model)[-1], call))
     setattr(model, _PLAIN_CALL, call)
     return (), named
@@ -198,6 +216,15 @@ def _enter(block: nn.Module, hidden_BSH: Tensor) -> Any:
         return hidden_BSH, *args[1:]
 
     return block.register_forward_pre_hook(give)
+
+
+def _keep(head: nn.Module, call: _PlainCall) -> Any:
+    """A classifier picks one token's answer of each sample; ours has several texts in one."""
+
+    def take(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        call.last_hidden = output
+
+    return head.register_forward_hook(take)
 
 
 def _leave(block: nn.Module, call: _PlainCall) -> Any:

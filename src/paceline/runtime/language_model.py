@@ -42,6 +42,8 @@ def train_on(session: Session, data: Samples, held_out: Samples | None) -> None:
     loss_of: strategy.LossOf = strategy.next_token_loss
     if objective_of(spec) == "dpo":
         data, held_out, loss_of = _preference(session, model, data, held_out)
+    elif objective_of(spec) == "classification":
+        loss_of = strategy.LabelLoss()
     evaluate = None if held_out is None else _evaluation(session, model, held_out, loss_of)
     if isinstance(data, TextData) and isinstance(held_out, TextData):
         _note_bigram(session, data, held_out)

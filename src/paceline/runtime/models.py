@@ -23,6 +23,7 @@ from paceline.runtime.huggingface import as_plain_model, build_hf, is_hf
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.spec import Job
+from paceline.spec.data_fields import objective_of
 from paceline.spec.pretrained import find_pretrained, loads_weights
 
 
@@ -70,7 +71,9 @@ def _model_alone(job: Job, decoder: DecoderShape | None) -> Callable[[], nn.Modu
     else:
         asked = resolve_config(job)
         assert asked is not None, "a model without a decoder's shape or a factory has a config"
-        build = partial(build_hf, asked.config, source=asked.source, where=asked.where)
+        classifies = objective_of(job.spec) == "classification"
+        given: Any = {"source": asked.source, "where": asked.where, "classifies": classifies}
+        build = partial(build_hf, asked.config, **given)
     found = find_pretrained(job) if loads_weights(job) else None
     return build if found is None else FromPretrained(build, found)
 

@@ -17,7 +17,7 @@ from paceline.profile.fitting import COMPUTED, decoder_name, listed, mismatches
 from paceline.profile.hf_names import to_hf_name
 from paceline.runtime.checkpoint.adapter_files import peft_name
 from paceline.runtime.decoder import Decoder
-from paceline.runtime.huggingface import import_transformers
+from paceline.runtime.huggingface import NEW_HEAD, import_transformers
 from paceline.runtime.strategy.adapter.linear import ADAPTER
 from paceline.spec.safetensors import StoredTensor
 
@@ -92,6 +92,8 @@ def map_weights(model: nn.Module, stored: Mapping[str, StoredTensor], *, where: 
     pieces: dict[str, tuple[Piece, ...]] = {}
     for names in _ties(model):
         there = [name for name in names if name in found]
+        if not there and names[0] == f"{NEW_HEAD}.weight":
+            continue  # a classifier's, drawn
         if not there:
             missing.append(names[0])
             continue
@@ -266,6 +268,8 @@ def _stored_of(model: nn.Module) -> dict[str, Tensor]:
 def _is_ignored(model: Any, name: str) -> bool:
     """Whether a stored tensor that the model lacks is none of its weights."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    if hasattr(model, NEW_HEAD):
+        patterns = (*patterns, r"^lm_head\.")
     return any(re.search(pattern, name) for pattern in (COMPUTED, *patterns))
 
 

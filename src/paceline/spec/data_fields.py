@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("text", "messages", "conversations", "prompt", "completion"),
-    *("instruction", "input", "output", "tools", "tokens", "chosen", "rejected"),
+    *("instruction", "input", "output", "tools", "tokens", "chosen", "rejected", "label"),
 )
 """What a column can be."""
 
-_WITH_ANSWERS = ("chat", "completion", "preference")
+_WITH_ANSWERS = ("chat", "completion", "preference", "classification")
 """Kinds of rows of which some tokens are trained on: they need a tokenizer."""
+
+_OBJECTIVES = {"preference": "dpo", "classification": "classification"}
+"""Kind of data -> what the built-in trainer's loss is for it, if not of the next token."""
 
 BYTES = "bytes"
 """`model.tokenizer`: one token a byte."""
@@ -82,6 +85,7 @@ _DEFAULTS = {
     "too_long": "refuse",
     "train_on": "assistant",
     "held_out_path": None,
+    "labels": None,
     "broken_rows": 0.01,
     "cache": None,
 }
@@ -128,8 +132,9 @@ def _check_packing(job: "Job") -> Iterator[Problem]:
     elif is_chat and data.pack == "windows":
         what = f"data.pack windows cuts through data.kind {data.kind}, whose turns would be lost"
         yield _clash(job, what, "data.pack", "use documents, which is auto")
-    if is_pairs and data.train_on != "assistant":
-        what = f"data.train_on {data.train_on}: of data.kind preference the answers are compared"
+    if data.kind in _OBJECTIVES and data.train_on != "assistant":
+        trained = "the answers are compared" if is_pairs else "the label is trained on"
+        what = f"data.train_on {data.train_on}: of data.kind {data.kind} {trained}"
         yield _clash(job, what, "data.train_on", "leave it out")
     if is_chat and data.too_long == "split":
         what = f"data.too_long split cuts data.kind {data.kind} in the middle, without its prompt"
@@ -146,36 +151,55 @@ def _check_packing(job: "Job") -> Iterator[Problem]:
 
 
 def objective_of(spec: "JobSpec") -> str:
-    """What the built-in trainer's loss is: `next_token` or `dpo`."""
+    """What the built-in trainer's loss is: `next_token`, `dpo` or `classification`."""
     asked = spec.train.objective
     if asked is not None and asked.kind != "auto":
         return asked.kind
-    return "dpo" if spec.data.kind == "preference" and spec.program is None else "next_token"
+    return "next_token" if spec.program else _OBJECTIVES.get(spec.data.kind, "next_token")
 
 
 def _check_objective(job: "Job") -> Iterator[Problem]:
-    """The loss and the data go together; what is left of a layout is `plan`'s."""
-    objective, kind = job.spec.train.objective or ObjectiveSpec(), job.spec.data.kind
+    """The loss goes with the data, the layout and what is trained."""
+    asked, data = job.spec.train.objective or ObjectiveSpec(), job.spec.data
     if job.spec.program is not None:
         return
-    is_dpo = objective_of(job.spec) == "dpo"
-    if is_dpo and kind != "preference":
-        what = f"train.objective.kind dpo compares answers, and data.kind is {kind}"
-        fix = "set data.kind: preference, with rows that have chosen and rejected"
+    objective = objective_of(job.spec)
+    wanted = _OBJECTIVES.get(data.kind, "next_token")
+    if objective != wanted:
+        what = f"train.objective.kind {objective} does not go with data.kind {data.kind}"
+        fix = f"set train.objective.kind to {wanted}, or leave it out"
+        kind = next((kind for kind, each in _OBJECTIVES.items() if each == objective), None)
+        if kind is not None:
+            fix = f"set data.kind: {kind}"
+        elif wanted == "dpo":
+            fix += "; to train on the chosen answers alone, set data.kind: completion with "
+            fix += "columns: {completion: chosen}"
         yield _clash(job, what, "train.objective.kind", fix)
-    elif kind == "preference" and not is_dpo:
-        what = "train.objective.kind next_token would train on rejected answers as on chosen ones"
-        fix = "leave it out, which is dpo; to train on the chosen ones, set data.kind: completion"
-        yield _clash(
-            job, what, "train.objective.kind", f"{fix} with columns: {{completion: chosen}}"
-        )
-    if not is_dpo and objective.beta != ObjectiveSpec().beta:
-        what = f"train.objective.beta {objective.beta:g} is of dpo alone"
+    if objective != "dpo" and asked.beta != ObjectiveSpec().beta:
+        what = f"train.objective.beta {asked.beta:g} is of dpo alone"
         yield _clash(job, what, "train.objective.beta", "leave it out")
     context = job.spec.layout.context
-    if is_dpo and context not in ("auto", 1):
+    if objective == "dpo" and context not in ("auto", 1):
         what = f"layout.context {context} splits answers, and dpo compares their whole sums"
         yield _clash(job, what, "layout.context", "set it to 1, or leave it out")
+    yield from _check_classes(job, objective)
+
+
+def _check_classes(job: "Job", objective: str) -> Iterator[Problem]:
+    labels, spec = job.spec.data.labels, job.spec
+    if objective != "classification":
+        if labels is not None and is_prepared(job):
+            what = f"data.labels: rows of data.kind {spec.data.kind} have none"
+            yield _clash(job, what, "data.labels", "leave it out, or set data.kind: classification")
+        return
+    names = [str(label) for label in labels or ()]
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        what = "data.kind classification needs two classes or more, each named once, and "
+        what += f"data.labels is {labels}"
+        yield _clash(job, what, "data.labels", "name them: labels: [negative, positive]")
+    if spec.train.adapter is not None:
+        what = "train.adapter trains no new head, which classification needs"
+        yield _clash(job, what, "train.adapter", "leave it out: all of the model is trained then")
 
 
 def _clash(job: "Job", what: str, field: str, fix: str) -> Problem:

@@ -146,6 +146,9 @@ class SourceSpec:
     text, messages, conversations, prompt, completion, instruction, input, output, tools, tokens."""
 
 
+Kind = Literal["auto", "text", "chat", "completion", "preference", "classification", "tokens"]
+
+
 @section
 class DataSpec:
     """What to train on: text, conversations or tokens."""
@@ -162,11 +165,16 @@ class DataSpec:
     parquet and arrow files, also compressed (gz, zst); of any other file the whole text is one
     document."""
 
-    kind: Literal["auto", "text", "chat", "completion", "preference", "tokens"] = "auto"
+    kind: Kind = "auto"
     """What a row is. `text`: a document. `chat`: a conversation. `completion`: a prompt, and what
     follows it. `preference`: a prompt with a chosen and a rejected answer, which are one sample.
+    `classification`: a text and its label, one of `labels`.
     `tokens`: tokenized already (nanoGPT's .bin, Megatron's .bin with .idx, a column). `auto` looks
     at the columns, and never takes pairs by itself."""
+
+    labels: list[str | int] | None = None
+    """Only with `kind: classification`: the classes, in the order of their numbers. Rows name them,
+    or give the number."""
 
     seq_len: Annotated[Positive, Field(gt=1)] = 256
     """Tokens in one sample."""

@@ -50,10 +50,11 @@ class AdapterSpec:
 class ObjectiveSpec:
     """What the model is trained towards."""
 
-    kind: Literal["auto", "next_token", "dpo"] = "auto"
+    kind: Literal["auto", "next_token", "dpo", "classification"] = "auto"
     """`next_token`: the cross entropy of each token that counts. `dpo`: of `data.kind: preference`,
     how far the model prefers the chosen answer to the rejected one, beyond what it did before the
-    run (arXiv:2305.18290). `auto` is `dpo` for `data.kind: preference`, else `next_token`."""
+    run (arXiv:2305.18290). `classification`: of `data.kind: classification`, the cross entropy of
+    the label, by a new head on a text's last token. `auto` is what `data.kind` is for."""
 
     beta: Annotated[Number, Field(gt=0)] = 0.1
     """Only with `dpo`: how closely the model stays to what it was; larger is closer."""

@@ -19,6 +19,7 @@ from paceline.profile import DecoderShape, ModelProfile, profile_config, resolve
 from paceline.profile.decoder import profile_decoder
 from paceline.record.verification import Case
 from paceline.spec import Job
+from paceline.spec.data_fields import objective_of
 from paceline.spec.load import dump_job
 
 MOST_RANKS = 4
@@ -84,6 +85,8 @@ def small_case(
         notes.append("the model of your own is run as its factory builds it")
     if job.spec.train.adapter is not None:
         notes.append("without adapters: all of the model is trained")
+    if (objective := objective_of(job.spec)) != "next_token":
+        notes.append(f"with the loss of the next token, not {objective}")
     if seq_len != job.spec.data.seq_len:
         notes.append(f"samples of {seq_len} tokens, not {job.spec.data.seq_len}")
     return Case(

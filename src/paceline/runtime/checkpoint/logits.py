@@ -28,13 +28,14 @@ from paceline.record.run import RunFolder
 from paceline.runtime._torch_private import fake_store
 from paceline.runtime.checkpoint.state_files import StateFiles
 from paceline.runtime.data import Samples, load_prepared, load_text
+from paceline.runtime.huggingface import as_plain_model
 from paceline.runtime.initial.blueprint import Blueprint
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.models import make_model
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.state import Stored, model_state
 from paceline.spec import Job
-from paceline.spec.data_fields import is_prepared
+from paceline.spec.data_fields import is_prepared, objective_of
 
 _SAMPLES = 8
 _MOST_TOKENS = 512
@@ -52,8 +53,8 @@ class _NotMadeError(Exception):
 def compare(asked: Comparison) -> LogitsCheck:
     """How far the exported model is from the run's."""
     try:
-        load = _loader(asked)
         job = RunFolder(Path(asked.run)).job()
+        load = _loader(asked, classifies=objective_of(job.spec) == "classification")
         with _alone():
             own = _own_model(asked, job)
         tokens_BS, kind = _tokens(job, _vocab(own))
@@ -112,7 +113,7 @@ def _problem(asked: Comparison, what: str) -> Problem:
     )
 
 
-def _loader(asked: Comparison) -> Callable[[], nn.Module]:
+def _loader(asked: Comparison, *, classifies: bool) -> Callable[[], nn.Module]:
     """How the folder is loaded.
 
     Raises:
@@ -129,9 +130,11 @@ def _loader(asked: Comparison) -> Callable[[], nn.Module]:
 
     def load() -> nn.Module:
         source = asked.base or asked.folder
-        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32
-        )
+        kind = "SequenceClassification" if classifies else "CausalLM"
+        cls = getattr(transformers, f"AutoModelFor{kind}")
+        model: nn.Module = cls.from_pretrained(source, dtype=torch.float32)
+        if classifies:
+            as_plain_model(model)  # which answers for every token
         if asked.base is not None:
             model = found[1].PeftModel.from_pretrained(model, asked.folder)
         return model

@@ -27,6 +27,7 @@ from paceline.runtime.strategy.tensor.split import loss_context
 from paceline.runtime.strategy.train import (
     IGNORED,
     Batch,
+    LabelLoss,
     Losses,
     LossOf,
     Phase,
@@ -44,6 +45,7 @@ __all__ = [
     "IGNORED",
     "RISKS",
     "Batch",
+    "LabelLoss",
     "LossOf",
     "LossScaler",
     "Losses",

@@ -96,6 +96,16 @@ def next_token_loss(logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Ten
     return loss_sum, (targets_BS != IGNORED).sum()
 
 
+class LabelLoss:
+    """`next_token_loss` of the label that follows a text, and how many labels are the likeliest."""
+
+    has_accuracy = True
+
+    def __call__(self, logits_BSV: Tensor, targets_BS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss_sum, num_targets = next_token_loss(logits_BSV, targets_BS)
+        return loss_sum, num_targets, (logits_BSV.argmax(dim=-1) == targets_BS).sum()
+
+
 def has_accuracy(loss_of: LossOf) -> bool:
     """Whether a loss counts what the model has right."""
     return getattr(loss_of, "has_accuracy", False)
