@@ -141,7 +141,7 @@ def _show(asked: "Export", done: "Exported") -> None:
     click.echo(f"exported  {done.folder}")
     click.echo(f"holds     {kinds[done.kind]} of step {done.step}{dtype}")
     click.echo(
-        f"size      {format_bytes(converted.num_bytes)}, {counted(converted.tensors, 'value')}, "
+        f"size      {format_bytes(converted.num_bytes)}, {counted(converted.tensors, 'tensor')}, "
         f"{counted(len(converted.files), 'file')}"
     )
     click.echo(f"check     {check_text(done.check)}")

@@ -82,6 +82,7 @@ class Converted:
     files: tuple[str, ...] = ()
     num_bytes: int = 0
     tensors: int = 0
+    """Tensors and other values that were written."""
 
     before: str = ""
     """Digest of what was converted, read from the source."""

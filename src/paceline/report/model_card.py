@@ -228,7 +228,7 @@ def _files(exported: Exported) -> str:
     done = exported.converted
     dtype = f", floating values as {exported.dtype}" if exported.dtype else ""
     lines = [
-        f"{format_bytes(done.num_bytes)} in {counted(done.tensors, 'value')}{dtype}.",
+        f"{format_bytes(done.num_bytes)} in {counted(done.tensors, 'tensor')}{dtype}.",
         f"SHA-256 of the tensors, read back: `{done.after}`.",
         *(f"{note[:1].upper()}{note[1:]}." for note in done.notes),
     ]

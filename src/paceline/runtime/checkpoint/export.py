@@ -82,7 +82,8 @@ def convert(asked: Conversion) -> Converted:
         if type(error).__module__.startswith("safetensors"):
             raise _problem(asked, error) from error
         raise
-    return replace(done, tensors=len(state.values), notes=(*state.notes, *done.notes))
+    tensors = done.tensors or len(state.values)
+    return replace(done, tensors=tensors, notes=(*state.notes, *done.notes))
 
 
 def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
@@ -210,6 +211,7 @@ def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted
     return Converted(
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
+        tensors=len(before),
         before=digest_of(before),
         after=digest,
         notes=(
@@ -278,6 +280,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     return Converted(
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
+        tensors=len(model),
         before=digest_of(model),
         after=digest_of({name: partial(load, name) for name in model}),
         notes=tuple(notes),

@@ -46,6 +46,10 @@ _POSITIONS = 64
 all logits of 512 places of 128,000 tokens would take 2 GB."""
 
 
+_LOGITS_BYTES = 1 << 28
+"""Of the samples that are computed at once. A guess: small beside a model that is worth it."""
+
+
 class _NotMadeError(Exception):
     """Why the check cannot be made."""
 
@@ -57,12 +61,13 @@ def compare(asked: Comparison) -> LogitsCheck:
         load = _loader(asked, classifies=objective_of(job.spec) == "classification")
         with _alone():
             own = _own_model(asked, job)
-        tokens_BS, kind = _tokens(job, _vocab(own))
-        ours = _logits(own, tokens_BS)
+        vocab = _vocab(own)
+        tokens_BS, kind = _tokens(job, vocab)
+        ours = _logits(own, tokens_BS, vocab)
         rounding = None
         if asked.dtype not in (None, "float32"):
             _round(own, getattr(torch, str(asked.dtype)))
-            exact, ours = ours, _logits(own, tokens_BS)
+            exact, ours = ours, _logits(own, tokens_BS, vocab)
             rounding = float((ours - exact).abs().max())
     except _NotMadeError as error:
         return LogitsCheck(not_made=str(error))
@@ -72,7 +77,7 @@ def compare(asked: Comparison) -> LogitsCheck:
         return LogitsCheck(not_made=f"the run's model could not be built: {_first_line(error)}")
     del own
     try:
-        theirs = _logits(load(), tokens_BS)
+        theirs = _logits(load(), tokens_BS, vocab)
     except Exception as error:  # noqa: BLE001 - whatever the library says of the folder is shown
         return LogitsCheck(problem=_problem(asked, f"does not load: {_first_line(error)}"))
     return _judge(asked, ours, theirs, kind, rounding)
@@ -209,15 +214,16 @@ def _data(job: Job) -> tuple[Samples, Samples | None]:
 
 
 @torch.no_grad()
-def _logits(model: nn.Module, tokens_BS: Tensor) -> Tensor:
+def _logits(model: nn.Module, tokens_BS: Tensor, vocab: int) -> Tensor:
     """Of the last places of each sample, in float32."""
     model.eval()
     rows = []
-    for tokens_S in tokens_BS:
-        told: Any = model(tokens_S[None])
+    at_once = max(1, _LOGITS_BYTES // (4 * vocab * tokens_BS.shape[1]))
+    for some_BS in tokens_BS.split(at_once):
+        told: Any = model(some_BS)
         logits_BSV: Tensor = getattr(told, "logits", told)
-        rows.append(logits_BSV[0, -_POSITIONS:].float().clone())
-    return torch.stack(rows)
+        rows.append(logits_BSV[:, -_POSITIONS:].float().clone())
+    return torch.cat(rows)
 
 
 @torch.no_grad()
