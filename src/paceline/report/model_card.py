@@ -181,8 +181,7 @@ def _training(exported: Exported, record: RunRecord) -> str:
     if train.adapter is not None:
         rows.append(("adapter", _adapter(record)))
     if record.plan is not None:
-        layout = record.plan.layout
-        rows.append(("layout", f"{layout.name}, {counted(layout.num_ranks, 'rank')}"))
+        rows.append(("layout", record.plan.layout.name))
         rows.append(("precision of the products", record.plan.precision))
     rows += [(name, version) for name, version in _versions(record, exported).items()]
     return _table(rows)

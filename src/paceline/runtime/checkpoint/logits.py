@@ -219,7 +219,7 @@ def _logits(model: nn.Module, tokens_BS: Tensor, vocab: int) -> Tensor:
     model.eval()
     rows = []
     at_once = max(1, _LOGITS_BYTES // (4 * vocab * tokens_BS.shape[1]))
-    for some_BS in tokens_BS.split(at_once):
+    for some_BS in torch.split(tokens_BS, at_once):
         told: Any = model(some_BS)
         logits_BSV: Tensor = getattr(told, "logits", told)
         rows.append(logits_BSV[:, -_POSITIONS:].float().clone())
