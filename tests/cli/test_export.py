@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from paceline.errors import CheckpointError, JobError
 from paceline.launch import export as launch_export
 from paceline.record.conversion import LogitsCheck
 from paceline.record.events import Evaluated
+from paceline.record.find_checkpoints import checkpoint_of_run
 
 DECODER = "{decoder: {layers: 2, hidden: 32, heads: 4}}"
 
@@ -119,7 +121,6 @@ def test_the_checkpoint_is_the_newest_that_of_a_step_or_the_best(tmp_path: Path)
     from tests.record.test_tensors import write
 
     from paceline.record.checkpoints import Manifest, commit, hash_file
-    from paceline.record.find_checkpoints import checkpoint_of_run
 
     for step, loss in ((10, 2.0), (20, 1.0), (30, None)):
         made = write(tmp_path / "checkpoints", step)
@@ -138,3 +139,16 @@ def test_a_program_of_ones_own_has_a_state_dict_alone(tmp_path: Path):
     run.job_file.write_text(text.replace("program: null", "program: mine:train"))
     with pytest.raises(JobError, match=r"made by mine:train.*\n.*\n.*--to torch"):
         call(run.path, tmp_path / "out")
+
+
+def test_adapters_beside_quantised_weights_are_not_compared_with_those_beside_whole_ones(
+    tmp_path: Path,
+):
+    write_base(tmp_path / "base", "llama")
+    run = write_run(tmp_path, "{pretrained: base, tokenizer: bytes}", adapter=True)
+    asked = launch_export.plan_export(run, checkpoint_of_run(run.path), tmp_path / "out")
+    assert asked.conversion.adapters is not None
+    adapters = replace(asked.conversion.adapters, quantised=True)
+    asked = replace(asked, conversion=replace(asked.conversion, adapters=adapters))
+    found = launch_export._compare(asked, tmp_path)
+    assert (found.samples, "in NF4" in found.not_made) == (0, True)
