@@ -9,7 +9,7 @@ bf16 as a run computes it (autocast); beside the latter how far bf16 is from flo
 Throughput: documents of log-normal lengths (median and sigma of the logarithm above), cut at 512.
 Packed by best fit into samples of 512, padded to the longest of their batch, and padded to 512.
 Targets that count per second of a forward and a backward pass, one thread, the three ways in turn;
-a pair is two neighbouring measurements. About 4 minutes with 30 pairs.
+a pair is two neighbouring measurements. About 8 minutes with 30 pairs.
 """
 
 import argparse
