@@ -428,8 +428,13 @@ def test_parts_of_text_are_one_text(tmp_path, tokenizer_folder):
     [
         ("a.csv", "text\none\nh\xe4llo\n".encode("latin-1"), "a.csv line 3: it is not UTF-8"),
         ("a.jsonl.zst", b"no archive", "a.jsonl.zst cannot be read"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n')[:-12] + bytes(12), "cannot be read"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "one"}\n', mtime=0)[:-12] + bytes(12),
+            "cannot be read",
+        ),
     ],
+    ids=["csv that is not UTF-8", "zst that is none", "gz that is cut off"],
 )
 def test_bytes_that_cannot_be_read_are_named(tmp_path, tokenizer_folder, name, content, words):
     (tmp_path / name).write_bytes(content)
