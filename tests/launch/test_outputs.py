@@ -1,5 +1,7 @@
 """What a run's model makes of prompts at the end of the run."""
 
+import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,62 @@ def with_prompts(tmp_path: Path, *lines: str):
     text = text.replace("  prompts: null\n", "  prompts: prompts.txt\n")
     text = text.replace("  prompt_tokens: 128\n", f"  prompt_tokens: {NUM_TOKENS}\n")
     run.job_file.write_text(text)
+    return run
+
+
+LM_EVAL = """
+import os
+
+
+def simple_evaluate(*, model, model_args, tasks, device, batch_size, log_samples, task_manager):
+    assert model == "hf" and not task_manager.include_defaults
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        assert os.environ[name] == "1"
+    if any("fails" in task for task in tasks):
+        raise ValueError("no such metric")
+    print('[{"task": "not", "metric": "the answer"}]')
+    results = {
+        task["task"]: {
+            "alias": task["task"],
+            "acc,none": task["doc_to_text"].count("x") / 8,
+            "acc_stderr,none": 0.125,
+            "exact_match,strict": float("nan"),
+            "exact_match_stderr,strict": "N/A",
+            "sample_len": 99,
+        }
+        for task in tasks
+    }
+    return {
+        "results": results,
+        "n-samples": {name: {"original": 99, "effective": len(results) + 5} for name in results},
+    }
+"""
+TASK_MANAGER = """
+class TaskManager:
+    def __init__(self, *, include_defaults):
+        self.include_defaults = include_defaults
+"""
+
+
+def with_tasks(tmp_path: Path, monkeypatch, *texts: str):
+    """A run with tasks and a tokenizer, and a harness that answers by itself."""
+    (tmp_path / "fake/lm_eval").mkdir(parents=True)
+    (tmp_path / "fake/lm_eval/__init__.py").write_text(LM_EVAL)
+    (tmp_path / "fake/lm_eval/tasks.py").write_text(TASK_MANAGER)
+    monkeypatch.syspath_prepend(tmp_path / "fake")
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (f"{tmp_path}/fake", before))))
+    run = write_run(tmp_path, DECODER)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    names = [f"task{number}" for number, _ in enumerate(texts)]
+    for name, text in zip(names, texts, strict=True):
+        (tmp_path / f"{name}.yaml").write_text(f"task: {name}\ndataset_path: json\n{text}\n")
+    job = run.job_file.read_text()
+    assert "  tasks: []\n" in job
+    asked = ", ".join(f"{name}.yaml" for name in names)
+    job = job.replace("  tasks: []\n", f"  tasks: [{asked}]\n")
+    job = job.replace("  tokenizer: auto\n", f"  tokenizer: {tmp_path}\n")
+    run.job_file.write_text(job)
     return run
 
 
@@ -76,6 +134,50 @@ def test_prompts_are_read_before_a_run_starts_and_only_where_files_are(tmp_path)
     found = {p.code for p in check_can_run(run.job(), run.plan(), place="kubernetes")}
     assert "W027" in found
     assert "J014" not in found
+
+
+def test_tasks_are_done_by_the_harness_in_a_process_that_downloads_nothing(tmp_path, monkeypatch):
+    run = with_tasks(tmp_path, monkeypatch, "doc_to_text: xxx", "doc_to_text: x")
+    monkeypatch.setattr("paceline.launch.outputs._exported", lambda *asked: str(tmp_path))
+    outputs = make_outputs(run)
+    assert outputs.problem is None
+    assert [str(score) for score in outputs.scores] == [
+        "task0 acc 0.375 ± 0.12 (7 samples)",
+        "task0 exact_match (strict) not a number (7 samples)",
+        "task1 acc 0.125 ± 0.12 (7 samples)",
+        "task1 exact_match (strict) not a number (7 samples)",
+    ]
+    assert read_outputs(run.path) == outputs
+
+
+def test_an_evaluation_that_fails_is_a_problem_of_the_outputs(tmp_path, monkeypatch):
+    run = with_tasks(tmp_path, monkeypatch, "fails: true")
+    monkeypatch.setattr("paceline.launch.outputs._exported", lambda *asked: str(tmp_path))
+    outputs = make_outputs(run)
+    assert outputs.scores == ()
+    assert outputs.problem == "evaluating tasks ended with 1: ValueError: no such metric"
+    assert read_outputs(run.path) == outputs
+
+
+def test_tasks_are_read_before_a_run_starts_and_only_where_files_are(tmp_path, monkeypatch):
+    run = with_tasks(tmp_path, monkeypatch, "doc_to_text: x")
+
+    def found(**where):
+        problems = check_can_run(run.job(), run.plan(), **where)
+        return [problem for problem in problems if "evaluate.tasks" in problem.what]
+
+    assert found() == []
+    (place,) = found(place="kubernetes")
+    assert place.code == "W027"
+    (tmp_path / "task0.yaml").unlink()
+    (gone,) = found()
+    assert gone.code == "J014"
+    looked_for = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "lm_eval" else looked_for(name)
+    )
+    package, _ = found()
+    assert (package.code, package.fix) == ("R010", 'pip install "paceline[eval]"')
 
 
 def test_conversations_are_rendered_with_a_turn_for_the_model_to_write(tmp_path):

@@ -79,6 +79,7 @@ VALUES = {
     "evaluate.min_delta": 0.37,
     "evaluate.prompts": "prompts.txt",
     "evaluate.prompt_tokens": 7,
+    "evaluate.tasks": ["task.yaml"],
     "recovery.max_restarts": 7,
     "recovery.poison": "skip",
     "recovery.node_strikes": 7,

@@ -15,7 +15,7 @@ from tests.report import made
 
 from paceline.cli.report import write_report
 from paceline.record import events as log
-from paceline.record.outputs import Generation, Outputs
+from paceline.record.outputs import Generation, Outputs, Score
 from paceline.record.run import RunFolder
 from paceline.report.page import render_page
 from paceline.report.plots import LossData, Mark, draw_loss, extremes, smoothed
@@ -315,4 +315,18 @@ def test_page_shows_what_the_model_made_of_prompts_as_text():
     assert "upon\na time" in page
     assert "continued by the checkpoint of step 90" in " ".join(Tags(page).text.split())
     failed = replace(record, outputs=Outputs(step=90, problem="no room"))
-    assert "Nothing was written: no room" in render_page(failed)
+    assert "Something is missing: no room" in render_page(failed)
+
+
+def test_page_shows_how_the_model_did_at_tasks_beside_what_is_missing():
+    good = Score(task="facts<b>", metric="acc", value=0.4375, error=0.0625, num_samples=96)
+    bad = Score(task="facts<b>", metric="perplexity", value=None, error=None, num_samples=96)
+    outputs = Outputs(step=90, scores=(good, bad), problem="no prompts")
+    page = render_page(replace(made.killed_and_finished(), outputs=outputs))
+    text = " ".join(Tags(page).text.split())
+    name = "<tr><td>facts&lt;b&gt;</td><td>"
+    assert f"{name}acc</td><td>0.4375</td><td>0.062</td><td>96</td></tr>" in page
+    assert f"{name}perplexity</td><td>not a number</td><td></td><td>96</td></tr>" in page
+    assert "with the checkpoint of step 90" in text
+    assert "Something is missing: no prompts" in text
+    assert "Prompts of" not in text

@@ -384,8 +384,9 @@ def _attend(
         on_progress=view.progress,
         on_note=view.note,
     )
-    if state.outcome == "finished" and job.spec.evaluate.prompts is not None:
-        _answer_prompts(run, view)
+    evaluate = job.spec.evaluate
+    if state.outcome == "finished" and (evaluate.prompts is not None or evaluate.tasks):
+        _show_outputs(run, view)
     report, why_not = _write_report(run) if asked.reports else (None, _LATER)
     view.closing(state, report, why_not)
     if asked.json:
@@ -393,15 +394,17 @@ def _attend(
     return state.exit_code
 
 
-def _answer_prompts(run: "RunFolder", view: "ProgressView") -> None:
+def _show_outputs(run: "RunFolder", view: "ProgressView") -> None:
     from paceline.launch.outputs import make_outputs
 
-    view.note("evaluate.prompts: the model is exported and continues them")
+    view.note("evaluate: the model is exported for prompts and tasks")
     outputs = make_outputs(run)
-    if outputs.problem is not None:
-        view.note(f"evaluate.prompts: nothing was written: {outputs.problem}")
-    else:
+    if outputs.generations:
         view.note(f"evaluate.prompts: outputs.json has {len(outputs.generations)} continuations")
+    for score in outputs.scores:
+        view.note(f"evaluate.tasks: {score}")
+    if outputs.problem is not None:
+        view.note(f"evaluate: not everything was answered: {outputs.problem}")
 
 
 def _hand_over(

@@ -1,6 +1,6 @@
 """Whether a job can be run, before anything is written or started."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from paceline.errors import JobError, Problem
 from paceline.launch.places import attached, find_place
@@ -13,6 +13,7 @@ from paceline.spec.packages import check_package
 from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.spec.prompts import read_prompts
 from paceline.spec.safetensors import stored_tensors
+from paceline.spec.tasks import read_tasks
 
 
 def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Problem]:
@@ -28,7 +29,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
         yield from check_runnable(job)
         yield from check_runs_here(job, plan)
     yield from _check_tensors(job, plan)
-    yield from _check_prompts(job, place)
+    yield from _check_outputs(job, place)
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:
@@ -47,24 +48,43 @@ def _check_installed(job: Job) -> Iterator[Problem]:
         yield from check_package("transformers", need, where=job.where("model"))
 
 
-def _check_prompts(job: Job, place: str) -> Iterator[Problem]:
-    """Whether the prompts can be read, and answered at the end."""
-    if job.spec.evaluate.prompts is None:
-        return
+def _check_outputs(job: Job, place: str) -> Iterator[Problem]:
+    """Whether the prompts and the tasks can be read, and answered at the end."""
+    evaluate = job.spec.evaluate
+    if evaluate.prompts is not None:
+        fix = "leave it out, and generate from what `paceline export` writes"
+        yield from _check_asked(job, place, "prompts", read_prompts, ["transformers"], fix)
+    if evaluate.tasks:
+        fix = "leave it out, and evaluate what `paceline export` writes with lm_eval"
+        packages = ["transformers", "lm_eval"]
+        yield from _check_asked(job, place, "tasks", read_tasks, packages, fix)
+
+
+def _check_asked(
+    job: Job,
+    place: str,
+    name: str,
+    read: Callable[[Job], object],
+    packages: list[str],
+    fix: str,
+) -> Iterator[Problem]:
+    where = job.where(f"evaluate.{name}")
     if not find_place(place).has_our_files:
         yield Problem(
             code="W027",
-            what=f"evaluate.prompts is a file of this machine, and at {find_place(place).title} "
-            "none is read",
-            where=job.where("evaluate.prompts"),
-            fix="leave it out, and generate from what `paceline export` writes",
+            what=f"evaluate.{name} is read from files of this machine, and at "
+            f"{find_place(place).title} none is read",
+            where=where,
+            fix=fix,
         )
         return
     if find_place(place).kind == "attached":
-        need = "evaluate.prompts is answered by transformers"
-        yield from check_package("transformers", need, where=job.where("evaluate.prompts"))
+        for package in packages:
+            yield from check_package(
+                package, f"evaluate.{name} is answered by {package}", where=where
+            )
     try:
-        read_prompts(job)
+        read(job)
     except JobError as error:
         yield from error.problems
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.record.lines import write_whole
+from paceline.units import counted
 
 NAME = "outputs.json"
 
@@ -18,6 +19,27 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it would have gone on: `evaluate.prompt_tokens` were written."""
 
 
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of a task of `evaluate.tasks`."""
+
+    task: str
+    metric: str
+    """As the harness names it, with its filter of answers where it has one."""
+
+    value: float | None
+    """None where it is no finite number."""
+
+    error: float | None
+    """Standard error; None where the harness gives none."""
+
+    num_samples: int
+
+    def __str__(self) -> str:
+        value = "not a number" if self.value is None else f"{self.value:.4g}"
+        error = "" if self.error is None else f" ± {self.error:.2g}"
+        return f"{self.task} {self.metric} {value}{error} ({counted(self.num_samples, 'sample')})"
+
+
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, of one checkpoint."""
 
@@ -25,6 +47,7 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """Of the checkpoint."""
 
     generations: tuple[Generation, ...] = ()
+    scores: tuple[Score, ...] = ()
     problem: str | None = None
     """Why something is missing."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from paceline.errors import Problem
+from paceline.spec.data_fields import objective_of
 from paceline.spec.section import Auto, Number, Positive, section
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class EvaluateSpec:
     prompt_tokens: Positive = 128
     """Only with `prompts`: tokens that are written for each at most, always the likeliest."""
 
+    tasks: list[str] = Field(default_factory=list)
+    """Tasks of lm-evaluation-harness that the trained model does after the last step: YAML files,
+    relative to the job file. Needs the extra `eval`."""
+
 
 def num_best(spec: "JobSpec") -> int:
     """How many checkpoints with the lowest evaluation loss are kept: one with early stopping."""
@@ -62,14 +67,7 @@ def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[P
             where=where("evaluate.prompt_tokens"),
             fix="add evaluate.prompts, or leave it out",
         )
-    if evaluate.prompts is not None and spec.program is not None:
-        yield Problem(
-            code="J007",
-            what=f"evaluate.prompts needs a model that can be exported, and program {spec.program} "
-            "builds its own",
-            where=where("evaluate.prompts"),
-            fix="leave it out, and generate from your program",
-        )
+    yield from _check_exported(spec, where)
     has_none = data.held_out == 0 and data.held_out_path is None
     if has_none and spec.program is None and spec.engine == "paceline":
         for name, value in {
@@ -83,3 +81,28 @@ def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[P
                     where=where(name),
                     fix="set data.held_out to 0.05, or leave it out",
                 )
+
+
+def _check_exported(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:
+    """`J007` for what is asked of an exported model, where there is none that could do it."""
+    evaluate = spec.evaluate
+    for name, is_asked, fix in (
+        ("prompts", evaluate.prompts is not None, "leave it out, and generate from your program"),
+        ("tasks", bool(evaluate.tasks), "leave it out, and call lm_eval from your program"),
+    ):
+        if is_asked and spec.program is not None:
+            yield Problem(
+                code="J007",
+                what=f"evaluate.{name} needs a model that can be exported, and program "
+                f"{spec.program} builds its own",
+                where=where(f"evaluate.{name}"),
+                fix=fix,
+            )
+    if evaluate.tasks and objective_of(spec) == "classification":
+        yield Problem(
+            code="J007",
+            what="evaluate.tasks needs a model that writes text, and data.kind classification "
+            "trains one that names classes",
+            where=where("evaluate.tasks"),
+            fix="leave it out: the evaluation loss and accuracy are measured on data.held_out",
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import JobError, Problem
 
-_INSTALLED_BY = {"torch": "torch numpy", "gguf": '"paceline[gguf]"'}
+_INSTALLED_BY = {"torch": "torch numpy", "gguf": '"paceline[gguf]"', "lm_eval": '"paceline[eval]"'}
 """What pip is given, where it is not the package's name."""
 
 

@@ -1,0 +1,88 @@
+"""Do tasks of lm-evaluation-harness with an exported model: request on stdin, answer on stdout.
+
+    python -m paceline.runtime.harness < request.json
+
+A process of its own, on one device. Both are JSON; the answer is stdout's last line.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from paceline.record.outputs import Score
+from paceline.spec.packages import import_package
+
+_BATCH = 4
+"""Texts in a pass. A guess: four of 4,096 tokens by a vocabulary of 128,000 are 8 GiB of logits."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be evaluated."""
+
+    folder: str
+    """With config.json, weights and tokenizer."""
+
+    tasks: tuple[dict[str, Any], ...]
+    """As their YAML has them, with whole paths."""
+
+
+def evaluate(asked: Request) -> list[Score]:
+    """What the harness measures of each task, each metric."""
+    lm_eval = import_package("lm_eval", "evaluate.tasks needs lm_eval", where="", extra="eval")
+    managing = import_package("lm_eval.tasks", "tasks need lm_eval", where="", extra="eval")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    found = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": asked.folder},
+        tasks=list(asked.tasks),
+        device=str(device),
+        batch_size=_BATCH,
+        log_samples=False,
+        # Without the built-in tasks: none of theirs is taken for one of ours by its name.
+        task_manager=managing.TaskManager(include_defaults=False),
+    )
+    scores: list[Score] = []
+    for task in asked.tasks:
+        name = task["task"]
+        num_samples = found["n-samples"][name]["effective"]
+        scores += _scores(name, found["results"][name], num_samples)
+    return scores
+
+
+def _scores(task: str, measured: dict[str, Any], num_samples: int) -> Iterator[Score]:
+    """Keys are `acc,none` and `acc_stderr,none`: metric and filter of the answers."""
+    for key, value in measured.items():
+        metric, comma, answers = key.partition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue
+        yield Score(
+            task=task,
+            metric=metric if answers == "none" else f"{metric} ({answers})",
+            value=_number(value),
+            error=_number(measured.get(f"{metric}_stderr,{answers}")),
+            num_samples=num_samples,
+        )
+
+
+def _number(value: Any) -> float | None:
+    """None for what is no finite number: the harness writes N/A where it has no standard error."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def main() -> None:
+    """Answer the request on stdin."""
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    answer = msgspec.json.encode(evaluate(asked)).decode()
+    print(f"\n{answer}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
