@@ -137,15 +137,17 @@ def test_prompts_are_read_before_a_run_starts_and_only_where_files_are(tmp_path)
 
 
 def test_tasks_are_done_by_the_harness_in_a_process_that_downloads_nothing(tmp_path, monkeypatch):
-    run = with_tasks(tmp_path, monkeypatch, "doc_to_text: xxx", "doc_to_text: x")
+    metrics = "metric_list: [{metric: acc}, {metric: unheard}]"
+    run = with_tasks(tmp_path, monkeypatch, "doc_to_text: xxx", f"doc_to_text: x\n{metrics}")
     monkeypatch.setattr("paceline.launch.outputs._exported", lambda *asked: str(tmp_path))
     outputs = make_outputs(run)
     assert outputs.problem is None
     assert [str(score) for score in outputs.scores] == [
         "task0 acc 0.375 ± 0.12 (7 samples)",
-        "task0 exact_match (strict) not a number (7 samples)",
+        "task0 exact_match (strict) no value (7 samples)",
         "task1 acc 0.125 ± 0.12 (7 samples)",
-        "task1 exact_match (strict) not a number (7 samples)",
+        "task1 exact_match (strict) no value (7 samples)",
+        "task1 unheard no value (7 samples)",
     ]
     assert read_outputs(run.path) == outputs
 

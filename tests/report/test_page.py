@@ -326,7 +326,7 @@ def test_page_shows_how_the_model_did_at_tasks_beside_what_is_missing():
     text = " ".join(Tags(page).text.split())
     name = "<tr><td>facts&lt;b&gt;</td><td>"
     assert f"{name}acc</td><td>0.4375</td><td>0.062</td><td>96</td></tr>" in page
-    assert f"{name}perplexity</td><td>not a number</td><td></td><td>96</td></tr>" in page
+    assert f"{name}perplexity</td><td>no value</td><td></td><td>96</td></tr>" in page
     assert "with the checkpoint of step 90" in text
     assert "Something is missing: no prompts" in text
     assert "Prompts of" not in text

@@ -27,7 +27,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """As the harness names it, with its filter of answers where it has one."""
 
     value: float | None
-    """None where it is no finite number."""
+    """None where it is no finite number, or the harness does not know the metric."""
 
     error: float | None
     """Standard error; None where the harness gives none."""
@@ -35,7 +35,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
 
     def __str__(self) -> str:
-        value = "not a number" if self.value is None else f"{self.value:.4g}"
+        value = "no value" if self.value is None else f"{self.value:.4g}"
         error = "" if self.error is None else f" ± {self.error:.2g}"
         return f"{self.task} {self.metric} {value}{error} ({counted(self.num_samples, 'sample')})"
 

@@ -49,7 +49,12 @@ def evaluate(asked: Request) -> list[Score]:
     for task in asked.tasks:
         name = task["task"]
         num_samples = found["n-samples"][name]["effective"]
-        scores += _scores(name, found["results"][name], num_samples)
+        measured = dict(found["results"][name])
+        # The harness leaves out metrics that it does not know; here they come back without a value.
+        known = {key.partition(",")[0] for key in measured}
+        asked_for = [each.get("metric") for each in task.get("metric_list") or ()]
+        measured |= {f"{metric},none": None for metric in asked_for if metric not in known}
+        scores += _scores(name, measured, num_samples)
     return scores
 
 
