@@ -5,7 +5,13 @@ import re
 import pytest
 from tests.prepare.conftest import CHATML, a_chat, a_job, make_tokenizer, write_rows
 
-from paceline.prepare.chat import NotMaskable, find_turns, marked_turns, messages_of
+from paceline.prepare.chat import (
+    NotMaskable,
+    check_written,
+    find_turns,
+    marked_turns,
+    messages_of,
+)
 from paceline.prepare.template import ChatTemplate, TemplateFailed
 
 LLAMA3 = (
@@ -186,11 +192,73 @@ def test_a_template_cannot_reach_python():
         ("hello", "no list of messages"),
         ([{"content": "x"}], "message 1 has no role"),
         ([{"role": "user"}], "message 1 has no content"),
+        ([*TURNS, {"role": "bot", "content": "x"}], "message 5 has the role 'bot', none of system"),
+        ([{"role": "User", "content": "x"}], "message 1 has the role 'User', none of system"),
+        ([{**TURNS[1], "weight": 0.5}], "message 1 has the weight 0.5, neither 0 nor 1"),
+        ([{**TURNS[1], "weight": -1}], "message 1 has the weight -1, neither 0 nor 1"),
+        ([{**TURNS[1], "weight": "0"}], "message 1 has the weight '0', neither 0 nor 1"),
+        ([{**TURNS[1], "train": "false"}], "message 1 has train 'false', neither true nor false"),
     ],
 )
 def test_what_is_no_conversation_is_named(turns, words):
     with pytest.raises(ValueError, match=words):
         messages_of(turns)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_roles_weights_and_no_calls_are_taken_as_they_are_known(role):
+    given = {"role": role, "content": "x", "weight": 1.0, "train": True, "tool_calls": []}
+    assert messages_of([given])[0] == {key: given[key] for key in given if key != "tool_calls"}
+    assert messages_of([{"from": "gpt", "value": "x"}], role="from", content="value") == [
+        {"role": "assistant", "content": "x"}
+    ]
+
+
+NO_TOOLS = [{**turn, "tool_calls": None} for turn in TOOL_TURNS]
+FIRST_CALL = QWEN.replace("in message.tool_calls", "in message.tool_calls[:1]")
+BRIEF = [{"role": "developer", "content": "Be brief."}, *TURNS]
+OLD_CALL = [TURNS[0], {"role": "assistant", "content": "", "function_call": CALL["function"]}]
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "tools", "left_out"),
+    [
+        (QWEN, TOOL_TURNS, TOOLS, None),
+        (QWEN, BRIEF, None, None),
+        (CHATML, SYSTEM, None, None),
+        (CHATML, NO_TOOLS, None, None),
+        (CHATML, NO_TOOLS, TOOLS, "the row's tools"),
+        (CHATML, TOOL_TURNS, None, "the calls of message 2"),
+        (CHATML, OLD_CALL, None, "the calls of message 2"),
+        (
+            FIRST_CALL,
+            [TURNS[0], {**TOOL_TURNS[1], "tool_calls": [CALL, CALL]}],
+            None,
+            "the calls of message 2",
+        ),
+        (PHI, BRIEF, None, "message 1, which is of the role developer"),
+        (PHI, NO_TOOLS, None, "message 3, which is of the role tool"),
+    ],
+)
+def test_what_a_template_does_not_write_is_named(template, turns, tools, left_out):
+    compiled, messages = ChatTemplate(template, TOKENS), messages_of(turns)
+    text, _ = compiled.render(messages, tools=tools)
+    if left_out is None:
+        check_written(compiled, text, messages, tools)
+        return
+    with pytest.raises(ValueError, match=f"the chat template does not write {left_out}"):
+        check_written(compiled, text, messages, tools)
+
+
+def test_an_empty_turn_whose_calls_are_not_written_is_not_trained_on(tmp_path):
+    from paceline.errors import JobError
+    from paceline.prepare import prepared
+
+    folder = make_tokenizer(tmp_path / "tokenizer")
+    write_rows(tmp_path / "a.jsonl", [a_chat(), {"messages": TOOL_TURNS, "tools": TOOLS}])
+    job = a_job(tmp_path, folder, "path: a.jsonl, seq_len: 256, held_out: 0")
+    with pytest.raises(JobError, match=r"D013: (.|\n)*line 2: the chat template does not write"):
+        prepared(job)
 
 
 def test_the_mask_of_tokens_is_that_of_transformers(tmp_path):

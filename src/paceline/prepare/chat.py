@@ -9,10 +9,10 @@ trained on. A template that changes what it wrote before is refused.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from paceline.prepare.template import ChatTemplate, Message, Span
+from paceline.prepare.template import ChatTemplate, Message, Span, TemplateFailed
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
@@ -28,6 +28,12 @@ class NotMaskable(ValueError):
 ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "bard": "assistant"}
 """Role in `conversations` rows (ShareGPT) -> role in templates."""
 
+_KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Roles of OpenAI's messages. A template may print any other one, but no turn of it is found."""
+
+_OTHER = "~"
+"""Is added to a text to see whether a template writes it."""
+
 
 def messages_of(turns: Any, *, role: str = "role", content: str = "content") -> list[Message]:
     """The turns of a row, checked.
@@ -41,14 +47,29 @@ def messages_of(turns: Any, *, role: str = "role", content: str = "content") -> 
     for number, turn in enumerate(turns, 1):
         if not isinstance(turn, dict) or not isinstance(turn.get(role), str):
             raise ValueError(f"message {number} has no {role}")
-        if content not in turn and "tool_calls" not in turn:
+        if content not in turn and not turn.keys() & {"tool_calls", "function_call"}:
             raise ValueError(f"message {number} has no {content}")
         message = {key: value for key, value in turn.items() if value is not None}
         name = message.pop(role)
         message["role"] = ROLES.get(name, name)
+        if message["role"] not in _KNOWN_ROLES:
+            known = ", ".join(_KNOWN_ROLES)
+            raise ValueError(f"message {number} has the role {name!r:.40}, none of {known}")
         message["content"] = _text_of(message.pop(content, ""), number)
+        _check_weight(message, number)
+        if not message.get("tool_calls", True):
+            del message["tool_calls"]
         messages.append(message)
     return messages
+
+
+def _check_weight(message: Message, number: int) -> None:
+    """A turn is trained on or it is not: there is nothing between."""
+    train, weight = message.get("train", True), message.get("weight", 1)
+    if not isinstance(train, bool):
+        raise ValueError(f"message {number} has train {train!r:.40}, neither true nor false")
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise ValueError(f"message {number} has the weight {weight!r:.40}, neither 0 nor 1")
 
 
 def _text_of(content: Any, number: int) -> Any:
@@ -74,11 +95,69 @@ def check_conversation(messages: Sequence[Message], special: re.Pattern[str]) ->
     for message in messages:
         content = message["content"]
         is_text = isinstance(content, str)
-        if is_text and not content.strip() and "tool_calls" not in message:
+        if is_text and not content.strip() and not message.keys() & {"tool_calls", "function_call"}:
             raise LeftOutError(f"an empty turn of the {message['role']}")
         text = content if is_text else json.dumps(content, ensure_ascii=False)
         if found := special.search(text):
             raise LeftOutError(f"a message holds the special token {found[0]}")
+
+
+def check_written(
+    template: ChatTemplate, text: str, messages: Sequence[Message], tools: Sequence[Any] | None
+) -> None:
+    """Tools, calls and what is neither the user's nor the assistant's are in the rendered text.
+
+    Raises:
+        ValueError: The template leaves one of them out, which another one would have changed.
+    """
+    for name, other_messages, other_tools in _others(messages, tools):
+        try:
+            other, _ = template.render(other_messages, tools=other_tools)
+        except TemplateFailed:
+            continue  # it reads what it fails for
+        if other == text:
+            raise ValueError(f"the chat template does not write {name}")
+
+
+def _others(
+    messages: Sequence[Message], tools: Sequence[Any] | None
+) -> Iterator[tuple[str, Sequence[Message], Sequence[Any] | None]]:
+    """What may be left out, and the conversation with something else in its place."""
+    if tools:
+        yield "the row's tools", messages, None
+    for number, message in enumerate(messages, 1):
+        before, after = messages[: number - 1], messages[number:]
+        for key, calls in _calls_of(message, number):
+            yield (
+                f"the calls of message {number}",
+                [*before, {**message, key: calls}, *after],
+                tools,
+            )
+        content = message["content"]
+        if message["role"] not in ("user", "assistant") and content:
+            other = content + _OTHER if isinstance(content, str) else {_OTHER: content}
+            name = f"message {number}, which is of the role {message['role']}"
+            yield name, [*before, {**message, "content": other}, *after], tools
+
+
+def _calls_of(message: Message, number: int) -> Iterator[tuple[str, Any]]:
+    """Key of a message's calls -> the calls with another function in one of them."""
+    if "function_call" in message:
+        yield "function_call", _renamed(message["function_call"], number)
+    calls = message.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise ValueError(f"tool_calls of message {number} is {type(calls).__name__}, not a list")
+    for place, call in enumerate(calls):
+        yield "tool_calls", [*calls[:place], _renamed(call, number), *calls[place + 1 :]]
+
+
+def _renamed(call: Any, number: int) -> Any:
+    """A call of another function."""
+    if isinstance(call, dict) and isinstance(call.get("name"), str):
+        return {**call, "name": call["name"] + _OTHER}
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        return {**call, "function": _renamed(call["function"], number)}
+    raise ValueError(f"a call of message {number} has no name of a function")
 
 
 def find_turns(

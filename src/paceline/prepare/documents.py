@@ -16,6 +16,7 @@ from paceline.prepare.chat import (
     LeftOutError,
     NotMaskable,
     check_conversation,
+    check_written,
     find_turns,
     marked_turns,
     marks_generations,
@@ -310,6 +311,7 @@ class Encoder:
             last = max(n for n, m in enumerate(messages) if m["role"] == "assistant")
             messages = messages[: last + 1]
         text, marked = template.render(messages, tools=tools)
+        check_written(template, text, messages, tools)
         if self._recipe.train_on == "all":
             return text, [(0, len(text))]
         if is_marked:

@@ -55,6 +55,9 @@ from paceline.prepare.tokenizer import TokenizerFiles, read_tokenizer
 from paceline.spec import Job
 from paceline.spec.sources import Source, find_held_out, find_sources
 
+_RULES = 2
+"""Changes when rows are read as other documents than before: what was prepared is left alone."""
+
 
 class Step(NamedTuple):
     """How far the preparation is."""
@@ -109,7 +112,7 @@ def ask(job: Job) -> Request:
     key = xxhash.xxh3_128_hexdigest(
         msgspec.json.encode(
             [
-                [FORM, _settings(job), tokenizer.digest, tokenizer.template],
+                [FORM, _RULES, _settings(job), tokenizer.digest, tokenizer.template],
                 [tokenizer.tool_template, tokenizer.special_tokens],
                 [
                     [source.name, source.weight, dict(source.columns)]
