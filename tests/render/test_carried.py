@@ -1,6 +1,7 @@
 """No setting of a job file is lost on its way into an engine's files without a word."""
 
 import importlib
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -27,6 +28,10 @@ BASE_OF = dict.fromkeys(("kfp", "modal", "runpod", "lambda"), "one-node")
 BASE_OF |= {"mlx": "macs", "vertex": "vertex"}
 
 VALUES = {
+    "model.pretrained": "./tiny",
+    "model.revision": "main",
+    "model.tokenizer": "./tiny",
+    "model.chat_template": "./chat.jinja",
     "cluster.rendezvous_port": 29876,
     "data.path": "/corpus/*.txt",
     "data.corpus": "python-stdlib",
@@ -156,7 +161,12 @@ VALUES = {
 }
 """Every setting that is not part of the plan, at another value than its default and the base's."""
 
+TOKENS = {"model.tokenizer": "./tiny"}
+DRAWN = TOKENS | {"model.decoder": None, "model.pretrained": "./p", "model.weights": "drawn"}
 TOGETHER = {
+    "model.revision": DRAWN,
+    "model.chat_template": DRAWN,
+    "data.kind": TOKENS,
     "kubernetes.rdma_devices": {"kubernetes.rdma_resource": "rdma/hca"},
     "ssh.port": {"ssh.hosts": ["host-a", "host-b"]},
     "data.corpus": {"data.corpus": None, "data.path": "/corpus/*.txt"},
@@ -169,6 +179,7 @@ TOGETHER = {
 """What is in the job with and without a setting, which means nothing else."""
 
 INSTEAD = {
+    "model.pretrained": {"model.decoder": None},
     **{key: {"data.corpus": None} for key in ("data.path", "data.sources")},
     "data.corpus": {"data.path": None},
     **{key: {"train.steps": None} for key in ("train.epochs", "train.tokens")},
@@ -177,6 +188,15 @@ INSTEAD = {
 
 PLACES = {"ssh", "slurm", "cloud", "ray", "kubernetes"}
 """Sections that say where and how a plan is started, and of which it reads nothing."""
+
+ON_DISK = {
+    "model.pretrained",
+    "model.revision",
+    "model.tokenizer",
+    "model.chat_template",
+    "data.kind",
+}
+"""Settings whose plan is of files, which are not here: the plan is that of the same sizes."""
 
 NEVER_DONE = {"recovery.shrink", "recovery.snapshot_peers"}
 """Set to what files without them do anyway."""
@@ -211,13 +231,15 @@ def with_settings(base, settings):
 
 @cache
 def plan_with(base, key):
-    if key.partition(".")[0] in PLACES:
+    if key in ON_DISK or key.partition(".")[0] in PLACES:
         return plain(base, key)[0], job_of(**changed(base, key))
     return planned(**changed(base, key))
 
 
 @cache
 def plain(base, key):
+    if key in ON_DISK:
+        return planned(**BASES[base])[0], job_of(**with_settings(base, TOGETHER.get(key, {})))
     return planned(**with_settings(base, TOGETHER.get(key, {})))
 
 
@@ -286,6 +308,54 @@ def test_what_an_engine_says_that_it_carries_is_there(engine):
     module = importlib.import_module(ENGINES[engine].module)
     known = {*keys(), *(key.partition(".")[0] for key in keys()), ""}
     assert set(module.CARRIES) <= known
+
+
+ELSE = [
+    ("model.pretrained", {"model": {"decoder": None, "pretrained": "./tiny"}}),
+    ("data.kind", {"data": {"kind": "chat"}, "model": {"tokenizer": "./tiny"}}),
+    ("data.sources", {"data": {"corpus": None, "sources": [{"path": "a.jsonl"}]}}),
+]
+"""Settings without which an engine's files would train something else."""
+
+PODS = {"ray", "kubernetes", "kfp"}
+OWN_LOOP = {"megatron", "megatron-bridge", "torchtitan"}
+REFUSED_BY = dict.fromkeys(("model.pretrained", "data.kind"), PODS | OWN_LOOP)
+REFUSED_BY["data.sources"] = PODS
+"""Where no program of one's own takes the example's place; the others name it in a gap."""
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "network"])
+@pytest.mark.parametrize(("key", "changes"), ELSE, ids=[key for key, _ in ELSE])
+def test_no_file_trains_something_else_than_the_weights_and_rows_of_the_job(engine, key, changes):
+    base = BASE_OF.get(engine, "two-nodes")
+    plan, job = plain(base, "")[0], job_of(**BASES[base], **changes)
+    if engine in REFUSED_BY[key]:
+        with pytest.raises(PacelineError) as refused:
+            render_job(engine, plan, job)
+        assert any(problem.where.startswith(key) for problem in refused.value.problems)
+        return
+    found = render_job(engine, plan, job)
+    said = next(gap for gap in found.gaps if gap.where == key or key in gap.what)
+    if "train.json" in found.files:
+        assert "TRAIN_SCRIPT" in said.nearest
+        assert any(what in said.what for what in json.loads(found.files["train.json"])["needs"])
+    else:  # Megatron and torchtitan read no data of the job at all, and say so
+        assert key == "data.sources"
+
+
+def test_the_image_may_have_a_program_that_loads_the_weights():
+    base = BASES["two-nodes"]
+    changes = {"kubernetes": {"script": "/app/train.py"}} | dict(ELSE)["model.pretrained"]
+    gaps = render_job("kubernetes", planned(**base)[0], job_of(**base, **changes)).gaps
+    (said,) = (gap.nearest for gap in gaps if gap.where == "model.pretrained")
+    assert said == "what /app/train.py does"
+
+
+def test_sizes_alone_are_rendered_where_the_job_asks_for_drawn_weights():
+    model = {"decoder": None, "pretrained": "./tiny", "weights": "drawn", "tokenizer": "bytes"}
+    drawn = render_job("torchrun", planned(**BASES["two-nodes"])[0], job_of(model=model))
+    assert json.loads(drawn.files["train.json"])["needs"] == []
+    assert "model.pretrained" in {gap.where for gap in drawn.gaps}
 
 
 @pytest.mark.parametrize("engine", ["torchrun", "accelerate", "mlx", "tensorflow"])

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.render.plans import planned, rendered
+from tests.render.plans import job_of, planned, rendered
 
 from paceline import render
 from paceline.errors import JobError
@@ -59,6 +59,13 @@ ELSE: list[tuple[dict[str, Any], str]] = [
     ({"train": {"gradient_compression": "powersgd"}}, "gradients sent as powersgd"),
     ({"model": {"preset": "bert-large", "decoder": None}}, "model bert-large"),
 ]
+NEEDS: list[tuple[dict[str, Any], str]] = [
+    ({"data": {"corpus": None, "sources": [{"path": "a.jsonl"}]}}, "data.sources (1)"),
+    ({"model": {"decoder": None, "pretrained": "./tiny"}}, "the trained weights of ./tiny"),
+    ({"model": {"tokenizer": "./tok"}}, "the tokenizer of ./tok"),
+    ({"model": {"tokenizer": "./tok"}, "data": {"kind": "chat"}}, "data.kind chat"),
+    ({"data": {"kind": "tokens"}}, "data.kind tokens"),
+]
 ONE_NODE = {
     "cluster": {"accelerator": "H100-SXM", "nodes": 1, "per_node": 8},
     "layout": {"tensor": 1, "pipeline": 1, "context": 1, "sharding": "none"},
@@ -73,6 +80,15 @@ def test_the_program_ends_rather_than_train_something_else(tmp_path, changes, la
     plain = settings(*planned(**ONE_NODE))
     program(tmp_path, None).check(plain)
     program(tmp_path, None).check(plain | {"optimizer": "sgd"}, optimizers=("adamw", "sgd"))
+
+
+@pytest.mark.parametrize(("changes", "lacks"), NEEDS, ids=[lacks for _, lacks in NEEDS])
+def test_the_program_ends_rather_than_leave_out_weights_or_read_rows_as_bytes(
+    tmp_path, changes, lacks
+):
+    plan, _ = planned(**ONE_NODE)
+    with pytest.raises(SystemExit, match=re.escape(lacks)):
+        program(tmp_path, None).check(settings(plan, job_of(**ONE_NODE, **changes)))
 
 
 @pytest.mark.parametrize("engine", ["torchrun", "accelerate", "slurm", "tensorflow", "sky"])

@@ -31,7 +31,7 @@ THREE_WAYS = {
 }
 FULL = {"sharding": "full", "data": 32, "recompute": "full", "recompute_every": 1}
 ALWAYS = {
-    "the job's data (data.path, data.corpus)",
+    "the job's data (data.path, data.corpus, data.sources)",
     "the newest 3 checkpoints kept",
     "the learning rate of each single step",
 }

@@ -35,7 +35,9 @@ def titan(**changes):
 
 
 def what(found) -> set[str]:
-    return {gap.what for gap in found.gaps} - {"the job's data (data.path, data.corpus)"}
+    return {gap.what for gap in found.gaps} - {
+        "the job's data (data.path, data.corpus, data.sources)"
+    }
 
 
 def settings_of(files) -> dict[str, object]:

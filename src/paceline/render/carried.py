@@ -5,15 +5,19 @@ gap, whoever wrote the engine and whenever the setting came: nothing is dropped 
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.render.engine import Gap
 from paceline.spec import Job
 from paceline.spec.asked import settings_asked
+from paceline.spec.data_fields import WITH_ANSWERS
+from paceline.spec.pretrained import loads_weights
 
 PLANNED = frozenset(
     {
-        *("name", "model", "layout", "plan", "engine"),
+        *("name", "layout", "plan", "engine", "model.decoder", "model.preset"),
+        *("model.hf_config", "model.size", "model.factory", "model.weights"),
         *("cluster.accelerator", "cluster.nodes", "cluster.per_node"),
         *("cluster.memory", "cluster.network", "cluster.catalog"),
         *("data.seq_len", "train.global_batch", "train.precision"),
@@ -57,6 +61,14 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
         "the port is said where the ranks are started",
         "the engine's usual port, or what its launch script takes from the environment",
     ),
+    "model.pretrained": ("the model has its sizes", "drawn weights, as model.weights: drawn asks"),
+    "model.revision": ("only sizes are taken from there", "the sizes are this revision's"),
+    "model.tokenizer": ("nothing in these files makes tokens of text", "tokens as the engine's"),
+    "model.chat_template": (
+        "no conversation is written as text",
+        "what the engine reads, as it is",
+    ),
+    "data": ("no rows are read, and nothing is prepared", "what the engine reads, as it is"),
     "data.held_out": ("nothing is evaluated while it trains", "nothing is held out by this share"),
     "train.bucket": ("nothing in these files sets it", "buckets as the engine has them"),
     "train.static_graph": (
@@ -105,6 +117,35 @@ def covers(names: Collection[str], key: str) -> bool:
     return "" in names or key in names or section in names
 
 
+def needs(job: Job) -> Iterator[Gap]:
+    """A refusal for each setting without which something else would be trained."""
+    model, data = job.spec.model, job.spec.data
+    if loads_weights(job):
+        yield Gap(
+            what=f"the trained weights of {model.pretrained}",
+            where="model.pretrained",
+            why="these files have the model's sizes, and start from drawn weights",
+            nearest=None,
+            fix="`paceline run`, or model.weights: drawn for the files without them",
+        )
+    if data.kind in WITH_ANSWERS:
+        yield Gap(
+            what=f"data.kind {data.kind}",
+            where="data.kind",
+            why="these files train on every token of plain text",
+            nearest=None,
+            fix="`paceline run`",
+        )
+    if data.sources is not None:
+        yield Gap(
+            what=f"data.sources ({len(data.sources)})",
+            where="data.sources",
+            why="these files read data.path or data.corpus",
+            nearest=None,
+            fix="`paceline run`, or data.path",
+        )
+
+
 def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Iterator[Gap]:
     """A gap for each setting that the job asks for and the files do not carry.
 
@@ -114,6 +155,10 @@ def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Itera
         said: Keys of which the engine's own gaps say something.
     """
     other_places: dict[str, list[str]] = {}
+    own = job.spec.kubernetes.script if covers(carries, "kubernetes.script") else None
+    needed = [gap for gap in needs(job) if gap.where not in said and not covers(carries, gap.where)]
+    yield from (gap if own is None else replace(gap, nearest=f"what {own} does") for gap in needed)
+    said = {*said, *(gap.where for gap in needed)}
     for key, value in settings_asked(job.spec).items():
         if covers(PLANNED, key) or covers(carries, key) or key in said:
             continue

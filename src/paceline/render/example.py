@@ -5,16 +5,18 @@
 own. They run without Paceline. What the plan says they read from `train.json`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from pkgutil import get_data
 from typing import Any
 
 from paceline.plan import Plan
+from paceline.render.carried import needs
 from paceline.render.engine import Gap
 from paceline.render.text import to_json
 from paceline.spec import Job
+from paceline.spec.data_fields import has_tokenizer
 from paceline.spec.training import decay_steps
 
 SETTINGS = "train.json"
@@ -55,6 +57,7 @@ def settings(plan: Plan, job: Job) -> dict[str, Any]:
         "model": model,
         "other_model": _other_model(plan),
         "program": spec.program,
+        "needs": [gap.what for gap in _needs(job)],
         "data": {"paths": paths, "seq_len": spec.data.seq_len},
         "batch": {
             "global": layout.global_batch,
@@ -102,6 +105,24 @@ def _other_model(plan: Plan) -> str | None:
     return plan.profile.name if plan.decoder is None else None
 
 
+def _needs(job: Job) -> Iterator[Gap]:
+    """What of the job's weights and data no example program reads."""
+    yield from needs(job)
+    model, data = job.spec.model, job.spec.data
+    if data.kind == "tokens":
+        why = "the example program reads bytes of text"
+        yield Gap(what="data.kind tokens", where="data.kind", why=why, nearest=None)
+    if has_tokenizer(job) and job.spec.program is None:
+        named = model.pretrained if model.tokenizer == "auto" else model.tokenizer
+        yield Gap(
+            what=f"the tokenizer of {named}",
+            where="model.tokenizer",
+            why="the example program's tokens are bytes",
+            nearest=None,
+            fix="`paceline run`, or model.tokenizer: bytes",
+        )
+
+
 @cache
 def script_text(name: str) -> str:
     """The text of a program of `scripts/`."""
@@ -126,6 +147,7 @@ def example_gaps(plan: Plan, job: Job) -> list[Gap]:
     other = _other_model(plan)
     if other is not None:
         lack(f"the model {other}", "the example program has a small decoder of its own", "model")
+    found += (replace(gap, nearest=own) for gap in _needs(job))
     if train.optimizer != "adamw":
         what, why = f"the optimizer {train.optimizer}", "the example program has AdamW only"
         lack(what, why, "train.optimizer", "train.optimizer: adamw")

@@ -172,7 +172,7 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             nearest="checkpoints in `checkpoints/` beside the script",
         )
     yield Gap(
-        what="the job's data (data.path, data.corpus)",
+        what="the job's data (data.path, data.corpus, data.sources)",
         where="data",
         why="Megatron reads token files that its tools/preprocess_data.py wrote",
         nearest="made-up samples, unless DATA_PATH names the prefix of such files",

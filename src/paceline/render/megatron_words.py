@@ -21,8 +21,9 @@ Words = dict[str, Any]
 
 TOLD = frozenset(
     {
-        *("data.path", "data.corpus", "train.steps", "train.optimizer", "train.learning_rate"),
-        *("train.warmup_steps", "train.schedule", "train.final_learning_rate"),
+        *("data.path", "data.corpus", "data.sources"),
+        *("train.steps", "train.optimizer", "train.learning_rate", "train.warmup_steps"),
+        *("train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
         *("train.betas", "train.eps", "train.decay_steps"),
         *("checkpoint.every", "evaluate.every", "evaluate.samples", "recovery.max_restarts"),

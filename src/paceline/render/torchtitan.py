@@ -31,7 +31,7 @@ _SCHEDULES = {
 }
 """Names of torch.distributed.pipelining 2.13. Zero-bubble of two chunks is ZBVZeroBubble."""
 
-CARRIES = OF_PROGRAM | {"train.compile", "recovery.max_restarts"}
+CARRIES = OF_PROGRAM | {"data.sources", "train.compile", "recovery.max_restarts"}
 """Settings that the files say, beside the plan; `data` is a gap of its own."""
 
 

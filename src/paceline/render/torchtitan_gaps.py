@@ -151,7 +151,7 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             nearest="checkpoints beside the script",
         )
     yield Gap(
-        what="the job's data (data.path, data.corpus)",
+        what="the job's data (data.path, data.corpus, data.sources)",
         where="data",
         why="torchtitan reads data sets that it knows by name, through a tokenizer",
         nearest="the data set DATASET (c4 where it is not set), at DATASET_PATH if that is set",

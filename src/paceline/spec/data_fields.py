@@ -16,7 +16,7 @@ COLUMNS = (
 )
 """What a column can be."""
 
-_WITH_ANSWERS = ("chat", "completion", "preference", "classification")
+WITH_ANSWERS = ("chat", "completion", "preference", "classification")
 """Kinds of rows of which some tokens are trained on: they need a tokenizer."""
 
 _OBJECTIVES = {"preference": "dpo", "classification": "classification"}
@@ -32,13 +32,14 @@ def is_prepared(job: "Job") -> bool:
     data = job.spec.data
     if job.spec.program is not None or job.spec.engine != "paceline":
         return False
-    if data.sources is not None or data.kind in (*_WITH_ANSWERS, "tokens"):
+    if data.sources is not None or data.kind in (*WITH_ANSWERS, "tokens"):
         return True
     has_text = data.path is not None or data.corpus is not None
-    return has_text and _has_tokenizer(job)
+    return has_text and has_tokenizer(job)
 
 
-def _has_tokenizer(job: "Job") -> bool:
+def has_tokenizer(job: "Job") -> bool:
+    """Whether text becomes tokens of a tokenizer; else a byte is a token."""
     named = job.spec.model.tokenizer
     return named != BYTES and (named != "auto" or job.spec.model.pretrained is not None)
 
@@ -109,7 +110,7 @@ def _check_unused(job: "Job") -> Iterator[Problem]:
         )
         yield _clash(job, what, changed[0], "remove them, or remove program")
         return
-    if data.kind in _WITH_ANSWERS and not _has_tokenizer(job):
+    if data.kind in WITH_ANSWERS and not has_tokenizer(job):
         what = f"data.kind {data.kind} needs a tokenizer, and the job has none"
         fix = "give model.tokenizer, a folder with a tokenizer.json"
         yield _clash(job, what, "data.kind", fix)
@@ -125,7 +126,7 @@ def _check_unused(job: "Job") -> Iterator[Problem]:
 
 def _check_packing(job: "Job") -> Iterator[Problem]:
     data = job.spec.data
-    is_chat, is_pairs = data.kind in _WITH_ANSWERS, data.kind == "preference"
+    is_chat, is_pairs = data.kind in WITH_ANSWERS, data.kind == "preference"
     if is_pairs and data.pack != "auto":
         what = f"data.pack {data.pack}: of data.kind preference a sample is a pair"
         yield _clash(job, what, "data.pack", "leave it out")

@@ -46,6 +46,7 @@ def check(
         found.append(f"program {settings['program']}")
     if settings["other_model"] is not None:
         found.append(f"model {settings['other_model']}")
+    found += settings["needs"]
     if settings["optimizer"] not in optimizers:
         found.append(f"optimizer {settings['optimizer']}")
     if settings["adapter"] is not None:
