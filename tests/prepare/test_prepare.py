@@ -153,7 +153,13 @@ def test_what_cannot_be_trained_on_is_counted_with_its_place(tmp_path, tokenizer
     ]
     write_rows(tmp_path / "a.jsonl", rows)
     index = open_index(
-        prepared(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, seq_len: 64, held_out: 0"))
+        prepared(
+            a_job(
+                tmp_path,
+                tokenizer_folder,
+                "path: a.jsonl, seq_len: 64, held_out: 0, broken_rows: 0.8",
+            )
+        )
     )
     found = {left_out.reason: left_out.example.rpartition(" ")[2] for left_out in index.left_out}
     assert found == {

@@ -155,7 +155,9 @@ def format_index(index: "Index") -> list[str]:
     for name, found in index.settings.get("sources", {}).items():
         columns = ", ".join(f"{column}: {name_}" for column, name_ in found["columns"].items())
         lines.append(
-            f"read        {name} as {found['kind']}" + (f" ({columns})" if columns else "")
+            f"read        {name} as {found['kind']}"
+            + (f" ({columns})" if columns else "")
+            + (f"; not read: {', '.join(found['not_read'])}" if "not_read" in found else "")
         )
     for out in index.left_out:
         place = f", first {out.example}" if out.example else ""

@@ -63,6 +63,65 @@ def messages_of(turns: Any, *, role: str = "role", content: str = "content") -> 
     return messages
 
 
+def messages_in(name: str, turns: Any) -> list[Message]:
+    """The turns in a column of that name.
+
+    Raises:
+        ValueError: They are no conversation, with the column and the reason.
+    """
+    try:
+        return messages_of(turns)
+    except ValueError as error:
+        raise ValueError(f"its {name}: {error}") from None
+
+
+def completed(prompt: Any, completion: Any) -> list[Message]:
+    """A prompt's messages, or its text as the user's, and those that are trained on.
+
+    Raises:
+        ValueError: One of them is no conversation, with the reason.
+        LeftOutError: The completion has no turn of the assistant.
+    """
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    before = messages_in("prompt", asked)
+    after = messages_in("completion", completion)
+    if not any(message["role"] == "assistant" for message in after):
+        raise LeftOutError("no turn of the assistant in the completion")
+    return [*({**message, "train": False} for message in before), *after]
+
+
+def history_of(history: Any) -> list[Message]:
+    """The turns of Alpaca's `history`, which has a question and an answer in each item.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    messages: list[Message] = []
+    for pair in history or ():
+        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+            raise ValueError("its history is no list of questions, each with its answer")
+        messages.append({"role": "user", "content": pair[0]})
+        messages.append({"role": "assistant", "content": pair[1]})
+    return messages
+
+
+def with_system(messages: list[Message], system: Any) -> list[Message]:
+    """A conversation that begins with the system prompt of a column of its own.
+
+    Raises:
+        ValueError: The prompt is not text, or the conversation begins with another one.
+    """
+    if not isinstance(system or "", str):
+        raise ValueError(f"its system prompt is {type(system).__name__}, not text")
+    if not (system or "").strip():
+        return messages
+    if messages[0]["role"] not in ("system", "developer"):
+        return [{"role": "system", "content": system}, *messages]
+    if messages[0]["content"] != system:
+        raise ValueError("its messages begin with another system prompt than its own column has")
+    return messages
+
+
 def _check_weight(message: Message, number: int) -> None:
     """A turn is trained on or it is not: there is nothing between."""
     train, weight = message.get("train", True), message.get("weight", 1)

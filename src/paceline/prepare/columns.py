@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from paceline.errors import JobError
-from paceline.prepare.rows import Broken, decode_line, form_of, read_rows
+from paceline.prepare.rows import Broken, decode_line, form_of, place_of, read_rows
 from paceline.spec import Job
 from paceline.spec.sources import Source
 
@@ -38,17 +39,40 @@ _OTHER_NAMES = {
     "text": ("text", "content"),
     "tokens": ("input_ids", "tokens"),
     "label": ("label", "labels"),
+    "system": ("system", "system_prompt"),
 }
 """Names that a column commonly goes by; `columns` says others."""
 
-_ALSO: Mapping[str, tuple[str, ...]] = {"preference": ("prompt", "tools")}
-"""Kind -> columns that are read where they are there; of others `input` and `tools`."""
+_ALSO: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("chat", "messages"): ("system", "tools"),
+    ("chat", "conversations"): ("system", "tools"),
+    ("chat", "instruction"): ("input", "system", "history", "tools"),
+    ("chat", "prompt"): ("system", "history", "tools"),
+    ("completion", "instruction"): ("input", "system", "history"),
+    ("completion", "prompt"): ("system", "history"),
+    ("preference", "chosen"): ("prompt", "tools"),
+}
+"""Kind and first column -> columns that are read where they are there."""
+
+_SHOWN = 3
+"""Broken rows that are named."""
 
 _TOKEN_FILES = ("bin",)
 
 
-def find_kind(job: Job, source: Source, *, has_template: bool) -> tuple[str, dict[str, str]]:
-    """The kind of a source's rows, and what each column that is read is called.
+class Rows(NamedTuple):
+    """What the rows of a source are."""
+
+    kind: str
+    columns: dict[str, str]
+    """What a column is -> its name."""
+
+    unread: tuple[str, ...] = ()
+    """Columns of the first row that are not read."""
+
+
+def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
+    """The kind of a source's rows, what each column that is read is called, and the other ones.
 
     Args:
         job: Its `data.kind` is kept to.
@@ -56,15 +80,15 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> tuple[str, dic
         has_template: Whether instructions can be written as conversations.
 
     Raises:
-        JobError: D016, no column is one that is known.
+        JobError: D016, no column is one that is known; D013, no row can be read.
     """
     asked = job.spec.data.kind
     form, row = _first_row(source)
     if form in _TOKEN_FILES:
-        return "tokens", {}
+        return Rows("tokens", {})
     if row is None:
         if asked in ("auto", "text"):
-            return "text", {}
+            return Rows("text", {})
         raise _unknown(job, source, None, asked)
     names = set(row)
     if {"chosen", "rejected"} <= names and asked == "auto":
@@ -79,16 +103,21 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> tuple[str, dic
     kind = asked if asked != "auto" else _kind_of(known, has_template)
     for wanted in _OF_KIND.get(kind, ()):
         if set(wanted) <= set(known):
-            more = [name for name in _ALSO.get(kind, ("input", "tools")) if name in known]
-            columns = {name: known[name] for name in (*wanted, *more)}
+            if wanted == ("prompt", "completion") and isinstance(row[known["completion"]], list):
+                kind = "chat"
+            also = {**source.columns, **known}
+            more = [name for name in _ALSO.get((kind, wanted[0]), ()) if name in also]
+            columns = {name: also[name] for name in (*wanted, *more)}
+            unread = tuple(str(name) for name in row if name not in columns.values())
             has_messages = kind == "preference" and isinstance(row[columns["chosen"]], list)
-            return "chat preference" if has_messages else kind, columns
+            return Rows("chat preference" if has_messages else kind, columns, unread)
     raise _unknown(job, source, names, kind)
 
 
 def _first_row(source: Source) -> tuple[str, Any]:
     """Form of the first file that has a row, and the row; None where it is a text."""
     form = "text"
+    broken: list[str] = []
     for file in source.files:
         form = form_of(file)
         if form in ("text", *_TOKEN_FILES):
@@ -96,12 +125,22 @@ def _first_row(source: Source) -> tuple[str, Any]:
         with closing(read_rows(file, form)) as rows:
             for row in rows:
                 if isinstance(row, Broken):
-                    continue
-                try:
-                    value = decode_line(row.value) if isinstance(row.value, bytes) else row.value
-                except ValueError:
-                    continue
-                return form, value
+                    reason = row.reason
+                else:
+                    try:
+                        is_line = isinstance(row.value, bytes)
+                        return form, decode_line(row.value) if is_line else row.value
+                    except ValueError as error:
+                        reason = str(error)
+                if len(broken) < _SHOWN:
+                    broken.append(f"{place_of(file, form, row.number)}: {reason}")
+    if broken:
+        raise JobError.of(
+            code="D013",
+            what=f"no row of {source.name} can be read: " + "; ".join(broken),
+            where=source.where,
+            fix="repair these rows, or leave the files out",
+        )
     raise JobError.of(
         code="D018",
         what=f"{source.name} has no readable row in {len(source.files)} files",
@@ -114,10 +153,8 @@ def _known_columns(given: Mapping[str, str], names: set[str]) -> dict[str, str]:
     """What is known of the columns that are there -> its column."""
 
     def find() -> Iterator[tuple[str, str]]:
-        for name in {column for group in _OF_KIND.values() for each in group for column in each} | {
-            "input",
-            "tools",
-        }:
+        groups = chain(*_OF_KIND.values(), _ALSO.values())
+        for name in {column for group in groups for column in group}:
             for column in (given[name],) if name in given else _OTHER_NAMES.get(name, (name,)):
                 if column in names:
                     yield name, column

@@ -17,15 +17,18 @@ from paceline.prepare.chat import (
     NotMaskable,
     check_conversation,
     check_written,
+    completed,
     find_turns,
+    history_of,
     marked_turns,
     marks_generations,
     messages_of,
+    with_system,
 )
 from paceline.prepare.index import DataType
 from paceline.prepare.pairs import chat_pair, text_pair
 from paceline.prepare.rows import Row, decode_line
-from paceline.prepare.template import ChatTemplate, TemplateFailed
+from paceline.prepare.template import ChatTemplate, Message, TemplateFailed
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 
 Text = tuple[str, list[tuple[int, int]]]
@@ -46,6 +49,9 @@ class Recipe:
 
     columns: Mapping[str, str]
     """What a column is -> its name in the rows."""
+
+    unread: tuple[str, ...] = ()
+    """Columns of the first row that are not read."""
 
     tokenizer: TokenizerFiles
     train_on: str
@@ -204,6 +210,9 @@ class Encoder:
         hashed = text[: spans[0][0]] if self._recipe.kind.endswith("preference") else text
         return Document(np.asarray(ids, dtype=self._recipe.dtype), trained, _key(hashed))
 
+    def _optional(self, row: Any, name: str) -> Any:
+        return row.get(self._recipe.columns.get(name, name))
+
     def _column(self, row: Any, name: str, default: Any = None) -> Any:
         column = self._recipe.columns.get(name, name)
         if column in row:
@@ -234,6 +243,9 @@ class Encoder:
         return Document(ids.astype(self._recipe.dtype), None, key)
 
     def _completion_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
+        for name in ("system", "history"):
+            if self._optional(row, name):
+                raise ValueError(f"a completion has no place for its {name}: set data.kind: chat")
         prompt, completion = self._prompt_and_answer(row)
         text = prompt + completion
         return text, [(len(prompt), len(text))]
@@ -258,19 +270,24 @@ class Encoder:
         return pair
 
     def _chat_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
-        names = self._recipe.columns
-        if "messages" in names:
-            messages = messages_of(self._column(row, "messages"))
-        elif "conversations" in names:
-            turns = self._column(row, "conversations")
-            messages = messages_of(turns, role="from", content="value")
-        else:
-            prompt, answer = self._prompt_and_answer(row)
-            asked, said = {"role": "user", "content": prompt}, {"role": "assistant"}
-            messages = [asked, {**said, "content": answer}]
+        messages = with_system(self._messages_of(row), self._optional(row, "system"))
         check_conversation(messages, self._special)
         tools = self._tools_of(row)
         return self._rendered(messages, tools)
+
+    def _messages_of(self, row: Any) -> list[Message]:
+        names = self._recipe.columns
+        if "messages" in names:
+            return messages_of(self._column(row, "messages"))
+        if "conversations" in names:
+            turns = self._column(row, "conversations")
+            return messages_of(turns, role="from", content="value")
+        if "completion" in names and isinstance(row.get(names["completion"]), list):
+            return completed(self._column(row, "prompt"), row[names["completion"]])
+        prompt, answer = self._prompt_and_answer(row)
+        before = history_of(self._optional(row, "history"))
+        asked, said = {"role": "user", "content": prompt}, {"role": "assistant"}
+        return [*before, asked, {**said, "content": answer}]
 
     def _labelled_of(self, row: Any) -> tuple[str, int]:
         text = self._column(row, "text")
@@ -291,15 +308,14 @@ class Encoder:
 
     def _sides_of(self, row: Any) -> tuple[Any, Any, Any]:
         chosen, rejected = (self._column(row, side) for side in ("chosen", "rejected"))
-        return row.get(self._recipe.columns.get("prompt", "prompt")), chosen, rejected
+        return self._optional(row, "prompt"), chosen, rejected
 
     def _tools_of(self, row: Any) -> list[Any] | None:
-        column = self._recipe.columns.get("tools", "tools")
-        tools = row.get(column) or None
+        tools = self._optional(row, "tools") or None
         if isinstance(tools, str):
             tools = msgspec.json.decode(tools)
         if tools is not None and not isinstance(tools, list):
-            raise ValueError(f"its {column} is {type(tools).__name__}, not a list")
+            raise ValueError(f"its tools is {type(tools).__name__}, not a list")
         return tools or None
 
     def _rendered(

@@ -7,7 +7,7 @@ sides begin with.
 from itertools import takewhile
 from typing import Any
 
-from paceline.prepare.chat import messages_of
+from paceline.prepare.chat import messages_in
 from paceline.prepare.template import Message
 
 
@@ -45,14 +45,14 @@ def chat_pair(prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], l
     Raises:
         ValueError: They are no pair, with the reason.
     """
-    sides = [_messages("chosen", chosen), _messages("rejected", rejected)]
+    sides = [messages_in("chosen", chosen), messages_in("rejected", rejected)]
     _check_differ(*sides)
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
         if any(message["role"] == "user" for message in sides[0]):
             prompt = None  # the sides hold it: rows of UltraFeedback have both
     if prompt is not None:
-        before = _messages("prompt", prompt)
+        before = messages_in("prompt", prompt)
         sides = [before + side for side in sides]
         shared = len(before)
     else:
@@ -65,13 +65,6 @@ def chat_pair(prompt: Any, chosen: Any, rejected: Any) -> tuple[list[Message], l
             raise ValueError(f"its {name} answer is empty")
         side[:shared] = [{**message, "train": False} for message in side[:shared]]
     return sides[0], sides[1]
-
-
-def _messages(name: str, turns: Any) -> list[Message]:
-    try:
-        return messages_of(turns)
-    except ValueError as error:
-        raise ValueError(f"its {name}: {error}") from None
 
 
 def _check_differ(chosen: Any, rejected: Any) -> None:

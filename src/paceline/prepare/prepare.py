@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from paceline.prepare.columns import find_kind
+from paceline.prepare.columns import Rows, find_kind
 from paceline.prepare.contents import contents_of
 from paceline.prepare.documents import Recipe
 from paceline.prepare.index import (
@@ -44,18 +44,18 @@ from paceline.prepare.refuse import (
     check_samples,
     check_too_long,
     check_vocabulary,
+    example_of,
     needs_eos,
     needs_template,
     places_of,
     windows_of_chats,
 )
-from paceline.prepare.rows import form_of
-from paceline.prepare.tokenize import Workers, make_part, place_of, start_processes
+from paceline.prepare.tokenize import Workers, make_part, start_processes
 from paceline.prepare.tokenizer import TokenizerFiles, read_tokenizer
 from paceline.spec import Job
 from paceline.spec.sources import Source, find_held_out, find_sources
 
-_RULES = 2
+_RULES = 3
 """Changes when rows are read as other documents than before: what was prepared is left alone."""
 
 
@@ -190,20 +190,21 @@ def _prepare(request: Request, report: Report, processes: int | None) -> None:
     dtype = data_type(request.tokenizer.vocab)
     check_disk(request.job, request.folder.parent, sizes, dtype)
     kinds = {source.name: _kind_of(request, source) for source in request.all_sources}
-    pack = _pack_of(request, {kind for kind, _ in kinds.values()})
+    pack = _pack_of(request, {rows.kind for rows in kinds.values()})
     data = request.job.spec.data
     is_cut = data.kind == "classification" and data.too_long == "cut"
     recipes = {
         name: Recipe(
-            kind=kind,
-            columns=columns,
+            kind=rows.kind,
+            columns=rows.columns,
+            unread=rows.unread,
             tokenizer=request.tokenizer,
             train_on=data.train_on,
             dtype=dtype,
-            labels=tuple(map(str, data.labels or ())) if kind == "classification" else (),
+            labels=tuple(map(str, data.labels or ())) if rows.kind == "classification" else (),
             longest=data.seq_len if is_cut else None,
         )
-        for name, (kind, columns) in kinds.items()
+        for name, rows in kinds.items()
     }
     with start_processes(sum(sizes.values()), processes) as (pool, count):
         parts = _Maker(request, recipes, report).make_all(pool, count)
@@ -215,13 +216,13 @@ def _sizes(request: Request) -> dict[str, int]:
     return {file: 0 if "://" in file else os.stat(file).st_size for file in files}
 
 
-def _kind_of(request: Request, source: Source) -> tuple[str, dict[str, str]]:
+def _kind_of(request: Request, source: Source) -> Rows:
     files = request.tokenizer
     check_forms(request.job, source)
-    kind, columns = find_kind(request.job, source, has_template=files.template is not None)
-    if kind in ("chat", "chat preference") and files.template is None:
+    rows = find_kind(request.job, source, has_template=files.template is not None)
+    if rows.kind in ("chat", "chat preference") and files.template is None:
         raise needs_template(request.job, files)
-    return kind, columns
+    return rows
 
 
 def _pack_of(request: Request, kinds: set[str]) -> Pack:
@@ -257,7 +258,7 @@ class _Maker:
             parts = made[source.name] = []
             for file in source.files:
                 parts.append(self._make(source, file, workers))
-                check_broken(self._request.job, source, parts)
+                check_broken(self._request.job, source, self._recipes[source.name].kind, parts)
         return made
 
     def _make(self, source: Source, file: str, workers: Workers) -> Part:
@@ -350,9 +351,8 @@ def _left_out(source: Source, parts: Sequence[Part], joined: Sequence[Joined]) -
     for part in parts:
         counts.update(part.left_out)
         counts["broken row"] += part.broken
-        form = form_of(part.file)
-        for reason, number in part.examples.items():
-            places.setdefault(reason, place_of(part.file, form, number))
+        for reason in part.examples:
+            places.setdefault(reason, example_of(part, reason))
         if part.broken:
             places.setdefault("broken row", places_of(part)[0])
     for side in joined:
@@ -387,6 +387,7 @@ def _index(
             "template": files.template and xxhash.xxh3_128_hexdigest(files.template.encode()),
             "sources": {
                 name: {"kind": recipe.kind, "columns": dict(recipe.columns)}
+                | ({"not_read": recipe.unread} if recipe.unread else {})
                 for name, recipe in recipes.items()
             },
         },

@@ -4,6 +4,7 @@ Each `check_` raises a JobError; its first line has the code and when.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,8 +13,7 @@ from paceline.prepare.documents import Recipe
 from paceline.prepare.index import Index
 from paceline.prepare.join import Cut, Joined, Side
 from paceline.prepare.parts import Part, PartArrays
-from paceline.prepare.rows import form_of
-from paceline.prepare.tokenize import place_of
+from paceline.prepare.rows import form_of, place_of
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 from paceline.profile.resolve import resolve_config, resolve_decoder
 from paceline.spec import Job
@@ -28,6 +28,9 @@ bytes a token (measured: Python source, SmolLM2's tokenizer), and a byte a token
 _RENAMED = 0.01
 """Share of a vocabulary whose tokens may have been given other names. A guess: the reserved ones
 that people rename are fewer, and tokenizers of two models differ in most."""
+
+_SHOWN = 3
+"""Broken rows, and reasons to leave rows out, that are named."""
 
 _COMPRESSED = 5.0
 """Text in a byte of a compressed, parquet or arrow file, a guess."""
@@ -149,8 +152,9 @@ def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> N
     )
 
 
-def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
-    """D013, more of a source's rows are broken than the job allows."""
+def check_broken(job: Job, source: Source, kind: str, parts: Sequence[Part]) -> None:
+    """D013, more of a source's rows are broken or left out than the job allows; D016, all rows of a
+    file are broken."""
     rows, broken = sum(part.rows for part in parts), sum(part.broken for part in parts)
     limit, newest = job.spec.data.broken_rows, parts[-1]
     if 0 < newest.broken == newest.rows < rows:
@@ -161,23 +165,48 @@ def check_broken(job: Job, source: Source, parts: Sequence[Part]) -> None:
             where=source.where,
             fix="give the file a source of its own in data.sources, or leave it out",
         )
-    if broken <= limit * rows:
+    left_out = _counted(kind, rows, parts) if len(parts) == len(source.files) else Counter()
+    wrong = broken + left_out.total()
+    if wrong <= limit * rows:
         return
-    shown = [place for part in parts for place in places_of(part)]
+    firsts = {why: part for part in reversed(parts) for why in part.examples}
+    shown = [
+        f"{count} x {why}, first {example_of(firsts[why], why)}"
+        for why, count in left_out.most_common(_SHOWN)
+    ]
+    shown += [place for part in parts for place in places_of(part)][:_SHOWN]
+    what = "broken or left out" if left_out else "broken"
     raise JobError.of(
         code="D013",
-        what=f"{broken} of {rows} rows of {source.name} are broken, above data.broken_rows "
-        f"{limit:g}: " + "; ".join(shown[:3]),
+        what=f"{wrong} of {rows} rows of {source.name} are {what}, above "
+        f"data.broken_rows {limit:g}: " + "; ".join(shown),
         where=source.where,
         fix="repair or remove these rows, map columns by data.sources, or raise data.broken_rows "
         "to leave such rows out",
     )
 
 
+def _counted(kind: str, rows: int, parts: Sequence[Part]) -> Counter[str]:
+    """Rows that were left out for what they hold, by reason. Empty texts are common: they count
+    where they are most of the rows. What a job asks to be cut does not count."""
+    left_out: Counter[str] = Counter()
+    for part in parts:
+        left_out.update(part.left_out)
+    for reason in [reason for reason in left_out if reason.startswith("longer than ")]:
+        del left_out[reason]
+    is_text = kind in ("text", "tokens")
+    return Counter() if is_text and left_out.total() <= rows / 2 else left_out
+
+
 def places_of(part: Part) -> list[str]:
     """The first broken rows of a file, each with its reason."""
     form = form_of(part.file)
     return [f"{place_of(part.file, form, n)}: {reason}" for n, reason in part.first_broken]
+
+
+def example_of(part: Part, reason: str) -> str:
+    """Place of the first row that was left out for this reason."""
+    return place_of(part.file, form_of(part.file), part.examples[reason])
 
 
 def check_classes(

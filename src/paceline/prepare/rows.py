@@ -118,6 +118,13 @@ def form_of(file: str) -> str:
     return "text"
 
 
+def place_of(file: str, form: str, number: int) -> str:
+    """`chats.jsonl line 17`, `faq.parquet row 3`; of a text the file alone."""
+    if form == "text":
+        return file
+    return f"{file} {'line' if form in ('jsonl', 'csv', 'tsv') else 'row'} {number}"
+
+
 def read_rows(file: str, form: str) -> Generator[Row | Broken, None, None]:
     """All rows of a file, in order.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.errors import JobError
 from paceline.prepare.documents import Batch, Encoder, Recipe
 from paceline.prepare.parts import Part, PartWriter
-from paceline.prepare.rows import Broken, Row, form_of, read_rows
+from paceline.prepare.rows import Broken, Row, form_of, place_of, read_rows
 from paceline.prepare.tokens import token_documents
 
 Report = Callable[[int], None]
@@ -156,10 +156,3 @@ def _not_maskable(file: str, form: str, number: int, reason: str) -> JobError:
         fix="give a template with {% generation %} around the assistant's text by "
         "model.chat_template, or set data.train_on: last, which needs only the last turn",
     )
-
-
-def place_of(file: str, form: str, number: int) -> str:
-    """`chats.jsonl line 17`, `faq.parquet row 3`; of a text the file alone."""
-    if form == "text":
-        return file
-    return f"{file} {'line' if form in ('jsonl', 'csv', 'tsv') else 'row'} {number}"

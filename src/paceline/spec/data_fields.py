@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("text", "messages", "conversations", "prompt", "completion"),
-    *("instruction", "input", "output", "tools", "tokens", "chosen", "rejected", "label"),
+    *("instruction", "input", "output", "history", "system", "tools", "tokens"),
+    *("chosen", "rejected", "label"),
 )
 """What a column can be."""
 

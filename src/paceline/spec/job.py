@@ -143,7 +143,8 @@ class SourceSpec:
 
     columns: dict[str, str] = Field(default_factory=dict)
     """Which column of a row is what, where the names differ: `{text: content}`. What there can be:
-    text, messages, conversations, prompt, completion, instruction, input, output, tools, tokens."""
+    text, messages, conversations, prompt, completion, instruction, input, output, history,
+    system, tools, tokens, chosen, rejected, label."""
 
 
 Kind = Literal["auto", "text", "chat", "completion", "preference", "classification", "tokens"]
@@ -201,8 +202,8 @@ class DataSpec:
     """In place of `held_out`: files of their own for evaluation. Needs a tokenizer or `sources`."""
 
     broken_rows: Share = 0.01
-    """Share of a source's rows that may be unreadable; they are counted. More of them stop the
-    preparation, with file and line."""
+    """Share of a source's rows that may be broken, or left out because they are empty, one-sided or
+    hold special tokens; they are counted. More stop the preparation, with file and line."""
 
     cache: str | None = None
     """Folder for what is prepared. Left out, `.paceline/data` beside the job file."""
