@@ -67,6 +67,29 @@ def test_every_block_is_on_one_stage_and_only_the_last_may_have_none(kind, pipel
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_is_not_trained_does_not_stand_alone(kind):
+    layout = layout_of(4, *kind)
+    for more in range(9):
+        stages_each = [
+            blocks_of_stages(layout, num_stages(layout) + more, 99.0, may_be_bare=bare)
+            for bare in (True, False)
+        ]
+        assert [len(each[-1]) for each in stages_each] == [0, 1]
+        assert all(stages_each[1])
+        of_head = sum(len(stages_each[1][n]) for n in _stages_of_head(layout))
+        least = num_stages(layout) // 4
+        priced = blocks_of_slowest(
+            num_stages(layout) + more, 4, 99.0, is_balanced=True, least=least
+        )
+        assert of_head == priced[1]
+
+
+def _stages_of_head(layout: Layout) -> tuple[int, ...]:
+    held = (stages_of_rank(layout, rank) for rank in range(layout.pipeline))
+    return next(each for each in held if num_stages(layout) - 1 in each)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_blocks", "head"), [(32, 1.2), (80, 1.2), (126, 0.66), (61, 0.4)])
 def test_ranks_have_the_blocks_the_planner_prices(kind, num_blocks, head):
     layout = layout_of(4, *kind)

@@ -1,10 +1,12 @@
 """Adapters of every kind in every layout: what `plan` accepts, `run` builds."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.runtime.tiny import fake_rank
+from torch import nn
 
 from paceline.errors import PacelineError, PlanError
 from paceline.plan import plan_job
@@ -41,9 +43,9 @@ NOT_IN_NF4 = {
 
 def asked(model: str, layout: str, kind: str) -> Job:
     text = (
-        f"model: {{{MODELS[model]}}}\ndata: {{path: x, seq_len: 64}}\n"
+        f"model: {{{MODELS.get(model, model)}}}\ndata: {{path: x, seq_len: 64}}\n"
         f"train: {{global_batch: 8, steps: 2, adapter: {{kind: {kind}, rank: 4}}}}\n"
-        f"cluster: {{accelerator: H100-SXM, per_node: 4}}\nlayout: {LAYOUTS[layout]}\n"
+        f"cluster: {{accelerator: H100-SXM, per_node: 4}}\nlayout: {LAYOUTS.get(layout, layout)}\n"
     )
     return parse_job(text, source="job.yaml", folder=Path("/nowhere"))
 
@@ -81,6 +83,51 @@ def test_what_is_planned_is_built(layout: str, kind: str):
     types = {each.dtype for each in made.parameters() if not each.requires_grad}
     assert trained
     assert (torch.uint8 in types) == (kind == "qlora")
+
+
+ORDERS = {
+    "1f1b": "tensor: 2, pipeline: 2, schedule: 1f1b",
+    "interleaved": "tensor: 2, pipeline: 2, schedule: interleaved, chunks: 2",
+    "zero-bubble": "tensor: 1, pipeline: 4, schedule: zero-bubble",
+    "dualpipe-v": "tensor: 1, pipeline: 2, schedule: dualpipe-v",
+}
+SMALL = "decoder: {layers: 4, hidden: 128, heads: 4, vocab: 16384, ffn: 256}"
+"""Its head takes the time of several blocks, and would be a stage of its own."""
+
+
+def cut(job: Job, rank: int, freeze: Callable[[nn.Module], object] = id) -> nn.Module:
+    """What a rank of the planned layout holds, without memory."""
+    plan = plan_job(job)
+    with fake_rank(plan.layout, rank), torch.device("meta"):
+        model = make_model(job, plan.decoder, plan.precision)()
+        freeze(model)
+        meshes = strategy.make_meshes(plan.layout, "cpu")
+        return strategy.apply(model, plan.layout, meshes, precision=plan.precision, sends=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_rank_of_a_pipeline_has_adapters_to_train(order: str, kind: str):
+    text = f"{{{ORDERS[order]}, sharding: none}}"
+    job = asked(SMALL, text, kind)
+    layout = plan_job(job).layout
+    for rank in range(0, layout.num_ranks, layout.num_ranks // layout.pipeline):
+        assert any(each.requires_grad for each in cut(job, rank).parameters()), rank
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rank_with_frozen_blocks_alone_is_refused_on_every_rank():
+    job = asked(SMALL, "{pipeline: 2, tensor: 1, sharding: none}", "lora")
+
+    def freeze(model: nn.Module) -> None:
+        model.get_submodule("blocks.0").requires_grad_(True)
+        for name in ("1", "2", "3"):
+            model.get_submodule(f"blocks.{name}").requires_grad_(False)
+
+    for rank in (0, 2):
+        with pytest.raises(PlanError, match=r"L030: 1 of 2 pipeline ranks would have nothing"):
+            cut(job, rank, freeze)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -19,6 +19,7 @@ from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_text import _short, format_amount, format_plan, price_list
+from paceline.spec import parse_job
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.per_node=4")
@@ -252,6 +253,26 @@ def test_run_refuses_what_it_cannot_do():
     problem = refused_of(TINY, "layout.offload=nvme", "layout.sharding=full")
     assert problem.code == "L012"
     assert "Paceline's own runtime cannot do" in problem.what
+
+
+@pytest.mark.parametrize("split", ["tensor", "pipeline", "context"])
+def test_a_classifier_is_split_over_data_ranks_alone(split: str, tmp_path: Path):
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = (
+        "model: {hf_config: config.json, tokenizer: t}\n"
+        "data: {path: x.jsonl, kind: classification, labels: [a, b], seq_len: 32}\n"
+        "train: {global_batch: 8, steps: 2}\ncluster: {accelerator: cpu, per_node: 2}\n"
+        f"layout: {{{split}: 2}}\n"
+    )
+    with pytest.raises(PlanError) as caught:
+        plan_job(parse_job(text, source="job.yaml", folder=tmp_path))
+    (problem,) = caught.value.problems
+    assert problem.code == "L012"
+    assert f"layout.{split} is 2, which data.kind classification does not go with" in problem.what
+    assert f"leave layout.{split} out" in problem.fix
+    assert "engine" not in problem.fix
 
 
 @pytest.mark.parametrize(

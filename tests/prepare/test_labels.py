@@ -54,6 +54,7 @@ def test_a_row_without_a_text_or_a_known_label_is_named(tmp_path, tokenizer_fold
     told = problem_of(a_job(tmp_path, tokenizer_folder, DATA))
     assert told.startswith("D013: 1 of 2 rows of a are broken")
     assert f"a.jsonl line 2: {reason}" in told
+    assert "name each of their labels in data.labels" in told
 
 
 def test_one_class_alone_is_refused(tmp_path, tokenizer_folder):

@@ -27,7 +27,7 @@ import numpy as np
 
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
 from paceline.estimate.sharing import Shared, expert_ranks, shared_of
-from paceline.estimate.step import Model, head_in_blocks, stage_blocks
+from paceline.estimate.step import Model, head_in_blocks, may_be_bare, stage_blocks
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
@@ -365,7 +365,8 @@ def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
     total = sum(np.asarray(each.count, float) for each in model.blocks)
     mine = here.block_share * total
     head = head_in_blocks(model)
-    front, back = blocks_of_slowest(mine, 2, head, is_balanced=model.is_balanced)
+    least = 1 - may_be_bare(model)
+    front, back = blocks_of_slowest(mine, 2, head, is_balanced=model.is_balanced, least=least)
     early = 2 * t.pipeline - (t.chunks == 2)
     return (np.minimum(t.accumulation, early) * front + back) / np.maximum(mine, 1)
 

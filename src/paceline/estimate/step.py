@@ -416,13 +416,15 @@ def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
     if not np.any(t.pipeline > 1):
         return count, count
     head = head_in_blocks(model)
-    slow, last = blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced)
     # Of several stages on a rank only the one with the head may be bare (`parallel.stages`).
-    chunks = np.where(t.schedule == _DUALPIPE, 2, t.chunks)
-    least = np.where(np.asarray(model.is_balanced), chunks - 1, 0)
-    others = np.ceil((count - least) / np.maximum(t.pipeline - 1, 1))
-    is_short = (last < least) & (t.pipeline > 1)
-    return np.where(is_short, others, slow), np.where(is_short, least, last)
+    least = np.where(t.schedule == _DUALPIPE, 2, t.chunks) - may_be_bare(model)
+    return blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced, least=least)
+
+
+def may_be_bare(model: Model) -> Column:
+    """Whether the stage with the head may have no block: beside adapters the head is not trained,
+    and an optimizer of nothing is an error."""
+    return np.asarray(np.asarray(model.trained_share) == 1)
 
 
 def head_in_blocks(model: Model) -> Value:

@@ -6,6 +6,7 @@ from paceline.errors import Problem
 from paceline.parallel.abilities import ABILITIES, Abilities
 from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
 from paceline.spec import Job
+from paceline.spec.data_fields import objective_of
 
 
 def check_engine(job: Job, space: Space) -> Iterator[Problem]:
@@ -71,6 +72,15 @@ def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
 
 _IMPLIED_BY = {"sharding": "shard", "recompute": "recompute_every", "schedule": "chunks"}
 
+_WHOLE = {
+    "dpo": (("context",), "Paceline compares the answers of a pair whole, on one context rank"),
+    "classification": (
+        ("tensor", "pipeline", "schedule", "context", "expert"),
+        "Paceline has not split the new head of a classifier",
+    ),
+}
+"""Loss -> splits that our runtime does not do with it, as `plan.space_of` has it, and why."""
+
 
 def _not_of_engine(
     job: Job, name: str, value: object, engine: str, has: str, field: str | None = None
@@ -79,6 +89,16 @@ def _not_of_engine(
     field = field or name
     written = getattr(job.spec.layout, field)
     ours = engine == "paceline"
+    whole, why = _WHOLE.get(objective_of(job.spec), ((), ""))
+    if ours and name in whole:
+        return Problem(
+            code="L012",
+            what=f"layout.{field} is {written}, which data.kind {job.spec.data.kind} does not go "
+            f"with: {why}",
+            where=job.where(f"layout.{field}"),
+            fix=f"leave layout.{field} out, and split the work over data ranks (layout.data, "
+            "layout.sharding)",
+        )
     others = [n for n, able in ABILITIES.items() if n != engine and _has(able, name, value)]
     return Problem(
         code="L012",

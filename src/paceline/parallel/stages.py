@@ -59,7 +59,9 @@ def stages_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:
     return tuple(rank + chunk * layout.pipeline for chunk in range(num_chunks(layout)))
 
 
-def blocks_of_stages(layout: Layout, num_blocks: int, head_in_blocks: float) -> tuple[range, ...]:
+def blocks_of_stages(
+    layout: Layout, num_blocks: int, head_in_blocks: float, *, may_be_bare: bool = True
+) -> tuple[range, ...]:
     """The blocks of each stage, first stage first.
 
     The rank with the head has as many blocks as `blocks_of_slowest` says, the others share the
@@ -70,6 +72,8 @@ def blocks_of_stages(layout: Layout, num_blocks: int, head_in_blocks: float) -> 
         layout: Its pipeline, schedule and chunks are read.
         num_blocks: Of the model, at least one for every stage.
         head_in_blocks: Time of what comes after the last block, in blocks.
+        may_be_bare: Whether the last stage may have the head alone. A head that is not trained,
+            beside adapters, would leave it nothing to train.
 
     >>> layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=8, pipeline=2)
     >>> blocks_of_stages(layout, 5, 1.2)
@@ -77,7 +81,8 @@ def blocks_of_stages(layout: Layout, num_blocks: int, head_in_blocks: float) -> 
     """
     ranks, chunks = layout.pipeline, num_chunks(layout)
     assert num_blocks >= ranks * chunks, f"{num_blocks} blocks on {ranks * chunks} stages"
-    of_ranks = _shared(num_blocks, ranks, head_in_blocks, least=chunks)
+    bare = int(may_be_bare)
+    of_ranks = _shared(num_blocks, ranks, head_in_blocks, least=chunks, with_head=chunks - bare)
     with_head = 0 if is_v_shaped(layout) else ranks - 1
     others = iter(of_ranks[:-1])
     counts = [0] * (ranks * chunks)
@@ -85,28 +90,30 @@ def blocks_of_stages(layout: Layout, num_blocks: int, head_in_blocks: float) -> 
         has_head = rank == with_head
         blocks = of_ranks[-1] if has_head else next(others)
         head = head_in_blocks if has_head else 0.0
-        shared = _shared(blocks, chunks, head, least=1, may_be_bare=has_head)
+        shared = _shared(blocks, chunks, head, least=1, with_head=1 - bare * has_head)
         for stage, count in zip(stages_of_rank(layout, rank), shared, strict=True):
             counts[stage] = count
     ends = np.cumsum(counts)
     return tuple(range(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True))
 
 
-def _shared(
-    num_blocks: int, parts: int, head: float, *, least: int, may_be_bare: bool = True
-) -> list[int]:
-    """Blocks of each part, the one with the head last; `least` in each, one fewer beside a head."""
+def _shared(num_blocks: int, parts: int, head: float, *, least: int, with_head: int) -> list[int]:
+    """Blocks of each part, the one with the head last: at least `with_head`, `least` in others."""
     if parts == 1:
         return [num_blocks]
-    _, last = blocks_of_slowest(num_blocks, parts, head, is_balanced=True)
-    most = num_blocks - (parts - 1) * least
-    with_head = int(np.clip(last, least - may_be_bare, most))
-    each, more = divmod(num_blocks - with_head, parts - 1)
-    return [each] * (parts - 1 - more) + [each + 1] * more + [with_head]
+    _, slow = blocks_of_slowest(num_blocks, parts, head, is_balanced=True, least=with_head)
+    last = min(int(slow), num_blocks - (parts - 1) * least)
+    each, more = divmod(num_blocks - last, parts - 1)
+    return [each] * (parts - 1 - more) + [each + 1] * more + [last]
 
 
 def blocks_of_slowest(
-    num_blocks: Column, pipeline: Column, extra: Column, *, is_balanced: Column
+    num_blocks: Column,
+    pipeline: Column,
+    extra: Column,
+    *,
+    is_balanced: Column,
+    least: Column = 0,
 ) -> tuple[Column, Column]:
     """Blocks of the fullest stage, and of the last stage, which also has the head.
 
@@ -120,6 +127,7 @@ def blocks_of_slowest(
         pipeline: Stages, times chunks where those are not next to each other.
         extra: Time of the head in blocks.
         is_balanced: Whether stages may be uneven.
+        least: Blocks that the last stage has at least, where they may be.
 
     >>> [int(x) for x in blocks_of_slowest(32, 4, 2.5, is_balanced=True)]
     [9, 6]
@@ -129,7 +137,7 @@ def blocks_of_slowest(
     best_slow, best_last, best_time = np.ceil(n / p), np.ceil(n / p), np.full(np.shape(n / p), 1e30)
     fair = np.floor((n - (p - 1) * extra) / p)
     for more in (0, 1, 2):
-        last = np.clip(fair + more, 0, n)
+        last = np.clip(fair + more, least, n)
         others = np.ceil((n - last) / np.maximum(p - 1, 1))
         time = np.maximum(others, last + extra)
         is_better = time < best_time - 1e-9

@@ -181,8 +181,9 @@ def check_broken(job: Job, source: Source, kind: str, parts: Sequence[Part]) -> 
         what=f"{wrong} of {rows} rows of {source.name} are {what}, above "
         f"data.broken_rows {limit:g}: " + "; ".join(shown),
         where=source.where,
-        fix="repair or remove these rows, map columns by data.sources, or raise data.broken_rows "
-        "to leave such rows out",
+        fix="repair or remove these rows, "
+        + ("name each of their labels in data.labels, " if job.spec.data.labels else "")
+        + "map columns by data.sources, or raise data.broken_rows to leave such rows out",
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_of
-from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
+from paceline.parallel.stages import num_stages, stages_of_rank
 from paceline.prove import model as models
 from paceline.prove.parts import classify
 from paceline.prove.patches import dry_run
@@ -29,7 +29,7 @@ from paceline.prove.world import CUDA_ROUNDING, Kept, trace_rank, world
 from paceline.runtime import strategy
 from paceline.runtime._torch_private import FakeTensorMode
 from paceline.runtime.strategy.pipeline.pipeline import Pipeline
-from paceline.runtime.strategy.pipeline.stages import head_in_blocks
+from paceline.runtime.strategy.pipeline.stages import blocks_of
 from paceline.runtime.strategy.ways.generic import generic_ways
 from paceline.runtime.strategy.ways.known import ways_of
 
@@ -60,7 +60,7 @@ def stages_of(model: nn.Module, layout: Layout) -> Stages | None:
     signatures = models.signatures(model)
     if ways is None or len(signatures) < num_stages(layout):
         return None
-    blocks = blocks_of_stages(layout, len(signatures), head_in_blocks(model, ways))
+    blocks = blocks_of(model, ways, layout)
     every = layout.recompute_every if layout.recompute == "full" else 1
     last = len(blocks) - 1
     kinds = tuple(

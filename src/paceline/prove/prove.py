@@ -17,7 +17,7 @@ import torch
 from paceline.errors import JobError, PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import num_nodes_of, rank_of
-from paceline.parallel.stages import blocks_of_stages, stages_of_rank
+from paceline.parallel.stages import stages_of_rank
 from paceline.prove import model as models
 from paceline.prove.compose import Stages, composed_steps, stages_of
 from paceline.prove.extrapolate import Depth, extend, is_equal, repeat_micro_batches
@@ -35,7 +35,7 @@ from paceline.prove.rates import collective_seconds, operation_seconds
 from paceline.prove.segments import Issue, Step, cut, find_peak, levels
 from paceline.prove.timeline import RankTime, simulate
 from paceline.prove.world import trace_rank, traced_layout
-from paceline.runtime.strategy.pipeline.stages import head_in_blocks
+from paceline.runtime.strategy.pipeline.stages import blocks_of
 from paceline.runtime.strategy.ways.generic import generic_ways
 from paceline.runtime.strategy.ways.known import ways_of
 
@@ -113,7 +113,7 @@ def _blocks_of_ranks(model: torch.nn.Module, layout: Layout) -> list[tuple[int, 
     ways = ways_of(model) or generic_ways(model, splits_tensors=layout.tensor > 1)
     if count < layout.pipeline:  # `split_stages` says it better
         return [(0,)] * layout.pipeline
-    stages = blocks_of_stages(layout, count, head_in_blocks(model, ways))
+    stages = blocks_of(model, ways, layout)
     return [
         tuple(len(stages[stage]) for stage in sorted(stages_of_rank(layout, rank)))
         for rank in range(layout.pipeline)

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.catalog.engines import load_engines
 from paceline.estimate.estimate import case_of
-from paceline.estimate.step import head_in_blocks
+from paceline.estimate.step import head_in_blocks, may_be_bare
 from paceline.parallel.stages import blocks_of_stages, is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.spec import Job
@@ -140,8 +140,8 @@ def stage_blocks(plan: Plan) -> tuple[int, ...]:
         optimizer=plan.optimizer,
         engine=engine,
     )
-    head = float(head_in_blocks(case.model))
-    return tuple(len(each) for each in blocks_of_stages(layout, blocks, head))
+    head, bare = float(head_in_blocks(case.model)), bool(may_be_bare(case.model))
+    return tuple(len(x) for x in blocks_of_stages(layout, blocks, head, may_be_bare=bare))
 
 
 def stage_text(counts: tuple[int, ...]) -> str:

@@ -6,7 +6,7 @@ Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that
 
 from paceline.catalog.engines import load_engines
 from paceline.estimate.estimate import case_of
-from paceline.estimate.step import head_in_blocks
+from paceline.estimate.step import head_in_blocks, may_be_bare
 from paceline.parallel.stages import blocks_of_stages
 from paceline.plan import Plan
 from paceline.plan.start import meeting_lines, torchrun_options
@@ -55,7 +55,8 @@ def stages(plan: Plan) -> tuple[range, ...]:
         optimizer=plan.optimizer,
         engine=load_engines()[plan.engine],
     )
-    return blocks_of_stages(layout, plan.profile.num_blocks, float(head_in_blocks(case.model)))
+    head, bare = float(head_in_blocks(case.model)), bool(may_be_bare(case.model))
+    return blocks_of_stages(layout, plan.profile.num_blocks, head, may_be_bare=bare)
 
 
 def _config(plan: Plan, job: Job) -> str:

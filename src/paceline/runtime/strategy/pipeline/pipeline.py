@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_micro_batches, check_schedule
-from paceline.parallel.stages import blocks_of_stages, num_stages, stages_of_rank
+from paceline.parallel.stages import num_stages, stages_of_rank
 from paceline.runtime.devices import current_device
 from paceline.runtime.strategy.context.documents import Documents, check_asked, kept_apart
 from paceline.runtime.strategy.data.shard import finish_gradients, set_gradient_sync
@@ -43,8 +43,9 @@ from paceline.runtime.strategy.pipeline.schedules import (
 )
 from paceline.runtime.strategy.pipeline.stages import (
     StageWays,
+    blocks_of,
     check_stages,
-    head_in_blocks,
+    check_trained,
     hidden_width,
     take_stage,
     tied_ends,
@@ -71,11 +72,13 @@ def split_stages(model: nn.Module, layout: Layout, meshes: Meshes, ways: StageWa
     stages are freed with it. Before anything else is split, sharded or wrapped.
 
     Raises:
-        PlanError: The schedule lacks blocks or micro-batches, or a parameter has no stage.
+        PlanError: The schedule lacks blocks or micro-batches, a parameter has no stage, or a rank
+            nothing to train.
     """
     num_blocks = len(list(model.get_submodule(ways.blocks).children()))
     PlanError.raise_for([*check_schedule(layout, num_blocks), *check_stages(model, ways)])
-    blocks = blocks_of_stages(layout, num_blocks, head_in_blocks(model, ways))
+    blocks = blocks_of(model, ways, layout)
+    PlanError.raise_for(list(check_trained(model, ways, layout, blocks)))
     mine = stages_of_rank(layout, meshes.place.pipeline)
     last = num_stages(layout) - 1
     parts = [

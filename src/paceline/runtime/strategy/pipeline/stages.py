@@ -7,13 +7,15 @@ Leaves out: which blocks a stage gets (`parallel.stages`), and running it (`pipe
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import PlanError, Problem
+from paceline.parallel.layout import Layout
+from paceline.parallel.stages import blocks_of_stages, stages_of_rank
 from paceline.profile.runnable import SPLIT
 from paceline.runtime.strategy.ways.peft import is_peft
 
@@ -166,6 +168,42 @@ def head_in_blocks(model: nn.Module, ways: StageWays) -> float:
         if parameter.dim() > 1
     )
     return head * len(blocks) / max(used, 1.0)
+
+
+def blocks_of(model: nn.Module, ways: StageWays, layout: Layout) -> tuple[range, ...]:
+    """The blocks of each stage of a whole model. Only a head that is trained stands alone."""
+    count = len(list(model.get_submodule(ways.blocks).children()))
+    bare = _is_trained(model, ways.last) or not any(p.requires_grad for p in model.parameters())
+    return blocks_of_stages(layout, count, head_in_blocks(model, ways), may_be_bare=bare)
+
+
+def check_trained(
+    model: nn.Module, ways: StageWays, layout: Layout, blocks: Sequence[range]
+) -> Iterator[Problem]:
+    """Whether each rank of the pipeline has something to train, where the model is trained."""
+    stages = [_is_trained(model, [f"{ways.blocks}.{n}" for n in each]) for each in blocks]
+    stages[0] |= _is_trained(model, ways.first)
+    stages[-1] |= _is_trained(model, ways.last)
+    idle = [
+        rank
+        for rank in range(layout.pipeline)
+        if not any(stages[stage] for stage in stages_of_rank(layout, rank))
+    ]
+    if idle and any(stages):
+        held = [blocks[stage] for stage in stages_of_rank(layout, idle[0])]
+        spelled = ", ".join(f"{each.start} to {each.stop - 1}" for each in held if each)
+        yield Problem(
+            code="L030",
+            what=f"{len(idle)} of {layout.pipeline} pipeline ranks would have nothing to train: "
+            f"every parameter of rank {idle[0]} (blocks {spelled or 'none'}) is frozen",
+            where="layout.pipeline",
+            fix="train something in those blocks (train.adapter.targets, or the model's own "
+            "requires_grad), or set layout.pipeline to 1",
+        )
+
+
+def _is_trained(model: nn.Module, names: Iterable[str]) -> bool:
+    return any(p.requires_grad for name in names for p in model.get_submodule(name).parameters())
 
 
 def hidden_width(model: nn.Module, ways: StageWays) -> int:
