@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from paceline.errors import JobError
 from paceline.prepare import fingerprint, open_index, prepared
 from paceline.prepare import prepare as module
+from paceline.prepare.index import open_arrays
 from paceline.spec import parse_job
 
 
@@ -480,3 +482,26 @@ def test_files_of_a_storage_are_streamed(tmp_path, tokenizer_folder):
     assert open_index(first).train[0].documents == 3
     files.pipe("/bucket/a.jsonl", line * 4)
     assert prepared(a_job(tmp_path, tokenizer_folder, data)) != first
+
+
+def test_a_cache_that_cannot_be_made_is_refused(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    (tmp_path / "file").write_text("")
+    told = problem_of(
+        a_job(tmp_path, "bytes", "sources: [{path: a.jsonl}], seq_len: 4, cache: file")
+    )
+    assert "prepared data cannot be kept in" in told
+
+
+def test_damaged_prepared_data_name_the_folder_to_delete_and_are_made_again(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}] * 9)
+    job = a_job(tmp_path, "bytes", "kind: text, path: a.jsonl, seq_len: 4, held_out: 0")
+    folder = prepared(job)
+    (folder / "train/0/tokens.bin").write_bytes(b"12")
+    with pytest.raises(JobError) as caught:
+        prepared(job)
+    (problem,) = caught.value.problems
+    assert problem.code == "D020"
+    assert f"delete {folder} and" in problem.fix
+    shutil.rmtree(folder)
+    open_arrays(prepared(job), open_index(folder), open_index(folder).train[0])

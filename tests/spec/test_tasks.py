@@ -96,6 +96,8 @@ def test_programs_of_their_own_and_classification_have_no_tasks(tmp_path):
     labels = ("data.kind=classification", "data.labels=[a, b]", f"model.tokenizer={tmp_path}")
     with pytest.raises(JobError, match=r"data.kind classification trains one that names classes"):
         job(tmp_path, *labels, "evaluate.tasks=[a.yaml]")
+    with pytest.raises(JobError, match=r"evaluate.prompts needs a model that writes text"):
+        job(tmp_path, *labels, "evaluate.prompts=a.txt")
 
 
 def test_without_tasks_nothing_is_read(tmp_path):

@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -71,4 +72,5 @@ def _write(path: Path, kept: _Known) -> None:
         unfinished.write_bytes(msgspec.json.encode(kept))
         unfinished.replace(path)
     except OSError:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()

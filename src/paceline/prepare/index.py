@@ -222,6 +222,5 @@ def _damaged(path: Path, what: str) -> JobError:
         code="D020",
         what=f"{path.name}: {what}",
         where=str(path),
-        fix=f"delete {path.parent.parent} and prepare the data again: "
-        "paceline data prepare job.yaml",
+        fix=f"delete {path.parents[2]} and prepare the data again: paceline data prepare job.yaml",
     )

@@ -30,6 +30,7 @@ from paceline.prepare.index import (
     Pack,
     SourceIndex,
     data_type,
+    open_arrays,
     open_index,
     write_index,
 )
@@ -45,6 +46,7 @@ from paceline.prepare.refuse import (
     check_too_long,
     check_vocabulary,
     example_of,
+    make_cache,
     needs_eos,
     needs_template,
     places_of,
@@ -169,17 +171,19 @@ def prepared(job: Job, report: Report | None = None, *, processes: int | None = 
     """
     request = ask(job)
     if not (request.folder / INDEX).exists():
+        make_cache(job, request.folder.parent)
         with _locked(request.folder):
             if not (request.folder / INDEX).exists():  # another process has prepared it meanwhile
                 _prepare(request, report or (lambda step: None), processes)
-    open_index(request.folder)
+    index = open_index(request.folder)
+    for source in (*index.train, *index.held_out):
+        open_arrays(request.folder, index, source)  # what is damaged is said before any rank starts
     return request.folder
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """The right to prepare a folder, after whoever has it; a process that ends gives it back."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -3,6 +3,7 @@
 Each `check_` raises a JobError; its first line has the code and when.
 """
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -130,6 +131,23 @@ def windows_of_chats(job: Job, kinds: set[str]) -> JobError:
         what=f"data.pack windows cuts through rows of kind {', '.join(sorted(kinds))}",
         where=job.where("data.pack"),
         fix="use documents, which is auto",
+    )
+
+
+def make_cache(job: Job, cache: Path) -> None:
+    """Make the folder that prepared data are kept in. D015, it cannot be written."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return
+        reason = "it is not writable"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise JobError.of(
+        code="D015",
+        what=f"prepared data cannot be kept in {cache}: {reason}",
+        where=job.where("data.cache"),
+        fix="name a folder that can be written by data.cache",
     )
 
 

@@ -98,11 +98,13 @@ def _check_exported(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Pr
                 where=where(f"evaluate.{name}"),
                 fix=fix,
             )
-    if evaluate.tasks and objective_of(spec) == "classification":
+    for name in ("prompts", "tasks"):
+        if not getattr(evaluate, name) or objective_of(spec) != "classification":
+            continue
         yield Problem(
             code="J007",
-            what="evaluate.tasks needs a model that writes text, and data.kind classification "
+            what=f"evaluate.{name} needs a model that writes text, and data.kind classification "
             "trains one that names classes",
-            where=where("evaluate.tasks"),
+            where=where(f"evaluate.{name}"),
             fix="leave it out: the evaluation loss and accuracy are measured on data.held_out",
         )
