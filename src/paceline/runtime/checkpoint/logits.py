@@ -139,6 +139,9 @@ def _loader(asked: Comparison, *, classifies: bool) -> Callable[[], nn.Module]:
         cls = getattr(transformers, f"AutoModelFor{kind}")
         model: nn.Module = cls.from_pretrained(source, dtype=torch.float32)
         if classifies:
+            config: Any = model.config
+            if config.pad_token_id is None:  # asked for of more than one sample; none is padded
+                config.pad_token_id = 0
             as_plain_model(model)  # which answers for every token
         if asked.base is not None:
             model = found[1].PeftModel.from_pretrained(model, asked.folder)
