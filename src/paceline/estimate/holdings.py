@@ -25,7 +25,7 @@ Compression = Literal["none", "bf16", "fp16", "powersgd"]
 """`train.gradient_compression`: what replicas' gradients are sent as."""
 
 _OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
-"""Of a quantised parameter in our own runtime, which does not quantise the scales once more."""
+"""Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""
 
 OWN_RUNTIME = "paceline"
 """The engine that is `paceline run` itself."""

@@ -51,8 +51,8 @@ PARTS = (
 )
 
 _RESTORING_BYTES = 6.0
-"""Of a value while a part of a quantised matrix is restored: its code in int32, half of one, and
-its value in float32."""
+"""Bytes that restoring takes for each value of the part of a matrix that is restored at once: its
+code in int32, half of one, and its value in float32."""
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
 _SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
@@ -94,10 +94,10 @@ class Holdings:
     """Of a gradient while it is reduced."""
 
     frozen_bytes: Value
-    """Of a frozen parameter outside the blocks; used where only adapters are trained."""
+    """Bytes of each frozen parameter outside the blocks, where only adapters are trained."""
 
     frozen_block_bytes: Value
-    """Of a frozen parameter in the blocks, on average."""
+    """Bytes of each frozen parameter in the blocks, on average."""
 
     is_frozen: Value
     """1 where only adapters are trained."""

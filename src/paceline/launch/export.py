@@ -76,12 +76,12 @@ class Exported:
     kind: str
     step: int
     dtype: str
-    """Of the weights; empty where it is the checkpoint's."""
+    """Type of the exported weights; empty where it is the checkpoint's."""
 
     converted: Converted
     check: LogitsCheck
     licence: str | None = None
-    """Of the weights that the run started from, by their model card; None where it has none."""
+    """Licence named by the model card of the weights that the run started from; None without one."""
 
 
 def plan_export(

@@ -57,10 +57,10 @@ class Recipe:
     train_on: str
     dtype: DataType
     labels: tuple[str, ...] = ()
-    """Of `classification`: names of the classes."""
+    """Names of the classes, for `classification`."""
 
     longest: int | None = None
-    """Of `classification`: tokens that a longer text is cut to, before its label."""
+    """Tokens that a longer text is cut to before its label, for `classification`."""
 
 
 class Document(NamedTuple):

@@ -156,7 +156,7 @@ class SourceArrays(NamedTuple):
 
     tokens: NDArray[np.unsignedinteger]
     bits: NDArray[np.uint8] | None
-    """Of `trained.bin`."""
+    """What `trained.bin` holds."""
 
     ends: Ints
     packs: tuple[Ints, Ints] | None

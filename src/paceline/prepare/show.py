@@ -25,7 +25,7 @@ class ShownDocument:
     num_tokens: int
     num_trained: int
     side: str = ""
-    """Of a pair: `chosen` or `rejected`."""
+    """`chosen` or `rejected`, for one answer of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

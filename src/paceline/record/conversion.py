@@ -128,7 +128,7 @@ class LogitsCheck:
     """Compared; 0 where the check was not made."""
 
     kind: str = ""
-    """Of the samples: `held-out`, `training` or `random tokens`."""
+    """What the samples are: `held-out`, `training` or `random tokens`."""
 
     positions: int = 0
     """Logits were compared at so many places of a sample, its last ones."""
@@ -138,7 +138,7 @@ class LogitsCheck:
     run's weights rounded as the exported ones are."""
 
     largest_logit: float | None = None
-    """Of the run's model."""
+    """Largest logit of the run's model, without its sign."""
 
     largest_rounding: float | None = None
     """What rounding the weights to `dtype` alone changes; None where they were not rounded."""
@@ -147,7 +147,7 @@ class LogitsCheck:
     """Share of places where both models give the highest logit to the same token."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of what loaded the folder."""
+    """Versions of the packages that loaded the folder."""
 
     not_made: str = ""
     """Why the check was not made."""

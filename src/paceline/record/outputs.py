@@ -44,7 +44,7 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, of one checkpoint."""
 
     step: int
-    """Of the checkpoint."""
+    """The checkpoint's."""
 
     generations: tuple[Generation, ...] = ()
     scores: tuple[Score, ...] = ()

@@ -33,7 +33,7 @@ class Fed:
     """Its samples; None where they have no numbers."""
 
     digest: str = ""
-    """Of the ids of the whole step, with its first micro-batch."""
+    """Digest of the ids of the whole step, with its first micro-batch."""
 
     error: Exception | None = None
     """Raised by the step that takes it."""

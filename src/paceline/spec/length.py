@@ -54,7 +54,7 @@ class Length:
 
     @property
     def num_samples(self) -> int:
-        """Of all sources."""
+        """Samples of all sources."""
         return sum(source.samples for source in self.sources)
 
     @property

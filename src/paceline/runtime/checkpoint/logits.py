@@ -39,7 +39,7 @@ from paceline.spec.data_fields import is_prepared, objective_of
 
 _SAMPLES = 8
 _MOST_TOKENS = 512
-"""Of a sample. A guess: rotary tables and masks show by then, and a CPU computes them."""
+"""Tokens of a sample that are read. A guess: rotary tables and masks show by then, and a CPU computes them."""
 
 _POSITIONS = 64
 """Last places of a sample whose logits are compared: each follows from all tokens before it, and
@@ -47,7 +47,7 @@ all logits of 512 places of 128,000 tokens would take 2 GB."""
 
 
 _LOGITS_BYTES = 1 << 28
-"""Of the samples that are computed at once. A guess: small beside a model that is worth it."""
+"""Logits of the samples that are computed at once. A guess: small beside a model that is worth it."""
 
 
 class _NotMadeError(Exception):
@@ -218,7 +218,7 @@ def _data(job: Job) -> tuple[Samples, Samples | None]:
 
 @torch.no_grad()
 def _logits(model: nn.Module, tokens_BS: Tensor, vocab: int) -> Tensor:
-    """Of the last places of each sample, in float32."""
+    """Logits at the last places of each sample, in float32."""
     model.eval()
     rows = []
     at_once = max(1, _LOGITS_BYTES // (4 * vocab * tokens_BS.shape[1]))

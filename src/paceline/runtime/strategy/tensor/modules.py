@@ -286,7 +286,7 @@ class WideNorm(OnLocal):
 
 
 def _first_row(module: OnLocal) -> int:
-    """Of this rank's part of a weight that is split by rows of the vocabulary."""
+    """First row of this rank's part of a weight that is split by rows of the vocabulary."""
     group = module._crossings.group
     vocab: int = parameters_of(module)["weight"].shape[0]
     return group.rank() * -(-vocab // group.size())
