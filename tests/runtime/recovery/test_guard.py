@@ -126,6 +126,6 @@ def test_checks_are_due_after_every_so_many_steps_and_at_once():
 
 def test_the_interval_keeps_the_cost_below_its_share_and_is_never_longer_than_the_longest():
     assert interval(0.0, 1.0) == 1
-    assert interval(0.0029, 1.0) == 1
-    assert interval(0.0031, 1.0) == 2
+    assert interval(0.00149, 1.0) == 1
+    assert interval(0.00151, 1.0) == 2
     assert interval(1.0, 0.0) == 100

@@ -25,6 +25,10 @@ SHARE_OF_STEP = 0.003
 """Largest share of the step time that checks may cost when their interval is `auto`: a third of the
 1 % that all of recovery may cost. Source: the bar of docs/recovery.md."""
 
+_REAL_COST = 2
+"""What a check adds to a run, over the seconds that it takes by itself with warm caches: 6.0 ms (3.0 to
+9.0, 95 %) and 2.8 ms on 2 CPU ranks, rounded. Source: `benchmarks/recovery_overhead.py`."""
+
 LONGEST_EVERY = 100
 """Most steps between two checks when their interval is `auto`. A guess: as many steps as a
 checkpoint is usually apart."""
@@ -137,8 +141,8 @@ def interval(cost_s: float, step_s: float) -> int:
     """Steps between two checks so that they cost at most `SHARE_OF_STEP` of the time.
 
     >>> interval(0.001, 1.0), interval(0.001, 0.1), interval(1.0, 0.1)
-    (1, 4, 100)
+    (1, 7, 100)
     """
     if step_s <= 0:
         return LONGEST_EVERY
-    return max(1, min(LONGEST_EVERY, -int(-cost_s // (SHARE_OF_STEP * step_s))))
+    return max(1, min(LONGEST_EVERY, -int(-_REAL_COST * cost_s // (SHARE_OF_STEP * step_s))))
