@@ -81,7 +81,7 @@ class Exported:
     converted: Converted
     check: LogitsCheck
     licence: str | None = None
-    """Licence named by the model card of the weights that the run started from; None without one."""
+    """Licence that the starting weights' model card names; None without one."""
 
 
 def plan_export(

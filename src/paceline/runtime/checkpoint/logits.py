@@ -39,7 +39,8 @@ from paceline.spec.data_fields import is_prepared, objective_of
 
 _SAMPLES = 8
 _MOST_TOKENS = 512
-"""Tokens of a sample that are read. A guess: rotary tables and masks show by then, and a CPU computes them."""
+"""Tokens of a sample that are read. A guess: rotary tables and masks show by then, and a CPU
+computes them."""
 
 _POSITIONS = 64
 """Last places of a sample whose logits are compared: each follows from all tokens before it, and
@@ -47,7 +48,7 @@ all logits of 512 places of 128,000 tokens would take 2 GB."""
 
 
 _LOGITS_BYTES = 1 << 28
-"""Logits of the samples that are computed at once. A guess: small beside a model that is worth it."""
+"""Logits of the samples that are computed at once. A guess: small beside a model worth it."""
 
 
 class _NotMadeError(Exception):
