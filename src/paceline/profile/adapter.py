@@ -31,7 +31,8 @@ NF4_AT_ONCE = 1 << 22
 
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a parameter in other engines: four bits, an 8-bit scale for 64 of them, a float32 scale
-for 256 scales. Source: arXiv:2305.14314, section 3, double quantization: 0.127 bits besides the 4."""
+for 256 scales. Source: arXiv:2305.14314, section 3, double quantization: 0.127 bits besides
+the 4."""
 
 TRANSPOSED = ("gpt2",)
 """`model_type`s whose linears have input x output features."""

@@ -26,8 +26,8 @@ SHARE_OF_STEP = 0.003
 1 % that all of recovery may cost. Source: the bar of docs/recovery.md."""
 
 _REAL_COST = 2
-"""What a check adds to a run, over the seconds that it takes by itself with warm caches: 6.0 ms (3.0
-to 9.0, 95 %) and 2.8 ms on 2 CPU ranks, rounded. Source: `benchmarks/recovery_overhead.py`."""
+"""What a check adds to a run, over the seconds that it takes by itself with warm caches: 6.0 ms
+(3.0 to 9.0, 95 %) and 2.8 ms on 2 CPU ranks, rounded. Source: `benchmarks/recovery_overhead.py`."""
 
 LONGEST_EVERY = 100
 """Most steps between two checks when their interval is `auto`. A guess: as many steps as a
