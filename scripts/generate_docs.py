@@ -23,7 +23,7 @@ from paceline.catalog.code import codes_page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.errors import EXIT_CODES
-from paceline.record import events, metrics
+from paceline.record import events, metric_names, metrics
 from paceline.spec.job import JobSpec
 from paceline.spec.load import job_schema
 from paceline.spec.section import section_in
@@ -146,6 +146,16 @@ def metric_schema() -> str:
     texts = _field_texts(Path(metrics.__file__))
     doc = metrics.StepMetrics.__doc__ or ""
     lines += _fields_of("StepMetrics", doc, texts["StepMetrics"])
+    lines += [
+        "## Names\n",
+        "What the page, alerts, sinks and comparisons call each number. A number that a program",
+        "logs keeps the name that it was given.\n",
+        "| name | unit | what it is | field of a line |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in metric_names.METRICS.values():
+        field = f"`{row.field}`" if row.field else "-"
+        lines.append(f"| `{row.name}` | {row.unit or '-'} | {row.text} | {field} |")
     return "\n".join(lines) + "\n"
 
 

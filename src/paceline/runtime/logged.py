@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import RunError
+from paceline.record.metric_names import METRICS
 from paceline.record.metrics import StepMetrics
 from paceline.runtime.strategy import local_of
-from paceline.runtime.tensorboard import TAGS
 
 _NAME = re.compile(r"[A-Za-z][\w./-]{0,63}", re.ASCII)
 """Shown as it is in a page, a picture and a TensorBoard tag. The length is a guess."""
 
-_OURS = {field.name for field in fields(StepMetrics)} - {"accuracy"} | set(TAGS)
-"""`accuracy` is of preference tuning, which programs of one's own do not do: they log theirs."""
+_OURS = {field.name for field in fields(StepMetrics)} - {"accuracy"} | set(METRICS)
+_OURS -= {"eval/accuracy"}
+"""Both accuracies are of built-in objectives; programs of one's own log theirs."""
 
 
 class Logged:

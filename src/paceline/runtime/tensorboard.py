@@ -2,18 +2,8 @@
 
 from pathlib import Path
 
+from paceline.record.metric_names import numbers_of
 from paceline.record.metrics import StepMetrics
-
-TAGS = {
-    "train/loss": "loss",
-    "train/grad_norm": "grad_norm",
-    "train/accuracy": "accuracy",
-    "train/learning_rate": "learning_rate",
-    "speed/tokens_per_s": "tokens_per_s",
-    "speed/step_s": "step_s",
-    "speed/mfu": "mfu",
-}
-"""Tag -> field of a step's line. What a program logs has its name as its tag."""
 
 
 class TensorBoard:
@@ -35,8 +25,7 @@ class TensorBoard:
         """Add a step's numbers."""
         if self._writer is None:
             return
-        ours = {tag: getattr(line, field) for tag, field in TAGS.items()}
-        for tag, value in (ours | line.logged).items():
+        for tag, value in numbers_of(line).items():
             if value is not None:
                 self._writer.add_scalar(tag, value, line.step)
 
