@@ -37,6 +37,7 @@ from paceline.control.limits import raise_open_files
 from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.control.network import split_address
 from paceline.control.nursery import Child, Nursery
+from paceline.control.sampling import Sampling
 from paceline.control.slots import SlotFile, create_slot
 from paceline.control.uplink import LINE_LIMIT, Uplink
 from paceline.errors import RunError
@@ -131,11 +132,14 @@ class Agent:
         ]
         # Beside them: that it ends, or fails, ends nothing else.
         gpus = asyncio.create_task(self._watch_gpus())
+        sampling = Sampling(self._run.path, self._node, has_gpus=self._on_accelerator)
+        sampling.start()
         try:
             done, _ = await asyncio.wait(always, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
+            sampling.close()
             for task in (*always, gpus):
                 task.cancel()
             await self._end_all()

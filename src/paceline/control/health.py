@@ -72,7 +72,7 @@ class Health:
             for _ in range(MOST_XIDS):
                 event = self.nvml.nvmlEventSetWait(self.xids, WAIT_MS)
                 number = int(event.eventData)
-                gpu = _ask(self.nvml, self.nvml.nvmlDeviceGetUUID, event.device)
+                gpu = ask(self.nvml, self.nvml.nvmlDeviceGetUUID, event.device)
                 yield self._change(_text(gpu or "unknown"), "xid", number, number in FATAL_XIDS)
         except self.nvml.NVMLError:
             return  # no more of them within the time
@@ -81,8 +81,22 @@ class Health:
 _FATAL = ("uncorrected ecc errors", "row remap failed", "lost")
 
 
-def open_health(node: int) -> Health | str:
-    """The GPUs that this process may use, to be watched; the reason where there is no NVML."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU of this machine that this process may use."""
+
+    number: int
+    """As the driver counts."""
+
+    name: str
+    """Its UUID, or its number where the driver could not open it."""
+
+    handle: Any
+    """NVML's; None where it could not be opened."""
+
+
+def find_gpus() -> tuple[Any, list[Gpu]] | str:
+    """NVML and the GPUs that this process may use; the reason where there is no NVML."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -90,19 +104,33 @@ def open_health(node: int) -> Health | str:
     try:
         nvml.nvmlInit()
         numbers = range(nvml.nvmlDeviceGetCount())
-        events = nvml.nvmlEventSetCreate()
     except nvml.NVMLError as error:
         return f"NVML: {error}"
-    handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, at) for at in numbers]
-    uuids = [handle and _ask(nvml, nvml.nvmlDeviceGetUUID, handle) for handle in handles]
+    handles = [ask(nvml, nvml.nvmlDeviceGetHandleByIndex, at) for at in numbers]
+    uuids = [handle and ask(nvml, nvml.nvmlDeviceGetUUID, handle) for handle in handles]
     # A number is a name, too, and no UUID begins with one.
     names = [_text(uuid) if uuid else str(at) for at, uuid in enumerate(uuids)]
     chosen = visible(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    found = {names[at]: handles[at] for at in chosen if uuids[at]}
-    lost = tuple(names[at] for at in chosen if not uuids[at])
+    return nvml, [
+        Gpu(number=at, name=names[at], handle=handles[at] if uuids[at] else None) for at in chosen
+    ]
+
+
+def open_health(node: int) -> Health | str:
+    """The GPUs that this process may use, to be watched; the reason where there is no NVML."""
+    gpus = find_gpus()
+    if isinstance(gpus, str):
+        return gpus
+    nvml, opened = gpus
+    try:
+        events = nvml.nvmlEventSetCreate()
+    except nvml.NVMLError as error:
+        return f"NVML: {error}"
+    found = {gpu.name: gpu.handle for gpu in opened if gpu.handle is not None}
+    lost = tuple(gpu.name for gpu in opened if gpu.handle is None)
     health = Health(node, nvml, found, events, lost)
     for handle in health.handles.values():
-        _ask(
+        ask(
             nvml,
             nvml.nvmlDeviceRegisterEvents,
             handle,
@@ -149,7 +177,7 @@ def visible(uuids: Sequence[str], variable: str | None) -> list[int]:
 def _figures(nvml: Any, handle: Any) -> dict[str, int]:
     """What is watched of one GPU; what the driver or the GPU does not have is left out."""
     found: dict[str, int | None] = {
-        "uncorrected ecc errors": _ask(
+        "uncorrected ecc errors": ask(
             nvml,
             nvml.nvmlDeviceGetTotalEccErrors,
             handle,
@@ -157,24 +185,24 @@ def _figures(nvml: Any, handle: Any) -> dict[str, int]:
             nvml.NVML_VOLATILE_ECC,
         )
     }
-    rows = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    rows = ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is not None:
         found |= {"row remap pending": int(rows[2]), "row remap failed": int(rows[3])}
     # The older of two names, which newer packages may drop: every driver knows it.
     ask_reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
     ask_reasons = ask_reasons or nvml.nvmlDeviceGetCurrentClocksEventReasons
-    reasons = _ask(nvml, ask_reasons, handle)
+    reasons = ask(nvml, ask_reasons, handle)
     if reasons is not None:
         found |= {word: int(bool(reasons & bit)) for bit, word in THROTTLES.items()}
-    at = _ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    at = ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     slowdown = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
-    limit = _ask(nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, slowdown)
+    limit = ask(nvml, nvml.nvmlDeviceGetTemperatureThreshold, handle, slowdown)
     if at is not None and limit is not None:
         found["too hot"] = int(at >= limit)
     return {what: int(value) for what, value in found.items() if value is not None}
 
 
-def _ask(nvml: Any, call: Any, *given: Any) -> Any:
+def ask(nvml: Any, call: Any, *given: Any) -> Any:
     """What the driver answers; None where it or this GPU cannot say."""
     try:
         return call(*given)
