@@ -1105,3 +1105,39 @@ def test_a_state_that_is_found_wrong_again_and_again_ends_the_run_and_one_copied
     assert (scene.state.outcome, scene.state.exit_code) == ("failed", CrashLoop.exit_code)
     (end,) = scene.of(log.RunFinished)
     assert end.reason.startswith("the state was found wrong after step 8")
+
+
+def alert(**changes: object) -> say.ForRecord:
+    told = {"rule": "mine", "condition": "train/loss > 10", "metric": "train/loss", "value": 12.0}
+    return say.ForRecord(event=log.AlertFired(**told | changes))  # type: ignore[arg-type]
+
+
+def test_an_alert_is_recorded_and_changes_nothing_else():
+    scene = Scene(SPARE)
+    scene.train()
+    before = len(scene.sent)
+    scene.feed(alert())
+    assert isinstance(scene.events[-1], log.AlertFired)
+    assert scene.events[-1].generation == 1
+    assert len(scene.sent) == before
+
+
+def test_an_alert_that_asks_for_it_stops_the_run_once():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.feed(alert(on_alert="stop"))
+    scene.feed(alert(on_alert="stop", rule="another"))
+    assert [number for number, _ in scene.told(say.StopAtBoundary)] == [0, 1]
+    asked = [event for event in scene.events if isinstance(event, log.StopAsked)]
+    assert [event.by for event in asked] == ["alert mine"]
+    for number in range(2):
+        scene.says(number, completed(step=2, outcome="interrupted"))
+    assert scene.state.reason == "stopped by alert mine"
+
+
+def test_an_alert_that_asks_for_a_checkpoint_asks_one_rank_whose_vote_reaches_the_others():
+    scene = Scene(SPARE)
+    scene.train()
+    scene.feed(alert(on_alert="checkpoint"))
+    assert [number for number, _ in scene.told(say.SaveAtBoundary)] == [0]
+    assert scene.state.phase == "training"

@@ -34,6 +34,10 @@ class Said:
 
     stop_wanted = False
     regroup_wanted = None
+    save_wanted = False
+
+    def forget_save(self) -> None:
+        self.save_wanted = False
 
     def __init__(self) -> None:
         self.messages: list[Any] = []

@@ -5,12 +5,14 @@ go on where this one dies; see `succession.py`.
 """
 
 import asyncio
+import contextlib
 import hmac
 import itertools
+import queue
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +28,7 @@ from paceline.control.network import join_address
 from paceline.control.probe import Prober
 from paceline.control.succession import Entry, Link, Memory, advance, encode_entry, snapshot
 from paceline.control.uplink import LINE_LIMIT
-from paceline.record.events import AnyEvent, EventLog
+from paceline.record.events import AnyEvent, EventLog, Reported
 from paceline.record.holding import machine
 
 RENEWALS = 10
@@ -119,6 +121,7 @@ class Controller:
         self._beats = Beats(heartbeat_s=memory.state.setup.heartbeat_s)
         self._probe_ports: dict[int, int] = {}
         self._newest_step = 0
+        self._reported: queue.SimpleQueue[Reported] = queue.SimpleQueue()
         self._machine = machine()
         self._over = asyncio.Event()
         self._error: Exception | None = None
@@ -156,6 +159,15 @@ class Controller:
             prober.close()
             server.close()
         return self._memory.state
+
+    def report(self, event: Reported) -> None:
+        """Record what was found beside the run, and act on it, at the next beat; from any
+        thread."""
+        self._reported.put(event)
+
+    def take_unrecorded(self) -> list[Reported]:
+        """What was reported after the run's end."""
+        return list(_emptied(self._reported))
 
     @property
     def state(self) -> st.State:
@@ -382,6 +394,9 @@ class Controller:
         for number in itertools.count(1):
             await asyncio.sleep(BEAT_EVERY_S)
             self._check_beats(prober)
+            if self._memory.state.phase != "over":
+                for event in _emptied(self._reported):
+                    self._feed(say.ForRecord(event=event))
             if number % 2 == 0:
                 self._feed(st.Tick())
                 self._on_beat(True)
@@ -402,6 +417,12 @@ class Controller:
         deadline = time.monotonic() + 10
         while self._memory.links and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
+
+
+def _emptied(reported: queue.SimpleQueue[Reported]) -> Iterator[Reported]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield reported.get_nowait()
 
 
 def _now(fault: say.FaultDone) -> say.FaultDone:

@@ -230,6 +230,10 @@ class RegroupAtBoundary(Message, frozen=True, kw_only=True, tag=True):
     """Whether to save a checkpoint first: what a rank that leaves holds is nowhere else."""
 
 
+class SaveAtBoundary(Message, frozen=True, kw_only=True, tag=True):
+    """Finish the step, and save a checkpoint after it."""
+
+
 class StopAtBoundary(Message, frozen=True, kw_only=True, tag=True):
     """Finish the step, save, and end."""
 
@@ -245,7 +249,15 @@ class Fire(Message, frozen=True, kw_only=True, tag=True):
 
 
 ToWorker = (
-    Join | Interrupt | Abort | ReportCollectives | RegroupAtBoundary | StopAtBoundary | Exit | Fire
+    Join
+    | Interrupt
+    | Abort
+    | ReportCollectives
+    | RegroupAtBoundary
+    | SaveAtBoundary
+    | StopAtBoundary
+    | Exit
+    | Fire
 )
 
 

@@ -6,9 +6,9 @@ What only tells of something is written into the record here.
 from typing import assert_never
 
 from paceline.control import messages as say
-from paceline.control.decision import Decision
+from paceline.control.decision import Decision, tell
 from paceline.control.drilling import fault_due, fault_of_spare
-from paceline.control.ending import give_up
+from paceline.control.ending import give_up, stop_wanted
 from paceline.control.forming import go_on, join_if_all_wait
 from paceline.control.interrupting import heard
 from paceline.control.laggards import note_speed
@@ -53,13 +53,19 @@ def worker_said(state: State, event: say.Said, decision: Decision) -> None:
 
 
 def to_record(state: State, event: log.Reported, decision: Decision) -> None:
-    """Something for the record; what has consequences is a GPU that fails, and a way back."""
+    """Something for the record; what has consequences is a GPU that fails, a way back, and an alert
+    that the job wants something done about."""
     decision.record(event)
     match event:
         case log.GpuHealth(is_fatal=True):
             gpu_fails(state, event.node, decision)
         case log.CorruptionFound() if event.goes_on_after < event.step:
             went_back(state, event, decision)
+        case log.AlertFired(on_alert="stop") if not state.stops:
+            stop_wanted(state, f"alert {event.rule}", decision)
+        case log.AlertFired(on_alert="checkpoint") if state.slots:
+            # One rank is enough: its vote reaches the others, all at the same step.
+            tell(state, state.slots[0].worker, say.SaveAtBoundary(), decision)
 
 
 def _news(state: State, rank: int, message: say.FromWorker, decision: Decision) -> None:

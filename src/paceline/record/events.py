@@ -403,11 +403,66 @@ class ControllerReplaced(Event, frozen=True, kw_only=True, tag=True):
     """From the last thing that the dead one took note of."""
 
 
+class AlertFired(Event, frozen=True, kw_only=True, tag=True):
+    """An alert's rule holds."""
+
+    rule: str
+    """Its name."""
+
+    condition: str
+    """The rule as one expression."""
+
+    metric: str
+    """Name of the metric; for a rule on an event, the event's."""
+
+    value: float | None
+    """The metric's value; None when it is not finite, and for an event."""
+
+    of: str = ""
+    """The rank, GPU or node whose value it is: `rank 3`, `node 0 GPU 1`. Empty is the whole run."""
+
+    step: int | None = None
+    """The newest step then."""
+
+    severity: Literal["critical", "warning", "info"] = "warning"
+    action: str = ""
+    """What to do about it, as the rule says."""
+
+    to: list[str] = []
+    """Targets that are sent a message."""
+
+    on_alert: Literal["note", "checkpoint", "stop"] = "note"
+    """What the run does about it."""
+
+
+class AlertOver(Event, frozen=True, kw_only=True, tag=True):
+    """A rule that had fired holds no longer."""
+
+    rule: str
+    metric: str
+    value: float | None
+    of: str = ""
+    step: int | None = None
+    severity: Literal["critical", "warning", "info"] = "warning"
+    to: list[str] = []
+
+
+class AlertNotSent(Event, frozen=True, kw_only=True, tag=True):
+    """A message about an alert did not reach a target."""
+
+    rule: str
+    target: str
+    """Its name in the job's `alerts.targets`."""
+
+    reason: str
+    """Why, without the address."""
+
+
 class StopAsked(Event, frozen=True, kw_only=True, tag=True):
     """Somebody asked the run to stop at the next step boundary."""
 
     by: str
-    """`SIGINT`, `SIGTERM`."""
+    """`SIGINT`, `SIGTERM`, `alert NAME`."""
 
 
 class RunFinished(Event, frozen=True, kw_only=True, tag=True):
@@ -468,6 +523,9 @@ AnyEvent = (
     | BatchSkipped
     | Recovered
     | ControllerReplaced
+    | AlertFired
+    | AlertOver
+    | AlertNotSent
     | StopAsked
     | RunFinished
 )
@@ -484,8 +542,12 @@ Reported = (
     | StepRefused
     | CorruptionFound
     | GpuHealth
+    | AlertFired
+    | AlertOver
+    | AlertNotSent
 )
-"""What workers and agents report; the controller alone knows of the others."""
+"""What workers, agents and the watch over alerts report; the controller alone knows of the
+others."""
 
 
 class EventLog:

@@ -21,6 +21,13 @@ class Line(Protocol):
     def regroup_wanted(self) -> say.RegroupAtBoundary | None:
         """The order to leave this generation at a step boundary; None without one."""
 
+    @property
+    def save_wanted(self) -> bool:
+        """Whether a checkpoint is to be saved at the next step boundary."""
+
+    def forget_save(self) -> None:
+        """All ranks have agreed to save: nothing is asked for any more."""
+
     def send(self, message: say.FromWorker) -> None:
         """Report this, from any thread."""
 
@@ -33,6 +40,10 @@ class NoAgent:
 
     stop_wanted = False
     regroup_wanted = None
+    save_wanted = False
+
+    def forget_save(self) -> None:
+        pass
 
     def send(self, message: say.FromWorker) -> None:
         pass
@@ -69,7 +80,7 @@ class Channel:
         self._fires: list[str] = []
         self._interrupted = self._aborted = 0
         self._regroup: say.RegroupAtBoundary | None = None
-        self._stop = self._exit = self._closed = False
+        self._stop = self._save = self._exit = self._closed = False
         self._news = threading.Condition()
         self._sending = threading.Lock()
         self._listening = threading.Thread(target=self._listen, name="paceline-agent", daemon=True)
@@ -154,6 +165,15 @@ class Channel:
         order = self._regroup
         return order if order is not None and order.generation == self.generation else None
 
+    @property
+    def save_wanted(self) -> bool:
+        """Whether somebody asked for a checkpoint; never blocks."""
+        return self._save
+
+    def forget_save(self) -> None:
+        """All ranks have agreed to save."""
+        self._save = False
+
     def _listen(self) -> None:
         unread = b""
         while True:
@@ -185,6 +205,8 @@ class Channel:
                     self._aborted = max(self._aborted, generation)
                 case say.RegroupAtBoundary():
                     self._regroup = message
+                case say.SaveAtBoundary():
+                    self._save = True
                 case say.StopAtBoundary():
                     self._stop = True
                 case say.Exit():

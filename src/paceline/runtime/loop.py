@@ -119,6 +119,8 @@ class Loop:
                 self._mend(step.wrong)
                 continue
             here.faults.pass_by("applied", number)
+            if step.saves or step.regroup == "save":
+                here.line.forget_save()
             self._report(step)
             ended = step.stop or number == last
             state.logged.read(here.settle)
@@ -131,13 +133,13 @@ class Loop:
                 metrics.write(state.newest_line)
                 board.write(state.newest_line)
             self._tell_of_save(self._checkpointer.poll())
-            if ended or self._is_save_due(number) or self._may_be_best(number):
+            if ended or self._is_save_due(number, step) or self._may_be_best(number):
                 wrong = self._safekeeping.check()
                 if wrong is not None:
                     self._mend(wrong)
                     continue
             self._safekeeping.name_suspects()
-            self._after(number, ended)
+            self._after(number, ended, step)
             if self._evaluation.is_over():
                 break
             if step.stop:
@@ -370,18 +372,19 @@ class Loop:
             )
         )
 
-    def _after(self, number: int, ended: bool) -> None:
+    def _after(self, number: int, ended: bool, step: Step | None = None) -> None:
         """Evaluate and save where they are due; the best so far is saved wherever it is found."""
         evaluation = self._evaluation
         if evaluation.is_due(number):
             evaluation.measure(number)
         ended = ended or evaluation.is_over()
-        if ended or self._is_save_due(number) or evaluation.is_best(number):
+        if ended or self._is_save_due(number, step) or evaluation.is_best(number):
             self._save(number)
         self._here.state.told_step = number
 
-    def _is_save_due(self, number: int) -> bool:
-        return number % self._here.plan.checkpoint_every == 0
+    def _is_save_due(self, number: int, step: Step | None) -> bool:
+        is_asked_for = step is not None and step.saves
+        return is_asked_for or number % self._here.plan.checkpoint_every == 0
 
     def _may_be_best(self, number: int) -> bool:
         return self._evaluation.counts_best and self._evaluation.is_due(number)

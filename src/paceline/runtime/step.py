@@ -173,6 +173,9 @@ class Step:
         """Whether all ranks leave this generation after the step, as they agreed in the vote, and
         save a checkpoint first."""
 
+        self.saves = False
+        """Whether all ranks agreed in the vote to save a checkpoint after the step, and stay."""
+
         self.samples_digest = ""
         self.samples_at: list[int] = []
         """Ids of the micro-batch that was begun last."""
@@ -344,7 +347,9 @@ class Step:
         votes = self._vote(norm)
         self._lap()
         self._clock.voted()
-        self.regroup = "save" if votes.wishes.save else "go" if votes.wishes.regroup else None
+        saves = votes.wishes.save
+        self.regroup = ("save" if saves else "go") if votes.wishes.regroup else None
+        self.saves = saves and self.regroup is None
         self.wrong = hooks.judge(votes.fingerprints) if votes.fingerprints else None
         if self.wrong is not None:
             hooks.enter(Phase.BOUNDARY, self._num_forward)

@@ -124,7 +124,8 @@ class RunHooks:
         here, state = self._here, self._here.state
         state.stop_wanted |= here.line.stop_wanted
         order = here.line.regroup_wanted
-        return Wishes(state.stop_wanted, order is not None, order is not None and order.save)
+        save = here.line.save_wanted or (order is not None and order.save)
+        return Wishes(state.stop_wanted, order is not None, save)
 
     def fingerprint(self) -> Tensor | None:
         return self._safekeeping.ballot()

@@ -20,7 +20,7 @@ class Wishes(NamedTuple):
     """Leave this generation after this step."""
 
     save: bool = False
-    """Save a checkpoint before that."""
+    """Save a checkpoint after this step; with `regroup`, before that."""
 
 
 class Votes(NamedTuple):
