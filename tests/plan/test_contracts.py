@@ -12,6 +12,7 @@ from paceline.plan.contracts.engineer import node_assignments, strategy_of
 from paceline.plan.operate import METRICS, alerts, health_checks
 from paceline.record.metrics import StepMetrics
 from paceline.spec import Job, parse_job
+from paceline.spec.alerts import DEFAULTS
 from paceline.spec.contracts import check_training_plan, contract_kind, parse_contract
 
 JOB = """\
@@ -183,13 +184,19 @@ def test_the_metrics_are_those_that_a_run_records():
     assert set(METRICS) == set(StepMetrics.__dataclass_fields__)
 
 
-def test_alerts_are_rules_over_recorded_metrics():
+def test_the_alerts_of_a_contract_are_the_rules_that_the_run_judges():
     _, plan = planned()
-    for rule in alerts(plan):
-        assert rule.metric == "age_s" or rule.metric in METRICS
-        assert rule.action
-    slow = next(rule for rule in alerts(plan) if rule.metric == "tokens_per_s")
-    assert slow.below == pytest.approx(0.8 * (plan.estimate.tokens_per_s or 0))
+    listed = formatted("002")["monitoringSetup"]["alerts"]
+    assert [row["condition"] for row in listed] == [rule.condition for rule in alerts(plan)]
+    assert all(row["metric"] and row["action"] for row in listed)
+    assert {rule.name for rule in alerts(plan)} <= set(DEFAULTS)
+
+
+def test_a_rate_below_the_plans_range_is_slow():
+    _, plan = planned()
+    (slow,) = (rule for rule in alerts(plan) if rule.name == "slow")
+    assert slow.below is not None
+    assert slow.below <= 0.8 * (plan.estimate.tokens_per_s or 0)
 
 
 def test_health_checks_are_commands_with_what_they_print():

@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("paceline.cli.export", "Export a run's model for transformers or peft."),
     "runs": ("paceline.cli.runs", "List runs."),
     "status": ("paceline.cli.status", "How a run stands, wherever it is: steps, queue, cost."),
+    "alerts": ("paceline.cli.alerts", "Judge alert rules on a run: how often would they fire?"),
     "logs": ("paceline.cli.logs", "Print what a run's processes say, wherever it is."),
     "stop": ("paceline.cli.stop", "Ask a run to save and end, wherever it is."),
     "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),

@@ -15,6 +15,7 @@ from paceline.record import events as log
 from paceline.record.checkpoints import checkpoint_name, list_checkpoints
 from paceline.record.metrics import most_bytes
 from paceline.record.run import RunFolder
+from paceline.report.alert_text import describe_alert, summarise_alerts
 from paceline.report.plan_text import format_plan
 from paceline.spec import Job
 from paceline.units import counted, format_bytes, format_count, format_seconds
@@ -131,6 +132,8 @@ class ProgressView:
             self._line(f"why         {state.reason}")
         if state.outcome == "failed":
             self._line(f"logs        {_short(self._run.logs)}")
+        for text in summarise_alerts(log.read_events(self._run.events_file)):
+            self._line(f"alerts      {text}")
         self._line_of_losses()
         self._line_of_state(state)
         if state.outcome == "finished" and state.unsaved:
@@ -265,7 +268,7 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.StopAsked():
             return f"{event.by}: stopping at the next step boundary; again to stop at once"
         case _:
-            return None
+            return describe_alert(event)
 
 
 def _describe_early(event: log.StoppedEarly) -> str:

@@ -86,6 +86,13 @@ if TYPE_CHECKING:
     "cluster.nodes are spares.",
 )
 @click.option(
+    "--alerts",
+    "alerts",
+    metavar="FILE",
+    type=PathName(path_type=Path),
+    help="Alert rules in a file of their own, in place of the job's section `alerts`.",
+)
+@click.option(
     "--preflight/--no-preflight",
     "looks",
     default=None,
@@ -122,6 +129,7 @@ def command(
     reports: bool,
     place: str | None,
     hosts: str | None,
+    alerts: Path | None,
     looks: bool | None,
     allowed: tuple[str, ...],
     dry_run: bool,
@@ -144,6 +152,7 @@ def command(
       paceline run --script train.py --nproc 4 -- --lr 0.1
       paceline run --script train_accelerate.py --with accelerate job.yaml -- --lr 0.1
       paceline run job.yaml --on ssh --hosts node-a,node-b
+      paceline run job.yaml --alerts alerts.yaml
       paceline run job.yaml --allow checkpoint-room
       paceline run job.yaml --on slurm --set slurm.partition=gpu --dry-run
     """
@@ -152,6 +161,7 @@ def command(
     asked = _Asked(
         place=place,
         hosts=hosts,
+        alerts=alerts,
         looking=Looking(wanted=looks, allowed=allowed),
         dry_run=dry_run,
         source=source,
@@ -217,6 +227,7 @@ class _Asked:
 
     place: str | None
     hosts: str | None
+    alerts: Path | None
     looking: "Looking"
     dry_run: bool
     source: Path | None
@@ -241,6 +252,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         check_and_plan,
         find_data_there,
         find_source,
+        with_alerts,
         with_hosts_of,
     )
     from paceline.cli.run_preflight import keep_look, look_here
@@ -253,7 +265,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     kind = find_place(place).kind
     asked.looking.check(place, is_job=True)
     job = load_job(job_file, overrides, count=count_samples_at(place))
-    job = with_hosts_of(job, asked.hosts, place)
+    job = with_alerts(with_hosts_of(job, asked.hosts, place), asked.alerts)
     convert_weights(job)
     data = find_data_there(job, place, prepare=False)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)
@@ -291,6 +303,8 @@ def _start_with(
 
     if nproc is not None:
         raise click.UsageError("--with plans the ranks: leave --nproc out.")
+    if asked.alerts is not None:
+        raise click.UsageError("--with takes the job's section `alerts`: leave --alerts out.")
     if asked.place not in (None, "local") or asked.hosts is not None or asked.dry_run:
         raise click.UsageError("--with starts here: leave --on, --hosts and --dry-run out.")
     program, run = prepare_with(
@@ -300,10 +314,11 @@ def _start_with(
 
 
 def _start_script(program: "Script", asked: _Asked) -> int:
-    from paceline.cli.run_job import refuse_hosts
+    from paceline.cli.run_job import refuse_hosts, with_alerts
     from paceline.launch.places import find_place
     from paceline.record.run import create_script_run, fresh_name
 
+    program = with_alerts(program, asked.alerts)
     place = asked.place or "local"
     asked.looking.check(place, is_job=False)
     refuse_hosts(asked.hosts, place)
@@ -336,12 +351,12 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     program = run.script()
     asked.looking.check(place, is_job=program is None)
     if program is not None:
-        if overrides:
+        if overrides or asked.alerts is not None:
             raise JobError.of(
                 code="R051",
                 what="a program's run goes on as it was started",
-                where="--set",
-                fix="leave --set out, or start a new run",
+                where="--set" if overrides else "--alerts",
+                fix="leave it out, or start a new run",
             )
         refuse_hosts(asked.hosts, place)
         if kind == "queued":
@@ -354,7 +369,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         return _run_script(program, run, asked.json, reports=asked.reports)
     if place != "srun":
         check_not_queued(run)
-    job, plan = go_on(run, overrides, place=place, hosts=asked.hosts)
+    job, plan = go_on(run, overrides, place=place, hosts=asked.hosts, alerts=asked.alerts)
     if asked.dry_run:
         return asked.show(place, job, plan, run.path)
     if kind == "queued":

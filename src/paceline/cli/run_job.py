@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from paceline.plan import Plan
     from paceline.prepare import TrainedOn
     from paceline.record.run import RunFolder
-    from paceline.spec import Job, SourceSize
+    from paceline.spec import Job, Script, SourceSize
+
+    _J = TypeVar("_J", Job, Script)
 
 
 def with_hosts_of(job: "Job", hosts: str | None, place: str) -> "Job":
@@ -20,6 +22,27 @@ def with_hosts_of(job: "Job", hosts: str | None, place: str) -> "Job":
 
     refuse_hosts(hosts, place)
     return with_hosts(job, hosts) if hosts is not None else job
+
+
+def with_alerts(job: "_J", file: Path | None) -> "_J":
+    """The job or script with the alert rules of a file, where there is one.
+
+    Raises:
+        JobError: The rules cannot be judged.
+    """
+    from paceline.control.alerts import check_names
+    from paceline.errors import JobError
+    from paceline.spec import Script
+    from paceline.spec.load import load_alerts
+
+    if file is None:
+        return job
+    is_script = isinstance(job, Script)
+    alerts, where = load_alerts(file, of_script=is_script)
+    its_own = is_script or getattr(job.spec, "program", None) is not None
+    JobError.raise_for(check_names(alerts, where, logs_its_own=its_own))
+    spec: Any = replace(job.spec, alerts=alerts)
+    return replace(job, spec=spec)
 
 
 def refuse_hosts(hosts: str | None, place: str) -> None:
@@ -38,6 +61,7 @@ def go_on(
     place: str,
     hosts: str | None,
     other: "Job | None" = None,
+    alerts: Path | None = None,
 ) -> "tuple[Job, Plan]":
     """The job and the plan that a run goes on with.
 
@@ -47,6 +71,7 @@ def go_on(
         place: Where.
         hosts: Of the command line.
         other: A job instead of its own, the overrides in it already.
+        alerts: A file of rules in place of its own.
 
     Raises:
         PacelineError: Something was changed that may not be, or it cannot be run.
@@ -66,14 +91,14 @@ def go_on(
     if data is not None:
         check_same_data(run, data)
     check_same_weights(run, before)
-    if not overrides and hosts is None and other is None:
+    if not overrides and hosts is None and other is None and alerts is None:
         if not can_take_over(run):  # if it can be, what it lacks is its end
             check_steps_left(run, before)
         plan = _plan_of(run, before, place)
         _check(before, plan, place)
         return before, plan
     job = other or _own_job(run, before, overrides, place)
-    job = with_hosts_of(job, hosts, place)
+    job = with_alerts(with_hosts_of(job, hosts, place), alerts)
     check_same_training(before, job)
     check_steps_left(run, job)
     return job, check_and_plan(job, place)

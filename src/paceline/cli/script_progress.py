@@ -9,6 +9,7 @@ import click
 from paceline.control import foreign
 from paceline.record import events as log
 from paceline.record.run import RunFolder
+from paceline.report.alert_text import describe_alert, summarise_alerts
 from paceline.spec import Script
 from paceline.units import format_seconds
 
@@ -44,6 +45,8 @@ class ScriptView:
         self._line(f"{state.outcome}    {restarts}, {took}")
         if state.reason:
             self._line(f"why         {state.reason}")
+        for text in summarise_alerts(log.read_events(self._run.events_file)):
+            self._line(f"alerts      {text}")
         if state.outcome == "finished":
             self._line("proof       every process exited with 0; what it computed is its own word")
         self._line(f"logs        {self._run.logs}")
@@ -73,4 +76,4 @@ def _describe(event: log.AnyEvent) -> str | None:
         case log.StopAsked():
             return f"{event.by}: SIGTERM to every process; again to end them at once"
         case _:
-            return None
+            return describe_alert(event)

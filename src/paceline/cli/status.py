@@ -42,6 +42,9 @@ def command(run: str, runs: Path, as_json: bool) -> None:
 
 def _lines(standing: "Standing") -> list[tuple[str, str]]:
     from paceline.launch.places import PLACES
+    from paceline.record.events import read_events
+    from paceline.record.run import RunFolder
+    from paceline.report.alert_text import summarise_alerts
     from paceline.units import format_seconds
 
     run, queue = standing.run, standing.queue
@@ -68,6 +71,8 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     if standing.mfu is not None and standing.mfu_planned is not None:
         planned = f"{standing.mfu_planned:.1%} planned"
         lines.append(("MFU", f"{standing.mfu:.1%} measured over the newest steps, {planned}"))
+    events = read_events(RunFolder(Path(run.folder)).events_file)
+    lines += [("alert", text) for text in summarise_alerts(events)]
     lines.append(("restarts", str(run.restarts)))
     lines.append(("exactness", run.exactness))
     lines.append(("ran for", format_seconds(standing.ran_s)))

@@ -7,10 +7,13 @@ import os
 import platform
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
+
+import msgspec
 
 import paceline
 from paceline.control.controller import MARGIN_S, Controller, Progress
@@ -19,6 +22,7 @@ from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError
+from paceline.launch.alarms import Alarms
 from paceline.launch.front import Force, supervise
 from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
@@ -228,10 +232,21 @@ class _Post:
             on_progress=on_progress,
             on_beat=on_beat,
         )
+        alarms = Alarms(
+            self.run.path, self.job.spec.name, self.job.spec.alerts, self.plan, controller.report
+        )
+        alarms.start()
         try:
             return asyncio.run(controller.run())
         finally:
             agents.end()
+            alarms.close()
+            for event in controller.take_unrecorded():
+                last = msgspec.structs.replace(
+                    event, at=time.time(), generation=controller.state.generation
+                )
+                events.write(last)
+                on_event(last)
             events.close()
             journal.close()
 

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterator
 
+from paceline.control.alerts import check_names
 from paceline.errors import JobError, Problem
 from paceline.launch.places import attached, find_place
+from paceline.launch.tell import check_variables
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 from paceline.profile.fitting import check_decoder_tensors
 from paceline.spec import Job
+from paceline.spec.load import where_in
 from paceline.spec.packages import check_package
 from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.spec.prompts import read_prompts
@@ -21,6 +24,9 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
     What must be installed is asked where it runs: a queue's machines are others than this one.
     """
+    where = where_in(job.lines, job.source, "alerts")
+    its_own = job.spec.program is not None
+    yield from check_names(job.spec.alerts, where, logs_its_own=its_own)
     if find_place(place).kind == "attached":
         yield from _check_installed(job)
         yield from check_runs_here(job, plan)
@@ -34,6 +40,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
 def _check_installed(job: Job) -> Iterator[Problem]:
     yield from check_package("torch", "training needs PyTorch")
+    yield from check_variables(job.spec.alerts, where_in(job.lines, job.source, "alerts"))
     if job.spec.metrics.tensorboard:
         yield from check_package(
             "tensorboard",

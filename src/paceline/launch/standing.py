@@ -9,14 +9,19 @@ import re
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from paceline.control.alerts import is_firing
 from paceline.errors import JobError, PacelineError, RunError
 from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
-from paceline.record.events import AnyEvent, RunFinished, RunStarted, read_events
+from paceline.record.events import AlertFired, AnyEvent, RunFinished, RunStarted, read_events
 from paceline.record.holding import find_controller, machine
 from paceline.record.metrics import StepMetrics, read_metrics
 from paceline.record.placement import Placement, read_placement
@@ -64,6 +69,12 @@ class Standing:
     """Until the last step at the pace of the newest steps; None before there are some, and once it
     is over."""
 
+    alerts: list[dict[str, Any]]
+    """Alerts that have fired and are not over: the events, as they are in events.jsonl."""
+
+    num_fired: dict[str, int]
+    """How often each alert rule has fired, by its name."""
+
 
 def stand(named: str, runs: Path) -> Standing:
     """How a run stands.
@@ -102,6 +113,8 @@ def stand(named: str, runs: Path) -> Standing:
         mfu=newest_mfu(lines),
         mfu_planned=plan.estimate.mfu if plan is not None else None,
         left_s=left_s,
+        alerts=[msgspec.to_builtins(event) for event in is_firing(events)],
+        num_fired=dict(Counter(event.rule for event in events if isinstance(event, AlertFired))),
     )
 
 

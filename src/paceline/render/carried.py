@@ -102,6 +102,10 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
         "what the engine itself does when a rank fails",
     ),
     "drill": ("faults are injected by Paceline's own workers", "nothing is broken on purpose"),
+    "alerts": (
+        "Paceline's controller judges them, and these files start none",
+        "the rules over the record of a run: `paceline alerts RUN`",
+    ),
     "metrics": ("the ranks print their losses and write no event files", "what is printed"),
 }
 """Key or section -> why files lack it, and what comes nearest."""

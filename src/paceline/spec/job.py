@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+from paceline.spec.alerts import AlertsSpec
 from paceline.spec.cloud import CloudSpec
 from paceline.spec.evaluate import EvaluateSpec
 from paceline.spec.faults import expand, parse_fault
@@ -536,6 +537,9 @@ class JobSpec:
 
     metrics: MetricsSpec = Field(default_factory=MetricsSpec)
     """Where metrics go besides the run folder."""
+
+    alerts: AlertsSpec = Field(default_factory=AlertsSpec)
+    """Rules on the run's numbers, and who is sent a message."""
 
     ssh: SshSpec = Field(default_factory=SshSpec)
     """How to reach the hosts, for `paceline run --on ssh`."""

@@ -1,15 +1,16 @@
 """Read a job file: YAML text to a `JobSpec`, or every problem at once with its line."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import JobError, Problem
+from paceline.spec.alerts import AlertsSpec, check_alerts, check_plain
 from paceline.spec.data_fields import check_data_fields
 from paceline.spec.evaluate import check_evaluation
 from paceline.spec.job import MODEL_WAYS, JobSpec
@@ -22,6 +23,7 @@ from paceline.spec.wanted import wanted
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Path = tuple[str | int, ...]
+Where = Callable[[_Path], str]
 _DEEPEST, _MOST_KEYS = 20, 10_000
 """Far above any job; a YAML alias to itself, or to many aliases, would never end."""
 
@@ -130,7 +132,32 @@ def load_script(path: Path, overrides: Sequence[str] = ()) -> Script | None:
         spec = _SCRIPTS.validate_python(values)
     except ValidationError as error:
         raise JobError(*problems_in(error, values, lines, source, ScriptSpec)) from None
+    where = where_in(lines, source, "alerts")
+    JobError.raise_for(check_alerts(spec.alerts, where, of_script=True))
     return Script(spec=spec, folder=path.resolve().parent, source=source)
+
+
+def load_alerts(path: Path, *, of_script: bool) -> tuple[AlertsSpec, Where]:
+    """Alert rules in a file of their own, with the keys of the job file's section `alerts`; and
+    what names the place of a key in it.
+
+    Args:
+        path: The file.
+        of_script: Whether they are for a program that does not use Paceline's runtime.
+
+    Raises:
+        JobError: Every problem of the file at once.
+    """
+    source = str(path)
+    values, lines = _parse_yaml(_read(path), source)
+    where = where_in(lines, source)
+    JobError.raise_for([*check_secrets(values, lines, source), *check_plain(values, where)])
+    try:
+        spec = _ALERTS.validate_python(values)
+    except ValidationError as error:
+        raise JobError(*problems_in(error, values, lines, source, AlertsSpec)) from None
+    JobError.raise_for(check_alerts(spec, where, of_script=of_script))
+    return spec, where
 
 
 def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] = ()) -> Script:
@@ -166,6 +193,7 @@ def job_schema() -> dict[str, Any]:
 
 _ADAPTER: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 _SCRIPTS: TypeAdapter[ScriptSpec] = TypeAdapter(ScriptSpec)
+_ALERTS: TypeAdapter[AlertsSpec] = TypeAdapter(AlertsSpec)
 
 
 def _read(path: Path) -> str:
@@ -255,7 +283,23 @@ def _walk(node: Any, path: _Path, lines: dict[_Path, int]) -> Iterator[tuple[_Pa
 
 
 def _refuse_secrets(values: dict[str, Any], lines: Mapping[_Path, int], source: str) -> None:
-    JobError.raise_for(check_secrets(values, lines, source))
+    where = where_in(lines, source, "alerts")
+    in_alerts = check_plain(values.get("alerts"), where)
+    JobError.raise_for([*check_secrets(values, lines, source), *in_alerts])
+
+
+def where_in(lines: Mapping[_Path, int], source: str, *before: str) -> Where:
+    """What names the place of a key below `before`: `alerts.rules[0].to, job.yaml line 7`."""
+
+    def where(path: _Path) -> str:
+        whole = (*before, *path)
+        line = next(
+            (lines[whole[:end]] for end in range(len(whole), 0, -1) if whole[:end] in lines), None
+        )
+        place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
+        return f"{_dotted(whole) or 'the whole file'}, {place}"
+
+    return where
 
 
 def _override(values: dict[str, Any], lines: dict[_Path, int], assignment: str) -> None:
@@ -310,14 +354,10 @@ def problems_in(
         root: The dataclass that it was read as, for the known keys and their help.
     """
     found: dict[_Path, Problem] = {}
+    where_is = where_in(lines, source)
     for detail in error.errors(include_url=False):
         path, field_path = _file_path(tuple(detail["loc"]), values)
-        line = next(
-            (lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None
-        )
-        place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
-        where = f"{_dotted(path) or 'the whole file'}, {place}"
-        problem = _problem(detail, path, where, root)
+        problem = _problem(detail, path, where_is(path), root)
         if path in found and field_path:  # the other side of a union: keep the more telling one
             continue
         found[path] = problem
@@ -392,11 +432,14 @@ def _wanted_at(path: _Path, root: Any) -> str | None:
     return wanted(found[0].type) if found else None
 
 
+_WHOLE = {JobSpec: "a job", ScriptSpec: "a job", AlertsSpec: "a file of alerts"}
+
+
 def _unknown_key(name: str, parent: _Path, where: str, root: Any) -> Problem:
     section = _section_at(parent, root)
     known = [field.name for field in fields(section)] if section is not None else []
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    whole = "a job" if root in (JobSpec, ScriptSpec) else "the contract"
+    whole = _WHOLE.get(root, "the contract")
     inside = f"section `{_dotted(parent)}`" if parent else whole
     elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
     if near:
@@ -418,9 +461,16 @@ def _all_fields(section: Any, path: _Path) -> Iterator[_Path]:
 
 def _section_at(path: _Path, root: Any) -> Any:
     section: Any = root
+    is_key = False  # of a mapping, whose keys are the reader's own
     for part in path:
+        if is_key or isinstance(part, int):
+            is_key = False
+            continue
         by_name = {field.name: field for field in fields(section)}
-        section = section_in(by_name[part].type) if part in by_name else None
+        if part not in by_name:
+            return None
+        is_key = get_origin(by_name[part].type) is dict
+        section = section_in(by_name[part].type)
         if section is None:
             return None
     return section
@@ -442,6 +492,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     yield from check_training(spec, job.where)
     yield from check_length(job)
     yield from check_evaluation(spec, job.where)
+    yield from check_alerts(spec.alerts, where_in(job.lines, job.source, "alerts"))
     if spec.train.steps:
         yield from _check_steps(job)
     given = [way for way in MODEL_WAYS if getattr(spec.model, way) is not None]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from paceline.spec.alerts import AlertsSpec
 from paceline.spec.places import SlurmSpec
 from paceline.spec.section import Positive, Seconds, Whole, section
 
@@ -54,6 +55,9 @@ class ScriptSpec:
 
     recovery: ScriptRecovery = Field(default_factory=ScriptRecovery)
     """What happens when a process ends badly, or nothing is heard of any."""
+
+    alerts: AlertsSpec = Field(default_factory=AlertsSpec)
+    """Rules on the run's numbers, and who is sent a message."""
 
     slurm: SlurmSpec = Field(default_factory=SlurmSpec)
     """What to ask Slurm for, with `paceline run --on slurm`."""

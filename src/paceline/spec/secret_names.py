@@ -29,7 +29,7 @@ _ORDINARY_KEYS = {"SORT", "PRIMARY", "PUBLIC", "PARTITION", "FOREIGN", "CACHE", 
 
 _STANDS_FOR = re.compile(
     r"[$<{`%].*|\.\.\.|x+|\*+|…|true|false|yes|no|none|null|auto|off|on|"
-    r"(os\.environ|getenv|getpass).*|[A-Za-z_][\w.]*\(.*|"
+    r"env:[A-Za-z_]\w*|(os\.environ|getenv|getpass).*|[A-Za-z_][\w.]*\(.*|"
     r"(your|replace|change|fill|redacted|placeholder|example)([-_ ]?\w+)*",
     re.IGNORECASE,
 )

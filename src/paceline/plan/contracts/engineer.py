@@ -185,7 +185,7 @@ def _monitoring(plan: Plan, job: Job) -> dict[str, Any]:
         "alerts": [
             {
                 "condition": rule.condition,
-                "metric": rule.metric,
+                "metric": rule.metric or f"event {rule.event}",
                 "threshold": rule.threshold,
                 "steps": rule.steps,
                 "severity": rule.severity,

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypedDict
 
-from paceline.plan.operate import METRICS, alerts, health_checks
+from paceline.plan.operate import METRICS, alerts, health_checks, silence_s
 from paceline.plan.phases.case import Case
 from paceline.spec.evaluate import num_best
 from paceline.units import format_bytes, format_count, format_seconds
@@ -84,7 +84,7 @@ def survive_faults(case: Case) -> FaultTolerance:
         },
         "failureDetection": {
             "interval": "at once for a process that ends",
-            "timeout": f"{format_seconds(alerts(plan)[0].above or 0)} without a finished step for "
+            "timeout": f"{format_seconds(silence_s(plan))} without a finished step for "
             "one that hangs",
             "mechanism": "process exit on the node, and the age of the last line of metrics.jsonl",
         },

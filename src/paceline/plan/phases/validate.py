@@ -2,7 +2,7 @@
 
 from typing import TypedDict
 
-from paceline.plan.operate import alerts, health_checks
+from paceline.plan.operate import alerts, health_checks, silence_s
 from paceline.plan.phases.case import Case
 from paceline.units import format_bytes, format_seconds
 
@@ -48,7 +48,7 @@ def plan_validation(case: Case) -> ValidationPlan:
             for each in health_checks(plan)
         ],
         "runtimeValidations": [
-            {"name": rule.metric, "how": rule.condition, "passes": f"never ({rule.severity})"}
+            {"name": rule.name, "how": rule.condition, "passes": f"never ({rule.severity})"}
             for rule in alerts(plan)
         ],
         "smokeTests": [
@@ -105,8 +105,7 @@ def plan_validation(case: Case) -> ValidationPlan:
             {
                 "name": "no step is finished",
                 "how": "the debugging script of phase 13; logs/ of each rank",
-                "passes": "every rank finishes a step within "
-                f"{format_seconds(alerts(plan)[0].above or 60)}",
+                "passes": f"every rank finishes a step within {format_seconds(silence_s(plan))}",
             },
         ],
     }

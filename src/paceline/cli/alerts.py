@@ -1,0 +1,79 @@
+"""`paceline alerts`: what a run's rules are, what fired, and what other rules would have done."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import PathName, json_option, runs_option
+
+if TYPE_CHECKING:
+    from paceline.launch.replay import Judged
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--rules",
+    "rules",
+    metavar="FILE",
+    type=PathName(path_type=Path),
+    help="Rules in place of the run's own, with the keys of the job file's section `alerts`.",
+)
+@runs_option
+@json_option
+def command(run: str, rules: Path | None, runs: Path, as_json: bool) -> None:
+    """Judge alert rules on RUN as it was recorded: how often each would have fired, and when.
+
+    Nothing is sent and nothing is recorded. RUN may still be going on. Without --rules, the rules
+    are the run's own: its job's and the built-in ones.
+
+    \b
+    Examples:
+      paceline alerts runs/my-job-20261121-101500
+      paceline alerts runs/my-job-... --rules alerts.yaml
+      paceline alerts runs/my-job-... --json
+    """
+    from paceline.launch.replay import replay
+
+    found = replay(run, runs, rules)
+    if as_json:
+        click.echo(json.dumps([_row(judged) for judged in found], indent=2))
+        return
+    width = max((len(judged.rule.name) for judged in found), default=0)
+    for judged in found:
+        click.echo(f"{judged.rule.name:<{width}}  {_count(judged)}  {judged.rule.condition}")
+        for event in judged.fired[:_MOST_SHOWN]:
+            of = f", {event.of}" if event.of else ""
+            step = f" at step {event.step}" if event.step is not None else ""
+            value = "" if event.value is None else f": {event.value:.6g}"
+            clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            click.echo(f"{'':<{width}}    {clock}{step}{of}{value}")
+        if len(judged.fired) > _MOST_SHOWN:
+            click.echo(f"{'':<{width}}    and {len(judged.fired) - _MOST_SHOWN} times more")
+
+
+_MOST_SHOWN = 5
+
+
+def _count(judged: "Judged") -> str:
+    if not judged.is_measured:
+        return "not measured"
+    return f"fired {len(judged.fired)} x" if judged.fired else "quiet       "
+
+
+def _row(judged: "Judged") -> dict[str, Any]:
+    rule = judged.rule
+    return {
+        "rule": rule.name,
+        "condition": rule.condition,
+        "severity": rule.severity,
+        "on_alert": rule.on_alert,
+        "is_measured": judged.is_measured,
+        "fired": [
+            {"at": event.at, "step": event.step, "of": event.of, "value": event.value}
+            for event in judged.fired
+        ],
+    }

@@ -1,0 +1,53 @@
+"""Alerts as lines for a person."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from paceline.control.alerts import is_firing
+from paceline.record.events import AlertFired, AlertNotSent, AlertOver, AnyEvent
+from paceline.spec.alerts import CONSOLE
+from paceline.units import counted
+
+
+def describe_alert(event: AnyEvent) -> str | None:
+    """One line, or None for what the console is not sent, and for other events."""
+    match event:
+        case AlertFired() if CONSOLE in event.to:
+            action = f"; {event.action}" if event.action else ""
+            return f"ALERT ({event.severity}) {_what(event)}{_DOES[event.on_alert]}{action}"
+        case AlertOver() if CONSOLE in event.to:
+            return f"alert over: {event.rule}{_of(event)}, {event.metric} is {_value(event.value)}"
+        case AlertNotSent():
+            return f"alert {event.rule} was not sent to {event.target}: {event.reason}"
+        case _:
+            return None
+
+
+def summarise_alerts(events: Sequence[AnyEvent]) -> list[str]:
+    """A run's alerts, for its end and its status: those that fire, then how often each rule
+    fired."""
+    lines = [f"{event.severity}: {_what(event)}" for event in is_firing(events)]
+    fired = Counter(event.rule for event in events if isinstance(event, AlertFired))
+    if fired:
+        counts = ", ".join(f"{rule} {counted(count, 'time')}" for rule, count in fired.items())
+        lines.append(f"fired: {counts}")
+    return lines
+
+
+def _what(event: AlertFired) -> str:
+    step = "" if event.step is None else f" at step {event.step}"
+    if event.condition.startswith("event "):
+        return f"{event.rule}{_of(event)}: {event.condition}{step}"
+    is_now = f"{event.metric} is {_value(event.value)}{step}"
+    return f"{event.rule}{_of(event)}: {is_now} ({event.condition})"
+
+
+def _of(event: AlertFired | AlertOver) -> str:
+    return f", {event.of}" if event.of else ""
+
+
+def _value(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"
+
+
+_DOES = {"note": "", "stop": "; saving and stopping", "checkpoint": "; saving a checkpoint"}

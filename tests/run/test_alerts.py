@@ -1,0 +1,64 @@
+"""Alerts of real runs: one that saves and one that stops, and what the run shows of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.run.scene import Scene
+
+from paceline.record import events as log
+from paceline.record.machines import decode_machine, machine_files
+
+SECRET = "T0PSECRET"
+
+
+def rule(name: str, **changes: Any) -> dict[str, Any]:
+    return {"name": name, "metric": "train/loss", "above": 0.0} | changes
+
+
+@pytest.mark.ranks
+def test_an_alert_saves_another_stops_and_no_address_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPS_URL", f"http://127.0.0.1:1/{SECRET}")
+    scene = Scene(tmp_path)
+    scene.job["train"]["steps"] = 100_000
+    scene.job["checkpoint"]["every"] = 100_000
+    scene.job["alerts"] = {
+        "rules": [
+            rule("saves", on_alert="checkpoint", to=["ops"]),
+            # The checkpoint that the first one asked for is the event of the second.
+            {"name": "stops", "event": "CheckpointSaved", "on_alert": "stop"},
+        ],
+        "targets": {"ops": {"webhook": "env:OPS_URL"}},
+    }
+    scene.write_job()
+    run = scene.run("run", code=130)
+
+    fired = {event.rule: event for event in run.of(log.AlertFired)}
+    assert {"saves", "stops"} <= set(fired)
+    first, *_ = run.of(log.CheckpointSaved)
+    assert first.step < run.finished.step < 100_000
+    assert run.finished.outcome == "interrupted"
+    assert [event.by for event in run.of(log.StopAsked)] == ["alert stops"]
+    (unsent,) = run.of(log.AlertNotSent)
+    assert (unsent.rule, unsent.target) == ("saves", "ops")
+    assert "ALERT (warning) stops: event CheckpointSaved" in run.output
+    assert "alerts      fired: " in run.output
+
+    (machine,) = machine_files(run.folder)
+    sample = decode_machine(machine.read_bytes().splitlines()[0])
+    assert (sample.node, sample.gpus) == (0, [])
+
+    status = json.loads(scene.paceline("status", "run", "--json").stdout)
+    assert status["num_fired"]["stops"] == 1
+    assert [event["rule"] for event in status["alerts"]] == ["saves"]
+    judged = json.loads(scene.paceline("alerts", "run", "--json").stdout)
+    counts = {row["rule"]: len(row["fired"]) for row in judged}
+    assert (counts["saves"], counts["stops"]) == (1, 1)
+
+    kept = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert run.folder / "job.yaml" in kept
+    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
+    assert SECRET not in run.output
