@@ -3,6 +3,7 @@
 import signal
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from paceline.control import foreign
@@ -178,3 +179,16 @@ def test_a_rank_has_what_torchrun_gives_it():
     found = foreign.environment(1, num_ranks=4, port=29511, restarts=2, threads=1)
     wanted = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "29511", "PACELINE_RESTART": "2"}
     assert wanted.items() <= found.items()
+
+
+def test_an_alert_is_recorded_and_ends_the_processes_where_it_asks_for_that():
+    fired = log.AlertFired(rule="high", condition="train/loss > 1", metric="train/loss", value=2.0)
+    scene = Scene()
+    scene.begin()
+    scene.feed(foreign.Found(fired))
+    assert isinstance(scene.events[-1], log.AlertFired)
+    assert scene.state.stop_by is None
+    for _ in range(2):  # another one does not end them by force
+        scene.feed(foreign.Found(msgspec.structs.replace(fired, on_alert="stop")))
+    assert scene.state.stops == 1
+    assert scene.state.stop_by == "alert high"

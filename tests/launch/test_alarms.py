@@ -61,9 +61,15 @@ def started(at: float) -> log.RunStarted:
     )
 
 
-def trains(at: float) -> log.TrainingStarted:
+def trains(at: float, generation: int = 1) -> log.TrainingStarted:
     return log.TrainingStarted(
-        at=at, first_step=1, checkpoint=None, pids=[1], backend="gloo", world_size=1
+        at=at,
+        generation=generation,
+        first_step=1,
+        checkpoint=None,
+        pids=[1],
+        backend="gloo",
+        world_size=1,
     )
 
 
@@ -175,7 +181,7 @@ def test_a_generation_that_follows_another_is_a_restart(scene: Scene):
     reader = Reader(scene.folder, usd_per_h=None)
     scene.begin(100.0)
     assert "run/restarts" not in samples(scene, reader, 101.0)
-    scene.events.write(trains(102.0))
+    scene.events.write(trains(102.0, generation=2))
     assert samples(scene, reader, 103.0)["run/restarts"].value == 1
 
 
@@ -195,7 +201,7 @@ def test_every_sample_has_a_known_name(scene: Scene):
     reader = Reader(scene.folder, usd_per_h=1.0)
     scene.begin(0.0)
     scene.events.write(log.Evaluated(at=1.0, step=1, loss=2.0, seconds=0.1))
-    scene.events.write(trains(2.0))
+    scene.events.write(trains(2.0, generation=2))
     scene.metrics.write(line(1, 3.0, accuracy=0.5, mfu=0.4, reserved_bytes=5))
     gpu = dict.fromkeys(GpuSample.__struct_fields__, 1)
     host = {name: 1 for name in MachineSample.__struct_fields__ if name != "gpus"}

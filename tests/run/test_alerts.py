@@ -62,3 +62,23 @@ def test_an_alert_saves_another_stops_and_no_address_is_kept(
     assert run.folder / "job.yaml" in kept
     assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
     assert SECRET not in run.output
+
+
+@pytest.mark.ranks
+def test_an_alert_ends_your_own_script_by_sigterm(tmp_path: Path):
+    scene = Scene(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import time\nprint('step 1', flush=True)\ntime.sleep(900)\n"
+    )
+    (tmp_path / "alerts.yaml").write_text(
+        "rules: [{name: begun, event: WorkerStarted, on_alert: stop, severity: info}]\n"
+    )
+    arguments = ("--script", "train.py", "--nproc", "2", "--alerts", "alerts.yaml", "--out", "run")
+    done = scene.paceline("run", *arguments, "--no-report")
+    assert done.returncode == 130, done.stdout + done.stderr
+    run = scene.record("run")
+    assert [event.by for event in run.of(log.StopAsked)] == ["alert begun"]
+    assert "ALERT (info) begun, rank 0: event WorkerStarted" in done.stdout
+    assert machine_files(run.folder)
+    resumed = scene.paceline("run", "--resume", "run", "--alerts", "alerts.yaml")
+    assert (resumed.returncode, "R051" in resumed.stderr) == (2, True)

@@ -167,7 +167,7 @@ class Controller:
 
     def take_unrecorded(self) -> list[Reported]:
         """What was reported after the run's end."""
-        return list(_emptied(self._reported))
+        return list(emptied(self._reported))
 
     @property
     def state(self) -> st.State:
@@ -395,7 +395,7 @@ class Controller:
             await asyncio.sleep(BEAT_EVERY_S)
             self._check_beats(prober)
             if self._memory.state.phase != "over":
-                for event in _emptied(self._reported):
+                for event in emptied(self._reported):
                     self._feed(say.ForRecord(event=event))
             if number % 2 == 0:
                 self._feed(st.Tick())
@@ -419,7 +419,8 @@ class Controller:
             await asyncio.sleep(0.02)
 
 
-def _emptied(reported: queue.SimpleQueue[Reported]) -> Iterator[Reported]:
+def emptied(reported: queue.SimpleQueue[Reported]) -> Iterator[Reported]:
+    """What waits there now, in its order; never blocks."""
     with contextlib.suppress(queue.Empty):
         while True:
             yield reported.get_nowait()

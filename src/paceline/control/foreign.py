@@ -126,11 +126,18 @@ class StopWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Something for the record that was found beside the run; an alert may ask to stop it."""
+
+    event: log.Reported
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Happening = Begin | Started | NotStarted | Exited | Printed | Looked | StopWanted | Tick
+Happening = Begin | Started | NotStarted | Exited | Printed | Looked | StopWanted | Found | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +200,10 @@ def _decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             return _hangs(state, event.stacks, clock)
         case StopWanted(by):
             return _stop_wanted(state, by, clock)
+        case Found(event=log.AlertFired(on_alert="stop", rule=rule) as fired) if not state.stops:
+            return [Record(fired), *_stop_wanted(state, f"alert {rule}", clock)]
+        case Found(event=found):
+            return [Record(found)]
         case Tick():
             return _tick(state, clock)
     return []

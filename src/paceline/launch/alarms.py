@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from paceline.control.alerts import Rules, rules_of
 from paceline.launch.tell import Teller, message_of
 from paceline.plan import Plan
@@ -162,6 +164,12 @@ class Reader:
         for line in self.lines():
             yield from self._sampler.of_clock(line.at)
             yield from self.samples_of(line, line.at)
+
+
+def stamped(events: Iterable[Reported], generation: int) -> Iterator[Reported]:
+    """What was found after a run's end, as its controller would have recorded it."""
+    for event in events:
+        yield msgspec.structs.replace(event, at=time.time(), generation=generation)
 
 
 def usd_per_h(plan: Plan | None) -> float | None:

@@ -7,13 +7,10 @@ import os
 import platform
 import secrets
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
-
-import msgspec
 
 import paceline
 from paceline.control.controller import MARGIN_S, Controller, Progress
@@ -22,7 +19,7 @@ from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError
-from paceline.launch.alarms import Alarms
+from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.front import Force, supervise
 from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
@@ -241,12 +238,10 @@ class _Post:
         finally:
             agents.end()
             alarms.close()
-            for event in controller.take_unrecorded():
-                last = msgspec.structs.replace(
-                    event, at=time.time(), generation=controller.state.generation
-                )
-                events.write(last)
-                on_event(last)
+            unrecorded = controller.take_unrecorded()
+            for event in stamped(unrecorded, controller.state.generation):
+                events.write(event)
+                on_event(event)
             events.close()
             journal.close()
 

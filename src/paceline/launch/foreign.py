@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -14,20 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.control import foreign
+from paceline.control.alerts import check_names
+from paceline.control.controller import emptied
 from paceline.control.kernel import num_oom_kills, where_it_waits
 from paceline.control.parent import die_with_parent
+from paceline.control.sampling import Sampling
 from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
-from paceline.record.events import AnyEvent, EventLog, RunStarted, read_events
+from paceline.launch.alarms import Alarms, stamped
+from paceline.launch.tell import check_variables
+from paceline.record.events import AnyEvent, EventLog, Reported, RunStarted, read_events
 from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
 from paceline.record.run import RunFolder
 from paceline.spec import Script
+from paceline.spec.load import where_in
 
 _TICK_S = 0.1
 
 
 def check_script(script: Script) -> Iterator[Problem]:
     """What can be known to fail before anything is started."""
+    where = where_in({}, script.source, "alerts")
+    yield from check_names(script.spec.alerts, where, logs_its_own=True)
+    yield from check_variables(script.spec.alerts, where)
     program = script.spec.command[0]
     here = script.folder / program
     if shutil.which(program) is None and not (here.is_file() and os.access(here, os.X_OK)):
@@ -87,9 +97,19 @@ def run_script(
             resumed=any(isinstance(event, RunStarted) for event in before),
         )
         events = EventLog(run.events_file)
+        shell = _Shell(script, run, setup, events, on_event)
+        alarms = Alarms(run.path, spec.name, spec.alerts, None, shell.report)
+        sampling = Sampling(run.path, 0, has_gpus=True)
+        alarms.start()
+        sampling.start()
         try:
-            return asyncio.run(_Shell(script, run, setup, events, on_event).serve())
+            return asyncio.run(shell.serve())
         finally:
+            sampling.close()
+            alarms.close()
+            for event in stamped(shell.take_unrecorded(), shell.attempt):
+                events.write(event)
+                on_event(event)
             events.close()
 
 
@@ -119,6 +139,21 @@ class _Shell:
         self._ranks: dict[int, _Rank] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         self._sizes: dict[Path, int] = {}
+        self._reported: queue.SimpleQueue[Reported] = queue.SimpleQueue()
+
+    def report(self, event: Reported) -> None:
+        """Record what was found beside the run, and act on it, at the next tick; from any
+        thread."""
+        self._reported.put(event)
+
+    def take_unrecorded(self) -> list[Reported]:
+        """What was reported after the run's end."""
+        return list(emptied(self._reported))
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt it is at, from 1 over all parts of the run."""
+        return self._state.attempt
 
     async def serve(self) -> foreign.State:
         loop = asyncio.get_running_loop()
@@ -135,6 +170,8 @@ class _Shell:
                 await asyncio.sleep(_TICK_S)
                 if self._has_printed():
                     self._feed(foreign.Printed())
+                for event in emptied(self._reported):
+                    self._feed(foreign.Found(event))
                 self._feed(foreign.Tick())
             if self._waiting:
                 await asyncio.wait(self._waiting, timeout=10)

@@ -47,13 +47,19 @@ class Sampler:
         """
         self._usd_per_h = usd_per_h
         self._step: int | None = None
-        self._is_training = False
         self._moved_at: float | None = None
+        """When a step, save or evaluation was last seen; None before the first step."""
+
         self._saved_at: float | None = None
+        """When a checkpoint was last saved, or training began."""
+
         self._began: float | None = None
         self._last_at = 0.0
         self._ran_s = 0.0
         """Of the parts of the run that are over."""
+
+        self._first: int | None = None
+        """First generation since the run was started."""
 
         self._restarts = 0
 
@@ -81,14 +87,16 @@ class Sampler:
             case log.RunStarted():
                 if self._began is not None:  # its controller died without a last word
                     self._ran_s += max(0.0, self._last_at - self._began)
-                self._began, self._restarts, self._moved_at = event.at, 0, None
-                self._is_training = False
-            case log.TrainingStarted():
-                self._saved_at = event.at if not self._is_training else self._saved_at
-                if self._is_training:
-                    self._restarts += 1
-                    yield self._sample("run/restarts", self._restarts, event.at)
-                self._is_training = True
+                self._began, self._first, self._moved_at = event.at, None, None
+                self._saved_at = None
+            case log.TrainingStarted() | log.WorkerStarted():
+                if self._saved_at is None and isinstance(event, log.TrainingStarted):
+                    self._saved_at = event.at
+                self._first = event.generation if self._first is None else self._first
+                restarts = event.generation - self._first
+                if restarts > self._restarts:
+                    yield self._sample("run/restarts", restarts, event.at)
+                self._restarts = restarts
             case log.CheckpointSaved():
                 self._saved_at = event.at
             case log.Evaluated():
@@ -96,7 +104,7 @@ class Sampler:
                     yield self._sample(name, value, event.at)
             case log.RunFinished():
                 self._ran_s += event.at - self._began if self._began is not None else 0.0
-                self._began, self._is_training, self._moved_at = None, False, None
+                self._began = self._moved_at = self._saved_at = None
         self._last_at = event.at
         of = ""
         if isinstance(rank := getattr(event, "rank", None), int):
@@ -114,7 +122,7 @@ class Sampler:
         """What changes with time alone, while the run goes on."""
         if self._moved_at is not None:
             yield self._sample("run/silence_s", now - self._moved_at, now)
-        if self._is_training and self._saved_at is not None:
+        if self._saved_at is not None:
             yield self._sample("run/checkpoint_age_s", now - self._saved_at, now)
         if self._usd_per_h is not None and self._began is not None:
             ran_s = self._ran_s + now - self._began
