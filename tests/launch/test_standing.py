@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.run.scene import Scene, wait_until
 
-from paceline.launch.standing import left_for_s, ran_for_s
+from paceline.launch.standing import cost_of, left_for_s, ran_for_s
 from paceline.record.events import BatchSkipped, RunFinished, RunStarted
 from paceline.record.metrics import StepMetrics
 
@@ -69,6 +70,17 @@ def test_the_time_left_is_at_the_pace_of_the_newest_steps_without_the_recoveries
 
 def test_the_time_left_is_unknown_before_there_is_a_pace():
     assert left_for_s([step(1, 0.0)], 10) is None
+
+
+def test_the_cost_at_the_end_is_at_the_newest_pace_and_before_that_as_planned():
+    cost = SimpleNamespace(per_instance_hour_usd=36.0, num_instances=2, usd=50.0)
+    cost.provider, cost.instance, cost.way, cost.as_of = "a", "b", "spot", "2026-01-01"
+    plan: Any = SimpleNamespace(cost=cost)
+    source = "a b, spot, 2026-01-01"
+    assert cost_of(plan, 100.0, left_s=200.0, is_on=True) == (2.0, 6.0, source)
+    assert cost_of(plan, 100.0, left_s=None, is_on=True) == (2.0, 50.0, source)
+    assert cost_of(plan, 100.0, left_s=None, is_on=False) == (2.0, None, source)
+    assert cost_of(None, 100.0, left_s=None, is_on=True) == (None, None, None)
 
 
 @pytest.mark.ranks

@@ -1,6 +1,7 @@
 """`paceline logs`: what a run's processes have printed, wherever it is."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -25,24 +26,40 @@ from paceline.cli.options import runs_option
 def command(run: str, rank: int | None, follow: bool, tail: int, runs: Path) -> int:
     """Print the logs of RUN: each line with the log that it is from.
 
-    RUN is as for `paceline status`. Logs of a place that keeps them itself are asked for there.
+    RUN is as for `paceline status`. Logs of a place that keeps them itself are asked for there. A
+    rank's log has its newest steps too, in the words of the progress line.
 
     \b
     Examples:
       paceline logs runs/my-job-20261121-101500
       paceline logs 4711 --rank 3 --tail 0
       paceline logs 4711 --follow
+      paceline logs login-node:/data/runs/my-job-20261121-101500
+      paceline logs slurm:4711
     """
+    from paceline.launch.elsewhere import FarRun, find_elsewhere, log_command, naming_command
     from paceline.launch.logs import print_logs
     from paceline.launch.places import queued
     from paceline.launch.standing import find_run
     from paceline.record.placement import read_placement
 
+    there = find_elsewhere(run)
+    if isinstance(there, FarRun):
+        words = [*(("--rank", str(rank)) if rank is not None else ()), f"--tail={tail}"]
+        return _print(there.command("logs", *words, *(["--follow"] if follow else [])))
+    if there is not None:
+        return _print(log_command(there, rank, follow=follow, tail=tail))
     found = find_run(run, runs)
     placement = read_placement(found.path)
     if placement is not None and placement.job_id is not None:
-        elsewhere = queued(placement.place).log_command(placement, rank, follow)
+        with naming_command(placement, "logs"):
+            elsewhere = queued(placement.place).log_command(placement, rank, follow)
         if elsewhere is not None:
-            return subprocess.run(elsewhere, check=False).returncode
+            return _print(elsewhere)
     print_logs(found, rank=rank, tail=tail, follow=follow, write=click.echo)
     return 0
+
+
+def _print(words: Sequence[str]) -> int:
+    """What a command of the place prints, and its exit code."""
+    return subprocess.run(words, check=False).returncode

@@ -1,10 +1,11 @@
 """`paceline status`: how a run stands, wherever it is."""
 
 import json
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,26 +19,52 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @runs_option
 @json_option
-def command(run: str, runs: Path, as_json: bool) -> None:
-    """How RUN stands: steps, loss, where it is, what the queue says, cost so far, time left.
+def command(run: str, runs: Path, as_json: bool) -> int:
+    """Show how RUN stands: steps, loss, where it is, what the queue reports, cost, time left.
 
     RUN is a run's folder, its name in the folder of all runs, or the id that a queue has given it.
     It may run in another terminal, on other hosts or in a queue; asking does not disturb it.
+    HOST:/FOLDER is a run on a machine that ssh reaches, with Paceline on its PATH. PLACE:ID is a
+    job that you submitted from the files of `paceline render`: slurm, kubernetes, ray, sky, modal,
+    runpod, vertex or kfp, each asked by its own tool.
 
     \b
     Examples:
       paceline status runs/my-job-20261121-101500
-      paceline status 4711
       paceline status 4711 --json
+      paceline status login-node:/data/runs/my-job-20261121-101500
+      paceline status slurm:4711
+      paceline status kubernetes:default.trainjob.my-job
     """
+    from paceline.launch.elsewhere import FarRun, find_elsewhere, stand_elsewhere
     from paceline.launch.standing import stand
 
+    there = find_elsewhere(run)
+    if isinstance(there, FarRun):
+        return subprocess.run(there.command("status", *(["--json"] if as_json else []))).returncode
+    if there is not None:
+        _print_job(stand_elsewhere(there), as_json=as_json)
+        return 0
     standing = stand(run, runs)
     if as_json:
         click.echo(json.dumps(asdict(standing), indent=2))
-        return
+        return 0
     for name, text in _lines(standing):
         click.echo(f"{name:<10}  {text}")
+    return 0
+
+
+def _print_job(found: dict[str, Any], *, as_json: bool) -> None:
+    queue = found["queue"]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif queue is None:
+        click.echo(found["text"], nl=False)
+    else:
+        click.echo(f"job         {found['job_id']} at {found['place']}")
+        click.echo(f"queue       {queue['state']}: {queue['detail']}")
+        if queue["nodes"]:
+            click.echo(f"nodes       {' '.join(queue['nodes'])}")
 
 
 def _lines(standing: "Standing") -> list[tuple[str, str]]:
@@ -77,7 +104,8 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
     lines.append(("exactness", run.exactness))
     lines.append(("ran for", format_seconds(standing.ran_s)))
     if standing.usd is not None:
-        lines.append(("cost", f"${standing.usd:,.2f} so far ({standing.usd_source})"))
+        to_come = "" if standing.usd_at_end is None else f", ${standing.usd_at_end:,.2f} at the end"
+        lines.append(("cost", f"${standing.usd:,.2f} so far{to_come} ({standing.usd_source})"))
     if standing.left_s is not None:
         lines.append(("left", f"about {format_seconds(standing.left_s)}, at the newest pace"))
     return lines

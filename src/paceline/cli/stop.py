@@ -1,6 +1,7 @@
 """`paceline stop`: end a run gently, wherever it is."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import click
@@ -12,18 +13,25 @@ from paceline.cli.options import json_option, runs_option
 @click.argument("run", metavar="RUN")
 @runs_option
 @json_option
-def command(run: str, runs: Path, as_json: bool) -> None:
+def command(run: str, runs: Path, as_json: bool) -> int:
     """Ask RUN to save at the next step boundary and end; a run that waits in a queue leaves it.
 
-    As Ctrl-C where it runs. It goes on later with `paceline run --resume RUN`. RUN is as for
-    `paceline status`.
+    As Ctrl-C where it runs; `paceline run --resume RUN` resumes it later. RUN is as for `paceline
+    status`: a job PLACE:ID is ended by the place's own tool.
 
     \b
     Examples:
       paceline stop runs/my-job-20261121-101500
       paceline stop 4711
+      paceline stop login-node:/data/runs/my-job-20261121-101500
+      paceline stop slurm:4711
     """
+    from paceline.launch.elsewhere import FarRun, find_elsewhere, stop_elsewhere
     from paceline.launch.standing import stop
 
-    asked = stop(run, runs)
+    there = find_elsewhere(run)
+    if isinstance(there, FarRun):
+        return subprocess.run(there.command("stop", *(["--json"] if as_json else []))).returncode
+    asked = stop_elsewhere(there) if there is not None else stop(run, runs)
     click.echo(json.dumps({"asked": asked}) if as_json else asked)
+    return 0

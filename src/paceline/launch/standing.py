@@ -6,6 +6,7 @@ Its parts are read without a word to the run itself, so any terminal may ask, as
 import itertools
 import os
 import re
+import shlex
 import signal
 import statistics
 import time
@@ -19,6 +20,7 @@ import msgspec
 
 from paceline.control.alerts import is_firing
 from paceline.errors import JobError, PacelineError, RunError
+from paceline.launch.elsewhere import naming_command
 from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
 from paceline.record.events import AlertFired, AnyEvent, RunFinished, RunStarted, read_events
@@ -56,6 +58,10 @@ class Standing:
 
     usd: float | None
     """What that has cost, by the catalog's price of the plan; None where no price is known."""
+
+    usd_at_end: float | None
+    """What it will have cost at the last step: at the newest pace, or as planned while there is no
+    pace. None where no price is known, and once it is over."""
 
     usd_source: str | None
     """Whose price, and of which day."""
@@ -95,11 +101,15 @@ def stand(named: str, runs: Path) -> Standing:
         summary = replace(summary, state=sight.state)
     events = read_events(run.events_file)
     is_on = summary.state == "running" or (sight is not None and sight.state == "running")
-    ran_s = ran_for_s(events, is_on=is_on, now_s=time.time())
-    usd, source = _cost(run, ran_s)
+    now_s = time.time()
+    ran_s = ran_for_s(events, is_on=is_on, now_s=now_s)
+    if sight is not None and sight.started_at is not None and not events:
+        # The machines keep no record here: how long they ran is what the queue says.
+        ran_s = max(0.0, (sight.ended_at or now_s) - sight.started_at)
     lines = read_metrics(run.metrics_file)
     left_s = left_for_s(lines, summary.num_steps) if is_on and summary.num_steps else None
     plan = _plan_of(run)
+    usd, usd_at_end, source = cost_of(plan, ran_s, left_s=left_s, is_on=is_on)
     return Standing(
         run=summary,
         place=placement.place if placement is not None else "local",
@@ -109,6 +119,7 @@ def stand(named: str, runs: Path) -> Standing:
         hosts=dict(placement.hosts) if placement is not None else {},
         ran_s=ran_s,
         usd=usd,
+        usd_at_end=usd_at_end,
         usd_source=source,
         mfu=newest_mfu(lines),
         mfu_planned=plan.estimate.mfu if plan is not None else None,
@@ -137,7 +148,7 @@ def find_run(named: str, runs: Path) -> RunFolder:
             continue
         if is_there:
             return open_run(path)
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", named):
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", named):  # SkyPilot's have a colon
         for run in reversed(find_runs(runs)):
             placement = read_placement(run.path)
             if placement is not None and placement.job_id == named:
@@ -154,14 +165,14 @@ def stop(named: str, runs: Path) -> str:
     """Ask a run to save at the next step boundary and end; what was asked, for people.
 
     Raises:
-        JobError: `W015`, there is no such run; `W016`, nobody here can tell its controller.
+        JobError: `W015`, there is no such run; `W016`, its controller is not reached from here.
         RunError: Its queue cannot be asked.
     """
     run = find_run(named, runs)
     placement = read_placement(run.path)
     if placement is not None and placement.job_id is not None:
-        module = queued(placement.place)
-        module.cancel(placement)
+        with naming_command(placement, "stop"):
+            queued(placement.place).cancel(placement)
         return f"job {placement.job_id} was asked to end"
     controller = find_controller(run.path)
     if controller is None or summarise(run).state != "running":
@@ -176,7 +187,8 @@ def stop(named: str, runs: Path) -> str:
             code="W016",
             what=f"the run's controller is on another machine, at {controller.host}",
             where=str(run.path),
-            fix="run `paceline stop` there",
+            fix=f"paceline stop {controller.host}:{shlex.quote(str(run.path.absolute()))} asks "
+            "it over ssh; or run `paceline stop` there",
         )
     try:
         if _is_ours(controller.pid):
@@ -234,13 +246,24 @@ def left_for_s(metrics: Sequence[StepMetrics], num_steps: int) -> float | None:
     return statistics.fmean(gaps) * max(0, num_steps - newest[-1].step)
 
 
-def _cost(run: RunFolder, ran_s: float) -> tuple[float | None, str | None]:
-    plan = _plan_of(run)
+def cost_of(
+    plan: Plan | None, ran_s: float, *, left_s: float | None, is_on: bool
+) -> tuple[float | None, float | None, str | None]:
+    """Dollars so far, dollars at the end, and whose price; all None without a price.
+
+    Args:
+        ran_s: For how long the run has had its machines.
+        left_s: Until the last step at the newest pace; None is not known yet.
+        is_on: Whether it runs now: at the end of one that is over, nothing is to come.
+    """
     if plan is None or plan.cost is None:
-        return None, None
+        return None, None, None
     cost = plan.cost
-    usd = cost.per_instance_hour_usd * cost.num_instances * ran_s / 3600
-    return usd, f"{cost.provider} {cost.instance}, {cost.way}, {cost.as_of}"
+    per_s = cost.per_instance_hour_usd * cost.num_instances / 3600
+    at_end = None
+    if is_on:
+        at_end = per_s * (ran_s + left_s) if left_s is not None else max(cost.usd, per_s * ran_s)
+    return per_s * ran_s, at_end, f"{cost.provider} {cost.instance}, {cost.way}, {cost.as_of}"
 
 
 def _plan_of(run: RunFolder) -> Plan | None:
@@ -254,9 +277,11 @@ def _ask_queue(placement: Placement | None) -> tuple[Sight | None, str | None]:
     if placement is None or placement.job_id is None or placement.place not in PLACES:
         return None, None
     try:
-        return queued(placement.place).look(placement), None
+        with naming_command(placement, "status"):
+            return queued(placement.place).look(placement), None
     except PacelineError as error:
-        return None, f"{error.problems[0].code}: {error.problems[0].what}"
+        problem = error.problems[0]
+        return None, f"{problem.code}: {problem.what}; {problem.fix}"
 
 
 def _is_ours(pid: int) -> bool:
