@@ -31,6 +31,7 @@ ORDER = (
     "check",
     "adapt",
     "report",
+    "mcp",
     "cli",
 )
 TORCH_IN = {"prove", "runtime"}
@@ -43,6 +44,7 @@ OUTSIDE_WORLD_IN = {
     "control",
     "launch",
     "runtime",
+    "mcp",
     "cli",
 }
 WORLD_MODULES = {

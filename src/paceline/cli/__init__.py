@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "alerts": ("paceline.cli.alerts", "Judge alert rules on a run: how often would they fire?"),
     "logs": ("paceline.cli.logs", "Print what a run's processes say, wherever it is."),
     "stop": ("paceline.cli.stop", "Ask a run to save and end, wherever it is."),
+    "mcp": ("paceline.cli.mcp", "Serve these answers to an assistant, by MCP."),
     "catalog": ("paceline.cli.catalog", "Show accelerators, links, prices and models."),
     "explain": ("paceline.cli.explain", "Why a code is said, how it shows, and the fix."),
     "detect": ("paceline.cli.detect", "Look at this machine: accelerators, links, network."),

@@ -1,5 +1,6 @@
 """The logs in a run's folder, as they are and as they grow."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from paceline.record.run import RunFolder, summarise
 _LOOK_S = 0.5
 _OVER_EVERY_S = 3.0
 """Between two looks whether the run is over. A guess: it reads the record."""
+
+_TAIL_BYTES = 1 << 20
+"""Of a log that are read for its last lines. A guess: some thousand lines."""
 
 _WAITS = ("running", "new")
 """States of a run whose logs may still grow."""
@@ -46,13 +50,37 @@ def print_logs(
                 continue
         time.sleep(_LOOK_S)
     if not reading:
-        of = f"of rank {rank}" if rank is not None else "of this run"
-        raise JobError.of(
-            code="W017",
-            what=f"there is no log {of}",
-            where=str(run.logs),
-            fix="see whether it has started: paceline status; ranks count from 0",
-        )
+        raise _no_log(run, rank)
+
+
+def last_lines(run: RunFolder, *, rank: int | None, tail: int) -> list[tuple[str, list[str]]]:
+    """The last lines of each log, by its name. Links are not followed.
+
+    Raises:
+        JobError: `W017`, there is no such log (yet).
+    """
+    paths = [path for path in _logs(run, rank) if path.is_file() and not path.is_symlink()]
+    if not paths:
+        raise _no_log(run, rank)
+    return [(path.stem, _end_of(path).splitlines()[-tail:]) for path in paths]
+
+
+def _end_of(path: Path) -> str:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        if size > _TAIL_BYTES:
+            file.readline()  # its beginning is not there
+        return file.read(_TAIL_BYTES).decode("utf-8", "replace")
+
+
+def _no_log(run: RunFolder, rank: int | None) -> JobError:
+    return JobError.of(
+        code="W017",
+        what=f"there is no log of {f'rank {rank}' if rank is not None else 'this run'}",
+        where=str(run.logs),
+        fix="see whether it has started: paceline status; ranks count from 0",
+    )
 
 
 def _logs(run: RunFolder, rank: int | None) -> Iterator[Path]:

@@ -8,7 +8,12 @@ from typing import Any
 
 from paceline.errors import JobError, Problem
 
-_INSTALLED_BY = {"torch": "torch numpy", "gguf": '"paceline[gguf]"', "lm_eval": '"paceline[eval]"'}
+_INSTALLED_BY = {
+    "torch": "torch numpy",
+    "gguf": '"paceline[gguf]"',
+    "lm_eval": '"paceline[eval]"',
+    "mcp": '"paceline[mcp]"',
+}
 """What pip is given, where it is not the package's name."""
 
 

@@ -1,0 +1,1 @@
+"""Paceline's answers for an assistant, over the Model Context Protocol."""
