@@ -16,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paceline.check.diagnose.diagnose import Log, diagnose
+from paceline.check.diagnose.diagnose import diagnose
+from paceline.record.log_files import Log
 
 RANKS = 3
 GUILTY = "# guilty"

@@ -22,7 +22,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.check.diagnose.diagnose import Log, diagnose
+from paceline.check.diagnose.diagnose import diagnose
+from paceline.record.log_files import Log
 
 _WARNING = (
     "[rank{rank}]:[W501 12:00:00.123 reducer.cpp:1389] Warning: find_unused_parameters=True was "

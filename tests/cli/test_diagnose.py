@@ -10,9 +10,9 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from paceline.cli import log_files
 from paceline.cli.diagnose import command
 from paceline.errors import JobError
+from paceline.record import log_files
 from paceline.report.diagnose_text import MAX_LINES
 
 EXCEPTION = """\

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.preflight.machines import CONTAINER, H100, NOTE, ON_8_H100, answers
 
+from paceline.check.preflight.names import fold_names
 from paceline.check.preflight.preflight import judge
-from paceline.report.preflight_text import fold_names, format_preflight
+from paceline.report.preflight_text import format_preflight
 from paceline.topology.node.facts import Disk
 
 SMALL = replace(H100, shm=Disk(total_bytes=2**26, free_bytes=2**26))

@@ -8,8 +8,8 @@ from tests.run.scene import Record, Scene, is_alive, wait_until
 
 from paceline.check.diagnose.diagnose import diagnose
 from paceline.check.diagnose.flight import read_dump
-from paceline.cli.log_files import find_logs
 from paceline.record import events as log
+from paceline.record.log_files import find_logs
 
 pytestmark = pytest.mark.ranks
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from paceline.errors import PacelineError, Problem
 from paceline.parallel import Layout
 from paceline.record.checkpoints import Manifest
 from paceline.record.foreign_checkpoints import ForeignCheckpoint
@@ -75,6 +76,33 @@ _SIZES = (
 _ALL = "weights, optimizer, step"
 _WEIGHTS = "weights alone: the optimizer and the data begin anew"
 _START = "start"
+
+
+def judge_run(
+    checkpoint: str,
+    manifest: Manifest | None,
+    *,
+    planned: Layout | PacelineError,
+    refused: Sequence[Problem] = (),
+) -> Verdict:
+    """Whether a run resumes from its newest whole checkpoint.
+
+    Args:
+        checkpoint: Its folder; where the run has none, the folder of all.
+        manifest: Of it; None where no checkpoint is valid.
+        planned: The layout that the run would have, or why it cannot be resumed.
+        refused: What is wrong with newer checkpoints.
+    """
+    about = Verdict(fit=Fit.NOT, checkpoint=checkpoint, wrote="nothing", wants="the job")
+    if isinstance(planned, PacelineError):
+        wrote = "Paceline" + (f", step {manifest.step}" if manifest is not None else "")
+        why = [f"{each.code}: {each.what}; {each.fix}" for each in planned.problems]
+        return replace(about, wrote=wrote, why=why)
+    notes = [f"{problem.what}: an earlier one is taken" for problem in refused]
+    if manifest is None:
+        return replace(about, why=[*notes, "no checkpoint is valid: the run would begin anew"])
+    verdict = judge_ours(manifest, checkpoint, layout=planned)
+    return replace(verdict, why=[*verdict.why, *notes])
 
 
 def judge_ours(

@@ -11,6 +11,10 @@ from paceline.cli.options import FiniteRange, PathName, is_given, json_option, s
 
 if TYPE_CHECKING:
     from paceline.check.bench import Verdict
+    from paceline.plan import Plan
+
+_LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
+"""Sizes that `--max-size` may have."""
 
 
 @click.command()
@@ -114,12 +118,10 @@ def command(
       paceline bench --all-reduce --ranks 2 --max-size 256MiB
     """
     if all_reduce:
-        from paceline.cli.sweep import print_sweeps
-
         for name, flag in _ONLY_TRAINING.items():
             if is_given(name):
                 raise click.UsageError(f"{flag} is for training, not for --all-reduce.")
-        print_sweeps(
+        _print_sweeps(
             job_file,
             ranks_text,
             overrides,
@@ -230,3 +232,64 @@ def _unwritable(out: Path, error: OSError) -> Exception:
     what = f"{out} cannot be written: {error.strerror}"
     fix = "give a folder you may write to, on a disk with room"
     return JobError.of(code="R002", what=what, where="--out", fix=fix)
+
+
+def _print_sweeps(
+    job_file: Path | None,
+    ranks_text: str,
+    overrides: tuple[str, ...],
+    *,
+    max_size: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Measure every number of ranks, and print what the plan of the job expects, if there is one.
+
+    Raises:
+        JobError, RunError: It cannot be measured.
+    """
+    from paceline.launch.bench import read_ranks
+    from paceline.launch.sweep import sweep_all_reduce
+    from paceline.plan.network import decide_network
+    from paceline.report.sweep_text import expected_lines, sweep_lines
+
+    max_bytes = _read_size(max_size)
+    counts = read_ranks(ranks_text)
+    plan = None if job_file is None else _planned(job_file, overrides)
+    sweeps = []
+    for count in counts:
+        click.echo(f"all-reduce over {count} rank{'s' if count > 1 else ''}", err=True)
+        sweeps.append(sweep_all_reduce(count, max_bytes=max_bytes, limit_s=timeout_s))
+    network = None if plan is None else decide_network(plan)
+    if as_json:
+        found = {
+            "sweeps": [asdict(sweep) for sweep in sweeps],
+            "network": None if network is None else asdict(network),
+        }
+        click.echo(json.dumps(found, indent=2))
+        return
+    for sweep in sweeps:
+        click.echo("\n".join(sweep_lines(sweep, plan)))
+    if plan is not None and not plan.cluster.is_local:
+        click.echo("\n".join(expected_lines(plan)))
+    if network is not None and network.choice != "none":
+        click.echo(network.reason)
+
+
+def _planned(job_file: Path, overrides: tuple[str, ...]) -> "Plan":
+    from paceline.cli.job_input import read_job
+    from paceline.plan import plan_job
+
+    return plan_job(read_job(job_file, overrides))
+
+
+def _read_size(text: str) -> int:
+    from paceline.units import parse_bytes
+
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--max-size") from None
+    if not _LEAST_BYTES <= size <= _MOST_BYTES:
+        raise click.BadParameter("between 1 KiB and 16 GiB", param_hint="--max-size")
+    return size

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option
-from paceline.cli.table import format_table
+from paceline.cli.screen import say
+from paceline.report.table import format_table
 
 
 @click.command()
@@ -69,9 +70,7 @@ def command(seconds: float, ranks: int | None, out: Path, force: bool, as_json: 
     place = find_place(os.environ, ranks)
     cluster = find_own_cluster(place, out.resolve().parent, catalog)
     check_writable(out, cluster.accelerator, force=force)
-    measured = measure_machine(
-        cluster, place, seconds=seconds, on_progress=lambda line: click.echo(line, err=True)
-    )
+    measured = measure_machine(cluster, place, seconds=seconds, on_progress=say)
     if measured is None:  # another rank than 0
         return
     shipped = load_efficiencies()

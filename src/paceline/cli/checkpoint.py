@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import PathName, json_option
-from paceline.cli.table import format_table
+from paceline.report.table import format_table
 from paceline.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ def command(name: str, schema: Literal["request", "answer"] | None) -> None:
 
 
 def _list() -> None:
-    from paceline.cli.table import format_table
+    from paceline.report.table import format_table
 
     rows = [(name, skill.title, skill.needs) for name, skill in SKILLS.items()]
     click.echo(format_table([("contract", "what", "needs"), *rows]))

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from paceline.cli.options import PathName, json_option, set_option
-from paceline.cli.table import format_table
+from paceline.report.table import format_table
 
 if TYPE_CHECKING:
     from paceline.prepare import Index

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import PathName, json_option
-from paceline.cli.table import format_table, write_new
+from paceline.cli.output_file import write_new
+from paceline.report.table import format_table
 
 if TYPE_CHECKING:
     from paceline.topology.detect import Detected

@@ -1,17 +1,15 @@
 """`paceline diagnose`: what went wrong, from logs."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from paceline.cli.options import json_option, runs_option
 
 if TYPE_CHECKING:
-    from paceline.check.diagnose.conclusion import Cause, Diagnosis
-    from paceline.check.diagnose.diagnose import Log
+    from paceline.record.log_files import Log
 
 
 @click.command()
@@ -50,9 +48,10 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
     Exit codes: 0 a cause is named, or nothing is wrong; 1 the run failed and no cause is known;
     2 there is nothing to read.
     """
+    from paceline.check.diagnose.data import check_read, diagnosis_data
     from paceline.check.diagnose.diagnose import diagnose
-    from paceline.cli.log_files import find_logs
     from paceline.cli.standard_streams import reader_may_leave
+    from paceline.record.log_files import find_logs
     from paceline.report.diagnose_text import diagnosis_lines
 
     found = find_logs(logs, runs)
@@ -60,10 +59,10 @@ def command(logs: tuple[str, ...], is_unique: bool, runs: Path, as_json: bool) -
         _print_unique(found, as_json)
         return 0
     diagnosis = diagnose(found)
-    _check_something_was_read(diagnosis, logs)
+    check_read(diagnosis, logs)
     with reader_may_leave():
         if as_json:
-            click.echo(json.dumps(_data(diagnosis), indent=2))
+            click.echo(json.dumps(diagnosis_data(diagnosis), indent=2))
         else:
             for line in diagnosis_lines(diagnosis):
                 click.echo(line)
@@ -100,53 +99,3 @@ def _print_unique(found: "list[Log]", as_json: bool) -> None:
             indent=2,
         )
     )
-
-
-def _check_something_was_read(diagnosis: "Diagnosis", logs: tuple[str, ...]) -> None:
-    from paceline.errors import JobError
-
-    nothing_read = diagnosis.num_sources and len(diagnosis.troubles) == diagnosis.num_sources
-    says_something = diagnosis.causes or diagnosis.num_lines or not nothing_read
-    if diagnosis.num_bytes and says_something:
-        return
-    why = diagnosis.troubles[0] if diagnosis.troubles else f"{' '.join(logs)}: empty"
-    raise JobError.of(
-        code="V011",
-        what=f"nothing was read: {why}",
-        where=" ".join(logs),
-        fix="give a log with text in it, or whole dumps of all ranks; "
-        "`... 2>&1 | paceline diagnose -` reads both outputs",
-    )
-
-
-def _data(diagnosis: "Diagnosis") -> dict[str, Any]:
-    return asdict(diagnosis) | {
-        "causes": [_cause(each) for each in diagnosis.causes],
-        "candidates": _candidates(diagnosis),
-        "concluded": diagnosis.is_concluded,
-    }
-
-
-def _candidates(diagnosis: "Diagnosis") -> list[dict[str, Any]]:
-    """What the answer names, in order, and how surely: a look-alike is unsure."""
-    from paceline.check.diagnose.conclusion import MAX_SHOWN
-
-    named = [
-        {"id": each.id, "certainty": str(each.confidence), "check": each.check}
-        for each in diagnosis.causes
-    ]
-    named += [
-        {"id": each.id, "certainty": "unsure", "check": None} for each in diagnosis.resembling
-    ]
-    return named[:MAX_SHOWN]
-
-
-def _cause(cause: "Cause") -> dict[str, Any]:
-    failure = cause.failure
-    return asdict(cause) | {
-        "effect": str(failure.effect),
-        "why": failure.why,
-        "fix": failure.fix,
-        "not_to_confuse": failure.not_to_confuse,
-        "published": list(failure.published),
-    }

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option, runs_option, set_option
+from paceline.cli.screen import say
 
 if TYPE_CHECKING:
-    from paceline.check.drill.oracle import Drilled, Outcome, Reference, Verdict
+    from paceline.check.drill.oracle import Drilled, Reference, Verdict
     from paceline.launch.drill import Ran
     from paceline.plan import Plan
     from paceline.prepare import TrainedOn
+    from paceline.record.soak import SoakLine
     from paceline.spec import Job
 
 _USUAL = 40
@@ -131,9 +133,7 @@ def command(
     _check_kinds(chosen)
     job = _job(job_file, overrides, model)
     if num_soak is not None:
-        from paceline.cli.soak import soak
-
-        return soak(
+        return _soak(
             job, num=num_soak, seed=seed, kinds=chosen, runs=runs, limit_s=limit_s, as_json=as_json
         )
     return _drill(
@@ -168,6 +168,7 @@ def _drill(
     from paceline.launch.drill import check_faults, raise_problems, run_to_end
     from paceline.prepare import find_data
     from paceline.record.run import create_run
+    from paceline.report.drill_text import verdict_lines
 
     if num_random is not None:
         faults = _drawn(job, num_random, seed=seed, kinds=kinds, steps=steps)
@@ -178,10 +179,10 @@ def _drill(
     plan, data = plan_of(job), find_data(job, show_preparing())
     raise_problems(check_faults(job, plan))
     length = _length(job.spec.train.steps, asked, given=steps is not None)
-    _say(f"steps        {length}")
+    say(f"steps        {length}")
     calm = _reference(job, plan, reference, runs, data, limit_s)
     run = create_run(job, plan, folder=None, runs=runs, data=data)
-    _say(f"with faults  {run.path}")
+    say(f"with faults  {run.path}")
     ran = run_to_end(run, on_event=_tell, limit_s=limit_s)
     verdict = judge(drilled(job, plan, ran, data), reference_of(calm))
     answer = _data(verdict, ran, calm, seed if num_random is not None else None)
@@ -193,6 +194,51 @@ def _drill(
         for line in [*verdict_lines(verdict, ran), f"steps   {length}"]:
             click.echo(line)
     return 0 if verdict.is_right else 1
+
+
+def _soak(
+    job: "Job",
+    *,
+    num: int,
+    seed: int,
+    kinds: Sequence[str],
+    runs: Path,
+    limit_s: float,
+    as_json: bool,
+) -> int:
+    from paceline.check.drill.soak import MOST_FAULTS, StretchJudge, draw, summarise
+    from paceline.cli.preparing import show_preparing
+    from paceline.launch.soak import Soak, run_soak, soak_job
+    from paceline.prepare import find_data
+    from paceline.report.drill_text import soak_lines
+
+    job = soak_job(job, num)
+    plan, data = plan_of(job), find_data(job, show_preparing())
+    soak = Soak(
+        job=job,
+        plan=plan,
+        data=data,
+        schedule=lambda seed: draw(seed, plan.layout.num_ranks, kinds),
+        judge=StretchJudge(job, plan, data),
+        runs=runs,
+        limit_s=limit_s,
+    )
+    say(f"{num} schedules of 1 to {MOST_FAULTS} faults on {plan.layout.name}, seeds from {seed}")
+    lines = run_soak(soak, num=num, seed=seed, on_note=say, on_line=_say_soaked)
+    summary = summarise(lines)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        click.echo("\n".join([*soak_lines(summary), f"every schedule: {soak.ledger}"]))
+    return 1 if summary["failed"] else 0
+
+
+def _say_soaked(line: "SoakLine", left_s: float) -> None:
+    say(
+        f"{'ok' if line.passed else 'FAILED'} seed {line.seed}: {line.happened} faults, "
+        f"{line.recoveries} recoveries, {line.steps_lost} steps lost; {line.says}; "
+        f"{left_s:.0f} s left"
+    )
 
 
 def _drawn(
@@ -298,7 +344,7 @@ def _reference(
         return read_run(given)
     ran = run_reference(job, plan, runs, data, on_event=lambda event: None, limit_s=limit_s)
     how = f"{ran.seconds:.1f} s" if ran.seconds else "from an earlier drill"
-    _say(f"undisturbed  {ran.run.path}, {how}, sha256 {(ran.digest or '')[:16]}")
+    say(f"undisturbed  {ran.run.path}, {how}, sha256 {(ran.digest or '')[:16]}")
     return ran
 
 
@@ -333,40 +379,6 @@ def reference_of(ran: "Ran") -> "Reference":
     return Reference(digest=ran.digest, digests=ran.digests)
 
 
-def verdict_lines(verdict: "Verdict", ran: "Ran") -> list[str]:
-    """What a drill found, for a person."""
-    lines = [""]
-    for outcome in verdict.outcomes:
-        lines += _outcome_lines(outcome)
-    lines.append("")
-    marks = {True: "ok", False: "NO", None: "--"}
-    lines += [f"{marks[check.ok]:<3} {check.name:<12} {check.says}" for check in verdict.checks]
-    lines += ["", f"{'PASSED' if verdict.is_right else 'FAILED'}  {ran.run.path}"]
-    return lines
-
-
-def _outcome_lines(outcome: "Outcome") -> list[str]:
-    from paceline.units import format_seconds
-
-    if not outcome.happened:
-        return [f"{outcome.fault}: did not happen"]
-    mark = {True: "right", False: "WRONG", None: "not checked"}[outcome.is_right]
-    lines = [f"{outcome.fault}: {outcome.verdict or 'not named'} ({mark})"]
-    event = outcome.recovered
-    if event is not None:
-        phases = [
-            ("detect", event.detect_s),
-            ("fence", event.fence_s),
-            ("meet", event.start_s),
-            ("state", event.restore_s),
-            ("first step", event.first_step_s),
-            ("in all", event.downtime_s),
-        ]
-        shown = ", ".join(f"{n} {format_seconds(s)}" for n, s in phases if s is not None)
-        lines.append(f"    {shown}; {event.steps_lost} steps lost, state from {event.source}")
-    return lines
-
-
 def _data(verdict: "Verdict", ran: "Ran", calm: "Ran", seed: int | None) -> dict[str, Any]:
     import msgspec
 
@@ -390,15 +402,11 @@ def _data(verdict: "Verdict", ran: "Ran", calm: "Ran", seed: int | None) -> dict
 
 
 def _tell(event: object) -> None:
-    from paceline.cli.progress import describe
+    from paceline.report.event_text import describe
 
     text = describe(event)  # type: ignore[arg-type]
     if text is not None:
-        _say(f"  {text}")
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+        say(f"  {text}")
 
 
 def _check_texts(faults: Sequence[str]) -> None:

@@ -1,27 +1,22 @@
 """`paceline explain`: what a code means, how it shows, and what to change."""
 
-import difflib
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from paceline.cli.options import json_option
-from paceline.cli.table import format_table
-from paceline.errors import JobError
+from paceline.report.table import format_table
 
 if TYPE_CHECKING:
-    from paceline.catalog.code import Code
-    from paceline.catalog.failure import BenignLine, Failure
+    from paceline.catalog.failure import Failure
     from paceline.catalog.symptom import Symptom
+    from paceline.check.explain import Entry
 
 _WIDTH = 96
-_MOST_NEAR = 3
-"""Codes that are named where none is called so."""
 
 
 @click.command()
@@ -42,102 +37,32 @@ def command(names: tuple[str, ...], list_all: bool, as_json: bool) -> None:
       paceline explain --list
       paceline explain cuda-oom --json
     """
+    from paceline.check.explain import entry_data, explain
+
     if list_all or not names:
         if names:
             raise click.UsageError("give codes, or --list")
         _list(as_json)
         return
-    found = [entry for name in names for entry in _find(name)]
+    found = [entry for name in names for entry in explain(name)]
     if as_json:
-        click.echo(json.dumps([_data(entry) for entry in found], indent=2))
+        click.echo(json.dumps([entry_data(entry) for entry in found], indent=2))
         return
     click.echo("\n\n".join("\n".join(_lines(entry)) for entry in found))
 
 
-def _find(name: str) -> "tuple[Code | Failure | BenignLine | Symptom, ...]":
-    from paceline.catalog.code import load_codes
-    from paceline.catalog.failure import failures_named, load_benign_lines
-    from paceline.catalog.symptom import load_symptoms
-    from paceline.check.preflight.preflight import check_names
-
-    code = load_codes().get(name.upper())
-    if code is not None:
-        return (code,)
-    harmless = tuple(line for line in load_benign_lines() if line.id == name.upper())
-    found = harmless or failures_named(name)
-    shown = load_symptoms().get(name.lower())
-    if found or shown:
-        return (*found, *([shown] if shown else []))
-    near = _near(name)
-    what = f"no code is called {name!r}"
-    if name in check_names():
-        what = (
-            f"{name} is a check of `paceline preflight`; the code of what it found is in brackets"
-        )
-    raise JobError.of(
-        code="T020",
-        what=what,
-        where="CODE",
-        fix=f"did you mean {' or '.join(near)}?" if near else "`paceline explain --list` has all",
-    )
-
-
-def _near(name: str) -> list[str]:
-    """Codes that are written alike, and those whose name or title has all of its words."""
-    titles = _titles()
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
-    named = [
-        code
-        for code, title in titles.items()
-        if words and all(word in f"{code} {title}".lower() for word in words)
-    ]
-    close = difflib.get_close_matches(name, titles, n=_MOST_NEAR)
-    return list(dict.fromkeys([*named, *close]))[:_MOST_NEAR]
-
-
-def _titles() -> Mapping[str, str]:
-    from paceline.catalog.code import load_codes
-    from paceline.catalog.failure import load_benign_lines, load_failures
-    from paceline.catalog.symptom import load_symptoms
-
-    titles = {failure.id: failure.title for failure in load_failures().values()}
-    for failure in load_failures().values():
-        for name in failure.published:
-            titles.setdefault(name, f"{failure.title} ({failure.id})")
-    for symptom in load_symptoms().values():
-        titles.setdefault(symptom.id, f"symptom: {symptom.title}")
-    titles |= {line.id: f"harmless: {line.why}" for line in load_benign_lines()}
-    return titles | {code.code: _first_sentence(code.text) for code in load_codes().values()}
-
-
 def _list(as_json: bool) -> None:
-    titles = _titles()
+    from paceline.check.explain import titles
+
+    known = titles()
     if as_json:
-        rows = [{"code": code, "title": title} for code, title in titles.items()]
+        rows = [{"code": code, "title": title} for code, title in known.items()]
         click.echo(json.dumps(rows, indent=2))
         return
-    click.echo(format_table([("code", "title"), *titles.items()]))
+    click.echo(format_table([("code", "title"), *known.items()]))
 
 
-def _data(entry: "Code | Failure | BenignLine | Symptom") -> dict[str, Any]:
-    """What is known of it, under the name `code` whichever it is."""
-    from paceline.catalog.code import Code
-    from paceline.catalog.symptom import Symptom
-
-    if isinstance(entry, Symptom):
-        causes = [{"id": each.id, "check": each.check} for each in entry.causes]
-        return {
-            "code": entry.id,
-            "title": entry.title,
-            "of": sorted(entry.of),
-            "causes": causes,
-            "sources": entry.sources,
-        }
-    found = asdict(entry)
-    return found if isinstance(entry, Code) else {"code": found.pop("id")} | found
-
-
-def _lines(entry: "Code | Failure | BenignLine | Symptom") -> Iterator[str]:
+def _lines(entry: "Entry") -> Iterator[str]:
     from paceline.catalog.code import Code
     from paceline.catalog.failure import BenignLine
     from paceline.catalog.symptom import Symptom
@@ -212,8 +137,3 @@ def _plain(markdown: str) -> Iterator[str]:
             yield paragraph
         else:
             yield from _fill(paragraph)
-
-
-def _first_sentence(text: str) -> str:
-    plain = " ".join(text.split("\n\n")[0].split())
-    return textwrap.shorten(plain.split(". ")[0].removesuffix("."), 90, placeholder=" ...")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from paceline.cli.screen import say
 from paceline.spec import CountSamples, Job, SourceSize, load_job
 
 
@@ -37,7 +38,7 @@ def convert_weights(job: Job) -> None:
     if job.spec.model.pretrained is not None:
         from paceline.launch.gguf import convert_gguf
 
-        convert_gguf(job, lambda line: click.echo(line, err=True))
+        convert_gguf(job, say)
 
 
 def _read(path: Path, overrides: Sequence[str], count: CountSamples) -> Job:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.check.lint.context import Context
     from paceline.check.lint.fix import Fixed
     from paceline.check.lint.lint import Linted, Unread
-    from paceline.cli.source_files import Sources
+    from paceline.record.source_files import Sources
 
 
 @click.command()
@@ -95,8 +95,8 @@ def command(
     """
     from paceline.check.finding import Severity
     from paceline.check.lint.lint import Unread, lint_files
-    from paceline.cli.source_files import read_sources
     from paceline.cli.standard_streams import reader_may_leave
+    from paceline.record.source_files import read_sources
 
     _check_options(as_json, as_sarif, shows_fix, writes)
     left_out = _left_out(ignored)
@@ -211,8 +211,8 @@ def _print(
     as_sarif: bool,
     whole: Mapping[str, str],
 ) -> None:
-    from paceline.check.finding import finding_data
     from paceline.check.lint.fix import fix_files
+    from paceline.check.lint.lint import linted_data
     from paceline.check.lint.sarif import sarif
     from paceline.report.lint_text import finding_lines, summary_line
 
@@ -220,13 +220,7 @@ def _print(
         click.echo(json.dumps(sarif(shown, linted.answered, unread), indent=2))
         return
     if as_json:
-        data = {
-            "findings": [finding_data(one) for one in shown],
-            "answered": [finding_data(one) for one in linted.answered],
-            "unread": [{"path": one.path, "line": one.line, "what": one.what} for one in unread],
-            "files": dict(linted.kinds),
-        }
-        click.echo(json.dumps(data, indent=2))
+        click.echo(json.dumps(linted_data(linted, shown, unread), indent=2))
         return
     for one in shown:
         click.echo("\n".join(finding_lines(one, texts)))

@@ -30,3 +30,22 @@ def check_can_write(path: Path | None, option: str) -> None:
             where=option,
             fix="name a file in a folder that exists and that you may write to",
         ) from None
+
+
+def write_new(path: Path, text: str, *, force: bool) -> None:
+    """Write a file that is not there yet.
+
+    Raises:
+        JobError: `T014`, it is there, or it cannot be written.
+    """
+    if path.exists() and not force:
+        what, fix = f"{path} exists", "give another name, or --force to write over it"
+    else:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            what = f"{path} cannot be written: {error.strerror}"
+            fix = "give a file in a folder that exists and that you may write to"
+        else:
+            return
+    raise JobError.of(code="T014", what=what, where="--write", fix=fix)

@@ -196,8 +196,8 @@ def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> Non
 
 def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
     """The fastest layouts that fit, whether or not a simpler one was chosen."""
-    from paceline.cli.table import format_table
     from paceline.plan.plan import fastest_layouts
+    from paceline.report.table import format_table
     from paceline.units import format_bytes, format_seconds
 
     found = fastest_layouts(job, facts, count)

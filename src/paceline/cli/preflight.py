@@ -1,16 +1,15 @@
 """`paceline preflight`: are the machines fit for the job?"""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option, runs_option, set_option
+from paceline.cli.screen import say
 
 if TYPE_CHECKING:
-    from paceline.check.preflight.need import Need
     from paceline.check.preflight.preflight import Preflight
     from paceline.plan import Plan
     from paceline.spec import Job
@@ -114,6 +113,7 @@ def command(
       paceline preflight job.yaml --record node-a.json
       paceline preflight job.yaml --from node-a.json --from node-b.json --json
     """
+    from paceline.check.preflight.look import look
     from paceline.check.preflight.need import need_of
     from paceline.check.preflight.preflight import judge
     from paceline.launch.preflight import dump_gathered, read_gathered, write_gathered
@@ -127,9 +127,16 @@ def command(
         need = need_of(job, plan, place=gathered.place if len(gathered.nodes) < 2 else "ssh")
         verdict = judge(gathered, need, allowed=allowed)
     else:
-        need = need_of(job, plan, place=place)
-        gathered, verdict = _look(
-            job, plan, need, place, runs, allowed, timeout, quick=quick, measures=measure
+        gathered, verdict = look(
+            job,
+            plan,
+            place,
+            runs=runs,
+            allowed=allowed,
+            limit_s=timeout,
+            is_quick=quick,
+            measures=measure,
+            on_note=say,
         )
     if record is not None and str(record) != "-":
         write_gathered(gathered, record)
@@ -157,43 +164,6 @@ def _job_and_plan(
     return job, plan_job(job, facts)
 
 
-def _look(
-    job: "Job",
-    plan: "Plan",
-    need: "Need",
-    place: str,
-    runs: Path,
-    allowed: tuple[str, ...],
-    limit_s: float,
-    *,
-    quick: bool,
-    measures: bool,
-) -> "tuple[Gathered, Preflight]":
-    from paceline.check.preflight.preflight import judge
-    from paceline.launch.gather import gather, left_note, look_here, question_of
-    from paceline.launch.measure import measure
-    from paceline.launch.preflight import find_nodes
-
-    def note(text: str) -> None:
-        click.echo(text, err=True)
-
-    nodes = find_nodes(job, plan, place)
-    question = question_of(job, runs, is_quick=quick)
-    if quick and place == "local":
-        gathered = look_here(question)
-        return gathered, judge(gathered, need, allowed=allowed)
-    with left_note(question) as (asked, left):
-        gathered = gather(nodes, asked, limit_s=limit_s, on_note=note)
-    verdict = judge(gathered, need, note=left, allowed=allowed)
-    if quick or not measures:
-        return gathered, verdict
-    if not verdict.is_fit:
-        note("nothing is measured before what fails is mended, or allowed by its name (--allow)")
-        return gathered, verdict
-    gathered = measure(nodes, gathered, plan, limit_s=limit_s, on_note=note)
-    return gathered, judge(gathered, need, note=left, allowed=allowed)
-
-
 def _write_nodes(path: Path, verdict: "Preflight") -> None:
     from paceline.errors import JobError
 
@@ -209,6 +179,7 @@ def _write_nodes(path: Path, verdict: "Preflight") -> None:
 
 
 def _show(verdict: "Preflight", gathered: "Gathered", *, as_json: bool, shows_all: bool) -> None:
+    from paceline.check.preflight.look import preflight_data
     from paceline.report.preflight_text import format_preflight
 
     if as_json:
@@ -240,23 +211,6 @@ def check_allowed(allowed: tuple[str, ...]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise click.BadParameter(f"there is no check {name}.{hint}", param_hint="--allow")
-
-
-def preflight_data(verdict: "Preflight") -> dict[str, Any]:
-    """What `--json` prints of a verdict, and a run keeps of it."""
-    from paceline.report.preflight_text import fold_names
-
-    return {
-        "fit": verdict.is_fit,
-        "pass": list(verdict.good_nodes),
-        "fail": list(verdict.bad_nodes),
-        "slurm": {
-            "pass": fold_names(verdict.good_nodes),
-            "fail": fold_names(verdict.bad_nodes),
-        },
-        "allowed": list(verdict.allowed),
-        "results": [asdict(each) for each in verdict.results],
-    }
 
 
 def _about(gathered: "Gathered") -> dict[str, Any]:

@@ -1,38 +1,29 @@
-"""What is shown while data are prepared: a live line in a terminal, else a line now and then."""
+"""How far the preparation of data is, on standard error."""
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
-import click
-
+from paceline.cli.screen import Screen
 from paceline.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from paceline.prepare import Report, Step
 
-_LOG_EVERY_S, _LIVE_EVERY_S = 10.0, 0.2
-
 
 def show_preparing() -> "Report":
-    """Prints how far the preparation is, on standard error; nothing where it takes no time."""
-    began = time.monotonic()
-    shown = began
-    is_live = sys.stderr.isatty()
+    """Prints how far the preparation is; nothing where it takes no time."""
+    screen, began = Screen(), time.monotonic()
 
     def show(step: "Step") -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown < (_LIVE_EVERY_S if is_live else _LOG_EVERY_S):
-            return
-        shown = now
-        speed = format_bytes(int(step.num_bytes / max(1e-9, now - began)))
-        text = (
-            f"preparing   {step.files_done}/{step.num_files} files  "
-            f"{format_bytes(step.num_bytes)} of text  {speed}/s  {format_seconds(now - began)}"
-        )
-        click.echo(f"\r\x1b[2K{text}" if is_live else text, err=True, nl=not is_live)
-        if is_live and step.files_done == step.num_files:
-            click.echo("", err=True)
+        took_s = time.monotonic() - began
+        if screen.is_live_due():
+            screen.live(
+                f"preparing   {step.files_done}/{step.num_files} files  "
+                f"{format_bytes(step.num_bytes)} of text  "
+                f"{format_bytes(int(step.num_bytes / max(1e-9, took_s)))}/s  "
+                f"{format_seconds(took_s)}"
+            )
+        if step.files_done == step.num_files:
+            screen.end_live()
 
     return show

@@ -1,13 +1,13 @@
 """`paceline prove`: run the real sharding code on fake ranks, and say what it needs."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from paceline.cli.options import PathName, json_option, set_option
+from paceline.cli.screen import say
 
 
 @click.command()
@@ -66,26 +66,17 @@ def command(
     """
     from paceline.cli.job_input import read_job
     from paceline.cli.output_file import check_can_write
-    from paceline.launch.prove import Prover
-    from paceline.prove.compare import compare
-    from paceline.prove.request import request_of
-    from paceline.units import format_bytes
+    from paceline.launch.prove import proof_data, prove_job
 
     check_can_write(trace_file, "--trace")
     check_can_write(plot_file, "--plot")
-    with Prover(on_progress=lambda line: click.echo(line, err=True)) as prover:
-        job = read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
-        plan = _plan(job, must_fit=not layout)
-        request = request_of(job, plan, whole=whole, wants_trace=trace_file is not None)
-        proof = prover.prove(request)
-    compared = compare(proof, plan)
-    needed = plan.estimate.memory.known_bytes
-    if needed > plan.limit_bytes:
-        note = (
-            f"by the estimate this layout does not fit: {format_bytes(needed)} a rank, of "
-            f"{format_bytes(plan.limit_bytes)} that may be used"
-        )
-        proof = replace(proof, notes=(*proof.notes, note))
+    proof, compared = prove_job(
+        lambda: read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout))),
+        must_fit=not layout,
+        whole=whole,
+        wants_trace=trace_file is not None,
+        on_progress=say,
+    )
     if trace_file is not None:
         events = {"traceEvents": proof.trace, "displayTimeUnit": "ms"}
         trace_file.write_text(json.dumps(events))
@@ -96,10 +87,7 @@ def command(
         plot_file.write_text(draw_memory(proof))
         click.echo(f"wrote {plot_file}", err=True)
     if as_json:
-        import msgspec
-
-        data = {"proof": proof, "compared": compared, "fits": compared.fits}
-        click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
+        click.echo(proof_data(proof, compared).decode())
     else:
         from paceline.report.proof_text import format_proof
 
@@ -108,26 +96,15 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-def _plan(job: Any, *, must_fit: bool) -> Any:
-    from paceline.plan import plan_job
-
-    facts: Any = None
-    if job.spec.model.factory is not None:
-        from paceline.launch.factory import measure_factory
-
-        facts = measure_factory(job)
-    return plan_job(job, facts, must_fit=must_fit)
-
-
 def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bool) -> None:
     """Prove the first layouts of a plan and list them by what was proved: `plan --prove N`."""
-    from paceline.cli.table import format_table
     from paceline.errors import PacelineError
     from paceline.estimate import stage_memory
     from paceline.launch.prove import Prover
     from paceline.plan.plan import fastest_layouts
     from paceline.prove.compare import compare_with
     from paceline.prove.request import case_of_plan, request_of
+    from paceline.report.table import format_table
     from paceline.units import format_bytes, format_seconds
 
     case = case_of_plan(job, plan)

@@ -110,8 +110,8 @@ def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":
 
 
 def _list(*, as_json: bool) -> None:
-    from paceline.cli.table import format_table
     from paceline.render import ENGINES
+    from paceline.report.table import format_table
 
     if as_json:
         rows = [

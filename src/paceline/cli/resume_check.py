@@ -1,7 +1,7 @@
-"""`paceline run --resume PATH --check`: can the job go on from there? Starts nothing."""
+"""`paceline run --resume PATH --check`: can the job resume from there? Starts nothing."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.check.resume import Verdict
+    from paceline.parallel import Layout
     from paceline.plan import Plan
     from paceline.record.foreign_checkpoints import ForeignCheckpoint
     from paceline.spec import Job
@@ -27,7 +28,7 @@ def check_resume(
     hosts: str | None,
     as_json: bool,
 ) -> int:
-    """Say whether a job goes on from a checkpoint, and what to run before if not as it is.
+    """Print whether a job resumes from a checkpoint, and what to run before if not as it is.
 
     Args:
         path: A run's folder, a checkpoint of ours, or one of another program.
@@ -44,7 +45,9 @@ def check_resume(
     if as_json:
         click.echo(json.dumps(asdict(verdict), indent=2))
     else:
-        for line in _lines(verdict):
+        from paceline.report.resume_text import resume_lines
+
+        for line in resume_lines(verdict):
             click.echo(line)
     return _CODES[verdict.fit]
 
@@ -56,13 +59,13 @@ def _verdict(
     place: str | None,
     hosts: str | None,
 ) -> "Verdict":
-    from paceline.record.find_checkpoints import is_checkpoint
+    from paceline.record.find_checkpoints import is_checkpoint, is_ours
     from paceline.record.foreign_checkpoints import find_foreign
     from paceline.record.run import RunFolder
 
     if RunFolder(path).info_file.exists():
         return _of_run(path, job_file, overrides, place, hosts)
-    found = None if is_checkpoint(path) and _is_ours(path) else _readable(path, find_foreign)
+    found = None if is_checkpoint(path) and is_ours(path) else _readable(path, find_foreign)
     if job_file is None:
         raise click.UsageError(
             f"{path} is no run of Paceline's, which has its job in it: name the job too, "
@@ -81,7 +84,7 @@ def _of_run(
     hosts: str | None,
 ) -> "Verdict":
     """As the run itself would begin: the newest checkpoint whose every byte is as written."""
-    from paceline.check.resume import Fit, Verdict, judge_ours
+    from paceline.check.resume import judge_run
     from paceline.cli.job_input import count_samples_at
     from paceline.cli.run_job import go_on
     from paceline.errors import PacelineError, Problem
@@ -98,22 +101,20 @@ def _of_run(
     before = read_placement(run.path)
     place = place or (before.place if before is not None else "local")
     newest, refused = newest_valid(run.checkpoints)
-    where = str(newest.path if newest is not None else run.checkpoints)
-    notes = [f"{problem.what}: an earlier one is taken" for _, problem in refused]
+    manifest = read_manifest(newest.path) if newest is not None else None
+    planned: Layout | PacelineError
     try:
         count = count_samples_at(place)
         other = load_job(job_file, overrides, count=count) if job_file is not None else None
-        _, plan = go_on(run, overrides, place=place, hosts=hosts, other=other)
+        planned = go_on(run, overrides, place=place, hosts=hosts, other=other)[1].layout
     except PacelineError as error:
-        why = [f"{each.code}: {each.what}; {each.fix}" for each in error.problems]
-        wrote = "Paceline" + (f", step {newest.step}" if newest is not None else "")
-        return Verdict(fit=Fit.NOT, checkpoint=where, wrote=wrote, wants="the job", why=why)
-    manifest = read_manifest(newest.path) if newest is not None else None
-    if manifest is None or isinstance(manifest, Problem):
-        why = [*notes, "no checkpoint is valid: the run would begin anew"]
-        return Verdict(fit=Fit.NOT, checkpoint=where, wrote="nothing", wants="the job", why=why)
-    verdict = judge_ours(manifest, where, layout=plan.layout)
-    return _with(verdict, notes)
+        planned = error
+    return judge_run(
+        str(newest.path if newest is not None else run.checkpoints),
+        None if isinstance(manifest, Problem) else manifest,
+        planned=planned,
+        refused=[problem for _, problem in refused],
+    )
 
 
 def _of_ours(path: Path, job_file: Path, overrides: tuple[str, ...]) -> "Verdict":
@@ -131,7 +132,8 @@ def _of_ours(path: Path, job_file: Path, overrides: tuple[str, ...]) -> "Verdict
     verdict = judge_ours(manifest, str(folder), layout=plan.layout, digest=training_digest(job))
     if verdict.fit is not Fit.COMPATIBLE:
         return verdict
-    return _with(verdict, [f"to begin a run with it: paceline run {job_file} --from {folder}"])
+    start = f"to begin a run with it: paceline run {job_file} --from {folder}"
+    return replace(verdict, why=[*verdict.why, start])
 
 
 def _of_foreign(
@@ -171,12 +173,6 @@ def _config_of(job: "Job") -> "Mapping[str, Any] | None":
     return None if shape is None else hf_config_of(shape, job.spec.data.seq_len)
 
 
-def _is_ours(path: Path) -> bool:
-    from paceline.record.checkpoints import COMMIT, MANIFEST
-
-    return (path / MANIFEST).exists() or (path / COMMIT).exists()
-
-
 def _readable(path: Path, find: Any) -> "ForeignCheckpoint | None":
     from paceline.errors import JobError
 
@@ -190,33 +186,3 @@ def _readable(path: Path, find: Any) -> "ForeignCheckpoint | None":
             fix="give a folder that you may read",
         ) from None
     return found
-
-
-def _with(verdict: "Verdict", notes: list[str]) -> "Verdict":
-    from dataclasses import replace
-
-    return replace(verdict, why=[*verdict.why, *notes])
-
-
-def _lines(verdict: "Verdict") -> "list[str]":
-    words = {
-        "compatible": "compatible: the job goes on from it as it is",
-        "convertible": "convertible: the job goes on from it after what is below",
-        "not": "not: the job cannot go on from it",
-    }
-    facts = {
-        "checkpoint": verdict.checkpoint,
-        "written by": verdict.wrote,
-        "read by": verdict.wants,
-        "goes on": verdict.keeps,
-    }
-    lines = [words[verdict.fit]]
-    lines += [f"  {name:<11} {value}" for name, value in facts.items() if value]
-    lines += [
-        f"  {'why' if number == 0 else '':<11} {each}" for number, each in enumerate(verdict.why)
-    ]
-    lines += [
-        f"  {'run' if number == 0 else '':<11} {each}"
-        for number, each in enumerate(verdict.commands)
-    ]
-    return lines

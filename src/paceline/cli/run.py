@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Print exactly what would be submitted or started, and where, and end.",
 )
+@click.option("--verbose", is_flag=True, help="Print the whole plan before the run.")
 @runs_option
 @set_option
 @json_option
@@ -133,6 +134,7 @@ def command(
     looks: bool | None,
     allowed: tuple[str, ...],
     dry_run: bool,
+    verbose: bool,
     runs: Path,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -168,6 +170,7 @@ def command(
         out=out,
         runs=runs,
         reports=reports,
+        verbose=verbose,
         json=as_json,
     )
     if source is not None and (resume is not None or script is not None):
@@ -234,6 +237,7 @@ class _Asked:
     out: Path | None
     runs: Path
     reports: bool
+    verbose: bool
     json: bool
 
     def show(self, place: str, job: "Job | Script", plan: "Plan | None", folder: Path) -> int:
@@ -246,6 +250,7 @@ class _Asked:
 def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     import shutil
 
+    from paceline.check.preflight.look import keep_look, look_before_run
     from paceline.cli.job_input import convert_weights, count_samples_at
     from paceline.cli.run_job import (
         begin_with,
@@ -255,7 +260,6 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         with_alerts,
         with_hosts_of,
     )
-    from paceline.cli.run_preflight import keep_look, look_here
     from paceline.errors import JobError
     from paceline.launch.places import find_place
     from paceline.record.run import create_run, fresh_name
@@ -275,11 +279,14 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         return asked.show(place, job, plan, folder)
     data = data or find_data_there(job, place)
     folder = asked.out or asked.runs
-    looked = look_here(job, plan, folder, asked.looking) if place == "local" else None
+    looked = None
+    if place == "local" and asked.looking.wanted is not False:
+        looked = look_before_run(job, plan, folder, asked.looking.allowed)
     run = create_run(job, plan, folder=asked.out, runs=asked.runs, data=data)
     if source is not None:
         begin_with(run, source)
-    keep_look(run, looked)
+    if looked is not None:
+        keep_look(run, looked)
     if kind == "queued":
         return _hand_over(place, job, plan, run, asked, is_new=True)
     try:
@@ -336,8 +343,8 @@ def _start_script(program: "Script", asked: _Asked) -> int:
 
 
 def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
+    from paceline.check.preflight.look import keep_look, look_before_run
     from paceline.cli.run_job import go_on, refuse_hosts
-    from paceline.cli.run_preflight import keep_look, look_here
     from paceline.errors import JobError
     from paceline.launch.handover import check_not_queued
     from paceline.launch.places import find_place
@@ -374,8 +381,8 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         return asked.show(place, job, plan, run.path)
     if kind == "queued":
         return _hand_over(place, job, plan, run, asked, is_new=False)
-    if place == "local":
-        keep_look(run, look_here(job, plan, run.path, asked.looking))
+    if place == "local" and asked.looking.wanted is not False:
+        keep_look(run, look_before_run(job, plan, run.path, asked.looking.allowed))
     return _attend(place, job, plan, run, asked, resumed=True)
 
 
@@ -383,18 +390,29 @@ def _attend(
     place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: _Asked, *, resumed: bool
 ) -> int:
     """Run it to its end from here."""
+    from paceline.check.preflight.look import inspection_of
     from paceline.cli.progress import ProgressView
-    from paceline.cli.run_preflight import inspection_of
     from paceline.launch.attached import run_attached
+    from paceline.record.events import read_events
 
-    view = ProgressView(job=job, run=run, plan=plan, to_stderr=asked.json)
-    view.opening(resumed=resumed)
+    inspection, looking = None, asked.looking
+    if looking.wanted is not False and place != "local":
+        calls = looking.wanted is True
+        inspection = inspection_of(job, plan, place, run, calls=calls, allowed=looking.allowed)
+    view = ProgressView(
+        job=job,
+        run=run,
+        plan=plan,
+        before=read_events(run.events_file) if resumed else None,
+        to_stderr=asked.json,
+        verbose=asked.verbose,
+    )
     state = run_attached(
         job,
         plan,
         run,
         place=place,
-        inspection=inspection_of(job, plan, place, run, asked.looking),
+        inspection=inspection,
         on_event=view.event,
         on_progress=view.progress,
         on_note=view.note,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paceline.cli.options import PathName, json_option
+from paceline.cli.screen import say
 from paceline.errors import JobError
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def command(ranks: int | None, on_cpu: bool, keep: Path | None, as_json: bool) -
     machine = find_local_machine()
     accelerator, num_ranks = choose_ranks(machine, ranks, on_cpu=on_cpu)
     with _folder(keep) as folder:
-        found = run_selftest(
-            machine, accelerator, num_ranks, folder, lambda text: click.echo(text, err=True)
-        )
+        found = run_selftest(machine, accelerator, num_ranks, folder, say)
     if as_json:
         click.echo(json.dumps({"passed": found.is_passed, **asdict(found)}, indent=2))
     else:

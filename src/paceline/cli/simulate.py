@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+from paceline.cli.screen import say
 
 if TYPE_CHECKING:
     from paceline.simulation.costs import System
@@ -177,7 +178,7 @@ def command(
         )
         case = study.with_phases(case, dict(changed))
         cases.append(case)
-        results += study.answer(case, question, lambda line: click.echo(line, err=True))
+        results += study.answer(case, question, say)
     if as_json:
         click.echo(json.dumps(_data(question, cases, results), indent=2))
         return

@@ -11,6 +11,7 @@ import click
 from paceline.cli.job_input import read_job
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 from paceline.cli.output_file import check_can_write
+from paceline.cli.screen import say
 
 if TYPE_CHECKING:
     from paceline.check.verify.judge import Verdict
@@ -94,9 +95,7 @@ def command(
     job = read_job(job_file, overrides)
     plan = _plan(job)
     case = _on_device(small_case(job, plan, ranks=ranks, steps=steps, overrides=layout))
-    facts = verify_on_ranks(
-        case, limit_s=timeout_s, on_progress=lambda line: click.echo(line, err=True)
-    )
+    facts = verify_on_ranks(case, limit_s=timeout_s, on_progress=say)
     if facts_file is not None:
         write_facts(facts_file, facts)
     verdict = judge(facts)

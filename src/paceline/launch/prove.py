@@ -8,15 +8,63 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import IO, Any
 
 import msgspec
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+from paceline.launch.factory import measure_factory
+from paceline.plan import plan_job
+from paceline.prove.compare import Compared, compare
 from paceline.prove.proof import Proof, Request
+from paceline.prove.request import request_of
+from paceline.spec import Job
 from paceline.spec.packages import need_package
+from paceline.units import format_bytes
 
 _TIMEOUT_S = 1800
+
+
+def prove_job(
+    read: Callable[[], Job],
+    *,
+    must_fit: bool = True,
+    whole: bool = False,
+    wants_trace: bool = False,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Proof, Compared]:
+    """The proof of the layout that is planned for a job, beside the planner's estimate.
+
+    Args:
+        read: Reads the job; called while the helper starts.
+        must_fit: Refuse a layout that does not fit by the estimate; else a note says so.
+        whole: Trace every block.
+        wants_trace: Keep the simulated step.
+        on_progress: Called with a line for every pipeline stage.
+
+    Raises:
+        PacelineError: The job is wrong, or it cannot be proved.
+    """
+    with Prover(on_progress=on_progress) as prover:
+        job = read()
+        facts = measure_factory(job) if job.spec.model.factory is not None else None
+        plan = plan_job(job, facts, must_fit=must_fit)
+        proof = prover.prove(request_of(job, plan, whole=whole, wants_trace=wants_trace))
+    needed = plan.estimate.memory.known_bytes
+    if needed > plan.limit_bytes:
+        note = (
+            f"by the estimate this layout does not fit: {format_bytes(needed)} a rank, of "
+            f"{format_bytes(plan.limit_bytes)} that may be used"
+        )
+        proof = replace(proof, notes=(*proof.notes, note))
+    return proof, compare(proof, plan)
+
+
+def proof_data(proof: Proof, compared: Compared) -> bytes:
+    """What `prove --json` prints."""
+    data = {"proof": proof, "compared": compared, "fits": compared.fits}
+    return msgspec.json.format(msgspec.json.encode(data), indent=2)
 
 
 class Prover:

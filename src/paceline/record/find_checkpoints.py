@@ -74,3 +74,8 @@ def checkpoint_of_run(run: Path, *, step: int | None = None, best: bool = False)
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is, or once was, one checkpoint."""
     return any((path / name).exists() for name in (MANIFEST, COMMIT, ".metadata"))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a folder is a checkpoint that Paceline wrote, or began to write."""
+    return (path / MANIFEST).exists() or (path / COMMIT).exists()

@@ -33,6 +33,31 @@ def format_plan(plan: Plan) -> str:
     )
 
 
+def plan_summary(plan: Plan) -> list[str]:
+    """The plan in six lines: what runs where, with how much memory, how fast, and for how long."""
+    cluster, price = plan.cluster, plan.estimate
+    place = "this machine" if cluster.is_local else "declared, not this machine"
+    memory = price.memory.total_bytes
+    needs = "unknown" if memory is None else f"{format_bytes(memory)} a rank, estimated"
+    pace = "unknown for this model or accelerator"
+    if price.step_s is not None:
+        pace = f"{format_seconds(price.step_s)} a step"
+        if price.tokens_per_s is not None:
+            pace += f", {format_count(price.tokens_per_s)} tokens/s"
+        pace += ", estimated"
+    whole = [] if plan.wall_s is None else [f"{format_seconds(plan.wall_s)} in all, estimated"]
+    if plan.cost is not None:
+        whole.append(f"${format_amount(plan.cost.usd)} at {plan.cost.provider}")
+    return [
+        _row("layout", plan.layout.name + _offloaded(plan)),
+        _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
+        _row("batch", _batch_equation(plan.layout)),
+        _row("memory", f"{needs}, of {format_bytes(plan.limit_bytes)} that may be used"),
+        _row("time", pace),
+        _row("run", "; ".join([*whole, "--verbose shows the whole plan"])),
+    ]
+
+
 def _row(label: str, text: str) -> str:
     return f"{label:<12}{text}"
 

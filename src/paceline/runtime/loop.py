@@ -33,6 +33,7 @@ from paceline.runtime.recovery.safekeeping import Safekeeping
 from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step, Trainer
 from paceline.runtime.step_hooks import RunHooks
+from paceline.runtime.step_printer import StepPrinter
 from paceline.runtime.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Loop:
         self._optimizer = optimizer
         self._unit = "tokens" if tokens_per_sample else "samples"
         self._units_per_step = here.plan.layout.global_batch * (tokens_per_sample or 1)
+        self._printer = StepPrinter(here.job.spec.train.steps, self._unit)
         self._schedule = schedule
         self._evaluation = Evaluation(here, model, evaluate, source_weights)
         self._job_digest = training_digest(here.job)
@@ -362,6 +364,7 @@ class Loop:
     def _report(self, step: Step) -> None:
         self._here.on_step(step)
         rate = self._units_per_step / step.seconds
+        self._printer.step_done(step.number, step.loss, rate)
         self._here.line.send(
             say.StepDone(
                 step=step.number,

@@ -4,8 +4,9 @@ import pytest
 
 from paceline.catalog.failure import load_failures
 from paceline.check.diagnose.conclusion import Confidence
-from paceline.check.diagnose.diagnose import Log, diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.patterns import all_patterns, make_matcher
+from paceline.record.log_files import Log
 
 INTERLEAVED = """\
 [rank1]: Traceback (most recent call last):

@@ -4,8 +4,9 @@ import json
 import os
 import pickle
 
-from paceline.check.diagnose.diagnose import Log, diagnose, diagnose_text
+from paceline.check.diagnose.diagnose import diagnose, diagnose_text
 from paceline.check.diagnose.flight import of_newest_generation, read_dump
+from paceline.record.log_files import Log
 from paceline.report.diagnose_text import diagnosis_lines
 
 IN_TORCH = "/opt/lib/python3.10/site-packages/torch/distributed/distributed_c10d.py"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.check.diagnose.diagnose import Log, diagnose
+from paceline.check.diagnose.diagnose import diagnose
+from paceline.record.log_files import Log
 
 HANGS = Path(__file__).parent.parent / "hangs"
 GUILTY = {

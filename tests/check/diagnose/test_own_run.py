@@ -2,8 +2,9 @@
 
 import msgspec
 
-from paceline.check.diagnose.diagnose import Log, diagnose
+from paceline.check.diagnose.diagnose import diagnose
 from paceline.record.events import FaultInjected, RunFinished, WorkerLost
+from paceline.record.log_files import Log
 
 
 def lost(**changes):

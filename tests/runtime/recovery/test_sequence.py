@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.check.diagnose.flight import last_calls, read_dump
-from paceline.cli.log_files import find_logs
+from paceline.record.log_files import find_logs
 from paceline.runtime.recovery.sequence import collectives, keep_dump
 
 

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.check.diagnose.conclusion import Diagnosis
 from paceline.check.diagnose.flight import (
@@ -28,22 +28,13 @@ from paceline.check.diagnose.own_run import is_events, read_own_run
 from paceline.check.diagnose.scan import Scan
 from paceline.check.diagnose.seen import ErrorLine, Found, Seen, Source
 from paceline.check.diagnose.stacks import Stack, compare, has_stacks, read_stacks
+from paceline.record.log_files import Log
 
 _EVENTS_BYTES = 256 << 20
 """Of a run's events that are read: some million of them."""
 
 _STACKS_BYTES = 64 << 20
 """Of stacks that are read whole: some 100,000 threads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """One log to read."""
-
-    name: str
-    blocks: Iterable[bytes]
-    rank: int | None = None
-    host: str | None = None
 
 
 def diagnose(logs: Iterable[Log], *, hyperscan: bool = True) -> Diagnosis:

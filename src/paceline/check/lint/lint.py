@@ -1,10 +1,11 @@
 """`lint`: what will go wrong in these files. They are handed over as bytes; nothing is opened."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from paceline.check.finding import Finding, Severity, in_reading_order
+from paceline.check.finding import Finding, Severity, finding_data, in_reading_order
 from paceline.check.lint.across import (
     check_across,
     context_for,
@@ -71,6 +72,23 @@ class Linted:
     unread: list[Unread]
     kinds: Mapping[str, str]
     """Path -> what it was read as: `python`, `accelerate`, `shell` ..."""
+
+
+def linted_data(
+    linted: Linted, shown: Sequence[Finding], unread: Sequence[Unread]
+) -> dict[str, Any]:
+    """What `lint --json` prints.
+
+    Args:
+        shown: The findings that are asked for.
+        unread: What could not be read, also of files that were never handed over.
+    """
+    return {
+        "findings": [finding_data(each) for each in shown],
+        "answered": [finding_data(each) for each in linted.answered],
+        "unread": [{"path": each.path, "line": each.line, "what": each.what} for each in unread],
+        "files": dict(linted.kinds),
+    }
 
 
 def lint(sources: Mapping[str, bytes], context: Context) -> list[Finding]:

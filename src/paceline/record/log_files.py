@@ -7,12 +7,14 @@ import select
 import stat
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paceline.check.diagnose.diagnose import Log
-from paceline.check.diagnose.scan import BLOCK_BYTES
 from paceline.errors import JobError
+
+_BLOCK_BYTES = 1 << 20
+"""Read at once. A guess: large enough that calls cost nothing, small beside memory."""
 
 MAX_FILES = 100_000
 """Files of one folder that are read: more ranks than any job has had."""
@@ -26,6 +28,16 @@ _NO_LOGS = {"job.yaml", "plan.json", "run.json", "control.json", "requirements.t
 _RANK = re.compile(r"(?:^|[-_./])(?:global_)?rank[-_.=]?(\d+)(?=\D|$)")
 _FOLDER_RANK = re.compile(r"(?:^|/)attempt_\d+/(\d+)/|/(\d+)/std(?:out|err)(?:\.log)?$")
 _HOST = re.compile(r"(?:^|[-_./])((?:node|host|worker|gpu)[-_]?\d+)(?=\D|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """One log to read."""
+
+    name: str
+    blocks: Iterable[bytes]
+    rank: int | None = None
+    host: str | None = None
 
 
 def find_logs(names: Iterable[str], runs: Path) -> list[Log]:
@@ -154,7 +166,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
         file.seek(0)
         if start == b"\x1f\x8b":
             with gzip.open(file) as unpacked:
-                while piece := unpacked.read1(BLOCK_BYTES):
+                while piece := unpacked.read1(_BLOCK_BYTES):
                     yield piece
         else:
             yield from _pieces(file)
@@ -180,5 +192,5 @@ def _blocks_of_input() -> Iterator[bytes]:
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(BLOCK_BYTES):
+    while piece := file.read(_BLOCK_BYTES):
         yield piece

@@ -1,0 +1,134 @@
+"""One line of plain text for each event that a person wants to see."""
+
+from paceline.record import events as log
+from paceline.record.checkpoints import checkpoint_name
+from paceline.report.alert_text import describe_alert
+from paceline.units import counted, format_seconds
+
+
+def describe(event: log.AnyEvent) -> str | None:
+    """One line for a person, or None for what only the record wants."""
+    match event:
+        case log.TrainingStarted():
+            origin = f"from {event.checkpoint or _ORIGINS.get(event.source, event.source)}"
+            return (
+                f"{event.world_size} rank{'s' if event.world_size > 1 else ''} met over "
+                f"{event.backend}; "
+                f"training from step {event.first_step}, {origin}"
+            )
+        case log.CheckpointRefused():
+            return f"checkpoint {event.checkpoint} refused: {event.reason}"
+        case log.CheckpointFailed():
+            return (
+                f"checkpoint of step {event.step} not written: {event.reason}; training continues"
+            )
+        case log.CheckpointCopyFailed():
+            return f"checkpoint of step {event.step} not copied, training continues: {event.reason}"
+        case log.Evaluated():
+            parts = ", ".join(f"{name} {loss_text(loss)}" for name, loss in event.by_source.items())
+            text = f"eval loss after step {event.step}: {loss_text(event.loss)}"
+            if event.accuracy is not None:
+                text += f", accuracy {event.accuracy:.1%}"
+            return f"{text} ({parts})" if parts else text
+        case log.StoppedEarly():
+            return f"stopping early after step {event.step}: {early_text(event)}"
+        case log.BaselineEvaluated():
+            return f"eval loss of a {event.name} (baseline): {event.loss:.4f}"
+        case log.Noted():
+            return f"note: {event.text}"
+        case log.StepRefused():
+            return f"step {event.step} refused by all ranks: {event.reason}"
+        case log.FaultInjected():
+            who = f"rank {event.rank}" if event.rank >= 0 else "a spare"
+            return f"drill: {event.fault}, at {who} (pid {event.pid})"
+        case log.WorkerStuck():
+            return (
+                f"rank {event.rank} is stuck ({event.kind}): in {event.phase} of step "
+                f"{event.step} for {format_seconds(event.waited_s)}"
+            )
+        case log.StragglerNamed():
+            does = "; a spare takes its rank" if event.evicted else ""
+            return f"rank {event.rank} is {event.factor:.2f} times as slow as its peers{does}"
+        case log.WorkerLost():
+            return (
+                f"rank {event.rank} lost ({event.cause}): {event.how}; "
+                f"it had finished step {event.last_step}"
+            )
+        case log.WorldChanged():
+            ranks = f"{event.num_ranks} rank{'s' if event.num_ranks > 1 else ''}"
+            return f"continues with {ranks} ({event.layout}), the same global batch: {event.reason}"
+        case log.ExactnessChanged():
+            return f"from here on equal to rounding, no longer to the bit: {event.reason}"
+        case log.NodeSetAside():
+            goes = "what it loses goes to other nodes"
+            if event.is_only:
+                goes = "the run has no other, and its ranks stay there; look at its hardware"
+            return (
+                f"node {event.node} failed {event.strikes} times within "
+                f"{format_seconds(event.window_s)}: {goes}"
+            )
+        case log.GpuHealth():
+            sign = "; a strike against its node" if event.is_fatal else ""
+            return f"node {event.node}, GPU {event.gpu}: {event.what} {event.value}{sign}"
+        case log.BatchSkipped():
+            ids = ", ".join(map(str, event.samples))
+            return f"step {event.step} is skipped by all ranks: poison batch, sample ids {ids}"
+        case log.Recovered():
+            return _describe_recovery(event)
+        case log.ControllerReplaced():
+            return (
+                f"the controller was killed; another one took over after "
+                f"{format_seconds(event.away_s)}, and training continued"
+            )
+        case log.StopAsked():
+            return f"{event.by}: stopping at the next step boundary; again to stop at once"
+        case _:
+            return describe_alert(event)
+
+
+def early_text(event: log.StoppedEarly) -> str:
+    """Why training stopped before its last step, and where the best checkpoint is."""
+    waited = counted(event.waited, "evaluation")
+    text = f"no improvement in {waited}; lowest {loss_text(event.best_loss)} after step "
+    kept = f" ({checkpoint_name(event.best_step)})" if event.best_step else ", before training"
+    return f"{text}{event.best_step}{kept}"
+
+
+def _describe_recovery(event: log.Recovered) -> str:
+    parts = [
+        ("fence", event.fence_s),
+        ("meet", event.start_s),
+        ("state", event.restore_s),
+        ("first step", event.first_step_s),
+    ]
+    if event.detect_s is not None:
+        parts.insert(0, ("detect", event.detect_s))
+    shown = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts)
+    lost = (
+        f"{event.steps_lost} finished steps repeated from step {event.resumed_from_step}"
+        if event.steps_lost
+        else f"no finished step lost, state from {_SOURCES.get(event.source, event.source)}"
+    )
+    return f"recovered in {format_seconds(event.downtime_s)} ({shown}); {lost}"
+
+
+_ORIGINS = {
+    "own": "where they were",
+    "replica": "where they were",
+    "memory": "the newest step in memory",
+    "checkpoint": "a checkpoint",
+    "initial": "the initial state",
+}
+
+_SOURCES = {
+    "own": "the ranks themselves",
+    "replica": "a replica",
+    "memory": "memory",
+    "checkpoint": "a checkpoint",
+    "initial": "the seed",
+}
+
+
+def loss_text(loss: float | None) -> str:
+    """Four digits; None is a loss that is not finite."""
+    return "not finite" if loss is None else f"{loss:.4f}"

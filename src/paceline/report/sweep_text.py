@@ -1,0 +1,55 @@
+"""A sweep of all-reduce as plain text."""
+
+from paceline.plan import Plan
+from paceline.record.sweep import Sweep
+from paceline.report.table import format_table
+from paceline.units import format_bytes, format_seconds
+
+
+def sweep_lines(sweep: Sweep, plan: Plan | None) -> list[str]:
+    """What was measured size by size, beside what the plan takes for this machine."""
+    rows: list[tuple[str, ...]] = [("size", "time", "algbw GB/s", "busbw GB/s", "repeats")]
+    for row in sweep.rows:
+        rates = (row.algbw_bytes_per_s / 1e9, row.busbw_bytes_per_s / 1e9)
+        rows.append(
+            (
+                format_bytes(row.bytes),
+                format_seconds(row.seconds),
+                *(f"{rate:.3f}" for rate in rates),
+                str(row.repeats),
+            )
+        )
+    best = sweep.best_bytes_per_s
+    found = [
+        f"{sweep.world_size} ranks, {sweep.backend} on {sweep.device}, torch {sweep.torch}",
+        format_table(rows),
+        f"best bus bandwidth: {best / 1e9:.3g} GB/s (measured)"
+        if sweep.world_size > 1
+        else "one rank sends nothing: there is no bus bandwidth, and algbw is its own memory's",
+    ]
+    link = None if plan is None else plan.cluster.link_bytes_per_s
+    if plan is not None and sweep.world_size > 1 and link and plan.cluster.is_local:
+        known = plan.cluster.known.get("link_bytes_per_s", "estimated")
+        found.append(
+            f"the plan takes {link / 1e9:.3g} GB/s between ranks of this machine ({known}): "
+            f"{best / link:.0%} of it were reached"
+        )
+    return found
+
+
+def expected_lines(plan: Plan) -> list[str]:
+    """What the plan takes for a cluster that is not this machine, which was measured."""
+    cluster = plan.cluster
+    rates = {
+        "link_bytes_per_s": "between ranks of a node, each rank and direction",
+        "network_bytes_per_s": "between nodes, each node and direction",
+    }
+    found = [f"the job's cluster is {cluster.accelerator}, and not this machine. Its plan expects:"]
+    for field, between in rates.items():
+        rate = getattr(cluster, field)
+        if field == "network_bytes_per_s" and cluster.num_nodes == 1:
+            continue
+        known = cluster.known.get(field, "estimated")
+        said = "unknown" if rate is None else f"{rate / 1e9:.3g} GB/s ({known})"
+        found.append(f"  {between}: {said}")
+    return found
