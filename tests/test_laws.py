@@ -13,6 +13,7 @@ ROOT = Path(paceline.__file__).parent
 ORDER = (
     "errors",
     "units",
+    "integrations",
     "spec",
     "catalog",
     "profile",
@@ -36,6 +37,7 @@ ORDER = (
 )
 TORCH_IN = {"prove", "runtime"}
 OUTSIDE_WORLD_IN = {
+    "integrations",
     "spec",
     "catalog",
     "prepare",

@@ -27,8 +27,10 @@ class Scene:
         return found
 
     def begin(self) -> None:
+        """All ranks start, and show progress."""
         self.feed(foreign.Begin())
         self.started()
+        self.feed(foreign.Printed(has_progressed=True, step=1))
 
     def started(self) -> None:
         for rank in range(self.state.setup.num_ranks):
@@ -98,6 +100,57 @@ def test_restarts_in_a_row_that_do_not_last_end_the_run_with_the_exit_code_of_a_
     assert scene.state.reason == "rank 0: exited with 1; 2 restart(s) in a row did not last"
 
 
+RAISED = foreign.Raised(rank=0, lines=("Traceback", "KeyError: 3"), words="KeyError: 3")
+
+
+def before_progress(returncode: int, raised: foreign.Raised | None = RAISED) -> Scene:
+    scene = Scene()
+    scene.feed(foreign.Begin())
+    scene.started()
+    scene.feed(foreign.Printed())
+    scene.feed(foreign.Exited(0, 1, returncode, raised=raised))
+    scene.feed(foreign.Exited(1, 1, -9))
+    return scene
+
+
+@pytest.mark.parametrize("returncode", [1, 2, -signal.SIGSEGV, -signal.SIGABRT])
+def test_an_error_before_any_progress_is_not_tried_again(returncode):
+    scene = before_progress(returncode)
+    assert (scene.state.outcome, scene.state.exit_code) == ("failed", 4)
+    assert sum(isinstance(action, foreign.Start) for action in scene.actions) == 1
+    reason = scene.of(log.RunFinished)[0].reason
+    assert "not started again" in reason
+    assert returncode < 0 or "KeyError: 3" in reason
+    assert scene.state.raised == RAISED
+
+
+@pytest.mark.parametrize(
+    ("returncode", "raised"),
+    [(-signal.SIGKILL, RAISED), (-signal.SIGTERM, None), (1, replace(RAISED, is_passing=True))],
+)
+def test_what_comes_from_outside_is_tried_again_even_before_any_progress(returncode, raised):
+    assert before_progress(returncode, raised).state.phase == "pausing"
+
+
+def test_an_attempt_that_lasted_counts_as_started_although_it_printed_nothing_we_know():
+    scene = Scene()
+    scene.feed(foreign.Begin())
+    scene.started()
+    scene.now += foreign.START_S
+    scene.exits(1, -9)
+    assert scene.state.phase == "pausing"
+
+
+def test_the_rank_that_raised_is_the_one_that_is_lost():
+    scene = Scene()
+    scene.begin()
+    raised = replace(RAISED, rank=1)
+    scene.feed(foreign.Exited(0, 1, 1, raised=raised))
+    (lost,) = scene.of(log.WorkerLost)
+    assert (lost.rank, lost.pid, lost.detail) == (1, 11, "KeyError: 3")
+    assert lost.how == "raised an exception; rank 0, which lost it, exited with 1"
+
+
 def test_an_attempt_that_lasted_gives_the_patience_back():
     scene = Scene()
     scene.begin()
@@ -128,6 +181,50 @@ def test_silence_is_looked_into_recorded_with_stacks_and_ended():
 def test_without_a_limit_silence_is_fine():
     scene = Scene()
     scene.begin()
+    assert scene.wait(1e6) == []
+
+
+def rhythmic(gap_s: float) -> Scene:
+    scene = Scene(replace(SETUP, silence_s="auto"))
+    scene.begin()
+    while scene.state.step < 6 or scene.now < 100 + foreign.START_S:
+        scene.now += gap_s
+        scene.feed(foreign.Printed(has_progressed=True, step=scene.state.step + 1))
+    return scene
+
+
+@pytest.mark.parametrize(("gap_s", "limit_s"), [(1.0, 600.0), (100.0, 2000.0)])
+def test_a_script_that_prints_steps_is_given_many_times_its_longest_pause(gap_s, limit_s):
+    scene = rhythmic(gap_s)
+    (noted,) = scene.of(log.Noted)
+    assert f"{max(600, 20 * gap_s) / 60:g} min" in noted.text
+    assert "--silence" in noted.text
+    assert scene.wait(limit_s - 1) == []
+    assert scene.wait(1) == [foreign.Look()]
+    scene.feed(foreign.Looked(1, {}))
+    assert scene.of(log.WorkerStuck)[0].limit_s == limit_s
+    assert scene.of(log.WorkerLost)[0].last_step == scene.state.step
+
+
+def test_after_a_hang_twice_the_silence_is_waited_for():
+    scene = rhythmic(1.0)
+    scene.wait(600)
+    scene.feed(foreign.Looked(1, {}))
+    assert scene.state.hangs == 1
+    scene.exits(-9, -9)
+    scene.wait(60)
+    scene.started()
+    for step in range(1, 7):
+        scene.feed(foreign.Printed(has_progressed=True, step=step))
+    assert scene.wait(1199) == []
+    assert scene.wait(1) == [foreign.Look()]
+
+
+def test_before_its_first_steps_a_script_may_load_and_compile_for_ever():
+    scene = Scene(replace(SETUP, silence_s="auto"))
+    scene.feed(foreign.Begin())
+    scene.started()
+    scene.feed(foreign.Printed())
     assert scene.wait(1e6) == []
 
 

@@ -9,6 +9,7 @@ import yaml
 from tests.run.scene import Record, Scene, is_alive, wait_until
 
 from paceline.record import events as log
+from paceline.record.script_profile import read_profile
 
 pytestmark = pytest.mark.ranks
 
@@ -22,6 +23,7 @@ for step in range(done + 1, 7):
     time.sleep(0.02)
     {fault}
     saved.write_text(str(step))
+    print(f"step {step}/6 loss={1 / step}", flush=True)
 print("done", rank, sys.argv[1:], flush=True)
 """
 
@@ -79,7 +81,8 @@ def test_a_script_runs_on_every_rank_with_its_arguments_and_shows_in_runs_and_re
     listed = scene.paceline("runs", "--runs", ".")
     assert "finished" in listed.stdout
     assert "unknown" in listed.stdout
-    assert "every process exited with 0" in record.output
+    assert "0.1667" in listed.stdout
+    assert "all processes exited with 0" in record.output
     page = scene.paceline("report", "run")
     assert page.returncode == 0
     assert "rank 1 started" in (record.folder / "report.html").read_text()
@@ -123,7 +126,7 @@ def test_a_silent_program_is_shown_where_it_stands_and_started_again(tmp_path):
 
 
 def test_a_program_that_always_fails_stops_after_the_restarts_allowed(tmp_path):
-    scene = script(tmp_path, fault="sys.exit(5)")
+    scene = script(tmp_path, fault="step > 1 and sys.exit(5)")
     options = ("--set", "recovery.max_restarts=1", "--set", "recovery.backoff=0.1s")
     record = run(scene, *options, code=7)
     assert "1 restart(s) in a row did not last" in record.output
@@ -189,3 +192,116 @@ def test_other_commands_say_that_a_command_job_is_not_theirs(tmp_path):
     done = scene.paceline("plan", "job.yaml")
     assert done.returncode == 2
     assert "J012" in done.stderr
+
+
+FAILS = """
+import os, sys, time
+print("rank", os.environ["RANK"], "begins", flush=True)
+if os.environ["RANK"] == "1":
+    raise ValueError("no such column: text")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "shown"),
+    [
+        ("x = = 3\n", "SyntaxError: invalid syntax", "train.py"),
+        (FAILS, "ValueError: no such column: text", "in <module>"),
+    ],
+    ids=["syntax", "rank-1"],
+)
+def test_an_error_before_the_first_step_is_shown_and_started_once(tmp_path, text, words, shown):
+    record = run(script(tmp_path, text), "--no-report", code=4)
+    assert len(record.of(log.WorkerStarted)) == 2
+    assert "not started again" in record.output
+    assert words in record.output
+    assert shown in record.output
+    assert "\ncause " in record.output  # what diagnose says
+    assert "paceline diagnose" in record.output
+
+
+def test_output_steps_and_losses_are_seen(tmp_path):
+    record = run(script(tmp_path), "--no-report")
+    assert "step 3/6 loss=0.333" in record.output
+    assert "rank 1 of 2" not in record.output  # in its log
+    assert [(line.step, line.num_steps) for line in record.metrics] == [(n, 6) for n in range(1, 7)]
+    assert record.finished.step == 6
+    scene = Scene(tmp_path)
+    assert "6 of 6, loss 0.1667" in scene.paceline("status", "run").stdout
+
+
+def test_all_ranks_are_shown_each_behind_its_number(tmp_path):
+    record = run(script(tmp_path), "--no-report", "--ranks", "all")
+    assert "rank 0: step 3/6" in record.output
+    assert "rank 1: step 3/6" in record.output
+    with_none = run(script(tmp_path / "none"), "--no-report", "--ranks", "none")
+    assert "step 3/6" not in with_none.output
+
+
+LOGS = """
+import paceline
+for step in range(1, 4):
+    print(f"step {step} loss=9.0", flush=True)
+    paceline.log({"reward/mean": 0.5}, loss=1 / step, step=step, steps=3)
+paceline.log(eval_loss=0.25)
+paceline.log(checkpoint="saved/last.pt")
+"""
+
+
+def test_what_a_script_logs_counts_before_what_it_prints(tmp_path):
+    record = run(script(tmp_path, LOGS), "--no-report")
+    assert [line.loss for line in record.metrics] == [1.0, 0.5, 1 / 3]
+    assert [line.logged for line in record.metrics] == [{"reward/mean": 0.5}] * 3
+    assert record.metrics[-1].num_steps == 3
+    (evaluated,) = record.of(log.Evaluated)
+    (saved,) = record.of(log.CheckpointSaved)
+    assert (evaluated.step, evaluated.loss) == (3, 0.25)
+    assert (saved.step, saved.checkpoint) == (3, "saved/last.pt")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--script", "train.py", "--ranks", "2"), "ranks from 0 to 0"),
+        (("--script", "train.py", "--ranks", "some"), "--ranks takes all, none"),
+        (("--script", "train.py", "--silence", "soon"), "not a duration"),
+        (("job.yaml", "--ranks", "all"), "--ranks goes with --script"),
+        (("job.yaml", "--silence", "10m"), "--silence goes with --script"),
+    ],
+)
+def test_a_wrong_option_of_scripts_is_refused_before_anything_starts(tmp_path, options, said):
+    scene = script(tmp_path)
+    done = scene.paceline("run", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+STEPS = """
+import sys, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("as", __name__, sys.argv, flush=True)
+"""
+
+
+def test_a_script_is_profiled_without_a_change(tmp_path):
+    record = run(script(tmp_path, STEPS), "--profile", "--no-report", "--", "9", nproc=1)
+    assert "as __main__ ['train.py', '9']" in record.output
+    profile = read_profile(record.folder)
+    assert profile is not None
+    assert (profile.steps, profile.after) == (5, 3)
+    phases = {part.name: part.seconds for part in profile.phases}
+    assert phases["backward"] > 0
+    assert phases["optimizer"] > 0
+    assert sum(phases.values()) == pytest.approx(profile.step_s)
+    assert "5 steps of rank 0, after 3" in record.output
+
+
+def test_too_few_steps_are_no_profile(tmp_path):
+    record = run(script(tmp_path, STEPS), "--profile", "--no-report", "--", "2", nproc=1)
+    assert "not measured: only 2 optimizer steps" in record.output

@@ -55,6 +55,8 @@ def write_report(run: "RunFolder", out: Path | None = None) -> Path:
     """
     from paceline.record.events import read_events
     from paceline.record.gather import gather, write_page
+    from paceline.record.metrics import read_metrics
+    from paceline.record.script_profile import read_profile
     from paceline.report.page import render_page
     from paceline.report.script_page import render_script_page
 
@@ -66,6 +68,20 @@ def write_report(run: "RunFolder", out: Path | None = None) -> Path:
             folder=str(run.path),
             job_text=run.job_file.read_text(encoding="utf-8"),
             events=read_events(run.events_file),
+            metrics=read_metrics(run.metrics_file),
+            profile=read_profile(run.path),
         )
         return write_page(target, page)
     return write_page(target, render_page(gather(run)))
+
+
+def try_report(run: "RunFolder", *, wanted: bool) -> tuple[Path | None, str | None]:
+    """A run's page at its end, or why there is none."""
+    if not wanted:
+        return None, "`paceline report RUN` writes it"
+    try:
+        return write_report(run), None
+    except ImportError as error:
+        return None, f"{error.name} is not installed: pip install matplotlib Jinja2"
+    except OSError as error:
+        return None, f"it cannot be written: {error.filename}: {error.strerror}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--script",
     type=PathName(path_type=Path),
     help="Start this Python script, which need not know Paceline, instead of a job; its arguments "
-    "follow `--`.",
+    "follow `--`. Output, steps and losses are shown as they come.",
 )
 @click.option(
     "--with",
@@ -34,7 +34,29 @@ if TYPE_CHECKING:
     help="With --script: start it through this engine's launcher, on the ranks planned for JOB.",
 )
 @click.option(
-    "--nproc", type=click.IntRange(min=1), help="With --script: how many processes. [default: 1]"
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="With --script: how many processes. [default: one for each GPU, or 1]",
+)
+@click.option(
+    "--ranks",
+    metavar="RANKS",
+    help="With --script: whose output is shown: all (with the rank before each line), none, or "
+    "numbers such as 0,3. Every rank's is in the run's logs/. [default: 0]",
+)
+@click.option(
+    "--profile",
+    "profiles",
+    is_flag=True,
+    help="With --script: run a few steps of rank 0 under torch.profiler and show where their time "
+    "goes, phases and communication. The script stays as it is.",
+)
+@click.option(
+    "--silence",
+    metavar="TIME",
+    help="With --script: start all processes again when none has printed anything for so long "
+    "(30m), or off. [default: auto: 20 times the longest pause between prints, at least 10m, once "
+    "steps or losses are printed]",
 )
 @click.option(
     "--resume",
@@ -123,6 +145,9 @@ def command(
     script: Path | None,
     engine: str | None,
     nproc: int | None,
+    ranks: str | None,
+    profiles: bool,
+    silence: str | None,
     resume: Path | None,
     checks: bool,
     source: Path | None,
@@ -151,7 +176,8 @@ def command(
       paceline run --resume runs/my-job-20261121-101500
       paceline run --resume runs/my-job-... --set cluster.per_node=1
       paceline run job.yaml --resume global_step100 --check
-      paceline run --script train.py --nproc 4 -- --lr 0.1
+      paceline run --script train.py -- --lr 0.1
+      paceline run --script train.py --nproc 4 --ranks all --silence 30m
       paceline run --script train_accelerate.py --with accelerate job.yaml -- --lr 0.1
       paceline run job.yaml --on ssh --hosts node-a,node-b
       paceline run job.yaml --alerts alerts.yaml
@@ -169,24 +195,30 @@ def command(
         source=source,
         out=out,
         runs=runs,
+        ranks=ranks,
         reports=reports,
         verbose=verbose,
         json=as_json,
     )
     if source is not None and (resume is not None or script is not None):
         raise click.UsageError("--from begins a new run of a job: leave --resume and --script out.")
+    only = {"--nproc": nproc, "--silence": silence, "--profile": profiles}
     if script is not None:
         if resume is not None:
             raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
         if engine is not None:
-            return _start_with(engine, script, job_file, arguments, nproc, overrides, asked)
+            _refuse_with(only)
+            return _start_with(engine, script, job_file, arguments, overrides, asked)
+        from paceline.cli.run_script import make_program
+
         given = [str(job_file), *arguments] if job_file is not None else []
-        _refuse_job_without_engine(given)
-        return _start_script(_script_of(script, given, nproc or 1, overrides), asked)
+        started = make_program(script, given, nproc, silence, overrides, profiles=profiles)
+        return _start_script(started, asked)
     if engine is not None:
         raise click.UsageError("--with goes with --script.")
-    if nproc is not None:
-        raise click.UsageError("--nproc goes with --script.")
+    for option, value in only.items():
+        if value:
+            raise click.UsageError(f"{option} goes with --script.")
     if arguments:
         raise click.UsageError(f"Got unexpected extra argument ({arguments[0]})")
     if checks:
@@ -208,22 +240,6 @@ def command(
     return _start_script(program, asked) if program else _start_job(job_file, overrides, asked)
 
 
-def _refuse_job_without_engine(given: list[str]) -> None:
-    """A job file without --with would be an argument of a script that runs unplanned.
-
-    What stands behind `--` is the script's own.
-    """
-    import sys
-
-    first = given[0] if given else ""
-    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
-    if first not in behind and first.endswith((".yaml", ".yml")):
-        raise click.UsageError(
-            f"{first} would only be an argument of the script: did you mean --with ENGINE, which "
-            f"plans the ranks for it? Arguments of the script's own follow `--`: -- {first}"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """What the command line says of a run, whatever it is of."""
@@ -236,9 +252,25 @@ class _Asked:
     source: Path | None
     out: Path | None
     runs: Path
+    ranks: str | None
     reports: bool
     verbose: bool
     json: bool
+
+    def check_is_job(self) -> None:
+        """
+        Raises:
+            UsageError: An option was given that is for scripts.
+        """
+        if self.ranks is not None:
+            raise click.UsageError("--ranks goes with --script; see `paceline logs RUN --rank N`.")
+
+    def attend(self, program: "Script", run: "RunFolder") -> int:
+        """Run a script to its end from here."""
+        from paceline.cli.run_script import ranks_shown, run_program
+
+        ranks = ranks_shown(self.ranks, program.spec.processes)
+        return run_program(program, run, ranks=ranks, reports=self.reports, as_json=self.json)
 
     def show(self, place: str, job: "Job | Script", plan: "Plan | None", folder: Path) -> int:
         """What would be submitted or started there."""
@@ -265,6 +297,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     from paceline.record.run import create_run, fresh_name
     from paceline.spec import load_job
 
+    asked.check_is_job()
     place = asked.place or "local"
     kind = find_place(place).kind
     asked.looking.check(place, is_job=True)
@@ -297,19 +330,22 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         raise
 
 
+def _refuse_with(only: dict[str, Any]) -> None:
+    for option, value in only.items():
+        if value:
+            raise click.UsageError(f"--with plans the ranks and starts them: leave {option} out.")
+
+
 def _start_with(
     engine: str,
     script: Path,
     job_file: Path | None,
     arguments: tuple[str, ...],
-    nproc: int | None,
     overrides: tuple[str, ...],
     asked: _Asked,
 ) -> int:
     from paceline.cli.run_with import prepare_with
 
-    if nproc is not None:
-        raise click.UsageError("--with plans the ranks: leave --nproc out.")
     if asked.alerts is not None:
         raise click.UsageError("--with takes the job's section `alerts`: leave --alerts out.")
     if asked.place not in (None, "local") or asked.hosts is not None or asked.dry_run:
@@ -317,11 +353,12 @@ def _start_with(
     program, run = prepare_with(
         engine, script, job_file, arguments, overrides, out=asked.out, runs=asked.runs
     )
-    return _run_script(program, run, asked.json, reports=asked.reports)
+    return asked.attend(program, run)
 
 
 def _start_script(program: "Script", asked: _Asked) -> int:
     from paceline.cli.run_job import refuse_hosts, with_alerts
+    from paceline.cli.run_script import check_program, ranks_shown
     from paceline.launch.places import find_place
     from paceline.record.run import create_script_run, fresh_name
 
@@ -330,21 +367,25 @@ def _start_script(program: "Script", asked: _Asked) -> int:
     asked.looking.check(place, is_job=False)
     refuse_hosts(asked.hosts, place)
     if find_place(place).kind == "queued":
+        if asked.ranks is not None or program.spec.profile:
+            raise click.UsageError(f"--ranks and --profile are for scripts here, not {place}.")
         if asked.dry_run:
             folder = asked.out or fresh_name(asked.runs, program.spec.name)
             return asked.show(place, program, None, folder)
         run = create_script_run(program, folder=asked.out, runs=asked.runs)
         return _hand_over(place, program, None, run, asked, is_new=True)
-    _check_script(program, place)
+    check_program(program, place)
+    ranks_shown(asked.ranks, program.spec.processes)
     if asked.dry_run:
         return asked.show(place, program, None, program.folder)
     run = create_script_run(program, folder=asked.out, runs=asked.runs)
-    return _run_script(program, run, asked.json, reports=asked.reports)
+    return asked.attend(program, run)
 
 
 def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     from paceline.check.preflight.look import keep_look, look_before_run
     from paceline.cli.run_job import go_on, refuse_hosts
+    from paceline.cli.run_script import check_program
     from paceline.errors import JobError
     from paceline.launch.handover import check_not_queued
     from paceline.launch.places import find_place
@@ -370,10 +411,11 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
             if asked.dry_run:
                 return asked.show(place, program, None, run.path)
             return _hand_over(place, program, None, run, asked, is_new=False)
-        _check_script(program, place)
+        check_program(program, place)
         if asked.dry_run:
             return asked.show(place, program, None, run.path)
-        return _run_script(program, run, asked.json, reports=asked.reports)
+        return asked.attend(program, run)
+    asked.check_is_job()
     if place != "srun":
         check_not_queued(run)
     job, plan = go_on(run, overrides, place=place, hosts=asked.hosts, alerts=asked.alerts)
@@ -392,6 +434,7 @@ def _attend(
     """Run it to its end from here."""
     from paceline.check.preflight.look import inspection_of
     from paceline.cli.progress import ProgressView
+    from paceline.cli.report import try_report
     from paceline.launch.attached import run_attached
     from paceline.record.events import read_events
 
@@ -420,7 +463,7 @@ def _attend(
     evaluate = job.spec.evaluate
     if state.outcome == "finished" and (evaluate.prompts is not None or evaluate.tasks):
         _show_outputs(run, view)
-    report, why_not = _write_report(run) if asked.reports else (None, _LATER)
+    report, why_not = try_report(run, wanted=asked.reports)
     view.closing(state, report, why_not)
     if asked.json:
         click.echo(json.dumps(_summary(run, report), indent=2))
@@ -473,68 +516,6 @@ def _hand_over(
     for verb in ("status", "logs", "stop"):
         click.echo(f"  paceline {verb} {shlex.quote(str(run.path))}")
     return 0
-
-
-_LATER = "`paceline report RUN` writes it"
-"""Said of a page that was not asked for."""
-
-
-def _script_of(
-    script: Path, arguments: list[str], nproc: int, overrides: tuple[str, ...]
-) -> "Script":
-    import re
-    import sys
-
-    from paceline.spec import make_script
-
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:64] or "script"
-    values = {
-        "name": name,
-        "command": [sys.executable, str(script), *arguments],
-        "processes": nproc,
-    }
-    job = make_script(values, Path.cwd(), overrides)
-    return job
-
-
-def _check_script(job: "Script", place: str) -> None:
-    from paceline.errors import JobError
-    from paceline.launch.foreign import check_script
-
-    if place != "local":
-        raise click.UsageError(f"--on {place} takes jobs of Paceline's own runtime only.")
-    JobError.raise_for(check_script(job))
-
-
-def _run_script(job: "Script", run: "RunFolder", as_json: bool, *, reports: bool) -> int:
-    from paceline.cli.script_progress import ScriptView
-    from paceline.launch.attached import versions
-    from paceline.launch.foreign import run_script
-    from paceline.launch.with_engine import check_started
-    from paceline.record.run import summarise
-
-    view = ScriptView(job=job, run=run, to_stderr=as_json)
-    view.opening()
-    state = run_script(job, run, versions=versions(), on_event=view.event)
-    if state.outcome != "interrupted":
-        check_started(job, run)
-    report, why_not = _write_report(run) if reports else (None, _LATER)
-    view.closing(state, report, why_not)
-    if as_json:
-        summary = asdict(summarise(run)) | {"report": str(report) if report else None}
-        click.echo(json.dumps(summary, indent=2))
-    return state.exit_code
-
-
-def _write_report(run: "RunFolder") -> tuple[Path | None, str | None]:
-    from paceline.cli.report import write_report
-
-    try:
-        return write_report(run), None
-    except ImportError as error:
-        return None, f"{error.name} is not installed: pip install matplotlib Jinja2"
-    except OSError as error:
-        return None, f"it cannot be written: {error.filename}: {error.strerror}"
 
 
 def _summary(run: "RunFolder", report: Path | None) -> dict[str, Any]:

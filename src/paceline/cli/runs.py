@@ -48,7 +48,7 @@ def _cells(row: "RunSummary") -> tuple[str, ...]:
     return (
         Path(row.folder).name,
         row.state,
-        f"{row.step}/{row.num_steps}" if row.num_steps else "-",
+        f"{row.step}/{row.num_steps}" if row.num_steps else str(row.step or "-"),
         "-" if row.loss is None else f"{row.loss:.4f}",
         "-" if row.held_out_loss is None else f"{row.held_out_loss:.4f}",
         str(row.restarts),

@@ -1,7 +1,9 @@
-"""What `paceline run` shows of a program that is not one of ours."""
+"""What `paceline run` shows of a person's own script: its output, what happened, how it ended."""
 
+import shlex
 import sys
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import click
@@ -11,25 +13,48 @@ from paceline.record import events as log
 from paceline.record.run import RunFolder
 from paceline.report.alert_text import describe_alert, summarise_alerts
 from paceline.spec import Script
-from paceline.units import format_seconds
+from paceline.units import counted, format_seconds
 
 
 class ScriptView:
-    """Turns events into lines for a person."""
+    """Shows output and events as they come."""
 
-    def __init__(self, *, job: Script, run: RunFolder, to_stderr: bool) -> None:
+    def __init__(
+        self, *, job: Script, run: RunFolder, ranks: Collection[int], to_stderr: bool
+    ) -> None:
+        """Args:
+        job: What runs.
+        run: Its folder.
+        ranks: Whose output is shown: as it is of one rank, with the rank before each line of many.
+        to_stderr: Leave standard output to JSON.
+        """
         self._job = job
         self._run = run
+        self._ranks = ranks
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._is_read = True
+        self._torn: dict[int, bytes] = {}
+        self._is_line_open = False
         self._began = time.monotonic()
 
     def opening(self) -> None:
-        """What is started, and where everything is kept."""
+        """What is started, and where its output is kept."""
         spec = self._job.spec
-        self._line(f"program     {' '.join(spec.command)}")
+        self._line(f"script      {shlex.join(spec.command)}")
         self._line(f"processes   {spec.processes}, started and ended together")
-        self._line(f"run folder  {self._run.path}")
+        self._line(f"logs        {self._run.logs}/rank-N.log; {self._shown()}")
+
+    def output(self, rank: int, content: bytes) -> None:
+        """What a rank has printed."""
+        if rank not in self._ranks:
+            return
+        if len(self._ranks) == 1:
+            self._print(content)
+            self._is_line_open = not content.endswith((b"\n", b"\r"))
+            return
+        *lines, self._torn[rank] = (self._torn.get(rank, b"") + content).split(b"\n")
+        for line in lines:
+            self._print(_last_frame(rank, line))
 
     def event(self, event: log.AnyEvent) -> None:
         """An event that a person wants to see."""
@@ -37,30 +62,71 @@ class ScriptView:
         if text is not None:
             self._line(f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {text}")
 
-    def closing(self, state: foreign.State, report: Path | None, why_not: str | None) -> None:
-        """How it ended. The report's path is the last line."""
-        restarts = f"{state.restarts} restart{'' if state.restarts == 1 else 's'}"
+    def ending(self, state: foreign.State) -> None:
+        """How it ended, and the end of the traceback of the rank that failed first."""
+        for rank, rest in sorted(self._torn.items()):
+            if rest:
+                self._print(_last_frame(rank, rest))
         self._line("")
         took = format_seconds(time.monotonic() - self._began)
-        self._line(f"{state.outcome}    {restarts}, {took}")
+        self._line(f"{state.outcome}    {counted(state.restarts, 'restart')}, {took}")
         if state.reason:
             self._line(f"why         {state.reason}")
         for text in summarise_alerts(log.read_events(self._run.events_file)):
             self._line(f"alerts      {text}")
         if state.outcome == "finished":
-            self._line("proof       every process exited with 0; what it computed is its own word")
+            self._line("proof       all processes exited with 0 (their results are not checked)")
+        if state.outcome == "failed" and state.raised is not None:
+            self._line(f"printed     by rank {state.raised.rank} at its end:")
+            self._lines(f"  {line}" for line in state.raised.lines)
+
+    def diagnosis(self, lines: Iterable[str]) -> None:
+        """What `paceline diagnose` concludes."""
+        self._lines(lines)
+        self._line(f"more        paceline diagnose {shlex.quote(str(self._run.path))}")
+
+    def profile(self, lines: Iterable[str]) -> None:
+        """Where a step's time goes."""
+        self._line("profile")
+        self._lines(f"  {line}" for line in lines)
+
+    def closing(self, state: foreign.State, report: Path | None, why_not: str | None) -> None:
+        """What to do next. The report's path is the last line."""
         self._line(f"logs        {self._run.logs}")
         if state.outcome == "interrupted":
-            self._line(f"go on       paceline run --resume {self._run.path}")
+            self._line(f"resume      paceline run --resume {shlex.quote(str(self._run.path))}")
         self._line(f"report      {report}" if report is not None else f"no report   {why_not}")
 
+    def _shown(self) -> str:
+        if not self._ranks:
+            return "none is shown (--ranks)"
+        hidden = self._job.spec.processes - len(self._ranks)
+        if not hidden:
+            return "shown here as it comes"
+        ranks = ", ".join(map(str, sorted(self._ranks)))
+        return f"rank {ranks} is shown here; --ranks all shows every rank"
+
+    def _lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._line(line)
+
     def _line(self, text: str) -> None:
+        start = "\n" if self._is_line_open else ""
+        self._is_line_open = False
+        self._print(f"{start}{text}\n".encode())
+
+    def _print(self, content: bytes) -> None:
         """To a reader that may have left: the run goes on."""
         if self._is_read:
             try:
-                click.echo(text, file=self._stream)
+                click.echo(content, file=self._stream, nl=False)
             except OSError:
                 self._is_read = False
+
+
+def _last_frame(rank: int, line: bytes) -> bytes:
+    """A line behind its rank; of a progress bar that was drawn over itself, the last picture."""
+    return b"rank %d: %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
 
 
 def _describe(event: log.AnyEvent) -> str | None:
@@ -68,7 +134,8 @@ def _describe(event: log.AnyEvent) -> str | None:
         case log.WorkerStarted():
             return f"rank {event.rank} is process {event.pid}, attempt {event.generation}"
         case log.WorkerLost():
-            return f"rank {event.rank} lost ({event.cause}): {event.how}"
+            words = f": {event.detail}" if event.detail else ""
+            return f"rank {event.rank} lost ({event.cause}): {event.how}{words}"
         case log.WorkerStuck():
             return f"rank {event.rank} (pid {event.pid}) stands at:\n{event.stacks}".rstrip()
         case log.Noted():

@@ -92,9 +92,10 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
         lines.append(("queue", f"not known: {standing.queue_silent}"))
     if standing.hosts:
         lines.append(("hosts", " ".join(standing.hosts.values())))
-    if run.num_steps:
+    if run.num_steps or run.step:
         loss = "" if run.loss is None else f", loss {run.loss:.4f}"
-        lines.append(("step", f"{run.step} of {run.num_steps}{loss}"))
+        steps = f" of {run.num_steps}" if run.num_steps else ""
+        lines.append(("step", f"{run.step}{steps}{loss}"))
     if standing.mfu is not None and standing.mfu_planned is not None:
         planned = f"{standing.mfu_planned:.1%} planned"
         lines.append(("MFU", f"{standing.mfu:.1%} measured over the newest steps, {planned}"))

@@ -1,11 +1,11 @@
-"""Programs that do not use our runtime: started together, watched, ended together, started again.
+"""People's own scripts: all ranks started together, watched, ended together, started again.
 
-`decide(state, event, now) -> actions`, pure like `core.py`. Such a program says nothing to us: what
-there is to see are its exits and its output. So when one rank ends badly, or none has printed
-anything for too long, all ranks of the attempt are ended, and after a pause all are started again;
-what they go on from is the program's own affair.
+`decide(state, event, now) -> actions`, pure like `core.py`. What is known of a script are its
+exits and its output. When one rank ends badly, or none has printed anything for too long, all ranks
+of the attempt are ended, and after a pause all are started again; the script loads its own
+checkpoint. An error before the first sign of progress would only come again: it ends the run.
 
-Leaves out: going on in place, which needs our runtime, and more than one machine.
+Leaves out: recovery in place, which needs our runtime, and more than one machine.
 """
 
 import signal
@@ -22,6 +22,22 @@ from paceline.record import events as log
 PROGRESS_S = 600.0
 """An attempt that lasted so long counts as progress. A guess, ten of the longest pauses."""
 
+START_S = 60.0
+"""An attempt that lasted so long has started, also without a line of progress that we understand.
+A guess: imports and a small model take less."""
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that others send. What a program does to itself (SIGSEGV, SIGABRT) would come again."""
+
+LEAST_SILENCE_S = 600.0
+"""The least that is learned for `auto`. A guess: above most evaluations and saves."""
+
+SILENCE_GAPS = 20
+"""How many times the longest pause between two prints so far is a hang. A guess."""
+
+_RHYTHM = 5
+"""Ticks with progress after which an attempt has a rhythm."""
+
 _STACKS_S = 2.0
 """How long ranks may take to be looked at before they are ended. A guess: py-spy takes 0.3 s."""
 
@@ -37,8 +53,9 @@ class Setup:
     max_restarts: int
     backoff_s: float = 1.0
     most_backoff_s: float = 60.0
-    silence_s: float | None = None
-    """Without a word of any rank for so long, the attempt hangs; None never says so."""
+    silence_s: float | Literal["auto"] | None = None
+    """Without a line of any rank for so long, the attempt hangs; `auto` learns it from the script's
+    own rhythm, None never ends it."""
 
     grace_s: float = 60.0
     versions: dict[str, str] = field(default_factory=dict)
@@ -67,8 +84,30 @@ class State:
     heard_s: float = 0.0
     """When a rank last printed something."""
 
+    longest_gap_s: float = 0.0
+    """The longest time between two prints after an attempt's first progress."""
+
+    num_progressed: int = 0
+    """Ticks of this attempt with progress."""
+
+    is_silence_noted: bool = False
+    hangs: int = 0
+    """Attempts that were ended for silence: each doubles what is learned."""
+
     due_s: float | None = None
     """When a pause, or patience, is over."""
+
+    step: int = 0
+    """The newest that the script has shown."""
+
+    has_progressed: bool = False
+    """Whether any attempt has shown progress: a step, a number, a checkpoint."""
+
+    is_hopeless: bool = False
+    """Whether this attempt ended in an error that another start would only repeat."""
+
+    raised: "Raised | None" = None
+    """What ended the newest attempt."""
 
     why: str | None = None
     stop_by: str | None = None
@@ -97,6 +136,21 @@ class NotStarted:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """What a rank printed at its end."""
+
+    rank: int
+    lines: tuple[str, ...]
+    """The end of its traceback, or of its output."""
+
+    words: str | None = None
+    """The line that names the error; None where no line does."""
+
+    is_passing: bool = False
+    """Whether it comes from outside of the script, so that another start may do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exited:
     rank: int
@@ -105,11 +159,19 @@ class Exited:
     """As in `subprocess`: negative is the signal."""
 
     out_of_memory: bool = False
+    raised: Raised | None = None
+    """What ended the attempt, as the logs of all ranks show it; None where they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
     """Some rank printed something since the last tick."""
+
+    has_progressed: bool = False
+    """Whether any of it was progress."""
+
+    step: int = 0
+    """The newest step it shows, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +256,9 @@ def _decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             return [loss, *_over(state, "failed", f"rank {rank}: {reason}")]
         case Exited() if event.attempt == state.attempt:
             return _exited(state, event, clock)
-        case Printed():
-            state.heard_s = clock.monotonic_s
+        case Printed(has_progressed, step):
+            state.step = step
+            return _printed(state, has_progressed, clock)
         case Looked() if event.attempt == state.attempt and state.phase == "looking":
             return _hangs(state, event.stacks, clock)
         case StopWanted(by):
@@ -212,9 +275,38 @@ def _decide(state: State, event: Happening, clock: Clock) -> list[Action]:
 def _start(state: State, clock: Clock) -> list[Action]:
     state.phase, state.due_s, state.why = "running", None, None
     state.attempt = state.setup.first_attempt + state.restarts
-    state.alive, state.ended = {}, {}
+    state.alive, state.ended, state.num_progressed = {}, {}, 0
     state.began_s = state.heard_s = clock.monotonic_s
     return [Start(state.attempt, state.restarts)]
+
+
+def _printed(state: State, has_progressed: bool, clock: Clock) -> list[Action]:
+    if state.num_progressed:
+        state.longest_gap_s = max(state.longest_gap_s, clock.monotonic_s - state.heard_s)
+    state.heard_s = clock.monotonic_s
+    if has_progressed:
+        state.has_progressed = True
+        state.num_progressed += 1
+    limit_s = silence_limit_s(state)
+    is_new = clock.monotonic_s - state.began_s < START_S  # of a script that is soon over
+    if state.setup.silence_s != "auto" or limit_s is None or is_new or state.is_silence_noted:
+        return []
+    state.is_silence_noted = True
+    text = (
+        f"if no rank prints anything for {limit_s / 60:g} min or more ({SILENCE_GAPS} times the "
+        "longest pause so far), all ranks are started again; --silence changes this"
+    )
+    return [Record(log.Noted(text=text))]
+
+
+def silence_limit_s(state: State) -> float | None:
+    """How long no rank may print anything now; None is for ever."""
+    asked = state.setup.silence_s
+    if asked != "auto":
+        return asked
+    if state.num_progressed < _RHYTHM:
+        return None
+    return max(LEAST_SILENCE_S, SILENCE_GAPS * state.longest_gap_s) * 2.0**state.hangs
 
 
 def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
@@ -222,10 +314,7 @@ def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
     state.ended[event.rank] = event.returncode
     actions: list[Action] = []
     if event.returncode != 0 and state.phase in ("running", "looking") and state.stop_by is None:
-        how = how_it_ended(event.returncode, out_of_memory=event.out_of_memory)
-        cause = "out of memory" if event.out_of_memory else "process"
-        actions.append(_lost(event.rank, how, pid=pid, cause=cause))
-        actions += _end(state, f"rank {event.rank}: {how}", clock)
+        actions += _failed(state, event, pid, clock)
     if len(state.ended) < state.setup.num_ranks:
         return actions
     if state.stop_by is not None:
@@ -233,6 +322,24 @@ def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
     if state.phase == "running":  # and so all exits were 0
         return [*actions, *_over(state, "finished", None)]
     return [*actions, *_try_again(state, clock)]
+
+
+def _failed(state: State, event: Exited, pid: int | None, clock: Clock) -> list[Action]:
+    """The first rank of an attempt ended badly: who began it, and why."""
+    rank, raised = event.rank, event.raised
+    how = how_it_ended(event.returncode, out_of_memory=event.out_of_memory)
+    if raised is not None and raised.rank != rank:
+        rank, pid = raised.rank, state.alive.get(raised.rank)
+        how = f"raised an exception; rank {event.rank}, which lost it, {how}"
+    words = raised.words if raised is not None and event.returncode > 0 else None
+    cause = "out of memory" if event.out_of_memory else "process"
+    state.raised = raised
+    lasted = clock.monotonic_s - state.began_s >= START_S
+    is_outside = -event.returncode in _FROM_OUTSIDE or (raised is not None and raised.is_passing)
+    state.is_hopeless = not (state.has_progressed or lasted or is_outside)
+    why = f"rank {rank}: {how}" + (f": {words}" if words else "")
+    lost = _lost(rank, how, pid=pid, cause=cause, step=state.step, detail=words)
+    return [lost, *_end(state, why, clock)]
 
 
 def _end(state: State, why: str, clock: Clock) -> list[Action]:
@@ -245,6 +352,8 @@ def _end(state: State, why: str, clock: Clock) -> list[Action]:
 
 def _try_again(state: State, clock: Clock) -> list[Action]:
     setup = state.setup
+    if state.is_hopeless and setup.max_restarts:
+        return _over(state, "failed", f"{state.why}; {_HOPELESS}")
     if state.failures > setup.max_restarts:
         tried = f"; {setup.max_restarts} restart(s) in a row did not last" if state.restarts else ""
         state.exit_code = CrashLoop.exit_code if setup.max_restarts else RunError.exit_code
@@ -252,13 +361,17 @@ def _try_again(state: State, clock: Clock) -> list[Action]:
     pause_s = min(setup.backoff_s * 2 ** (state.failures - 1), setup.most_backoff_s)
     state.phase, state.due_s = "pausing", clock.monotonic_s + pause_s
     state.restarts += 1
-    text = f"starting all ranks again in {pause_s:g} s, from what the program itself has saved"
+    text = f"starting all ranks again in {pause_s:g} s; the script loads its own checkpoint"
     noted = log.Noted(text=text)
     return [Record(noted)]
 
 
+_HOPELESS = "not started again: it failed before any sign of progress, and would likely do so again"
+
+
 def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
-    silence_s = clock.monotonic_s - state.heard_s
+    silence_s, limit_s = clock.monotonic_s - state.heard_s, silence_limit_s(state)
+    state.hangs += 1
     actions: list[Action] = [
         Record(
             log.WorkerStuck(
@@ -266,10 +379,10 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
                 node=0,
                 pid=pid,
                 kind="silent",
-                phase="its own program",
-                step=0,
+                phase="its own script",
+                step=state.step,
                 waited_s=silence_s,
-                limit_s=state.setup.silence_s,
+                limit_s=limit_s,
                 stacks=stacks.get(rank, ""),
             )
         )
@@ -277,12 +390,12 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
     ]
     how = f"no rank has printed anything for {silence_s:.1f} s"
     rank, pid = min(state.alive.items(), default=(0, 0))
-    actions.append(_lost(rank, how, pid=pid, cause="hang"))
+    actions.append(_lost(rank, how, pid=pid, cause="hang", step=state.step))
     return [*actions, *_end(state, how, clock)]
 
 
 def _tick(state: State, clock: Clock) -> list[Action]:
-    now, silence_s = clock.monotonic_s, state.setup.silence_s
+    now, silence_s = clock.monotonic_s, silence_limit_s(state)
     if state.due_s is not None and now >= state.due_s:
         state.due_s = None
         if state.phase == "pausing":
@@ -316,7 +429,7 @@ def _over(state: State, outcome: Outcome, reason: str | None) -> list[Action]:
         state.exit_code = state.exit_code or RunError.exit_code
     end = log.RunFinished(
         outcome=outcome,
-        step=0,
+        step=state.step,
         saved_step=None,
         state_digest=None,
         held_out_loss=None,
@@ -343,15 +456,23 @@ def _run_started(
     )
 
 
-def _lost(rank: int, how: str, *, pid: int | None = None, cause: str) -> Record:
+def _lost(
+    rank: int,
+    how: str,
+    *,
+    pid: int | None = None,
+    cause: str,
+    step: int = 0,
+    detail: str | None = None,
+) -> Record:
     return Record(
         log.WorkerLost(
             rank=rank,
             node=0,
             pid=pid,
             how=how,
-            detail=None,
-            last_step=0,
+            detail=detail,
+            last_step=step,
             cause=cause,
         )
     )

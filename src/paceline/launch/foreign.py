@@ -1,4 +1,4 @@
-"""Run a program that does not use our runtime: the processes around `control/foreign.py`."""
+"""Run a person's own script: the processes and logs around `control/foreign.py`."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,24 @@ from paceline.control.parent import die_with_parent
 from paceline.control.sampling import Sampling
 from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
+from paceline.integrations.log import VARIABLE
 from paceline.launch.alarms import Alarms, stamped
+from paceline.launch.logs import Growing
+from paceline.launch.script_failure import MAX_BYTES, first_failure
+from paceline.launch.script_numbers import LOOK_S
+from paceline.launch.script_record import ScriptRecord
 from paceline.launch.tell import check_variables
-from paceline.record.events import AnyEvent, EventLog, Reported, RunStarted, read_events
+from paceline.record.events import AnyEvent, Reported, RunStarted, read_events
 from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
 from paceline.record.run import RunFolder
+from paceline.record.script_profile import VARIABLE as PROFILE
 from paceline.spec import Script
 from paceline.spec.load import where_in
 
-_TICK_S = 0.1
+_PROFILER = "paceline.runtime.script_profile"
+_TICK_S = LOOK_S
+_WORDS_S = 1.0
+"""How long the rank that another one lost may take to print its traceback. A guess."""
 
 
 def check_script(script: Script) -> Iterator[Problem]:
@@ -48,6 +57,13 @@ def check_script(script: Script) -> Iterator[Problem]:
             fix="name one that is on PATH, such as python, or give its path",
         )
     is_python = Path(program).name.startswith("python") and len(script.spec.command) > 1
+    if script.spec.profile and not (is_python and script.spec.command[1].endswith(".py")):
+        yield Problem(
+            code="R052",
+            what=f"only a Python script can be profiled, and the command is {program!r}",
+            where=f"profile, {script.source}",
+            fix="leave profile out, or name python and the script as the command's first words",
+        )
     if not is_python:
         return
     file = script.folder / script.spec.command[1]
@@ -73,8 +89,16 @@ def run_script(
     *,
     versions: dict[str, str],
     on_event: Callable[[AnyEvent], None] = lambda event: None,
+    on_output: Callable[[int, bytes], None] = lambda rank, content: None,
 ) -> foreign.State:
-    """Run a program to its end, and say how it ended.
+    """Run a script to its end, and return how it ended.
+
+    Args:
+        script: What is started.
+        run: Its folder.
+        versions: Recorded with the start.
+        on_event: Called with every event that is recorded.
+        on_output: Called with a rank and what it has printed, as it comes.
 
     Raises:
         JobError: It cannot be started, or another process runs it already.
@@ -90,14 +114,14 @@ def run_script(
             name=" ".join(spec.command),
             max_restarts=spec.recovery.max_restarts,
             backoff_s=spec.recovery.backoff,
-            silence_s=spec.recovery.silence,
+            silence_s=None if spec.recovery.silence == "off" else spec.recovery.silence,
             grace_s=spec.recovery.grace,
             versions=versions,
             first_attempt=max((event.generation for event in before), default=0) + 1,
             resumed=any(isinstance(event, RunStarted) for event in before),
         )
-        events = EventLog(run.events_file)
-        shell = _Shell(script, run, setup, events, on_event)
+        record = ScriptRecord(run, num_ranks=spec.processes)
+        shell = _Shell(script, run, setup, record, on_event, on_output)
         alarms = Alarms(run.path, spec.name, spec.alerts, None, shell.report)
         sampling = Sampling(run.path, 0, has_gpus=True)
         alarms.start()
@@ -108,15 +132,17 @@ def run_script(
             sampling.close()
             alarms.close()
             for event in stamped(shell.take_unrecorded(), shell.attempt):
-                events.write(event)
+                record.write(event)
                 on_event(event)
-            events.close()
+            record.close()
 
 
 @dataclass(slots=True)
 class _Rank:
     process: subprocess.Popen[bytes]
-    log: Path
+    log: Growing
+    """From this attempt on."""
+
     oom_kills: int | None
 
 
@@ -128,17 +154,18 @@ class _Shell:
         script: Script,
         run: RunFolder,
         setup: foreign.Setup,
-        events: EventLog,
+        record: ScriptRecord,
         on_event: Callable[[AnyEvent], None],
+        on_output: Callable[[int, bytes], None],
     ) -> None:
         self._script = script
         self._run = run
         self._state = foreign.State(setup=setup)
-        self._events = events
+        self._record = record
         self._on_event = on_event
+        self._on_output = on_output
         self._ranks: dict[int, _Rank] = {}
         self._waiting: set[asyncio.Task[None]] = set()
-        self._sizes: dict[Path, int] = {}
         self._reported: queue.SimpleQueue[Reported] = queue.SimpleQueue()
 
     def report(self, event: Reported) -> None:
@@ -168,13 +195,13 @@ class _Shell:
             self._feed(foreign.Begin())
             while self._state.phase != "over":
                 await asyncio.sleep(_TICK_S)
-                if self._has_printed():
-                    self._feed(foreign.Printed())
+                self._follow()
                 for event in emptied(self._reported):
                     self._feed(foreign.Found(event))
                 self._feed(foreign.Tick())
             if self._waiting:
                 await asyncio.wait(self._waiting, timeout=10)
+            self._follow()
         finally:
             self._send(signal.SIGKILL)
             for number in stopping:
@@ -186,7 +213,7 @@ class _Shell:
         for action in foreign.decide(self._state, event, clock):
             match action:
                 case foreign.Record(recorded):
-                    self._events.write(recorded)
+                    self._record.write(recorded)
                     self._on_event(recorded)
                 case foreign.Start(attempt, restarts):
                     self._start(attempt, restarts)
@@ -199,35 +226,39 @@ class _Shell:
 
     def _start(self, attempt: int, restarts: int) -> None:
         spec, port = self._script.spec, _free_port()
+        self._record.begin(attempt)
         threads = max(1, (os.cpu_count() or 1) // spec.processes)
         self._ranks = {}
         for rank in range(spec.processes):
             given = foreign.environment(
                 rank, num_ranks=spec.processes, port=port, restarts=restarts, threads=threads
-            )
+            ) | {VARIABLE: str(self._record.logged)}
             path = self._run.rank_log(rank)
             with path.open("ab") as log:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S")
                 log.write(f"--- attempt {attempt}, {stamp}\n".encode())
                 log.flush()
+                begins = log.tell()
                 try:
-                    process = self._popen(given | spec.environment, log.fileno())
+                    process = self._popen(rank, given | spec.environment, log.fileno())
                 except OSError as error:
                     self._feed(foreign.NotStarted(rank, f"cannot be started: {error.strerror}"))
                     return
-            self._sizes[path] = path.stat().st_size
-            self._ranks[rank] = _Rank(process, path, num_oom_kills())
+            self._ranks[rank] = _Rank(process, Growing(path, at=begins), num_oom_kills())
             self._feed(foreign.Started(rank, process.pid))
             task = asyncio.create_task(self._wait(rank, attempt, self._ranks[rank]))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
 
-    def _popen(self, given: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
+    def _popen(self, rank: int, given: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+        parent, command = os.getpid(), self._script.spec.command
+        if rank == 0 and self._script.spec.profile:
+            command = [command[0], "-m", _PROFILER, *command[1:]]
+            given = {PROFILE: str(self._run.path / "profile.json")} | given
         environment = dict(os.environ)
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         return subprocess.Popen(
-            self._script.spec.command,
+            command,
             cwd=self._script.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -243,6 +274,10 @@ class _Shell:
         returncode = await _exit_of(started.process)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(started.process.pid, signal.SIGKILL)  # what it started ends with it
+        is_first = returncode != 0 and self._state.phase in ("running", "looking")
+        raised = await self._raised(rank) if is_first else None
+        self._follow()
+        self._record.end(rank)
         kills = num_oom_kills()
         out_of_memory = (
             returncode == -signal.SIGKILL
@@ -250,7 +285,19 @@ class _Shell:
             and None not in (kills, started.oom_kills)
             and kills != started.oom_kills
         )
-        self._feed(foreign.Exited(rank, attempt, returncode, out_of_memory))
+        self._feed(foreign.Exited(rank, attempt, returncode, out_of_memory, raised))
+
+    async def _raised(self, ended: int) -> foreign.Raised | None:
+        """What ended the attempt. Where a rank only lost another one, that one has a moment to
+        print its exception before all are killed."""
+        raised = None
+        for _ in range(int(_WORDS_S / _TICK_S)):
+            printed = {rank: each.log.end(MAX_BYTES) for rank, each in self._ranks.items()}
+            raised = first_failure(printed, ended)
+            if raised is None or not raised.is_passing or self._state.phase != "running":
+                break
+            await asyncio.sleep(_TICK_S)
+        return raised
 
     async def _look(self, attempt: int) -> None:
         alive = {n: r.process.pid for n, r in self._ranks.items() if r.process.poll() is None}
@@ -267,14 +314,18 @@ class _Shell:
                 else:
                     os.kill(rank.process.pid, number)
 
-    def _has_printed(self) -> bool:
-        grown = False
-        for rank in self._ranks.values():
-            with contextlib.suppress(OSError):
-                size = rank.log.stat().st_size
-                grown |= size != self._sizes.get(rank.log)
-                self._sizes[rank.log] = size
-        return grown
+    def _follow(self) -> None:
+        """Show and record what the ranks have printed and logged since the last time."""
+        at, printed = time.time(), False
+        has_progressed = self._record.take_logged()
+        for rank, each in self._ranks.items():
+            content = each.log.more()
+            if content:
+                printed = True
+                self._on_output(rank, content)
+                has_progressed |= self._record.take(rank, content, at)
+        if printed or has_progressed:
+            self._feed(foreign.Printed(has_progressed, self._record.step))
 
 
 async def _stacks(pid: int) -> str:

@@ -92,18 +92,45 @@ def _logs(run: RunFolder, rank: int | None) -> Iterator[Path]:
     yield from sorted(run.logs.glob("*.log"))
 
 
+class Growing:
+    """A file that grows: what was not read before."""
+
+    def __init__(self, path: Path, *, at: int = 0) -> None:
+        """Args:
+        path: The file.
+        at: Byte to begin with.
+        """
+        self._path = path
+        self._begins = self._at = at
+
+    def more(self) -> bytes:
+        """What has come since the last time; nothing where the file is gone."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                content = file.read()
+        except OSError:
+            return b""
+        self._at += len(content)
+        return content
+
+    def end(self, num_bytes: int) -> str:
+        """The end of what there is from the byte that it began with, read before or not."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(self._begins, self._path.stat().st_size - num_bytes))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
 class _Tail:
     """The whole lines of a file that were not read before."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
+        self._file = Growing(path)
         self._torn = b""
 
     def lines(self) -> list[str]:
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            content = self._torn + file.read()
-            self._at = file.tell()
-        *whole, self._torn = content.split(b"\n")
+        *whole, self._torn = (self._torn + self._file.more()).split(b"\n")
         return [line.decode("utf-8", "replace") for line in whole]

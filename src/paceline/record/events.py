@@ -81,12 +81,14 @@ class CheckpointSaved(Event, frozen=True, kw_only=True, tag=True):
 
     step: int
     checkpoint: str
-    num_bytes: int
-    stall_s: float
-    """How long training stood still for it."""
+    """Its folder in `checkpoints/`; for your own script the path that it gave."""
 
-    write_s: float
-    """From the start of the save to its commit."""
+    num_bytes: int | None = None
+    stall_s: float | None = None
+    """How long training stood still for it; None is unknown, as for your own script."""
+
+    write_s: float | None = None
+    """From the start of the save to its commit; None is unknown."""
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True, tag=True):
@@ -133,8 +135,8 @@ class Evaluated(Event, frozen=True, kw_only=True, tag=True):
     loss: float | None
     """Mean over the held-out samples, in nats per token; None when it is not finite."""
 
-    seconds: float
-    """How long training stood still for it."""
+    seconds: float | None = None
+    """How long training stood still for it; None is unknown, as for your own script."""
 
     by_source: dict[str, float | None] = {}
     """The same for each source, where there are several."""

@@ -107,9 +107,16 @@ def numbers_of(line: StepMetrics | Mapping[str, Any]) -> dict[str, float | None]
 
     Returns:
         None is what was not measured; of losses, norms and logged numbers, what was not finite.
+        What your own script did not print is left out.
     """
     if isinstance(line, StepMetrics):
-        ours = {name: getattr(line, field) for field, name in FIELDS.items()}
+        ours = {
+            name: getattr(line, field)
+            for field, name in FIELDS.items()
+            if line.not_finite is None
+            or getattr(line, field) is not None
+            or field in line.not_finite
+        }
         return ours | line.logged
     ours = {name: line[field] for field, name in FIELDS.items() if field in line}
     return ours | dict(line.get("logged") or {})

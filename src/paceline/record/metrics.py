@@ -1,13 +1,14 @@
 """Numbers of every step: one JSON line a step, in `metrics.jsonl`.
 
-Rank 0 writes, before the step is saved or evaluated, so that no saved step is without its line;
-how long those took is in the events. After a recovery some steps are done again; their lines stand
-again with a higher generation, and `read_metrics` keeps the newest of each step.
+For your own script the controller writes what it has printed, or given to `paceline.log`. In other
+runs rank 0 writes, before the step is saved or evaluated, so that no saved step is without its
+line; how long those took is in the events. After a recovery some steps are done again; their lines
+stand again with a higher generation, and `read_metrics` keeps the newest of each step.
 docs/reference/metrics.md is generated from the texts below.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -28,43 +29,43 @@ class StepMetrics:
     at: float
     """When it was finished, in seconds since 1970 (UTC)."""
 
-    loss: float | None
+    loss: float | None = None
     """Mean loss over the global batch; None when it is not finite."""
 
-    grad_norm: float | None
+    grad_norm: float | None = None
     """Global norm of the gradient before clipping; None when it is not finite."""
 
-    learning_rate: float
-    tokens_per_s: float
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
     """Over all ranks, in this step, save and evaluation left out. For a program of your own that
     does not count tokens, samples per second."""
 
-    step_s: float
+    step_s: float | None = None
     """The whole step without save and evaluation; the parts follow."""
 
-    forward_s: float | None
+    forward_s: float | None = None
     """Forward pass, on rank 0; of a program that goes through `step.micro_batches` itself, with its
     data. On an accelerator this and the other parts are from events in its stream, not from the
     host's clock; None is what was not measured."""
 
-    backward_s: float | None
+    backward_s: float | None = None
     """Backward pass with the gradient reduction."""
 
-    vote_s: float | None
+    vote_s: float | None = None
     """Gradient norm, and the vote of all ranks (includes waiting for the slowest)."""
 
-    apply_s: float | None
+    apply_s: float | None = None
     """Clipping and optimizer; on an accelerator of the step before, as this step's update is still
     ahead when the line is written."""
 
-    memory_bytes: int | None
+    memory_bytes: int | None = None
     """Highest memory of rank 0 so far: resident on a CPU, allocated on an accelerator; None where
     the device does not count it."""
 
-    applied: bool
+    applied: bool = True
     """False when the step was refused."""
 
-    samples_digest: str
+    samples_digest: str = ""
     """xxh3 of the ids of every sample of the global batch, in order; empty for a step that was
     left out, whose samples were not read, and for a stream's, which have no ids."""
 
@@ -92,7 +93,14 @@ class StepMetrics:
 
     logged: dict[str, float | None] = field(default_factory=dict)
     """What the program gave to `session.log` in this step, on rank 0, by name; None when it is not
-    finite."""
+    finite. For your own script, other numbers that it printed or gave to `paceline.log`."""
+
+    num_steps: int | None = None
+    """Your own script only: steps of the whole run, as far as it has shown them."""
+
+    not_finite: list[str] | None = None
+    """Your own script only: fields that were nan or infinite; its other fields that are None were
+    not printed. None for Paceline's own runtime, which measures every step."""
 
 
 def most_bytes(sizes: Iterable[int | None]) -> int | None:
@@ -108,8 +116,12 @@ class MetricsLog:
         self._file = LineFile(path)
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append one step."""
-        self._file.write(msgspec.json.encode(metrics))
+        """Append one step; of a script, only what is known."""
+        if metrics.not_finite is None:
+            self._file.write(msgspec.json.encode(metrics))
+            return
+        known = {k: v for k, v in asdict(metrics).items() if v is not None and v not in ("", {})}
+        self._file.write(msgspec.json.encode(known | dict.fromkeys(metrics.not_finite)))
 
     def write_missing(self, metrics: StepMetrics) -> None:
         """Append a step unless it is among the newest in the file: who should have written it may

@@ -25,6 +25,7 @@ import msgspec
 from paceline.errors import JobError, Problem
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import (
+    Evaluated,
     ExactnessChanged,
     RunFinished,
     RunStarted,
@@ -532,15 +533,18 @@ def _summarise_script(run: RunFolder, script: Script) -> RunSummary:
         state = "new"
     elif isinstance(ends[-1], RunFinished):
         state = ends[-1].outcome
+    metrics = read_metrics(run.metrics_file)
+    evaluated = [event.loss for event in events if isinstance(event, Evaluated)]
+    losses = [line.loss for line in metrics if line.loss is not None or line.not_finite]
     return RunSummary(
         name=run.info().name,
         folder=str(run.path),
         created_at=run.info().created_at,
         state=state,
-        step=0,
-        num_steps=0,
-        loss=None,
-        held_out_loss=None,
+        step=metrics[-1].step if metrics else 0,
+        num_steps=(metrics[-1].num_steps or 0) if metrics else 0,
+        loss=losses[-1] if losses else None,
+        held_out_loss=evaluated[-1] if evaluated else None,
         restarts=sum(event.restarts for event in ends if isinstance(event, RunFinished)),
         layout=f"{script.spec.processes} x {' '.join(script.spec.command)}"[:60],
         exactness="unknown",

@@ -28,6 +28,17 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], lines[-1]]
 
 
+def brief_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """The cause and its fix, below a run that failed."""
+    if not diagnosis.causes:
+        yield from _row("cause", "unknown: nothing in the catalog explains this failure", 2)
+        return
+    cause = diagnosis.causes[0]
+    yield from _row("cause", f"{cause.id}: {cause.title} ({cause.confidence})", 2)
+    yield from _row("", cause.what, 3)
+    yield from _row("fix", cause.failure.fix, 3)
+
+
 def event_lines(events: Events) -> Iterator[str]:
     """Each kind of line once: how often, on which ranks, and its first line."""
     yield f"{'times':>9}  {'ranks':<16}  first line"

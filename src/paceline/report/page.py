@@ -250,7 +250,9 @@ def _rate_tile(record: RunRecord) -> Tile | None:
         note += f"; MFU {median(known):.1%}, {planned:.1%} planned"
     lines = [line for line in newest_lines(record) if line.data_s is not None]
     if lines:
-        waited = sum(line.data_s or 0.0 for line in lines) / sum(line.step_s for line in lines)
+        waited = sum(line.data_s or 0.0 for line in lines) / sum(
+            line.step_s or 0.0 for line in lines
+        )
         note += f"; {format_share(waited)} of a step waiting for data"
     return Tile(
         name="Throughput", value=f"{format_count(rate)} {unit}/s", note=note, how="measured"
@@ -260,7 +262,8 @@ def _rate_tile(record: RunRecord) -> Tile | None:
 def _unit(record: RunRecord) -> str:
     """`tokens`, or `samples` for a program that does not count tokens."""
     batch = record.spec.train.global_batch
-    per_step = [line.tokens_per_s * line.step_s for line in record.metrics[-1:]]
+    newest = record.metrics[-1:]
+    per_step = [(line.tokens_per_s or 0.0) * (line.step_s or 0.0) for line in newest]
     counts_samples = bool(per_step) and abs(per_step[0] - batch) < 0.01 * batch
     return "samples" if counts_samples and record.spec.program is not None else "tokens"
 

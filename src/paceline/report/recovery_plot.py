@@ -84,12 +84,14 @@ def _draw_steps(
     began: float,
     shown: tuple[float, float],
 ) -> None:
-    near = [line for line in lines if shown[0] <= line.at - began <= shown[1] + line.step_s]
+    near = [
+        line for line in lines if shown[0] <= line.at - began <= shown[1] + (line.step_s or 0.0)
+    ]
     labelled = max(1, len(near) // 12)
     for index, line in enumerate(near):
         again = line.generation >= recovery.generation and line.step <= recovery.failed_after_step
         end = line.at - began
-        start = max(shown[0], end - line.step_s)
+        start = max(shown[0], end - (line.step_s or 0.0))
         axes.broken_barh(
             [(start, max(0.0, end - start))],
             (0.7, 0.6),

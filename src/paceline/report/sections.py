@@ -406,9 +406,9 @@ def checkpoint_rows(record: RunRecord) -> list[CheckpointRow]:
                 CheckpointRow(
                     step=event.step,
                     name=event.checkpoint,
-                    size=format_bytes(event.num_bytes),
-                    stall=format_seconds(event.stall_s),
-                    write=format_seconds(event.write_s),
+                    size=format_bytes(event.num_bytes or 0),
+                    stall=format_seconds(event.stall_s or 0.0),
+                    write=format_seconds(event.write_s or 0.0),
                     state="kept" if is_kept else "pruned",
                     is_kept=is_kept,
                 )

@@ -131,13 +131,14 @@ def _lay_step(
     is_lost: bool,
 ) -> None:
     end = line.at - origin
-    start = end - line.step_s
+    step_s = line.step_s or 0.0
+    start = end - step_s
     if is_lost:
         seconds["lost"] += clock.take(start, end)
         return
     pieces = (
         ("data", line.data_s),
-        ("forward", line.step_s if line.forward_s is None else line.forward_s),
+        ("forward", step_s if line.forward_s is None else line.forward_s),
         ("backward", line.backward_s),
         ("vote", line.vote_s),
         ("apply", line.apply_s),
@@ -153,9 +154,9 @@ def _pauses(part: Part, restarts: list[log.TrainingStarted]) -> Iterator[tuple[s
         end = event.at - part.start
         if isinstance(event, log.Evaluated):
             again = any(e.at > event.at and e.first_step <= event.step for e in restarts)
-            yield "lost" if again else "evaluate", end - event.seconds, end
+            yield "lost" if again else "evaluate", end - (event.seconds or 0.0), end
         elif isinstance(event, log.CheckpointSaved):
-            yield "save", end - event.stall_s, end
+            yield "save", end - (event.stall_s or 0.0), end
 
 
 def _edges(part: Part) -> Iterator[tuple[str, float, float]]:

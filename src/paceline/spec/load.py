@@ -15,6 +15,7 @@ from paceline.spec.data_fields import check_data_fields
 from paceline.spec.evaluate import check_evaluation
 from paceline.spec.job import MODEL_WAYS, JobSpec
 from paceline.spec.length import CountSamples, Length, check_length, in_steps, keep_overridden
+from paceline.spec.places import SlurmSpec
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.secrets import check_secrets
 from paceline.spec.section import section_in
@@ -174,9 +175,18 @@ def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] =
 
 
 def dump_script(spec: ScriptSpec) -> str:
-    """As YAML text that `load_script` reads back."""
-    text: str = yaml.safe_dump(asdict(spec), sort_keys=False, width=100)
+    """As YAML text that `load_script` reads back; what is not set is left out."""
+    values = _what_is_set(asdict(spec))
+    if spec.slurm == SlurmSpec():
+        del values["slurm"]
+    text: str = yaml.safe_dump(values, sort_keys=False, width=100)
     return text
+
+
+def _what_is_set(values: dict[str, Any]) -> dict[str, Any]:
+    """Without nulls and what is empty, in every section."""
+    cut = {k: _what_is_set(v) if isinstance(v, dict) else v for k, v in values.items()}
+    return {key: value for key, value in cut.items() if value not in (None, {}, [], ())}
 
 
 def dump_job(spec: JobSpec) -> str:

@@ -1,0 +1,144 @@
+"""`paceline run --script`: what is made of the command line, and the run to its end."""
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.record.run import RunFolder
+    from paceline.spec import Script
+
+
+def make_program(
+    script: Path,
+    arguments: list[str],
+    nproc: int | None,
+    silence: str | None,
+    overrides: tuple[str, ...],
+    *,
+    profiles: bool,
+) -> "Script":
+    """The script as a job.
+
+    Args:
+        script: A Python file.
+        arguments: Its own.
+        nproc: How many processes; None is one for each GPU, or one.
+        silence: As in `recovery.silence`; None is its default.
+        overrides: Of `--set`.
+        profiles: Whether a few of its steps are profiled.
+    """
+    import re
+    import sys
+
+    from paceline.spec import make_script
+
+    _refuse_job_without_engine(arguments)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:64] or "script"
+    values: dict[str, Any] = {
+        "name": name,
+        "command": [sys.executable, str(script), *arguments],
+        "processes": nproc or _num_accelerators(),
+        "profile": profiles,
+    }
+    if silence is not None:
+        values["recovery"] = {"silence": silence}
+    return make_script(values, Path.cwd(), overrides)
+
+
+def check_program(program: "Script", place: str) -> None:
+    """
+    Raises:
+        UsageError: It is to run at a place that takes no scripts.
+        JobError: It cannot be started.
+    """
+    from paceline.errors import JobError
+    from paceline.launch.foreign import check_script
+
+    if place != "local":
+        raise click.UsageError(f"--on {place} takes jobs of Paceline's own runtime only.")
+    JobError.raise_for(check_script(program))
+
+
+def ranks_shown(asked: str | None, processes: int) -> Collection[int]:
+    """The ranks whose output `--ranks` wants on the screen.
+
+    Raises:
+        UsageError: It is not `all`, `none` or numbers of ranks.
+    """
+    if asked in ("all", "none"):
+        return range(processes if asked == "all" else 0)
+    words = (asked or "0").split(",")
+    if not all(word.isdecimal() and int(word) < processes for word in words):
+        raise click.UsageError(
+            f"--ranks takes all, none, or ranks from 0 to {processes - 1} such as 0,1: not {asked}"
+        )
+    return sorted({int(word) for word in words})
+
+
+def run_program(
+    program: "Script", run: "RunFolder", *, ranks: Collection[int], reports: bool, as_json: bool
+) -> int:
+    """Run it to its end on this machine; the exit code."""
+    from paceline.cli.report import try_report
+    from paceline.cli.script_progress import ScriptView
+    from paceline.launch.attached import versions
+    from paceline.launch.foreign import run_script
+    from paceline.launch.with_engine import check_started
+    from paceline.record.run import summarise
+    from paceline.record.script_profile import read_profile
+    from paceline.report.script_text import profile_lines
+
+    view = ScriptView(job=program, run=run, ranks=ranks, to_stderr=as_json)
+    view.opening()
+    state = run_script(
+        program, run, versions=versions(), on_event=view.event, on_output=view.output
+    )
+    view.ending(state)
+    if state.outcome != "interrupted":
+        check_started(program, run)
+    if state.outcome == "failed":
+        view.diagnosis(_diagnose(run))
+    profile = read_profile(run.path)
+    if profile is not None and program.spec.profile:
+        view.profile(profile_lines(profile))
+    report, why_not = try_report(run, wanted=reports)
+    view.closing(state, report, why_not)
+    if as_json:
+        summary = asdict(summarise(run)) | {"report": str(report) if report else None}
+        click.echo(json.dumps(summary, indent=2))
+    return state.exit_code
+
+
+def _diagnose(run: "RunFolder") -> list[str]:
+    from paceline.check.diagnose.diagnose import diagnose
+    from paceline.record.log_files import find_logs
+    from paceline.report.diagnose_text import brief_lines
+
+    return list(brief_lines(diagnose(find_logs([str(run.path)], run.path.parent))))
+
+
+def _num_accelerators() -> int:
+    from paceline.topology.machine import find_local_machine
+
+    return max(1, len(find_local_machine().gpus))
+
+
+def _refuse_job_without_engine(given: list[str]) -> None:
+    """A job file without --with would be an argument of a script that runs unplanned.
+
+    What stands behind `--` is the script's own.
+    """
+    import sys
+
+    first = given[0] if given else ""
+    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    if first not in behind and first.endswith((".yaml", ".yml")):
+        raise click.UsageError(
+            f"{first} would only be an argument of the script: did you mean --with ENGINE, which "
+            f"plans the ranks for it? Arguments of the script's own follow `--`: -- {first}"
+        )

@@ -1,0 +1,80 @@
+"""Why a script ended: the last lines of the traceback of the rank that failed first.
+
+Pure: it is handed what the ranks have printed. `paceline diagnose` reads the same logs for causes;
+this only finds the text to show at once.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.control.foreign import Raised
+from paceline.control.messages import names_lost_peer
+
+MAX_BYTES = 256 << 10
+"""Read from the end of a rank's log: a deep recursion prints 1,000 frames, about 100 kB."""
+
+_SHOWN = 12
+"""Lines of a traceback that are shown: the last four frames, mostly, and the exception."""
+
+_HEADER = re.compile(r"(?P<prefix>\[rank\d+\]: ?)?Traceback \(most recent call last\):")
+"""torch's excepthook puts `[rank1]: ` before every line (torch 2.13, distributed_c10d.py)."""
+
+_ERROR = re.compile(r"(?i)error|fatal|exception|abort|not found|no such")
+_CAUSED = "The above exception was the direct cause"
+_TAKEN = ("Address already in use", "EADDRINUSE")
+"""A port that another process took meanwhile: the next start has another one."""
+
+
+def first_failure(printed: Mapping[int, str], ended: int) -> Raised | None:
+    """What ended the attempt: the words of the rank that ended, or of the one it lost.
+
+    Args:
+        printed: What each rank has printed in this attempt, or the end of it.
+        ended: The rank whose process ended first. Where it only reports that another rank is gone,
+            another rank with an exception of its own is the cause.
+    """
+    first = _ending(ended, printed.get(ended, ""))
+    if first is None or first.words is None or not names_lost_peer(first.words):
+        return first
+    for rank, text in sorted(printed.items()):
+        other = _ending(rank, text) if rank != ended and _HEADER.search(text) else None
+        if other and other.words and not names_lost_peer(other.words):
+            return other
+    return replace(first, is_passing=True)
+
+
+def _ending(rank: int, printed: str) -> Raised | None:
+    headers = list(_HEADER.finditer(printed))
+    if not headers:
+        lines = _without_header(printed)
+        words = lines[-1].strip() if lines and _ERROR.search(lines[-1]) else None
+    else:
+        root = len(headers) - 1
+        while root and _CAUSED in printed[headers[root - 1].end() : headers[root].start()]:
+            root -= 1  # the exception that the others were raised from
+        lines, words = _traceback(printed[headers[root].start() :], headers[root]["prefix"] or "")
+    is_passing = words is not None and any(text in words for text in _TAKEN)
+    return Raised(rank=rank, lines=lines, words=words, is_passing=is_passing) if lines else None
+
+
+def _traceback(text: str, prefix: str) -> tuple[tuple[str, ...], str | None]:
+    """From its header to its exception, with the indented lines of its message; the exception."""
+    found: list[str] = []
+    words = None
+    for line in text.splitlines():
+        line = line.removeprefix(prefix).rstrip()
+        is_indented = line[:1] in ("", " ", "\t")
+        if words is not None and (not is_indented or not line):
+            break
+        if found and not is_indented:
+            words = line
+        if line:
+            found.append(line)
+    return tuple(found[-_SHOWN:]), words
+
+
+def _without_header(printed: str) -> tuple[str, ...]:
+    """A syntax error, which has no header, or whatever the process printed last."""
+    lines = [line.rpartition("\r")[2].rstrip() for line in printed.splitlines()]
+    return tuple([line for line in lines if line][-_SHOWN // 2 :])

@@ -1,0 +1,56 @@
+"""Where the time of a script's steps went: `profile.json` in its run's folder."""
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.record.lines import write_whole
+
+VARIABLE = "PACELINE_PROFILE"
+"""Names the file, in the environment of the process that is profiled."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase, collective or operator, per step."""
+
+    name: str
+    seconds: float
+    """On the host; of collectives on the wire, also while others compute."""
+
+    device_s: float | None = None
+    """Of kernels that it started, where there is an accelerator."""
+
+    calls: float | None = None
+
+
+class ScriptProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over a few steps of rank 0."""
+
+    steps: int
+    """How many were measured; 0 where the script did too few."""
+
+    after: int
+    """Steps before them, which warm up."""
+
+    step_s: float = 0.0
+    phases: list[Part] = []
+    """Data, forward and everything else, backward, optimizer: together the step."""
+
+    communication: list[Part] = []
+    """Collectives; they overlap with the phases."""
+
+    operators: list[Part] = []
+    """Those with the most time of their own."""
+
+
+def write_profile(path: Path, profile: ScriptProfile) -> None:
+    """Put it in place, whole."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(profile)))
+
+
+def read_profile(run: Path) -> ScriptProfile | None:
+    """The profile in a run's folder; None where there is none that this version reads."""
+    try:
+        return msgspec.json.decode((run / "profile.json").read_bytes(), type=ScriptProfile)
+    except (OSError, msgspec.MsgspecError):
+        return None

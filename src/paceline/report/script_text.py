@@ -1,0 +1,42 @@
+"""A script's profile as rows of text, for the screen and for its page."""
+
+from collections.abc import Iterator
+
+from paceline.record.script_profile import Part, ScriptProfile
+from paceline.units import counted, format_seconds
+
+Row = tuple[str, str, str, str, str]
+
+_SHOWN = 8
+"""Operators in the table."""
+
+
+def profile_rows(profile: ScriptProfile) -> Iterator[Row]:
+    """Head and rows: what, host time a step, its share, device time a step, calls a step."""
+    if not profile.steps:
+        yield (f"not measured: only {counted(profile.after, 'optimizer step')}", "", "", "", "")
+        return
+    measured = f"{counted(profile.steps, 'step')} of rank 0, after {profile.after}"
+    yield (measured, "host", "share", "device", "calls")
+    yield ("a step", format_seconds(profile.step_s), "100%", "", "")
+    for part in profile.phases:
+        yield _row(part.name, part, profile.step_s)
+    for part in profile.communication:
+        yield _row(f"{part.name} (beside the phases)", part, profile.step_s)
+    for part in profile.operators[:_SHOWN]:
+        yield _row(f"operator {part.name}", part, profile.step_s)
+
+
+def profile_lines(profile: ScriptProfile) -> Iterator[str]:
+    """The same, aligned."""
+    rows = list(profile_rows(profile))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        first, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join([first, *rest]).rstrip()
+
+
+def _row(name: str, part: Part, step_s: float) -> Row:
+    device = "" if part.device_s is None else format_seconds(part.device_s)
+    calls = "" if part.calls is None else f"{part.calls:g}"
+    return (name[:60], format_seconds(part.seconds), f"{part.seconds / step_s:.0%}", device, calls)
