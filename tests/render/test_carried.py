@@ -107,6 +107,16 @@ VALUES = {
     "drill.kill": ["rank=0@step=5"],
     "drill.digest_every": 7,
     "metrics.tensorboard": True,
+    "metrics.sinks": ["tensorboard"],
+    "metrics.every": 7,
+    "metrics.wandb.project": "mine",
+    "metrics.wandb.entity": "us",
+    "metrics.wandb.mode": "offline",
+    "metrics.mlflow.uri": "http://127.0.0.1:5000",
+    "metrics.mlflow.experiment": "mine",
+    "metrics.prometheus.port": 9999,
+    "metrics.prometheus.host": "0.0.0.0",
+    "metrics.otel.endpoint": "http://127.0.0.1:4318",
     "alerts.defaults": False,
     "alerts.off": ["slow"],
     "alerts.rules": [{"name": "high", "metric": "train/loss", "above": 9}],
@@ -168,6 +178,10 @@ VALUES = {
 
 TOKENS = {"model.tokenizer": "./tiny"}
 DRAWN = TOKENS | {"model.decoder": None, "model.pretrained": "./p", "model.weights": "drawn"}
+OF_SINKS = (
+    *("wandb.project", "wandb.entity", "wandb.mode", "mlflow.uri", "mlflow.experiment"),
+    *("prometheus.port", "prometheus.host", "otel.endpoint"),
+)
 TOGETHER = {
     "model.revision": DRAWN,
     "model.chat_template": DRAWN,
@@ -177,6 +191,7 @@ TOGETHER = {
     "data.corpus": {"data.corpus": None, "data.path": "/corpus/*.txt"},
     "evaluate.min_delta": {"evaluate.patience": 7},
     "evaluate.prompt_tokens": {"evaluate.prompts": "prompts.txt"},
+    **{f"metrics.{of}": {"metrics.sinks": [of.partition(".")[0]]} for of in OF_SINKS},
     "train.decay_steps": {"train.schedule": "wsd"},
     "train.powersgd_rank": {"train.gradient_compression": "powersgd"},
     "train.powersgd_start": {"train.gradient_compression": "powersgd"},
@@ -226,11 +241,11 @@ def changed(base, key):
 def with_settings(base, settings):
     changes = {name: dict(section) for name, section in BASES[base].items()}
     for key, value in settings.items():
-        section, _, name = key.partition(".")
-        if name:
-            changes.setdefault(section, {})[name] = value
-        else:
-            changes[section] = value
+        *sections, name = key.split(".")
+        place = changes
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
     return changes
 
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.run.scene import Scene
 
 from paceline.errors import CrashLoop
@@ -56,11 +57,14 @@ def test_the_example_logs_its_accuracy_in_every_steps_line_and_recovers(tmp_path
     for name in ("job.yaml", "train.py"):
         shutil.copy(EXAMPLE / name, tmp_path)
     options = ("--set", "train.steps=12", "--set", "drill.kill=[rank=0@step=6@apply]")
-    run = scene.run("run", *options)
+    run = scene.run("run", *options, "--set", "metrics.sinks=[tensorboard]")
     without = [line.step for line in run.metrics if "accuracy" not in line.logged]
     assert set(without) <= {6}, "only the step that the failure cut off may be without"
     assert all(0 <= line.logged["accuracy"] <= 1 for line in run.metrics if line.logged)
     assert run.finished.step == 12
+    shown = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == list(range(1, 13))
+    assert shown.Scalars("eval/loss")[-1].step == 12
 
 
 @pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.slow)])

@@ -1,5 +1,6 @@
 """What `session.log` takes, and when it is read."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,13 +58,15 @@ def test_the_last_value_of_a_name_counts(values):
         ("loss", 1.0, "own_loss"),
         ("train/loss", 1.0, "a step's line has its own `train/loss`"),
         ("logged", 1.0, "own_logged"),
-        ("", 1.0, "'' cannot be the name of a number"),
+        ("", 1.0, "'' cannot be a name"),
         ("a b", 1.0, "begin with a letter"),
         ("$x$", 1.0, "begin with a letter"),
-        ("text", "1.0", "`text` is a str, not a number"),
-        ("nothing", None, "`nothing` is a NoneType, not a number"),
-        ("wave", 1j, "`wave` is a complex, not a number"),
-        ("wave", torch.tensor(1j), "`wave` is a Tensor, not a number"),
+        ("nothing", None, "`nothing` is a NoneType, and no number, text or picture"),
+        ("wave", 1j, "`wave` is a complex, and no number"),
+        ("wave", torch.tensor(1j), "`wave` is a Tensor, and no number"),
+        ("floats", np.zeros((4, 4, 3)), "`floats` is a ndarray, and no number, text or picture"),
+        ("rows", torch.zeros(5, 6, 7, dtype=torch.uint8), "5 x 6 x 7, which is no picture"),
+        ("huge", np.zeros((1, 1 << 25), np.uint8), "the picture `huge` is 1 x 33554432"),
         ("logits", torch.zeros(3, 4), "`logits` is a tensor of 3 x 4 numbers"),
     ],
 )
@@ -89,3 +92,26 @@ def test_other_ranks_numbers_are_not_kept_and_nothing_of_a_step_is_in_the_next()
     assert logged.numbers == {"score": 1.0}
     logged.open()
     assert logged.numbers == {}
+
+
+def test_texts_and_pictures_are_kept_with_their_colours_last():
+    picture = torch.arange(30, dtype=torch.uint8).reshape(3, 2, 5)
+    logged = opened(
+        words="hello", first=picture, last=np.zeros((2, 4, 3), np.uint8), grey=picture[0]
+    )
+    logged.read(lambda: None)
+    assert logged.numbers == {}
+    shapes = {name: np.shape(value) for name, value in logged.media.items()}
+    assert shapes == {"words": (), "first": (2, 5, 3), "last": (2, 4, 3), "grey": (2, 5)}
+    assert logged.media["first"][0, 1].tolist() == [1, 11, 21]
+
+
+def test_an_image_of_pil_is_kept_in_colours():
+    image = pytest.importorskip("PIL.Image").new("P", (4, 2))
+    assert opened(image=image).media["image"].shape == (2, 4, 3)
+
+
+def test_a_name_is_a_number_or_a_picture_whatever_came_last():
+    logged = opened(score=np.zeros((2, 2), np.uint8))
+    logged.add({"score": 2.0}, keep=True, where="program")
+    assert (logged.numbers, logged.media) == ({"score": 2.0}, {})

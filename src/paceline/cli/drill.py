@@ -285,12 +285,13 @@ def _length(steps: int, asked: int, *, given: bool) -> str:
 
 def _job(job_file: Path, overrides: tuple[str, ...], model: str) -> "Job":
     from paceline.cli.job_input import read_job
-    from paceline.spec import DecoderSpec, ModelSpec
+    from paceline.spec import DecoderSpec, MetricsSpec, ModelSpec
 
     job = read_job(job_file, overrides)
-    # A drill compares the states at the end, whatever the job's own runs leave out.
+    # A drill compares the states at the end, whatever the job's own runs leave out, and its runs
+    # are sent nowhere.
     recovery = replace(job.spec.recovery, final_digest=True)
-    job = replace(job, spec=replace(job.spec, recovery=recovery))
+    job = replace(job, spec=replace(job.spec, recovery=recovery, metrics=MetricsSpec()))
     if model == "job":
         return job
     decoder = DecoderSpec(layers=2, hidden=32, heads=2)

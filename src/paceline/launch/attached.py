@@ -23,6 +23,7 @@ from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.front import Force, supervise
 from paceline.launch.places import Inspection, Site, attached
 from paceline.launch.ready import check_can_run
+from paceline.launch.sinks.beside import sinks_beside
 from paceline.parallel.rank_map import peers_of
 from paceline.parallel.shrink import rounding_bound
 from paceline.plan import Plan, is_deterministic
@@ -117,14 +118,15 @@ def run_attached(
             )
             with _listen(run, site.address) as listener:
                 post = _Post(job, plan, run, lock, listener, site)
-                return supervise(
-                    post.serve,
-                    takes_over=takes_over,
-                    on_event=on_event,
-                    on_progress=on_progress,
-                    on_note=on_note,
-                    force=Force(lease_s=job.spec.recovery.lease, end_agents=site.end_by_force),
-                )
+                with sinks_beside(run.path, job.spec.metrics, on_note):
+                    return supervise(
+                        post.serve,
+                        takes_over=takes_over,
+                        on_event=on_event,
+                        on_progress=on_progress,
+                        on_note=on_note,
+                        force=Force(lease_s=job.spec.recovery.lease, end_agents=site.end_by_force),
+                    )
 
 
 def can_take_over(run: RunFolder) -> bool:

@@ -16,7 +16,7 @@ from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
 from paceline.record.run import RunFolder, create_run
-from paceline.spec import Job
+from paceline.spec import Job, MetricsSpec
 
 _FOREVER = 10**9
 """Steps: a bench ends its ranks long before, and saves and evaluates nothing."""
@@ -123,7 +123,7 @@ def _on_this_machine(job: Job, count: int) -> tuple[Job, list[str]]:
         cluster=cluster,
         checkpoint=replace(spec.checkpoint, every=_FOREVER),
         evaluate=replace(spec.evaluate, every=_FOREVER, samples=1),
-        metrics=replace(spec.metrics, tensorboard=False),
+        metrics=MetricsSpec(),
         drill=replace(spec.drill, kill=[], faults=[]),
         plan=replace(spec.plan, objective="time", budget=None, deadline=None),
     )

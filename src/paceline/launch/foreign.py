@@ -28,6 +28,7 @@ from paceline.launch.logs import Growing
 from paceline.launch.script_failure import MAX_BYTES, first_failure
 from paceline.launch.script_numbers import LOOK_S
 from paceline.launch.script_record import ScriptRecord
+from paceline.launch.sinks.beside import check_sinks, sinks_beside
 from paceline.launch.tell import check_variables
 from paceline.record.events import AnyEvent, Reported, RunStarted, read_events
 from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
@@ -35,6 +36,7 @@ from paceline.record.run import RunFolder
 from paceline.record.script_profile import VARIABLE as PROFILE
 from paceline.spec import Script
 from paceline.spec.load import where_in
+from paceline.spec.metrics import check_metrics
 
 _PROFILER = "paceline.runtime.script_profile"
 _TICK_S = LOOK_S
@@ -47,6 +49,9 @@ def check_script(script: Script) -> Iterator[Problem]:
     where = where_in({}, script.source, "alerts")
     yield from check_names(script.spec.alerts, where, logs_its_own=True)
     yield from check_variables(script.spec.alerts, where)
+    metrics = script.spec.metrics
+    yield from check_metrics(metrics, lambda field: f"{field}, {script.source}")
+    yield from check_sinks(metrics, lambda field: f"{field}, {script.source}")
     program = script.spec.command[0]
     here = script.folder / program
     if shutil.which(program) is None and not (here.is_file() and os.access(here, os.X_OK)):
@@ -90,6 +95,7 @@ def run_script(
     versions: dict[str, str],
     on_event: Callable[[AnyEvent], None] = lambda event: None,
     on_output: Callable[[int, bytes], None] = lambda rank, content: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> foreign.State:
     """Run a script to its end, and return how it ended.
 
@@ -99,12 +105,14 @@ def run_script(
         versions: Recorded with the start.
         on_event: Called with every event that is recorded.
         on_output: Called with a rank and what it has printed, as it comes.
+        on_note: Called with what is known of sinks that do not have everything.
 
     Raises:
         JobError: It cannot be started, or another process runs it already.
     """
     JobError.raise_for(check_script(script))
-    with hold_alone(run.path, patience_s=5.0):
+    sinks = sinks_beside(run.path, script.spec.metrics, on_note)
+    with hold_alone(run.path, patience_s=5.0), sinks:
         here = InCharge(pid=os.getpid(), epoch=0, host="127.0.0.1", port=0, machine=machine())
         publish_controller(run.path, here)
         before = read_events(run.events_file)

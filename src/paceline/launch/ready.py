@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from paceline.control.alerts import check_names
 from paceline.errors import JobError, Problem
 from paceline.launch.places import attached, find_place
+from paceline.launch.sinks.beside import check_sinks
 from paceline.launch.tell import check_variables
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
@@ -41,13 +42,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 def _check_installed(job: Job) -> Iterator[Problem]:
     yield from check_package("torch", "training needs PyTorch")
     yield from check_variables(job.spec.alerts, where_in(job.lines, job.source, "alerts"))
-    if job.spec.metrics.tensorboard:
-        yield from check_package(
-            "tensorboard",
-            "TensorBoard was asked for",
-            where=job.where("metrics.tensorboard"),
-            fix="pip install tensorboard, or set metrics.tensorboard to false",
-        )
+    yield from check_sinks(job.spec.metrics, job.where)
     against = list(check_runnable(job))
     yield from against
     if not against and job.spec.program is None and needs_transformers(job):

@@ -19,6 +19,7 @@ from paceline.parallel.shrink import part_of
 from paceline.record import events as log
 from paceline.record.best import Best
 from paceline.record.checkpoints import newest_step, set_aside
+from paceline.record.media import MediaLog
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.run import training_digest
 from paceline.runtime import memory
@@ -34,7 +35,6 @@ from paceline.runtime.recovery.verdict import Verdict
 from paceline.runtime.step import Step, Trainer
 from paceline.runtime.step_hooks import RunHooks
 from paceline.runtime.step_printer import StepPrinter
-from paceline.runtime.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation
@@ -66,7 +66,7 @@ class Loop:
         self._evaluation = Evaluation(here, model, evaluate, source_weights)
         self._job_digest = training_digest(here.job)
         self._metrics_log: MetricsLog | None = None
-        self._board: TensorBoard | None = None
+        self._media = MediaLog(here.run.path)
         self._started_save = 0
         layout, train = here.plan.layout, here.job.spec.train
         self._safekeeping = Safekeeping(
@@ -98,7 +98,6 @@ class Loop:
         self._evaluation.check()
         first = self._restore()
         self._metrics_log = metrics = MetricsLog(here.run.metrics_file) if here.is_first else None
-        self._board = board = self._open_board() if here.is_first else None
         if state.newest_line is not None and metrics is not None:
             metrics.write_missing(state.newest_line)
         lost_save, here.held.lost_save = here.held.lost_save, 0
@@ -131,9 +130,9 @@ class Loop:
                 digest = state_digest(self._model, self._optimizer)
                 here.settle()
                 state.newest_line = replace(state.newest_line, state_digest=digest)
-            if metrics is not None and board is not None:
+            if metrics is not None:
+                self._keep_media(state.newest_line)
                 metrics.write(state.newest_line)
-                board.write(state.newest_line)
             self._tell_of_save(self._checkpointer.poll())
             if ended or self._is_save_due(number, step) or self._may_be_best(number):
                 wrong = self._safekeeping.check()
@@ -157,9 +156,9 @@ class Loop:
         self._checkpointer.wait_for_copies()
         self._tell_of_save(None)
         self._safekeeping.close()
-        if metrics is not None and board is not None:
+        if metrics is not None:
             metrics.close()
-            board.close()
+            self._media.close()
 
     def _leave_together(self, step: Step) -> NoReturn:
         """All ranks are through this step, and leave the generation as they were asked to."""
@@ -171,9 +170,9 @@ class Loop:
 
     def leave(self) -> None:
         """The generation is over: give up what waits for other ranks."""
-        if self._metrics_log is not None and self._board is not None:
+        if self._metrics_log is not None:
             self._metrics_log.close()
-            self._board.close()
+            self._media.close()
         here, state = self._here, self._here.state
         step = state.step
         abandoned = self._checkpointer.abandon()
@@ -460,7 +459,8 @@ class Loop:
             logged=dict(self._here.state.logged.numbers),
         )
 
-    def _open_board(self) -> TensorBoard:
-        here = self._here
-        wanted = here.job.spec.metrics.tensorboard
-        return TensorBoard(here.run.path, wanted=wanted, last_step=here.state.last_step)
+    def _keep_media(self, line: StepMetrics) -> None:
+        media = self._here.state.logged.media
+        reason = self._media.write(line.step, line.generation, line.at, media)
+        if reason is not None:
+            self._here.report(log.Noted(text=reason))

@@ -331,17 +331,22 @@ class Session:
         if math.isfinite(loss):
             self.report(events.BaselineEvaluated(name=name, loss=loss))
 
-    def log(self, /, **values: float | torch.Tensor) -> None:
-        """Record numbers of the step being done: under `logged` in its line of `metrics.jsonl`, as
-        curves of the report, and in TensorBoard, each by its name.
+    def log(self, /, **values: Any) -> None:
+        """Record numbers, texts and pictures of the step being done, each by its name.
 
-        Rank 0's numbers are recorded; those of other ranks are only checked. A tensor is copied at
+        Numbers are under `logged` in the step's line of `metrics.jsonl`, curves of the report and
+        of every sink. A `str` is a text. An array or tensor of uint8 (height x width, with 3 or 4
+        colours last or first) and an image of PIL are pictures. Both are files in the run's
+        `media/`, with bounds, and go to the sinks that show them; a picture is compressed in the
+        step, which takes some 20 ms for a megapixel.
+
+        Rank 0's values are recorded; those of other ranks are only checked. A tensor is copied at
         once and read at the step's end, when its value has arrived, which waits for the device. The
         last value of a name in a step is the one that counts. A step that a failure cuts off
         after its update may be recorded without them.
 
         Raises:
-            RunError: There is no step, a name is one of ours, or a value is not one number.
+            RunError: There is no step, a name is one of ours, or a value is none of these.
         """
         keep = self._place is not None and self._place.rank == 0
         self.state.logged.add(values, keep=keep, where=self.job.where("program"))

@@ -10,7 +10,6 @@ from paceline.spec.job import (
     DrillSpec,
     JobSpec,
     LayoutSpec,
-    MetricsSpec,
     ModelSpec,
     PlanSpec,
     RecoverySpec,
@@ -27,6 +26,7 @@ from paceline.spec.load import (
     make_script,
     parse_job,
 )
+from paceline.spec.metrics import MetricsSpec
 from paceline.spec.places import SlurmSpec, SshSpec
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.train import AdapterSpec, ObjectiveSpec, TrainSpec

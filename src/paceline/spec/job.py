@@ -13,6 +13,7 @@ from paceline.spec.cloud import CloudSpec
 from paceline.spec.evaluate import EvaluateSpec
 from paceline.spec.faults import expand, parse_fault
 from paceline.spec.kubernetes import KubernetesSpec
+from paceline.spec.metrics import MetricsSpec
 from paceline.spec.places import RaySpec, SlurmSpec, SshSpec
 from paceline.spec.section import (
     Auto,
@@ -484,14 +485,6 @@ class DrillSpec:
     def all_faults(self) -> tuple[str, ...]:
         """One text for each time that something is to happen, in the order written."""
         return expand([*self.kill, *self.faults])
-
-
-@section
-class MetricsSpec:
-    """Where metrics go besides `metrics.jsonl` in the run folder."""
-
-    tensorboard: bool = False
-    """Also write TensorBoard event files (needs the `tensorboard` extra)."""
 
 
 @section

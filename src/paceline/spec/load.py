@@ -15,6 +15,7 @@ from paceline.spec.data_fields import check_data_fields
 from paceline.spec.evaluate import check_evaluation
 from paceline.spec.job import MODEL_WAYS, JobSpec
 from paceline.spec.length import CountSamples, Length, check_length, in_steps, keep_overridden
+from paceline.spec.metrics import check_metrics
 from paceline.spec.places import SlurmSpec
 from paceline.spec.script import Script, ScriptSpec
 from paceline.spec.secrets import check_secrets
@@ -503,6 +504,7 @@ def _check_choices(job: Job) -> Iterator[Problem]:
     yield from check_length(job)
     yield from check_evaluation(spec, job.where)
     yield from check_alerts(spec.alerts, where_in(job.lines, job.source, "alerts"))
+    yield from check_metrics(spec.metrics, job.where)
     if spec.train.steps:
         yield from _check_steps(job)
     given = [way for way in MODEL_WAYS if getattr(spec.model, way) is not None]

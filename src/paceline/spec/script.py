@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from paceline.spec.alerts import AlertsSpec
+from paceline.spec.metrics import MetricsSpec
 from paceline.spec.places import SlurmSpec
 from paceline.spec.section import Positive, Seconds, Whole, section
 
@@ -73,6 +74,9 @@ class ScriptSpec:
 
     alerts: AlertsSpec = Field(default_factory=AlertsSpec)
     """Rules on the run's numbers, and who is sent a message."""
+
+    metrics: MetricsSpec = Field(default_factory=MetricsSpec)
+    """Where metrics go besides the run's folder."""
 
     slurm: SlurmSpec = Field(default_factory=SlurmSpec)
     """What to ask Slurm for, with `paceline run --on slurm`."""

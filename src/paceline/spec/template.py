@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 import yaml
@@ -52,7 +52,9 @@ def _lines(section: Any, given: dict[str, Any], depth: int) -> Iterator[str]:
             yield f"{indent}{field.name}: {_text(given[field.name])}\n"
         else:
             default = info.get_default(call_default_factory=True)
-            yield f"{indent}# {field.name}: {_text(default)}\n"
+            is_section = is_dataclass(default) and not isinstance(default, type)
+            shown = asdict(default) if is_section else default
+            yield f"{indent}# {field.name}: {_text(shown)}\n"
 
 
 def _text(value: Any) -> str:

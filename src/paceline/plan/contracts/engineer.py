@@ -179,7 +179,7 @@ def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
 
 
 def _monitoring(plan: Plan, job: Job) -> dict[str, Any]:
-    tensorboard = job.spec.metrics.tensorboard
+    tensorboard = "tensorboard" in job.spec.metrics.wanted
     return {
         "metrics": list(METRICS),
         "alerts": [

@@ -177,7 +177,11 @@ def plan_monitoring(case: Case) -> MonitoringPlan:
         },
         "dashboards": [
             "runs/<run>/report.html",
-            *(["tensorboard --logdir runs"] if case.job.spec.metrics.tensorboard else []),
+            *(
+                ["tensorboard --logdir runs"]
+                if "tensorboard" in case.job.spec.metrics.wanted
+                else []
+            ),
         ],
         "baselines": {
             "step_s": price.step_s,

@@ -1,0 +1,58 @@
+"""`paceline runs send`: a run's metrics to a sink, from its files."""
+
+import contextlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from paceline.cli.options import json_option, runs_option, set_option
+
+
+@click.command("send")
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--to",
+    "sink",
+    type=click.Choice(["tensorboard", "wandb", "mlflow", "otel"]),
+    required=True,
+    help="Where to send it.",
+)
+@click.option(
+    "--again", is_flag=True, help="Send everything, also what is known to have been sent."
+)
+@runs_option
+@set_option
+@json_option
+def command(
+    run: str, sink: str, again: bool, runs: Path, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    """Send RUN's metrics, evaluations, pictures and texts to a sink, from the run's files.
+
+    What a sink of the run did not send goes after what it did; a run that never had this sink is
+    sent whole. Settings are those of the run's job, with --set over them. Keys are taken from the
+    environment.
+
+    \b
+    Examples:
+      paceline runs send tiny-lm-20261121-101500 --to tensorboard
+      paceline runs send runs/my-job-... --to wandb --set metrics.wandb.project=mine
+      paceline runs send runs/my-job-... --to mlflow --set metrics.mlflow.uri=http://127.0.0.1:5000
+    """
+    from paceline.launch.sinks import SINKS
+    from paceline.launch.sinks.send import send_run
+    from paceline.record.run import open_run
+
+    folder = Path(run) if Path(run).is_dir() else runs / run
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print where they send to
+        sent = send_run(open_run(folder), sink, overrides=overrides, again=again)
+    if as_json:
+        click.echo(json.dumps(asdict(sent), indent=2))
+        return
+    title = SINKS[sink].title
+    if sent.num_steps == 0:
+        click.echo(f"{title} has every step already; --again sends all of it")
+    else:
+        click.echo(f"sent {sent.num_steps} steps to {title}, up to step {sent.newest_step}")

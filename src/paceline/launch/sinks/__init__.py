@@ -1,0 +1,105 @@
+"""Where a run's numbers go besides its folder: one row for each sink, one module behind it.
+
+A sink is a process of its own that follows the run's files (`feed.py`). Another one (`keeper.py`)
+starts it, keeps its log and starts it again; `beside.py` starts that one with a run. So a sink that
+fails, hangs or is killed delays no step, and what it missed is sent later from the same files.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+
+class Sink(Protocol):
+    """Takes a run's numbers, from one thread, in the order of the steps."""
+
+    def begin(self, done: int) -> None:
+        """Steps after `done` follow. Some may have been here before: a sink that was killed had
+        maybe more than was known to be safe, and a run that went back repeats steps."""
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """Take numbers of a step; an evaluation's come after the step's own. All are finite."""
+
+    def media(self, step: int, at: float, name: str, file: Path) -> None:
+        """Take a picture (`.png`) or a text (`.txt`)."""
+
+    def flush(self) -> None:
+        """Return once everything so far is safe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a sink is opened with."""
+
+    run: Path
+    """The run's folder."""
+
+    id: str
+    """The same for every part of the run, also after the folder was moved."""
+
+    settings: Mapping[str, Any]
+    """The sink's section of the job file."""
+
+    job: Mapping[str, Any]
+    """The job's other settings, dotted, to be shown beside the curves."""
+
+
+Open = Callable[[Told], AbstractContextManager[Sink]]
+"""Opens a sink; leaving it closes the sink."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkRow:
+    """One row of the table of sinks."""
+
+    title: str
+    package: str | None = None
+    """What has to be installed, as it is imported; the sink's name is our extra with it."""
+
+    keeps_steps: bool = True
+    """Whether it has a curve of what it was sent. Others show the present: only the newest numbers
+    go there, and a finished run cannot be sent."""
+
+    lags: bool = False
+    """Whether it cannot say what is safe until it is closed: the mark then stays one flush behind,
+    and the sink itself leaves out steps that it has."""
+
+    goes_back: bool = False
+    """Whether steps that the run repeats take the place of those sent before; others keep those."""
+
+
+SINKS: Mapping[str, SinkRow] = {
+    "tensorboard": SinkRow(title="TensorBoard", package="tensorboard", goes_back=True),
+    "wandb": SinkRow(title="Weights & Biases", package="wandb", lags=True),
+    "mlflow": SinkRow(title="MLflow", package="mlflow"),
+    "prometheus": SinkRow(title="Prometheus", keeps_steps=False),
+    "otel": SinkRow(title="OpenTelemetry", goes_back=True),
+}
+"""Name in the job file -> the sink. Its module is imported only by the sink's own process."""
+
+
+def opener(name: str) -> Open:
+    """The function that opens a sink."""
+    return cast(Open, importlib.import_module(f"paceline.launch.sinks.{name}").open_sink)
+
+
+def mark_file(run: Path, name: str) -> Path:
+    """Where a sink keeps how much of the run's files is safe with it."""
+    return run / f".sink-{name}"
+
+
+def lock_file(run: Path, name: str) -> Path:
+    """Held by the one process that sends a run to this sink."""
+    return run / f".sink-{name}.lock"
+
+
+def dotted(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted field -> value, for every value that is no section."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
