@@ -96,7 +96,12 @@ def run_program(
     view = ScriptView(job=program, run=run, ranks=ranks, to_stderr=as_json)
     view.opening()
     state = run_script(
-        program, run, versions=versions(), on_event=view.event, on_output=view.output
+        program,
+        run,
+        versions=versions(),
+        on_event=view.event,
+        on_output=view.output,
+        on_note=lambda text: click.echo(text, err=True),
     )
     view.ending(state)
     if state.outcome != "interrupted":
