@@ -591,6 +591,16 @@ def test_a_rank_that_nobody_reaches_has_come_to_the_end_of_its_lease_before_an_a
     assert [number for number, _ in scene.told(say.Abort)] == [0, 1]
 
 
+def test_survivors_have_as_long_to_answer_as_nobody_knows_of_a_lost_nodes_ranks():
+    scene = train_of_four()
+    scene.feed(state.AgentLost(1, in_doubt_s=20.0))
+    scene.wait(19.0)
+    assert not scene.orders(say.KillWorker)
+    scene.hears(0)
+    scene.wait(2.0)
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=1)]
+
+
 def test_the_time_to_leave_begins_when_all_are_let_out():
     scene = train_of_four()
     scene.exits(1)
