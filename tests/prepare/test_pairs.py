@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.prepare.conftest import a_job, write_rows
+from tests.prepare.conftest import a_job, problem_of, write_rows
 from tokenizers import Tokenizer
 
 from paceline.cli.data import command
-from paceline.errors import JobError
 from paceline.prepare import open_index, prepared
 from paceline.prepare.pairs import chat_pair, text_pair
 from paceline.prepare.show import show_sample
@@ -31,12 +30,6 @@ def shown(folder: Path, tokenizer: Path, sample: int) -> list[tuple[str, str]]:
         (document.side, "".join(text for is_trained, text in document.parts if is_trained))
         for document in found
     ]
-
-
-def problem_of(job) -> str:
-    with pytest.raises(JobError) as caught:
-        prepared(job)
-    return str(caught.value)
 
 
 def test_a_pair_is_one_sample_and_its_answers_are_trained_on(tmp_path, tokenizer_folder):
