@@ -168,6 +168,18 @@ def test_a_module_of_your_own_is_planned_with_unknown_time():
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_what_only_a_program_can_use_is_named():
+    given = ("train.optimizer=muon", "train.weight_decay=0.7", "train.compile=true")
+    said = reasons("program=m:t", *given, text=TINY)
+    read = "only m:t can use it, as session.job.spec.train"
+    assert said["train.weight_decay"] == f"0.7: {read}.weight_decay"
+    assert said["train.optimizer"] == (
+        f"muon: memory and time are estimated with it; {read}.optimizer"
+    )
+    assert not said.keys() & {"train.compile", "train.betas"}  # used by the session; not given
+    assert not reasons(*given, text=TINY).keys() & {"train.weight_decay", "train.optimizer"}
+
+
 def test_a_model_that_every_rank_builds_whole_must_fit_in_the_nodes_memory():
     job = job_of(LARGE, "model={factory: 'm:f'}", "program=m:t", "engine=paceline")
     facts = ModuleFacts(num_parameters=80_000_000_000)
