@@ -137,10 +137,10 @@ class RunFolder:
         return self.logs / f"spare-{worker}.log"
 
     def job(self) -> Job:
-        """The resolved job, its paths starting where the first job file was."""
+        """The resolved job, its paths starting where the first job file was. Its lines are not
+        those of a file that a person wrote, so messages name the run's file alone."""
         job = load_job(self.job_file)
-        info = self.info()
-        return Job(spec=job.spec, folder=Path(info.job_folder), source=job.source, lines=job.lines)
+        return Job(spec=job.spec, folder=Path(self.info().job_folder), source=job.source, lines={})
 
     def script(self) -> Script | None:
         """The program that is run, where it is not one of ours."""
