@@ -31,6 +31,11 @@ class StartAdapter:
     """Its place in the job, for messages."""
 
 
+def alpha_of(spec: AdapterSpec) -> float:
+    """The alpha that is asked for, or twice the rank."""
+    return 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha
+
+
 def start_files(job: Job) -> tuple[Path, ...]:
     """The files of the adapter that the job continues from, whether or not they are there."""
     spec = job.spec.train.adapter
@@ -109,7 +114,7 @@ def _pairs(spec: AdapterSpec, config: Mapping[str, Any]) -> Iterator[tuple[str, 
     """Name of a setting, what is asked for, and what the adapter has."""
     yield "kind", "dora" if spec.kind == "dora" else "lora", _kind(config)
     yield "rank", spec.rank, config.get("r")
-    yield "alpha", 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha, config.get("lora_alpha")
+    yield "alpha", alpha_of(spec), config.get("lora_alpha")
     is_rslora = bool(config.get("use_rslora"))
     yield "scaling", spec.scaling, "rslora" if is_rslora else "classic"
     yield from ((name, None, config.get(name) or None) for name in _NOT_READ)
