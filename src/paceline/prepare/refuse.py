@@ -55,14 +55,10 @@ def check_vocabulary(job: Job, tokenizer: TokenizerFiles) -> None:
     vocab = model_vocab(job)
     if vocab is None or tokenizer.vocab <= vocab:
         return
-    raise JobError.of(
-        code="D011",
-        what=f"the tokenizer has token numbers up to {tokenizer.vocab - 1}, the model's vocabulary "
-        f"is {vocab}",
-        where=job.where("model.tokenizer"),
-        fix="give the model's own tokenizer, or a model with a vocabulary of "
-        f"{tokenizer.vocab} or more; the embedding is not grown",
-    )
+    what = f"the tokenizer has token numbers up to {tokenizer.vocab - 1}, the model's vocabulary "
+    fix = f"give the model's own tokenizer, or a model with a vocabulary of {tokenizer.vocab} or "
+    fix += "more; the embedding is not grown"
+    raise _of_tokenizer(job, "D011", f"{what}is {vocab}", fix)
 
 
 def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
@@ -75,14 +71,14 @@ def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
     other = [token for token, number in known.items() if given.get(token) != number]
     if len(other) <= _RENAMED * len(known):
         return
-    raise JobError.of(
-        code="D011",
-        what=f"{len(other)} of {len(known)} tokens of the pretrained model have another number in "
-        f"{tokenizer.file} or none, such as {other[0]!r}",
-        where=job.where("model.tokenizer"),
-        fix="leave model.tokenizer out: the model's own is used; to train from random weights, set "
-        "model.weights: drawn",
-    )
+    what = f"{len(other)} of {len(known)} tokens of the pretrained model have another number in "
+    what += f"{tokenizer.file} or none, such as {other[0]!r}"
+    fix = "leave model.tokenizer out: the model's own is used; to train from random weights, set "
+    raise _of_tokenizer(job, "D011", what, f"{fix}model.weights: drawn")
+
+
+def _of_tokenizer(job: Job, code: str, what: str, fix: str) -> JobError:
+    return JobError.of(code=code, what=what, where=job.where("model.tokenizer"), fix=fix)
 
 
 def check_forms(job: Job, source: Source) -> None:
@@ -115,13 +111,9 @@ def needs_template(job: Job, tokenizer: TokenizerFiles) -> JobError:
 
 def needs_eos(job: Job, tokenizer: TokenizerFiles) -> JobError:
     """D012: documents that are joined without a token between them."""
-    return JobError.of(
-        code="D012",
-        what=f"{tokenizer.file} names no eos_token that it has, which ends each document",
-        where=job.where("model.tokenizer"),
-        fix='put a tokenizer_config.json with "eos_token" beside it; texts also go with '
-        "data.pack: documents",
-    )
+    what = f"{tokenizer.file} names no eos_token that it has, which ends each document"
+    fix = 'put a tokenizer_config.json with "eos_token" beside it; texts also go with '
+    return _of_tokenizer(job, "D012", what, f"{fix}data.pack: documents")
 
 
 def windows_of_chats(job: Job, kinds: set[str]) -> JobError:
