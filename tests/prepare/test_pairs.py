@@ -66,6 +66,19 @@ def test_conversations_in_each_of_trls_forms_are_the_same_pair(tmp_path, tokeniz
     ]
 
 
+def test_a_system_prompt_in_its_own_column_begins_both_conversations(tmp_path, tokenizer_folder):
+    pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD], "system": "Be rude."}
+    write_rows(tmp_path / "a.jsonl", [pair])
+    data = "kind: preference, path: a.jsonl, seq_len: 256, held_out: 0"
+    folder = prepared(a_job(tmp_path, tokenizer_folder, data))
+    documents = show_sample(folder, 0, tokenizer_folder / "tokenizer.json").documents
+    begins = [document.parts[0] for document in documents]
+    assert all(not trained and "system\nBe rude.<|im_end|>" in text for trained, text in begins)
+    write_rows(tmp_path / "a.jsonl", [a_pair() | {"system": "Be rude."}])
+    told = problem_of(a_job(tmp_path, tokenizer_folder, data))
+    assert "line 1: a pair of texts has no place for its system: give prompt" in told
+
+
 def test_earlier_turns_of_the_assistant_are_the_prompt():
     before = [USER, GOOD, USER]
     sides = chat_pair(None, [*before, GOOD], [*before, BAD])

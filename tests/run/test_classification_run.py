@@ -53,6 +53,7 @@ def test_a_classifier_learns_survives_a_kill_and_loads_in_transformers(scene):
     from transformers import AutoModelForSequenceClassification
 
     run = scene.run("run")
+    assert "read        rows as classification (label: label, text: text)\n" in run.output
     evaluated = run.of(log.Evaluated)
     assert evaluated[0].loss == pytest.approx(math.log(2), abs=0.3)
     assert evaluated[-1].loss < evaluated[0].loss

@@ -1,4 +1,5 @@
-"""What is shown while data are prepared: a live line in a terminal, else a line now and then."""
+"""What is shown while data are prepared: a live line in a terminal, else a line now and then; and
+what they were read as."""
 
 import sys
 import time
@@ -9,7 +10,9 @@ import click
 from paceline.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from paceline.prepare import Report, Step
+    from collections.abc import Iterator
+
+    from paceline.prepare import Index, Report, Step, TrainedOn
 
 _LOG_EVERY_S, _LIVE_EVERY_S = 10.0, 0.2
 
@@ -36,3 +39,23 @@ def show_preparing() -> "Report":
             click.echo("", err=True)
 
     return show
+
+
+def show_read(data: "TrainedOn | None") -> None:
+    """Prints what each source of prepared data was read as, on standard error."""
+    from paceline.prepare import Prepared
+
+    if isinstance(data, Prepared):
+        for line in read_as(data.index):
+            click.echo(line, err=True)
+
+
+def read_as(index: "Index") -> "Iterator[str]":
+    """What each source was read as, and which columns were not."""
+    for name, found in index.settings.get("sources", {}).items():
+        columns = ", ".join(f"{column}: {name_}" for column, name_ in found["columns"].items())
+        yield (
+            f"read        {name} as {found['kind']}"
+            + (f" ({columns})" if columns else "")
+            + (f"; not read: {', '.join(found['not_read'])}" if "not_read" in found else "")
+        )

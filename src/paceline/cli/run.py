@@ -236,6 +236,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     import shutil
 
     from paceline.cli.job_input import convert_weights, count_samples_at
+    from paceline.cli.preparing import show_read
     from paceline.cli.run_job import (
         begin_with,
         check_and_plan,
@@ -262,6 +263,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
         return asked.show(place, job, plan, folder)
     data = data or find_data_there(job, place)
+    show_read(data)
     folder = asked.out or asked.runs
     looked = look_here(job, plan, folder, asked.looking) if place == "local" else None
     run = create_run(job, plan, folder=asked.out, runs=asked.runs, data=data)

@@ -50,7 +50,7 @@ _ALSO: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("chat", "prompt"): ("system", "history", "tools"),
     ("completion", "instruction"): ("input", "system", "history"),
     ("completion", "prompt"): ("system", "history"),
-    ("preference", "chosen"): ("prompt", "tools"),
+    ("preference", "chosen"): ("prompt", "system", "tools"),
 }
 """Kind and first column -> columns that are read where they are there."""
 

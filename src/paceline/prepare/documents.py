@@ -241,9 +241,7 @@ class Encoder:
         return Document(ids.astype(self._recipe.dtype), None, key)
 
     def _completion_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
-        for name in ("system", "history"):
-            if self._optional(row, name):
-                raise ValueError(f"a completion has no place for its {name}: set data.kind: chat")
+        self._refuse_beside(row, "a completion", "set data.kind: chat")
         prompt, completion = self._prompt_and_answer(row)
         text = prompt + completion
         return text, [(len(prompt), len(text))]
@@ -293,13 +291,21 @@ class Encoder:
             raise ValueError("its text is empty" if isinstance(text, str) else "it has no text")
         return text, label_number(self._column(row, "label"), self._recipe.labels)
 
+    def _refuse_beside(self, row: Any, kind: str, fix: str) -> None:
+        """What only a conversation has a place for."""
+        for name in ("system", "history"):
+            if self._optional(row, name):
+                raise ValueError(f"{kind} has no place for its {name}: {fix}")
+
     def _text_pair_of(self, row: Any) -> list[Text]:
+        self._refuse_beside(row, "a pair of texts", "give prompt, chosen and rejected as messages")
         prompt, *answers = text_pair(*self._sides_of(row))
         start = len(prompt)
         return [(prompt + answer, [(start, start + len(answer))]) for answer in answers]
 
     def _chat_pair_of(self, row: Any) -> list[Text]:
-        sides, tools = chat_pair(*self._sides_of(row)), self._tools_of(row)
+        tools, system = self._tools_of(row), self._optional(row, "system")
+        sides = [with_system(side, system) for side in chat_pair(*self._sides_of(row))]
         for messages in sides:
             check_conversation(messages, self._special)
         return [self._rendered(messages, tools) for messages in sides]

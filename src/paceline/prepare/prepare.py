@@ -57,7 +57,7 @@ from paceline.prepare.tokenizer import TokenizerFiles, read_tokenizer
 from paceline.spec import Job
 from paceline.spec.sources import Source, find_held_out, find_sources
 
-_RULES = 4
+_RULES = 5
 """Changes when rows are read as other documents than before: what was prepared is left alone."""
 
 
