@@ -983,6 +983,18 @@ def test_ranks_of_a_node_that_cannot_be_reached_are_not_given_away_before_it_end
     assert (scene.ranks, scene.state.phase) == ([0, 1, 4, 6], "joining")
 
 
+def test_a_spare_is_kept_for_the_rank_of_a_lost_node_when_another_is_lost_meanwhile():
+    scene = Scene(replace(SETUP, num_spares=2))
+    scene.train()
+    assert scene.started[2:] == [(0, 2, None), (1, 3, None)]
+    scene.feed(state.AgentLost(1, in_doubt_s=20.0))
+    scene.exits(0)
+    assert scene.started[4:] == [(0, 4, 0)]
+    scene.ready(4)
+    scene.wait(21.0)
+    assert (scene.ranks, scene.state.phase) == ([4, 2], "joining")
+
+
 def test_a_lost_node_that_does_not_come_back_ends_the_run_that_needs_it():
     scene = Scene(replace(FOUR, num_spares=0, agent_timeout_s=5.0))
     scene.train()
