@@ -12,6 +12,7 @@ from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
 from paceline.launch.ready import check_runs_here
+from paceline.parallel import Layout
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.host import check_building
 from paceline.plan.plan import limit_problem
@@ -232,6 +233,7 @@ def test_what_a_config_asks_for_and_the_decoder_lacks_is_a_decision(tmp_path: Pa
 
 
 def test_the_command_prints_a_screen_or_json(tmp_path: Path):
+    (tmp_path / "x").write_bytes(b"a" * 10_000)
     (tmp_path / "job.yaml").write_text(TINY)
     screen = CliRunner().invoke(command, [str(tmp_path / "job.yaml")])
     assert screen.exit_code == 0
@@ -536,3 +538,30 @@ def test_experts_without_a_balancing_loss_are_warned_of():
     moe = ("model={hf_config: mixtral-8x7b}", "layout.sharding=full", "cluster.nodes=8")
     assert "train.router_loss adds" in reasons(*moe)["balancing loss"]
     assert "balancing loss" not in reasons()
+
+
+def test_a_pipeline_is_refused_where_only_some_kinds_of_blocks_have_adapters(tmp_path: Path):
+    config = {"model_type": "qwen2_moe", "hidden_size": 64, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}
+    config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    config |= {"shared_expert_intermediate_size": 64, "mlp_only_layers": [0, 1]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = (
+        "model: {hf_config: config.json}\ndata: {path: x, seq_len: 32}\n"
+        "train: {global_batch: 8, steps: 2, adapter: {targets: %s}}\n"
+        "cluster: {accelerator: cpu, per_node: 2}\nlayout: {%s}\n"
+    )
+
+    def layout_with(targets: str, layout: str) -> Layout:
+        job = parse_job(text % (targets, layout), source="job.yaml", folder=tmp_path)
+        return plan_job(job).layout
+
+    for split in ("pipeline: 2", "schedule: interleaved"):
+        with pytest.raises(PlanError) as caught:
+            layout_with("[gate, up, down]", split)
+        (problem,) = caught.value.problems
+        assert problem.code == "L012"
+        assert "which train.adapter.targets does not go with" in problem.what
+        assert "leave layout." in problem.fix
+    assert layout_with("attention", "pipeline: 2").pipeline == 2
+    assert layout_with("[gate, up, down]", "").pipeline == 1

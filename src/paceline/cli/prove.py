@@ -64,7 +64,7 @@ def command(
       paceline prove job.yaml --set cluster.accelerator=H100-SXM --set cluster.nodes=8
       paceline prove job.yaml --plot memory.svg --trace step.json
     """
-    from paceline.cli.job_input import read_job
+    from paceline.cli.job_input import read_plannable
     from paceline.cli.output_file import check_can_write
     from paceline.launch.prove import Prover
     from paceline.prove.compare import compare
@@ -74,7 +74,7 @@ def command(
     check_can_write(trace_file, "--trace")
     check_can_write(plot_file, "--plot")
     with Prover(on_progress=lambda line: click.echo(line, err=True)) as prover:
-        job = read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
+        job = read_plannable(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
         plan = _plan(job, must_fit=not layout)
         request = request_of(job, plan, whole=whole, wants_trace=trace_file is not None)
         proof = prover.prove(request)
@@ -109,14 +109,10 @@ def command(
 
 
 def _plan(job: Any, *, must_fit: bool) -> Any:
+    from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
 
-    facts: Any = None
-    if job.spec.model.factory is not None:
-        from paceline.launch.factory import measure_factory
-
-        facts = measure_factory(job)
-    return plan_job(job, facts, must_fit=must_fit)
+    return plan_job(job, measure_factory(job), must_fit=must_fit)
 
 
 def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from paceline.prepare.index import Index
 from paceline.prepare.join import Cut, Joined, Side
 from paceline.prepare.parts import Part, PartArrays
 from paceline.prepare.rows import form_of, place_of
+from paceline.prepare.template import FAILS, ChatTemplate, TemplateFailed
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 from paceline.profile.resolve import resolve_config, resolve_decoder
 from paceline.spec import Job
@@ -109,6 +110,32 @@ def needs_template(job: Job, tokenizer: TokenizerFiles) -> JobError:
     )
 
 
+def check_template(job: Job, tokenizer: TokenizerFiles) -> None:
+    """D012, the chat template is no template."""
+    try:
+        for text in filter(None, (tokenizer.template, tokenizer.tool_template)):
+            ChatTemplate(text, tokenizer.special_tokens)
+    except TemplateFailed as error:
+        raise _template_fails(job, tokenizer, str(error)) from None
+
+
+def check_rendered(job: Job, tokenizer: TokenizerFiles, part: Part) -> None:
+    """D012, the chat template raised for every row."""
+    reasons = [reason for _, reason in part.first_broken]
+    if reasons and part.broken == part.rows and all(each.startswith(FAILS) for each in reasons):
+        raise _template_fails(job, tokenizer, f"{reasons[0]}, for each of {part.rows} rows")
+
+
+def _template_fails(job: Job, tokenizer: TokenizerFiles, why: str) -> JobError:
+    return JobError.of(
+        code="D012",
+        what=f"the chat template in {tokenizer.template_file} fails: {why.removeprefix(FAILS)}",
+        where=job.where("model.chat_template"),
+        fix="repair the template, or give one that these rows go with by model.chat_template, a "
+        ".jinja file",
+    )
+
+
 def needs_eos(job: Job, tokenizer: TokenizerFiles) -> JobError:
     """D012: documents that are joined without a token between them."""
     what = f"{tokenizer.file} names no eos_token that it has, which ends each document"
@@ -162,9 +189,9 @@ def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> N
     )
 
 
-def check_broken(job: Job, source: Source, kind: str, parts: Sequence[Part]) -> None:
-    """D013, more of a source's rows are broken or left out than the job allows; D016, all rows of a
-    file are broken."""
+def check_broken(job: Job, source: Source, recipe: Recipe, parts: Sequence[Part]) -> None:
+    """D013, more of a source's rows are broken or left out than the job allows; D012, the template
+    fails for all of them; D016, all rows of a file are broken."""
     rows, broken = sum(part.rows for part in parts), sum(part.broken for part in parts)
     limit, newest = job.spec.data.broken_rows, parts[-1]
     if 0 < newest.broken == newest.rows < rows:
@@ -175,7 +202,9 @@ def check_broken(job: Job, source: Source, kind: str, parts: Sequence[Part]) -> 
             where=source.where,
             fix="give the file a source of its own in data.sources, or leave it out",
         )
-    left_out = _counted(kind, rows, parts) if len(parts) == len(source.files) else Counter()
+    if broken == rows:
+        check_rendered(job, recipe.tokenizer, newest)
+    left_out = _counted(recipe.kind, rows, parts) if len(parts) == len(source.files) else Counter()
     wrong = broken + left_out.total()
     if wrong <= limit * rows:
         return

@@ -295,7 +295,11 @@ def check_same_training(before: Job, after: Job) -> None:
     Raises:
         JobError: Something that the checkpoints depend on was changed.
     """
-    old, new = (dict(_fixed(job)) for job in (before, after))
+    jobs = (before, after)
+    old, new = (
+        {**dict(_fixed(job)), **adapters}
+        for job, adapters in zip(jobs, _adapters(*jobs), strict=True)
+    )
     JobError.raise_for(
         [
             Problem(
@@ -351,6 +355,19 @@ def _fixed(job: Job) -> Iterator[tuple[str, Any]]:
         and field not in _NOT_FIXED
         and (field not in _ADDED or value != _ADDED[field])
     )
+
+
+def _adapters(before: Job, after: Job) -> Iterator[dict[str, Any]]:
+    """What each job trains beside the model. Not in the digest: checkpoints of earlier versions
+    have one without."""
+    asked = [job.spec.train.adapter for job in (before, after)]
+    for adapter in asked:
+        if adapter is None or None in asked:
+            yield {"train.adapter": "left out" if adapter is None else adapter.kind}
+        else:
+            fields = dict(_leaves(asdict(adapter), "train.adapter."))
+            del fields["train.adapter.dropout"]
+            yield fields
 
 
 def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

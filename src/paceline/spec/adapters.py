@@ -56,19 +56,25 @@ def find_start(job: Job) -> StartAdapter | None:
         return None
     weights, settings = files
     folder = weights.parent
-    try:
-        config = json.loads(settings.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or not weights.is_file():
-            raise ValueError(f"there is no {WEIGHTS}" if isinstance(config, dict) else "no table")
-    except (OSError, ValueError, RecursionError) as error:
-        raise JobError.of(
-            code="M012",
-            what=f"{folder} is no adapter of peft: {type(error).__name__}: {error}",
-            where=where,
-            fix=f"give a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of peft or "
-            "`paceline checkpoint convert RUN OUT --to safetensors` writes it",
-        ) from None
-    return StartAdapter(weights=weights, config=config, where=where)
+    missing = [path.name for path in files if not path.is_file()]
+    wrong = f"there is no {' and no '.join(missing)}"
+    if not missing:
+        wrong = f"{CONFIG} is not a JSON table"
+        try:
+            config = json.loads(settings.read_text(encoding="utf-8"))
+            if isinstance(config, dict):
+                return StartAdapter(weights=weights, config=config, where=where)
+        except OSError as error:
+            wrong = f"{CONFIG} cannot be read: {error.strerror}"
+        except (ValueError, RecursionError):
+            pass
+    raise JobError.of(
+        code="M012",
+        what=f"{folder} is no adapter of peft: {wrong}",
+        where=where,
+        fix=f"give a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of peft or "
+        "`paceline checkpoint convert RUN OUT --to safetensors` writes it",
+    )
 
 
 def check_start(job: Job, num_parameters: int) -> Iterator[Problem]:
