@@ -41,6 +41,16 @@ class Problem:
         return f"{self.code}: {self.what}\n  where: {self.where}\n  fix: {self.fix}"
 
 
+def reason_of(error: BaseException, *, most: int = 300) -> str:
+    """An exception on one line: its class and the first line of its text, cut to `most` characters.
+
+    >>> reason_of(ValueError("no such layer\\nmore"))
+    'ValueError: no such layer'
+    """
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:most]}"
+
+
 class PacelineError(Exception):
     """Something the reader can mend. Shown without a traceback; `exit_code` ends the process."""
 

@@ -78,6 +78,18 @@ def test_an_export_without_a_check_says_so_and_nothing_is_overwritten(tmp_path: 
         call(run.path, "--no-check")
 
 
+def test_the_card_of_adapters_has_their_scale_and_no_path_of_this_machine(tmp_path: Path):
+    make_tokenizer(write_base(tmp_path / "base", "llama"))
+    run = write_run(tmp_path, "{pretrained: base, tokenizer: bytes}", adapter=True)
+    call(run.path, tmp_path / "out", "--no-check")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| lora, rank 4, alpha 8, multiplied by alpha / rank, targets all, dropout 0 |" in card
+    assert "| precision of the products | fp32 |" in card
+    assert "| auto |" not in card
+    assert 'from_pretrained("BASE")' in card
+    assert str(tmp_path) not in card
+
+
 def test_what_is_not_the_runs_model_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = write_run(tmp_path, DECODER)
 

@@ -26,7 +26,7 @@ def job(tmp_path: Path) -> Path:
 
 def say(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "paceline", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_an_engines_refusal_is_json_and_stays_text_on_standard_error(job):

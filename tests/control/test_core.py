@@ -591,6 +591,16 @@ def test_a_rank_that_nobody_reaches_has_come_to_the_end_of_its_lease_before_an_a
     assert [number for number, _ in scene.told(say.Abort)] == [0, 1]
 
 
+def test_survivors_have_as_long_to_answer_as_nobody_knows_of_a_lost_nodes_ranks():
+    scene = train_of_four()
+    scene.feed(state.AgentLost(1, in_doubt_s=20.0))
+    scene.wait(19.0)
+    assert not scene.orders(say.KillWorker)
+    scene.hears(0)
+    scene.wait(2.0)
+    assert scene.orders(say.KillWorker) == [say.KillWorker(worker=1)]
+
+
 def test_the_time_to_leave_begins_when_all_are_let_out():
     scene = train_of_four()
     scene.exits(1)
@@ -971,6 +981,18 @@ def test_ranks_of_a_node_that_cannot_be_reached_are_not_given_away_before_it_end
     assert scene.state.phase == "forming"
     scene.wait(2.0)
     assert (scene.ranks, scene.state.phase) == ([0, 1, 4, 6], "joining")
+
+
+def test_a_spare_is_kept_for_the_rank_of_a_lost_node_when_another_is_lost_meanwhile():
+    scene = Scene(replace(SETUP, num_spares=2))
+    scene.train()
+    assert scene.started[2:] == [(0, 2, None), (1, 3, None)]
+    scene.feed(state.AgentLost(1, in_doubt_s=20.0))
+    scene.exits(0)
+    assert scene.started[4:] == [(0, 4, 0)]
+    scene.ready(4)
+    scene.wait(21.0)
+    assert (scene.ranks, scene.state.phase) == ([4, 2], "joining")
 
 
 def test_a_lost_node_that_does_not_come_back_ends_the_run_that_needs_it():

@@ -66,7 +66,7 @@ def test_a_soak_that_is_killed_ends_its_run_and_records_no_verdict(tmp_path):
     wait_until(is_soaking, what="the first steps with faults", timeout_s=200)
     assert len(processes_with(mark)) >= 5  # the command, its run, controller, agent, two ranks
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=300) == 130
+    assert process.wait(timeout=600) == 130
     wait_until(lambda: not processes_with(mark), what="all of its processes to end")
     assert not (tmp_path / "runs/soak.jsonl").exists()
 

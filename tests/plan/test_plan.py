@@ -12,6 +12,7 @@ from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
 from paceline.launch.ready import check_runs_here
+from paceline.parallel import Layout
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.host import check_building
 from paceline.plan.plan import limit_problem
@@ -168,6 +169,18 @@ def test_a_module_of_your_own_is_planned_with_unknown_time():
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
+def test_what_only_a_program_can_use_is_named():
+    given = ("train.optimizer=muon", "train.weight_decay=0.7", "train.compile=true")
+    said = reasons("program=m:t", *given, text=TINY)
+    read = "only m:t can use it, as session.job.spec.train"
+    assert said["train.weight_decay"] == f"0.7: {read}.weight_decay"
+    assert said["train.optimizer"] == (
+        f"muon: memory and time are estimated with it; {read}.optimizer"
+    )
+    assert not said.keys() & {"train.compile", "train.betas"}  # used by the session; not given
+    assert not reasons(*given, text=TINY).keys() & {"train.weight_decay", "train.optimizer"}
+
+
 def test_a_model_that_every_rank_builds_whole_must_fit_in_the_nodes_memory():
     job = job_of(LARGE, "model={factory: 'm:f'}", "program=m:t", "engine=paceline")
     facts = ModuleFacts(num_parameters=80_000_000_000)
@@ -220,6 +233,7 @@ def test_what_a_config_asks_for_and_the_decoder_lacks_is_a_decision(tmp_path: Pa
 
 
 def test_the_command_prints_a_screen_or_json(tmp_path: Path):
+    (tmp_path / "x").write_bytes(b"a" * 10_000)
     (tmp_path / "job.yaml").write_text(TINY)
     screen = CliRunner().invoke(command, [str(tmp_path / "job.yaml")])
     assert screen.exit_code == 0
@@ -524,3 +538,30 @@ def test_experts_without_a_balancing_loss_are_warned_of():
     moe = ("model={hf_config: mixtral-8x7b}", "layout.sharding=full", "cluster.nodes=8")
     assert "train.router_loss adds" in reasons(*moe)["balancing loss"]
     assert "balancing loss" not in reasons()
+
+
+def test_a_pipeline_is_refused_where_only_some_kinds_of_blocks_have_adapters(tmp_path: Path):
+    config = {"model_type": "qwen2_moe", "hidden_size": 64, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}
+    config |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    config |= {"shared_expert_intermediate_size": 64, "mlp_only_layers": [0, 1]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = (
+        "model: {hf_config: config.json}\ndata: {path: x, seq_len: 32}\n"
+        "train: {global_batch: 8, steps: 2, adapter: {targets: %s}}\n"
+        "cluster: {accelerator: cpu, per_node: 2}\nlayout: {%s}\n"
+    )
+
+    def layout_with(targets: str, layout: str) -> Layout:
+        job = parse_job(text % (targets, layout), source="job.yaml", folder=tmp_path)
+        return plan_job(job).layout
+
+    for split in ("pipeline: 2", "schedule: interleaved"):
+        with pytest.raises(PlanError) as caught:
+            layout_with("[gate, up, down]", split)
+        (problem,) = caught.value.problems
+        assert problem.code == "L012"
+        assert "which train.adapter.targets does not go with" in problem.what
+        assert "leave layout." in problem.fix
+    assert layout_with("attention", "pipeline: 2").pipeline == 2
+    assert layout_with("[gate, up, down]", "").pipeline == 1

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.errors import JobError
+from paceline.prepare import prepared
 from paceline.prepare.index import ENDS, PACK_DOCUMENTS, PACK_STARTS, TOKENS, TRAINED
 from paceline.spec import Job, parse_job
 
@@ -63,6 +65,13 @@ train: {{global_batch: 2, steps: 3}}
 data: {{{data}}}
 """
     return parse_job(text, source="job.yaml", folder=folder)
+
+
+def problem_of(job: Job) -> str:
+    """Why the job's data cannot be prepared."""
+    with pytest.raises(JobError) as caught:
+        prepared(job)
+    return str(caught.value)
 
 
 def write_rows(path: Path, rows: list) -> None:

@@ -1,5 +1,6 @@
 """Chat templates render as in transformers, and the assistant's turns alone are trained on."""
 
+import json
 import re
 
 import pytest
@@ -194,6 +195,8 @@ def test_a_template_cannot_reach_python():
         ([{"role": "user"}], "message 1 has no content"),
         ([*TURNS, {"role": "bot", "content": "x"}], "message 5 has the role 'bot', none of system"),
         ([{"role": "User", "content": "x"}], "message 1 has the role 'User', none of system"),
+        ([{"role": "function_call", "content": "add(1)"}], "message 1 is a function_call without"),
+        ([{"role": "function_call", "content": '{"name": "a"}'}], "a function_call without its"),
         ([{**TURNS[1], "weight": 0.5}], "message 1 has the weight 0.5, neither 0 nor 1"),
         ([{**TURNS[1], "weight": -1}], "message 1 has the weight -1, neither 0 nor 1"),
         ([{**TURNS[1], "weight": "0"}], "message 1 has the weight '0', neither 0 nor 1"),
@@ -212,6 +215,23 @@ def test_roles_weights_and_no_calls_are_taken_as_they_are_known(role):
     assert messages_of([{"from": "gpt", "value": "x"}], role="from", content="value") == [
         {"role": "assistant", "content": "x"}
     ]
+
+
+@pytest.mark.parametrize("asked", [CALL["function"], [CALL["function"]]])
+@pytest.mark.parametrize("said", [json.dumps, lambda call: call])
+@pytest.mark.parametrize("answers", ["observation", "ipython", "tool"])
+def test_calls_and_answers_under_other_names_are_written_as_those_of_tools(asked, said, answers):
+    rows = [
+        {"from": "human", "value": TOOL_TURNS[0]["content"]},
+        {"from": "function_call", "value": said(asked)},
+        {"from": answers, "value": TOOL_TURNS[2]["content"]},
+        *({"from": "gpt", "value": turn["content"]} for turn in TOOL_TURNS[3:]),
+    ]
+    template = ChatTemplate(QWEN, TOKENS)
+    found = messages_of(rows, role="from", content="value")
+    text, _ = template.render(found)
+    assert text == template.render(messages_of(TOOL_TURNS))[0]
+    check_written(template, text, found, None)
 
 
 NO_TOOLS = [{**turn, "tool_calls": None} for turn in TOOL_TURNS]

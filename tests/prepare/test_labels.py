@@ -4,19 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.prepare.conftest import a_job, write_rows
+from tests.prepare.conftest import a_job, problem_of, write_rows
 from tokenizers import Tokenizer
 
-from paceline.errors import JobError
 from paceline.prepare import open_index, prepared
 
 DATA = "kind: classification, labels: [bad, good], path: a.jsonl, seq_len: 32, held_out: 0"
-
-
-def problem_of(job) -> str:
-    with pytest.raises(JobError) as caught:
-        prepared(job)
-    return str(caught.value)
 
 
 def documents_of(folder: Path) -> list[tuple[list[int], list[bool]]]:
@@ -55,6 +48,16 @@ def test_a_row_without_a_text_or_a_known_label_is_named(tmp_path, tokenizer_fold
     assert told.startswith("D013: 1 of 2 rows of a are broken")
     assert f"a.jsonl line 2: {reason}" in told
     assert "name each of their labels in data.labels" in told
+
+
+@pytest.mark.parametrize("text", ["text", "content"])
+def test_labels_are_not_left_out_without_being_asked_for(tmp_path, tokenizer_folder, text):
+    write_rows(tmp_path / "a.jsonl", [{text: "The fox", "label": n % 2} for n in range(3)])
+    told = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, held_out: 0"))
+    assert told.startswith("D016: the rows of a are texts with a label")
+    assert "set data.kind: classification" in told
+    data = "kind: text, path: a.jsonl, seq_len: 2, held_out: 0"
+    assert open_index(prepared(a_job(tmp_path, tokenizer_folder, data))).train[0].documents == 3
 
 
 def test_one_class_alone_is_refused(tmp_path, tokenizer_folder):

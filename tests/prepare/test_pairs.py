@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.prepare.conftest import a_job, write_rows
+from tests.prepare.conftest import a_job, problem_of, write_rows
 from tokenizers import Tokenizer
 
 from paceline.cli.data import command
-from paceline.errors import JobError
 from paceline.prepare import open_index, prepared
 from paceline.prepare.pairs import chat_pair, text_pair
 from paceline.prepare.show import show_sample
@@ -31,12 +30,6 @@ def shown(folder: Path, tokenizer: Path, sample: int) -> list[tuple[str, str]]:
         (document.side, "".join(text for is_trained, text in document.parts if is_trained))
         for document in found
     ]
-
-
-def problem_of(job) -> str:
-    with pytest.raises(JobError) as caught:
-        prepared(job)
-    return str(caught.value)
 
 
 def test_a_pair_is_one_sample_and_its_answers_are_trained_on(tmp_path, tokenizer_folder):
@@ -71,6 +64,19 @@ def test_conversations_in_each_of_trls_forms_are_the_same_pair(tmp_path, tokeniz
         ("chosen", "It is three.<|im_end|>"),
         ("rejected", "Hello, how are you?<|im_end|>"),
     ]
+
+
+def test_a_system_prompt_in_its_own_column_begins_both_conversations(tmp_path, tokenizer_folder):
+    pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD], "system": "Be rude."}
+    write_rows(tmp_path / "a.jsonl", [pair])
+    data = "kind: preference, path: a.jsonl, seq_len: 256, held_out: 0"
+    folder = prepared(a_job(tmp_path, tokenizer_folder, data))
+    documents = show_sample(folder, 0, tokenizer_folder / "tokenizer.json").documents
+    begins = [document.parts[0] for document in documents]
+    assert all(not trained and "system\nBe rude.<|im_end|>" in text for trained, text in begins)
+    write_rows(tmp_path / "a.jsonl", [a_pair() | {"system": "Be rude."}])
+    told = problem_of(a_job(tmp_path, tokenizer_folder, data))
+    assert "line 1: a pair of texts has no place for its system: give prompt" in told
 
 
 def test_earlier_turns_of_the_assistant_are_the_prompt():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.prepare.conftest import a_chat, a_job, make_tokenizer, write_rows
+from tests.prepare.conftest import a_chat, a_job, make_tokenizer, problem_of, write_rows
 from tokenizers import Tokenizer
 
 from paceline.errors import JobError
@@ -32,12 +32,6 @@ def trained_text(folder: Path, source, tokenizer: Tokenizer) -> str:
     bits = np.fromfile(folder / source.folder / "trained.bin", np.uint8)
     trained = np.unpackbits(bits, count=len(tokens)).astype(bool)
     return tokenizer.decode(tokens[trained].tolist(), skip_special_tokens=False)
-
-
-def problem_of(job) -> str:
-    with pytest.raises(JobError) as caught:
-        prepared(job)
-    return str(caught.value)
 
 
 def test_rows_of_text_become_documents_that_end_with_eos(tmp_path, tokenizer_folder):

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.prepare.conftest import CHATML, a_chat, a_job, make_tokenizer, write_rows
+from tests.prepare.conftest import CHATML, a_chat, a_job, make_tokenizer, problem_of, write_rows
 
 from paceline.cli.data import command
-from paceline.errors import JobError
 from paceline.prepare import open_index, prepared
 from paceline.prepare.show import show_sample
 
@@ -24,12 +23,6 @@ def shown(folder: Path, tokenizer: Path, row: dict, data: str = "") -> str:
     job = a_job(folder, tokenizer, f"path: a.jsonl, seq_len: 128, held_out: 0{data}")
     (document,) = show_sample(prepared(job), 0, tokenizer / "tokenizer.json").documents
     return "".join(f"[[{text}]]" if is_trained else text for is_trained, text in document.parts)
-
-
-def problem_of(job) -> str:
-    with pytest.raises(JobError) as caught:
-        prepared(job)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("column", ["system", "system_prompt"])

@@ -77,3 +77,13 @@ def test_an_untied_head_is_missed():
         replace(SHAPE, tied_embeddings=False), stored(files()), where="here"
     )
     assert problem.what.endswith("not in the files: lm_head.weight")
+
+
+def test_weights_of_a_type_that_is_not_read_are_named_and_tables_are_not():
+    tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}
+    found = stored(files() | tables)
+    for name in ("model.norm.weight", *tables):
+        found[name] = replace(found[name], dtype="I8")
+    (problem,) = check_decoder_tensors(SHAPE, found, where="here")
+    assert problem.code == "M014"
+    assert problem.what == "1 tensors are stored as I8: model.norm.weight"

@@ -81,22 +81,22 @@ def unseen_copies():
 
 @pytest.fixture(scope="module")
 def on_two():
-    return run_ranks(real_peaks, 2, requests(ON_TWO), limit_s=400)
+    return run_ranks(real_peaks, 2, requests(ON_TWO))
 
 
 @pytest.fixture(scope="module")
 def more_on_two():
-    return run_ranks(real_peaks, 2, requests(MORE_ON_TWO), limit_s=400)
+    return run_ranks(real_peaks, 2, requests(MORE_ON_TWO))
 
 
 @pytest.fixture(scope="module")
 def on_four():
-    return run_ranks(real_peaks, 4, requests(ON_FOUR), limit_s=400)
+    return run_ranks(real_peaks, 4, requests(ON_FOUR))
 
 
 @pytest.fixture(scope="module")
 def more_on_four():
-    return run_ranks(real_peaks, 4, requests(MORE_ON_FOUR), limit_s=400)
+    return run_ranks(real_peaks, 4, requests(MORE_ON_FOUR))
 
 
 def requests(layouts):
@@ -128,7 +128,7 @@ def in_chunks(of):
 @pytest.mark.ranks
 def test_a_loss_in_chunks_holds_what_was_proved_and_less_than_one_of_all_logits():
     asked = {"FSDP2": in_chunks(layout()), "PP": in_chunks(pipeline())}
-    real = run_ranks(real_peaks, 2, asked, limit_s=400)
+    real = run_ranks(real_peaks, 2, asked)
     for name, request in asked.items():
         stages = prove(request).stages
         for stage in stages:
@@ -161,7 +161,7 @@ def test_ddp_of_several_buckets_keeps_what_it_was_proved_to_keep():
     asked = replace(compared(ON_TWO["DDP"]), model=ModelRequest(decoder=wide))
     (stage,) = prove(asked).stages
     assert stage.parts["gradients"] > 2 * 25 * 2**20
-    peaks = run_ranks(real_peaks, 2, {"DDP": asked}, limit_s=400)
+    peaks = run_ranks(real_peaks, 2, {"DDP": asked})
     assert stage.peak_bytes == pytest.approx(peaks[0]["DDP"], rel=CLOSE)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.record.run import training_digest
+from paceline.errors import JobError
+from paceline.record.run import check_same_training, training_digest
 from paceline.spec import parse_job
 
 JOB = """
@@ -12,8 +13,12 @@ train: {global_batch: 8, steps: 9}
 """
 
 
+def job(folder, *overrides):
+    return parse_job(JOB, source="job.yaml", folder=folder, overrides=overrides)
+
+
 def digest(folder, *overrides):
-    return training_digest(parse_job(JOB, source="job.yaml", folder=folder, overrides=overrides))
+    return training_digest(job(folder, *overrides))
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,26 @@ def test_where_and_how_a_job_runs_is_not_in_its_digest(tmp_path, change):
 )
 def test_what_a_job_trains_is_in_its_digest(tmp_path, change):
     assert digest(tmp_path, change) != digest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("train.adapter.rank=8", "train.adapter.rank was 16 and would become 8"),
+        ("train.adapter.kind=dora", "train.adapter.kind was lora and would become dora"),
+        ("train.adapter.targets=all", "train.adapter.targets was attention and would become all"),
+        ("train.adapter=null", "train.adapter was lora and would become left out"),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_adapter(tmp_path, change, what):
+    before = job(tmp_path, "train.adapter={kind: lora}")
+    check_same_training(before, job(tmp_path, "train.adapter={kind: lora, dropout: 0.1}"))
+    with pytest.raises(JobError) as caught:
+        check_same_training(before, job(tmp_path, "train.adapter={kind: lora}", change))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.what) == ("R005", what)
+
+
+def test_a_run_without_an_adapter_is_not_resumed_with_one(tmp_path):
+    with pytest.raises(JobError, match=r"train\.adapter was left out and would become lora"):
+        check_same_training(job(tmp_path), job(tmp_path, "train.adapter={kind: lora}"))

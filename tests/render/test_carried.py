@@ -10,7 +10,7 @@ from tests.render.plans import job_of, planned
 
 from paceline.errors import PacelineError
 from paceline.render import ENGINES, render_job
-from paceline.render.carried import EVERYTHING, PLANNED, covers
+from paceline.render.carried import EVERYTHING, PLANNED, covers, left_out
 from paceline.spec.asked import fields_of, is_section, settings_asked
 from paceline.spec.job import JobSpec
 
@@ -218,7 +218,7 @@ ON_DISK = {
 }
 """Settings whose plan is of files, which are not here: the plan is that of the same sizes."""
 
-NEVER_DONE = {"recovery.shrink", "recovery.snapshot_peers"}
+NEVER_DONE = {"recovery.shrink", "recovery.snapshot_peers", "train.objective"}
 """Set to what files without them do anyway."""
 
 OF_PLACE = {"kubernetes": ["kubernetes.api"], "ray": ["kubernetes.api"]}
@@ -389,3 +389,14 @@ def test_a_program_of_ones_own_is_refused_where_nothing_else_can_be_put_in_its_p
     with pytest.raises(PacelineError, match="your program mine:train") as refused:
         render_job("kubernetes", *plan_with("two-nodes", "program"))
     assert refused.value.problems[0].where.startswith("program, job.yaml")
+
+
+def test_gaps_show_settings_as_a_job_file_has_them_and_no_defaults():
+    train = {"adapter": {"kind": "dora", "targets": ["query"]}, "objective": {"kind": "auto"}}
+    sources = {"sources": [{"path": "a.jsonl", "weight": 2}], "corpus": None, "broken_rows": 0.5}
+    job = job_of(**{**BASES["two-nodes"], "train": train, "data": sources})
+    found = {gap.where: gap.what for gap in left_out(job, {"cluster"}, {"data.sources"})}
+    assert found["train.adapter"] == "train.adapter: {kind: dora, targets: [query]}"
+    assert found["data.broken_rows"] == "data.broken_rows: 0.5"
+    assert "train.objective" not in found
+    assert not any("Spec(" in what or "'" in what for what in found.values())

@@ -68,7 +68,7 @@ class Scene:
     def write_job(self) -> None:
         (self.folder / "job.yaml").write_text(yaml.safe_dump(self.job))
 
-    def paceline(self, *arguments: str, timeout: float = 400) -> "subprocess.CompletedProcess[str]":
+    def paceline(self, *arguments: str, timeout: float = 600) -> "subprocess.CompletedProcess[str]":
         """Run the command to its end, whatever its exit code."""
         return run_command(*arguments, folder=self.folder, timeout=timeout)
 
@@ -98,8 +98,12 @@ class Scene:
         return Record(self.folder / out, output)
 
     def logs(self, out: str) -> str:
-        found = sorted((self.folder / out / "logs").glob("*.log"))
-        return "".join(f"\n== {path.name}\n{path.read_text()[-3000:]}" for path in found)
+        return ends_of_logs(self.folder / out)
+
+
+def ends_of_logs(run: Path) -> str:
+    found = sorted((run / "logs").glob("*.log"))
+    return "".join(f"\n== {path.name}\n{path.read_text()[-3000:]}" for path in found)
 
 
 @dataclass
@@ -120,6 +124,11 @@ class Record:
     def finished(self) -> log.RunFinished:
         finished: log.RunFinished = self.of(log.RunFinished)[-1]
         return finished
+
+    @property
+    def story(self) -> str:
+        """All that is left to say why a test failed."""
+        return (self.folder / "events.jsonl").read_text() + ends_of_logs(self.folder)
 
     @property
     def digest(self) -> str | None:
@@ -145,13 +154,13 @@ class Record:
 
 def assert_same_end(run: Record, clean: Record) -> None:
     """Equal to the bit, and every sample consumed exactly once."""
-    assert run.finished.outcome == "finished"
+    assert run.finished.outcome == "finished", run.story
     assert run.digest == clean.digest
     assert run.samples == clean.samples
     assert run.metrics[-1].loss == clean.metrics[-1].loss
 
 
-def wait_until(condition: Callable[[], Any], *, what: str, timeout_s: float = 300) -> Any:
+def wait_until(condition: Callable[[], Any], *, what: str, timeout_s: float = 600) -> Any:
     """The first truthy answer; polling, since the other side is another process."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

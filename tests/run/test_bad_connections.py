@@ -120,7 +120,7 @@ def test_whatever_connections_do_the_run_ends_with_the_same_bits(scene, clean):
 
     run = control(scene, f"bad-{seed}", SETTINGS, make_agents=agents, beside=proxy.serve)
     assert all(proxy.done.values()), proxy.done
-    assert run.finished.outcome == "finished", f"seed {seed}: {run.finished}"
+    assert run.finished.outcome == "finished", f"seed {seed}: {run.story}"
     assert run.digest == clean.digest, f"seed {seed}"
     assert run.samples == clean.samples
     assert not run.of(log.WorkerLost), f"seed {seed}: {run.of(log.WorkerLost)}"

@@ -3,9 +3,10 @@
 import json
 import math
 import random
+from collections import defaultdict
 
 import pytest
-from tests.run.scene import Scene, assert_same_end
+from tests.run.scene import Scene
 from tests.runtime.dpo_golden import CONFIG, save_tokenizer
 
 from paceline.record import events as log
@@ -40,8 +41,10 @@ def scene(tmp_path) -> Scene:
         "seq_len": 64,
         "held_out": 0.2,
     }
-    scene.job["train"] |= {"learning_rate": 0.01}
+    scene.job["train"] |= {"learning_rate": 0.01, "steps": 8}
     scene.job["layout"] = {"sharding": "full"}
+    scene.job["recovery"] = {"state": "checkpoint", "spares": 0}
+    scene.job["drill"] = {"faults": ["kill rank=1 step=7"], "digest_every": 1}
     scene.write_job()
     return scene
 
@@ -49,15 +52,22 @@ def scene(tmp_path) -> Scene:
 def test_a_classifier_learns_survives_a_kill_and_loads_in_transformers(scene):
     from transformers import AutoModelForSequenceClassification
 
-    clean = scene.run("clean")
-    evaluated = clean.of(log.Evaluated)
+    run = scene.run("run")
+    assert "read        rows as classification (label: label, text: text)\n" in run.output
+    evaluated = run.of(log.Evaluated)
     assert evaluated[0].loss == pytest.approx(math.log(2), abs=0.3)
     assert evaluated[-1].loss < evaluated[0].loss
-    assert all(line.accuracy is not None for line in clean.metrics)
-    killed = scene.run("killed", "--set", "drill.faults=['kill rank=1 step=7']")
-    assert_same_end(killed, clean)
-    done = scene.paceline("export", "clean", "out")  # compares the logits of both
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(line.accuracy is not None for line in run.metrics)
+    (recovered,) = run.of(log.Recovered)
+    assert recovered.resumed_from_step == 4  # where the new head comes from, too
+    done = defaultdict(list)
+    for line in run.all_metrics:
+        done[line.step].append((line.state_digest, line.samples_digest, line.loss))
+    assert [step for step, times in done.items() if len(times) == 2] == [5, 6]
+    assert all(len(set(times)) == 1 and times[0][0] for times in done.values())
+    assert len({digest for ((digest, *_), *_) in done.values()}) == len(done) == 8
+    exported = scene.paceline("export", "run", "out")  # compares the logits of both
+    assert exported.returncode == 0, exported.stdout + exported.stderr
     card = (scene.folder / "out" / "README.md").read_text()
     assert 'AutoModelForSequenceClassification.from_pretrained("FOLDER")' in card
     assert "logits" in card

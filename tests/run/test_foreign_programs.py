@@ -142,7 +142,7 @@ def test_a_job_file_with_a_command_is_run_and_resumed_after_ctrl_c(tmp_path):
     wait_until(lambda: (tmp_path / "saved-0").exists(), what="the first step")
     pids = [event.pid for event in record.of(log.WorkerStarted)]
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 130, output
     assert not any(map(is_alive, pids))
     resumed = scene.resume("run")
@@ -159,7 +159,7 @@ def test_killed_with_its_supervisor_nothing_is_left(tmp_path):
     wait_until(lambda: len(record.of(log.WorkerStarted)) == 2, what="two processes")
     pids = [event.pid for event in record.of(log.WorkerStarted)]
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=300)
+    process.communicate(timeout=600)
     wait_until(lambda: not any(map(is_alive, pids)), what="the ranks to end")
 
 

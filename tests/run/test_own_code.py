@@ -95,7 +95,8 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all_and_training_go
 def test_steps_that_are_refused_again_and_again_end_the_run(tmp_path):
     scene = own_scene(tmp_path, fault="loss = loss * float('inf')")
     run = scene.run("run", "--set", "train.max_refused_steps=3", code=4)
-    assert "R022" in run.output
+    assert "R022: " in run.output
+    assert "RunError" not in run.output
     assert run.finished.restarts == 0
 
 

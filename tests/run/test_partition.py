@@ -191,7 +191,7 @@ def test_a_cut_network_never_has_two_sides_that_go_on(scene, clean, network, way
         on_progress=cut_once,
     )
     assert deaths.watched, "the run was through before it could be cut"
-    assert run.finished.outcome == "finished", run.finished
+    assert run.finished.outcome == "finished", run.story
     assert run.digest == clean.digest
     assert run.samples == clean.samples
     lost = run.of(log.WorkerLost)[0]

@@ -105,7 +105,7 @@ def test_a_kill_from_outside_at_any_moment_is_recovered_from(scene, clean):
     time.sleep(pause)
     victim = record.of(log.WorkerStarted)[1]
     os.kill(victim.pid, signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert_same_end(record, clean)
     lost = record.of(log.WorkerLost)
@@ -123,7 +123,7 @@ def test_a_killed_agent_takes_its_workers_along_and_the_node_comes_back(scene, c
     agent = agent_of(first.pid)
     os.kill(agent, signal.SIGKILL)
     wait_until(lambda: not is_alive(first.pid), what="the agent's worker to die")
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert_same_end(record, clean)
     assert record.of(log.WorkerLost)[0].how == f"node {first.node} is lost"
@@ -145,7 +145,7 @@ def test_a_killed_command_leaves_no_orphan_and_the_run_goes_on_when_resumed(scen
     wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
     pids = [event.pid for event in record.of(log.WorkerStarted)]
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=300)
+    process.communicate(timeout=600)
     wait_until(lambda: not any(map(is_alive, pids)), what="the workers to end")
     resumed = scene.resume("controller")
     assert_same_end(resumed, clean_long)
@@ -181,7 +181,7 @@ def test_fifty_random_kills_all_end_with_the_same_bits(scene, clean, clean_fsdp2
 def test_nobody_reading_the_output_does_not_stop_the_run(scene, clean):
     process = scene.start("unread")
     process.stdout.close()
-    assert process.wait(timeout=300) == 0
+    assert process.wait(timeout=600) == 0
     assert_same_end(scene.record("unread"), clean)
 
 
@@ -191,7 +191,7 @@ def test_a_run_whose_controller_was_killed_cannot_be_started_twice(scene, clean_
     record = scene.record("twice")
     wait_until(lambda: len(record.all_metrics) >= 3, what="the third step")
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=300)
+    process.communicate(timeout=600)
     resumed = scene.resume("twice")  # at once, while the old workers are still at work
     assert_same_end(resumed, clean_long)
     generations = [line.generation for line in resumed.all_metrics]
@@ -209,7 +209,7 @@ def test_an_agent_that_does_not_answer_is_ended_by_force(scene):
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 130, output
     assert not is_alive(first.pid)
 

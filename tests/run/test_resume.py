@@ -105,7 +105,7 @@ def test_ctrl_c_saves_at_a_step_boundary_and_the_exit_code_says_so(scene):
     record = scene.record("interrupted")
     wait_until(lambda: len(record.all_metrics) >= 5, what="the fifth step")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert "paceline run --resume interrupted" in output
@@ -135,7 +135,7 @@ def test_a_run_that_is_going_on_cannot_be_resumed_by_another_and_keeps_its_job(s
     job = (record.folder / "job.yaml").read_text()
     second = scene.paceline("run", "--resume", "held", "--set", "train.steps=900")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
+    process.communicate(timeout=600)
     assert process.returncode == 130
     assert second.returncode == 2
     assert "R004" in second.stderr
@@ -160,7 +160,7 @@ def test_a_resume_that_waited_for_another_to_finish_says_so(scene, eight_steps, 
         time.sleep(1.5)
         assert second.poll() is None
         aside.rename(last)
-    _, errors = second.communicate(timeout=300)
+    _, errors = second.communicate(timeout=600)
     assert second.returncode == 2
     assert "R008: the run has finished meanwhile" in errors
     assert (record.folder / "events.jsonl").read_bytes() == before

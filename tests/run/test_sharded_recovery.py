@@ -52,7 +52,7 @@ def test_a_whole_node_is_lost_and_its_shards_come_back(scene, clean_on_four):
     first = next(event for event in record.of(log.WorkerStarted) if event.rank == 2)
     agent = int(Path(f"/proc/{first.pid}/status").read_text().split("PPid:")[1].split()[0])
     os.kill(agent, signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert_same_end(record, clean_on_four)
     lost = record.of(log.WorkerLost)

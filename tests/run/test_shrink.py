@@ -40,7 +40,7 @@ def lost(scene: Scene, name: str, *more: str, away: str, step: int = 6) -> Recor
 
 
 def assert_equal_to_rounding(run: Record, clean: Record) -> None:
-    assert run.finished.outcome == "finished"
+    assert run.finished.outcome == "finished", run.story
     assert run.finished.exactness == "numeric"
     assert run.samples == clean.samples
     (changed,) = run.of(log.ExactnessChanged)

@@ -39,7 +39,7 @@ def test_a_stopped_worker_is_fenced_and_the_end_has_the_same_bits(scene, clean):
     wait_until(lambda: len(record.of(log.WorkerStarted)) > 2, what="the spare")
     victim = next(event for event in record.of(log.WorkerStarted) if event.rank == 1)
     os.kill(victim.pid, signal.SIGSTOP)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     (stuck,) = record.of(log.WorkerStuck)
     assert (stuck.rank, stuck.kind) == (1, "stopped")

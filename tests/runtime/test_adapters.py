@@ -203,7 +203,7 @@ def train_alone(rank: int, world: int, kind: str) -> dict[str, Any]:
 
 def check(names: list[str], kind: str) -> None:
     alone = run_ranks(train_alone, 1, kind)[0]
-    ranks = run_ranks(train_all, 4, names, kind, limit_s=240)
+    ranks = run_ranks(train_all, 4, names, kind)
     found = {name: deviation([rank[name] for rank in ranks], alone) for name in names}
     assert {name: each for name, each in found.items() if not each <= ROUNDING} == {}
 

@@ -97,7 +97,7 @@ def many_saves(rank, world, folder, num_saves):
 
 @pytest.mark.parametrize("num", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_saves_end_to_end_come_through_each_once(tmp_path, num):
-    outcomes = run_ranks(many_saves, 2, tmp_path, num, limit_s=200)
+    outcomes = run_ranks(many_saves, 2, tmp_path, num)
     assert outcomes[0] == outcomes[1] == [step for step in range(1, num + 1) if step % 10]
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"step-{num - 1:08d}", f"step-{num:08d}"]

@@ -35,7 +35,6 @@ from paceline.runtime.strategy.context import split as context
 from paceline.runtime.strategy.mesh import make_meshes
 
 EXACT = 1e-12
-LIMIT_S = 180.0  # the machine may be shared: alone, no case takes 10 s
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 NAMES = ("output", "query gradient", "key gradient", "value gradient")
 CASES = [
@@ -250,7 +249,7 @@ def bounds(query, key, value, grad, is_causal, world, dtype):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_attention_over_ranks_equals_attention_on_one_device(world):
-    for found in run_ranks(check_attention, world, limit_s=LIMIT_S):
+    for found in run_ranks(check_attention, world):
         assert len(found) == len(CASES) * len(DTYPES) * len(NAMES)
         worst = {case: share for case, (share, _) in found.items() if not share <= 1}
         assert not worst
@@ -270,7 +269,7 @@ def check_saved(rank, world):
 def test_a_ring_keeps_no_scores_and_nobody_elses_keys():
     tokens = 16 // 2
     heads, kv_heads = (2, 4, tokens, 8), (2, 2, tokens, 8)
-    for saved in run_ranks(check_saved, 2, limit_s=LIMIT_S):
+    for saved in run_ranks(check_saved, 2):
         assert saved == sorted([heads, kv_heads, kv_heads, heads, (2, 4, tokens)])
 
 
@@ -306,7 +305,7 @@ def by_definition(query, key, value, window=None, softcap=None, scale=8**-0.5):
 
 
 def test_ulysses_takes_windows_and_capped_scores():
-    assert max(run_ranks(check_windows, 2, limit_s=LIMIT_S)) <= EXACT
+    assert max(run_ranks(check_windows, 2)) <= EXACT
 
 
 @pytest.mark.parametrize(
@@ -452,7 +451,7 @@ def check_models(rank, world):
 
 def test_models_over_context_ranks_equal_the_single_device_one():
     pytest.importorskip("transformers")
-    for found in run_ranks(check_models, 4, limit_s=LIMIT_S):
+    for found in run_ranks(check_models, 4):
         assert len(found) == len(FAMILIES) * len(LAYOUTS)
         assert not {case: worst for case, worst in found.items() if not worst[1] <= EXACT}
 
@@ -484,7 +483,7 @@ def check_recompute(rank, world):
 
 
 def test_recomputed_blocks_give_the_same_gradients():
-    assert max(run_ranks(check_recompute, 2, limit_s=LIMIT_S)) <= 1e-10  # of a sum of 32 losses
+    assert max(run_ranks(check_recompute, 2)) <= 1e-10  # of a sum of 32 losses
 
 
 def check_bfloat16(rank, world):
@@ -511,7 +510,7 @@ def check_bfloat16(rank, world):
 
 def test_bfloat16_runs_under_autocast():
     pytest.importorskip("transformers")
-    for losses in run_ranks(check_bfloat16, 2, limit_s=LIMIT_S):
+    for losses in run_ranks(check_bfloat16, 2):
         for ring, ulysses, alone in (losses[:3], losses[3:]):
             # A loss near ln 64 = 4.16 of logits with 8 bits: half a unit in the last place of each.
             assert abs(ring - alone) < 4.2 * 2.0**-9
@@ -561,7 +560,7 @@ def check_shared(rank, world):
 
 
 def test_context_ranks_go_with_fsdp2_and_tensor_ranks():
-    for worst in run_ranks(check_shared, 4, limit_s=LIMIT_S):
+    for worst in run_ranks(check_shared, 4):
         assert not {case: apart for case, apart in worst.items() if not apart <= EXACT}
 
 
@@ -593,7 +592,7 @@ def check_refusals(rank, world):
 
 def test_what_context_ranks_cannot_do_is_refused_with_its_reason():
     pytest.importorskip("transformers")
-    for told in run_ranks(check_refusals, 2, limit_s=LIMIT_S):
+    for told in run_ranks(check_refusals, 2):
         for line, part in zip(
             told,
             (
@@ -637,7 +636,7 @@ def check_windowed(rank, world):
 
 def test_a_model_with_a_window_needs_ulysses():
     pytest.importorskip("transformers")
-    for worst, told in run_ranks(check_windowed, 2, limit_s=LIMIT_S):
+    for worst, told in run_ranks(check_windowed, 2):
         assert worst <= 1e-10  # gradients of a sum of 32 losses
         assert "a ring with a window of 6 of 16 tokens" in told
 

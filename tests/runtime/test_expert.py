@@ -355,7 +355,7 @@ FLOAT64_SUMS = (8 * 48 + 32) * 2.0**-53
 @pytest.fixture(scope="module")
 def family_deviations() -> dict[str, float]:
     """One start of the ranks for all families: importing transformers takes most of the time."""
-    return run_ranks(families_on_ranks, 4, 2, limit_s=120)[0]
+    return run_ranks(families_on_ranks, 4, 2)[0]
 
 
 @pytest.mark.ranks

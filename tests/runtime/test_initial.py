@@ -83,7 +83,7 @@ def _pieces(name: str, fields: dict[str, Any]) -> dict[Any, Any]:
 
 def test_every_layout_begins_with_the_bits_that_one_process_draws():
     pytest.importorskip("transformers")
-    ranks = run_ranks(drawn_in_layouts, 4, limit_s=280)
+    ranks = run_ranks(drawn_in_layouts, 4)
     for case in ranks[0]:
         name = ranks[0][case][0]
         found = equality.whole_state([{"state": rank[case][1]} for rank in ranks])

@@ -52,7 +52,7 @@ def alone() -> dict[str, Any]:
 
 
 def check(names: list[str], variant: str, alone: dict[str, Any]) -> None:
-    ranks = run_ranks(train_all, 4, names, variant, limit_s=240)
+    ranks = run_ranks(train_all, 4, names, variant)
     found = {name: deviation([rank[name] for rank in ranks], alone) for name in names}
     assert not {name: each for name, each in found.items() if each > ROUNDING}
 

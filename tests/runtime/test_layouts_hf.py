@@ -58,7 +58,7 @@ def test_models_of_transformers_train_in_every_layout_as_on_one_device(
     kind: str, of_kind: dict[str, dict[str, Any]]
 ):
     layouts = {name: layout_of(fields, {}) for name, fields in of_kind.items()}
-    alone = run_ranks(train_all, 1, kind, {"alone": alone_layout()}, limit_s=120)[0]["alone"]
-    ranks = run_ranks(train_all, 4, kind, layouts, limit_s=280)
+    alone = run_ranks(train_all, 1, kind, {"alone": alone_layout()})[0]["alone"]
+    ranks = run_ranks(train_all, 4, kind, layouts)
     found = {name: deviation([rank[name] for rank in ranks], alone) for name in layouts}
     assert {name: each for name, each in found.items() if not each <= ROUNDING} == {}

@@ -36,6 +36,6 @@ def train_all(rank: int, world: int, layouts: dict[str, Layout]) -> dict[str, An
 def test_layouts_that_need_eight_ranks_train_as_one_device_does(fields_of):
     layouts = {name: layout_of(fields, {}) for name, fields in fields_of.items()}
     alone = run_ranks(train_all, 1, {"alone": alone_layout()})[0]["alone"]
-    ranks = run_ranks(train_all, 8, layouts, limit_s=240)
+    ranks = run_ranks(train_all, 8, layouts)
     found = {name: deviation([rank[name] for rank in ranks], alone) for name in layouts}
     assert {name: each for name, each in found.items() if not each <= ROUNDING} == {}

@@ -73,7 +73,7 @@ def check(world: int, fields: dict[str, dict[str, dict[str, Any]]]) -> None:
         for kind, of_kind in fields.items()
     }
     (apart,) = run_ranks(train_apart, 1, list(layouts))
-    ranks = run_ranks(train_all, world, layouts, limit_s=280)
+    ranks = run_ranks(train_all, world, layouts)
     found = {
         (kind, name): deviation([rank[kind][name] for rank in ranks], apart[kind][0])
         for kind, of_kind in layouts.items()

@@ -84,7 +84,7 @@ def train_and_tell(rank: int, world: int, fields: dict[str, Any], model: str) ->
 )
 def test_replicas_hold_the_same_bytes_after_three_steps_of_adam(name: str, model: str):
     layout = equality.layout_of(ALL[name], {})
-    held = run_ranks(train_and_tell, 4, ALL[name], model, limit_s=120)
+    held = run_ranks(train_and_tell, 4, ALL[name], model)
     assert _groups(held) == set(replicas_of(layout))
 
 

@@ -97,10 +97,8 @@ def test_an_fp16_run_goes_on_with_its_loss_scale_and_ends_with_the_same_bits(tmp
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         Scene(folder)
-    ((digest, scale, refused),) = run_ranks(train_in_fp16, 1, one, 9, limit_s=150)
-    ((digest_again, scale_again, refused_again),) = run_ranks(
-        train_in_fp16, 1, two, 5, 9, limit_s=150
-    )
+    ((digest, scale, refused),) = run_ranks(train_in_fp16, 1, one, 9)
+    ((digest_again, scale_again, refused_again),) = run_ranks(train_in_fp16, 1, two, 5, 9)
     assert scale["scale"] < 2.0**26
     assert refused
     assert refused_again == refused
@@ -128,7 +126,7 @@ def begin_unsettled(rank: int, world: int, folder: Path) -> bool:
 @pytest.mark.ranks
 def test_no_state_is_held_before_the_initial_weights_are_known_to_have_come(tmp_path):
     Scene(tmp_path)
-    assert run_ranks(begin_unsettled, 1, tmp_path, limit_s=150) == [False]
+    assert run_ranks(begin_unsettled, 1, tmp_path) == [False]
 
 
 def refuse_a_gradient(rank: int, world: int, folder: Path, precision: str) -> Any:
@@ -159,7 +157,7 @@ def refuse_a_gradient(rank: int, world: int, folder: Path, precision: str) -> An
 @pytest.mark.ranks
 def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_by_all(tmp_path):
     Scene(tmp_path)
-    one, other = run_ranks(refuse_a_gradient, 2, tmp_path, "fp32", limit_s=150)
+    one, other = run_ranks(refuse_a_gradient, 2, tmp_path, "fp32")
     assert one == other
     told, same = one
     assert told == [("the gradient norm is not finite on rank(s) 1", False, 1.0)] * 3
@@ -169,7 +167,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_refused_by_all(tmp_path):
 @pytest.mark.ranks
 def test_fp16_excuses_overflows_only_while_its_scale_can_be_lowered(tmp_path):
     Scene(tmp_path)
-    one, other = run_ranks(refuse_a_gradient, 2, tmp_path, "fp16", limit_s=150)
+    one, other = run_ranks(refuse_a_gradient, 2, tmp_path, "fp16")
     assert one == other
     told, same = one
     assert [(overflowed, scale) for _, overflowed, scale in told] == [
@@ -240,8 +238,8 @@ def train_by(rank: int, world: int, folder: Path, way: str) -> Any:
 def test_a_loop_over_micro_batches_on_tensor_ranks_does_what_train_does(tmp_path):
     for way in ("train", "loop"):
         Scene(tmp_path / way)
-    expected = run_ranks(train_by, 2, tmp_path / "train", "train", limit_s=150)
-    found = run_ranks(train_by, 2, tmp_path / "loop", "loop", limit_s=150)
+    expected = run_ranks(train_by, 2, tmp_path / "train", "train")
+    found = run_ranks(train_by, 2, tmp_path / "loop", "loop")
     for (seen, total), (own_seen, own_total) in zip(expected, found, strict=True):
         # Divided by the number of tokens before instead of after the sum: float32's rounding.
         assert own_seen == pytest.approx(seen, rel=1e-5)
@@ -258,7 +256,7 @@ def build_compressed(rank: int, world: int, folder: Path, kind: str) -> list[str
 @pytest.mark.ranks
 def test_the_risk_of_a_compression_is_said_once_by_the_first_rank(tmp_path):
     Scene(tmp_path)
-    (note,), nothing = run_ranks(build_compressed, 2, tmp_path, "powersgd", limit_s=150)
+    (note,), nothing = run_ranks(build_compressed, 2, tmp_path, "powersgd")
     assert note.startswith("train.gradient_compression powersgd: gradients are approximated")
     assert nothing == []
 
@@ -300,7 +298,7 @@ def test_the_built_in_trainer_trains_on_a_mixture_and_evaluates_it_by_source(tmp
     weights = (3.0, 1.0)
     folder = tmp_path / "prepared"
     prepare(folder, sources, seq_len=spec.data.seq_len, pack="windows", vocab=256, weights=weights)
-    ((digests, evaluated, baselines),) = run_ranks(train_on_prepared, 1, tmp_path, limit_s=150)
+    ((digests, evaluated, baselines),) = run_ranks(train_on_prepared, 1, tmp_path)
     order = load_prepared(folder)[0].order
     digest_of = pure_digest(spec.train.seed, spec.train.global_batch, order)
     assert digests == [digest_of(step) for step in (1, 2, 3)]

@@ -186,8 +186,8 @@ def load_on_one_rank(rank, world, folder, kinds):
     ids=["experts", "fused", "decoder", "other models"],
 )
 def test_a_state_saved_in_any_layout_is_the_same_in_any_other(tmp_path, kinds, turns):
-    saved = run_ranks(save_in_every_layout, 4, tmp_path, kinds, limit_s=180)
-    ((wrong, expected),) = run_ranks(load_on_one_rank, 1, tmp_path, kinds, limit_s=120)
+    saved = run_ranks(save_in_every_layout, 4, tmp_path, kinds)
+    ((wrong, expected),) = run_ranks(load_on_one_rank, 1, tmp_path, kinds)
     assert wrong == []
     for digests, _ in saved:
         assert digests == {key: expected[key[0]] for key in digests}
@@ -197,8 +197,8 @@ def test_a_state_saved_in_any_layout_is_the_same_in_any_other(tmp_path, kinds, t
     for key in saved[0][1]:
         numbers = sum(1 for _ in whole_model(key[0]).parameters()) * 4  # counts of steps
         assert sum(written[key] for _, written in saved) == bytes_of[key[0]] + numbers, key
-    on_two = run_ranks(load_in_other_layouts, 2, tmp_path, ON_TWO, 1, kinds, turns, limit_s=180)
-    on_four = run_ranks(load_in_other_layouts, 4, tmp_path, ON_FOUR, 0, kinds, turns, limit_s=180)
+    on_two = run_ranks(load_in_other_layouts, 2, tmp_path, ON_TWO, 1, kinds, turns)
+    on_four = run_ranks(load_in_other_layouts, 4, tmp_path, ON_FOUR, 0, kinds, turns)
     for digests in (*on_two, *on_four):
         assert digests == {key: expected[key[0]] for key in digests}
 
@@ -334,7 +334,7 @@ def our_optimizers(rank, world, folder):
 
 @pytest.mark.ranks
 def test_state_of_our_optimizers_goes_from_layout_to_layout_where_it_means_the_same(tmp_path):
-    results = run_ranks(our_optimizers, 4, tmp_path, limit_s=180)
+    results = run_ranks(our_optimizers, 4, tmp_path)
     for same, refused in results:
         assert [key for key, is_same in same.items() if not is_same] == []
         assert "row_var of transformer.h.0.attn.c_attn.weight was saved as [16, 1]" in refused[0]

@@ -136,7 +136,7 @@ def compare_kinds(rank: int, world: int, kinds: tuple[str, ...], data: int) -> d
 
 
 def assert_equal(kinds: tuple[str, ...], world: int, data: int = 1) -> None:
-    for results in run_ranks(compare_kinds, world, kinds, data, limit_s=200):
+    for results in run_ranks(compare_kinds, world, kinds, data):
         wrong = {case: found for case, found in results.items() if max(found) > FLOAT64_BOUND}
         assert not wrong
         assert len(results) == 2 * len(kinds)

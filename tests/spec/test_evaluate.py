@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.spec import parse_job
-from paceline.spec.evaluate import num_best
+from paceline.spec.evaluate import check_measured, num_best
 
 TEXT = """\
 model: {decoder: {layers: 2, hidden: 32, heads: 2}}
@@ -37,3 +37,14 @@ def test_what_goes_by_the_evaluation_loss_is_refused_without_one(name):
 def test_min_delta_without_patience_is_refused():
     with pytest.raises(JobError, match="without evaluate"):
         read("evaluate.min_delta=0.1")
+
+
+def test_evaluations_without_held_out_data_are_refused_before_a_run_and_not_of_an_earlier_one():
+    job = read("evaluate={every: 2, samples: 8}", "data.held_out=0")
+    whats = [each.what for each in check_measured(job.spec, job.where)]
+    assert whats == [
+        "evaluate.every goes by the evaluation loss, and data.held_out is 0",
+        "evaluate.samples goes by the evaluation loss, and data.held_out is 0",
+    ]
+    for good in (read("data.held_out=0"), read("evaluate={every: 2, samples: 8}")):
+        assert not list(check_measured(good.spec, good.where))

@@ -61,19 +61,16 @@ def case_of(layout: Layout, *, only: Sequence[str] = (), **changes: Any) -> Case
     return Case(**fields | changes)
 
 
-def verify_all(
-    asked: Sequence[tuple[Case, str | None]], folder: Path, *, limit_s: float = 200
-) -> list[Facts]:
+def verify_all(asked: Sequence[tuple[Case, str | None]], folder: Path) -> list[Facts]:
     """The facts of some cases of as many ranks, each with a fault or without, one after the other
     on the same processes.
 
     Args:
         asked: Cases, each with the name of a class in `planted.py` or None.
         folder: An empty one.
-        limit_s: For all of them.
     """
     world = asked[0][0].layout.num_ranks
-    by_rank = run_ranks(rank_program, world, list(asked), folder, limit_s=limit_s)
+    by_rank = run_ranks(rank_program, world, list(asked), folder)
     found = []
     for (case, _), results in zip(asked, zip(*by_rank, strict=True), strict=True):
         (reference,) = [each for _, each in results if each is not None]

@@ -201,16 +201,13 @@ def batch(
       paceline advise batch job.yaml --measure --limit 256
     """
     from paceline.cli.job_input import count_samples_at
+    from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
     from paceline.plan.advice import find_batch, scale_learning_rate
     from paceline.spec import load_job
 
     job = load_job(job_file, overrides, count=count_samples_at("local"))
-    facts: Any = None
-    if job.spec.model.factory is not None:
-        from paceline.launch.factory import measure_factory
-
-        facts = measure_factory(job)
+    facts = measure_factory(job)
     plan = plan_job(job, facts)
     ask: Callable[[int], bool] = lambda size: _fits(job, plan, facts, size)  # noqa: E731
     if measure:

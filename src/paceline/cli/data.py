@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from paceline.cli.options import PathName, json_option, set_option
+from paceline.cli.preparing import read_as
 from paceline.report.table import format_table
 
 if TYPE_CHECKING:
@@ -152,13 +153,7 @@ def format_index(index: "Index") -> list[str]:
     lines = format_table(rows).splitlines()
     samples = f"samples     {index.seq_len} tokens, {index.pack}; vocabulary {index.vocab:,}"
     lines.append(f"{samples}; {index.padding:.2%} of a batch is padding")
-    for name, found in index.settings.get("sources", {}).items():
-        columns = ", ".join(f"{column}: {name_}" for column, name_ in found["columns"].items())
-        lines.append(
-            f"read        {name} as {found['kind']}"
-            + (f" ({columns})" if columns else "")
-            + (f"; not read: {', '.join(found['not_read'])}" if "not_read" in found else "")
-        )
+    lines += read_as(index)
     for out in index.left_out:
         place = f", first {out.example}" if out.example else ""
         lines.append(f"left out    {out.source}: {out.documents:,} x {out.reason}{place}")

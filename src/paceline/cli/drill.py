@@ -325,8 +325,7 @@ def plan_of(job: "Job") -> "Plan":
     from paceline.launch.ready import check_can_run
     from paceline.plan import plan_job
 
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    plan = plan_job(job, facts)
+    plan = plan_job(job, measure_factory(job))
     raise_problems(check_can_run(job, plan))
     return plan
 

@@ -29,6 +29,21 @@ def read_job(
     return job
 
 
+def read_plannable(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """The same job, of which `paceline run` refuses nothing but what is printed on standard error:
+    the model is for another engine, or files are not on this machine.
+
+    Raises:
+        JobError: Every problem of the file at once, or of the files that it names.
+    """
+    from paceline.launch.plannable import check_plannable
+
+    job = read_job(path, overrides)
+    for problem in check_plannable(job):
+        click.echo(f"note: {problem}", err=True)
+    return job
+
+
 def convert_weights(job: Job) -> None:
     """Convert the GGUF file that the job's model starts from, where it has one.
 

@@ -117,16 +117,13 @@ def command(
       paceline plan job.yaml --all 20
       paceline plan job.yaml --prove 5
     """
-    from paceline.cli.job_input import read_job
+    from paceline.cli.job_input import read_plannable
+    from paceline.launch.factory import measure_factory
 
     given = {"objective": objective, "budget": budget, "deadline": deadline}
     flags = tuple(f"plan.{name}={value}" for name, value in given.items() if value is not None)
-    job = read_job(job_file, (*overrides, *flags))
-    facts: Any = None
-    if job.spec.model.factory is not None:
-        from paceline.launch.factory import measure_factory
-
-        facts = measure_factory(job)
+    job = read_plannable(job_file, (*overrides, *flags))
+    facts = measure_factory(job)
     if phases:
         from paceline.cli.phases import show_phases
         from paceline.plan.phases import Goals

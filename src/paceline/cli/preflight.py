@@ -160,8 +160,7 @@ def _job_and_plan(
     job = read_job(job_file, overrides)
     if hosts is not None:
         job = with_hosts(job, hosts)
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    return job, plan_job(job, facts)
+    return job, plan_job(job, measure_factory(job))
 
 
 def _write_nodes(path: Path, verdict: "Preflight") -> None:

@@ -1,13 +1,17 @@
-"""How far the preparation of data is, on standard error."""
+"""How far the preparation of data is, and what they were read as, on standard error."""
 
 import time
 from typing import TYPE_CHECKING
+
+import click
 
 from paceline.cli.screen import Screen
 from paceline.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from paceline.prepare import Report, Step
+    from collections.abc import Iterator
+
+    from paceline.prepare import Index, Report, Step, TrainedOn
 
 
 def show_preparing() -> "Report":
@@ -27,3 +31,23 @@ def show_preparing() -> "Report":
             screen.end_live()
 
     return show
+
+
+def show_read(data: "TrainedOn | None") -> None:
+    """Prints what each source of prepared data was read as, on standard error."""
+    from paceline.prepare import Prepared
+
+    if isinstance(data, Prepared):
+        for line in read_as(data.index):
+            click.echo(line, err=True)
+
+
+def read_as(index: "Index") -> "Iterator[str]":
+    """What each source was read as, and which columns were not."""
+    for name, found in index.settings.get("sources", {}).items():
+        columns = ", ".join(f"{column}: {name_}" for column, name_ in found["columns"].items())
+        yield (
+            f"read        {name} as {found['kind']}"
+            + (f" ({columns})" if columns else "")
+            + (f"; not read: {', '.join(found['not_read'])}" if "not_read" in found else "")
+        )

@@ -64,14 +64,14 @@ def command(
       paceline prove job.yaml --set cluster.accelerator=H100-SXM --set cluster.nodes=8
       paceline prove job.yaml --plot memory.svg --trace step.json
     """
-    from paceline.cli.job_input import read_job
+    from paceline.cli.job_input import read_plannable
     from paceline.cli.output_file import check_can_write
     from paceline.launch.prove import proof_data, prove_job
 
     check_can_write(trace_file, "--trace")
     check_can_write(plot_file, "--plot")
     proof, compared = prove_job(
-        lambda: read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout))),
+        lambda: read_plannable(job_file, (*overrides, *(f"layout.{each}" for each in layout))),
         must_fit=not layout,
         whole=whole,
         wants_trace=trace_file is not None,

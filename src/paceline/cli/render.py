@@ -52,16 +52,12 @@ def command(
     find(engine)
     if job_file is None:
         raise click.UsageError("Name the job file: paceline render job.yaml --for " + engine)
-    from paceline.cli.job_input import read_job
+    from paceline.cli.job_input import read_plannable
+    from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
 
-    job = read_job(job_file, overrides)
-    facts: Any = None
-    if job.spec.model.factory is not None:
-        from paceline.launch.factory import measure_factory
-
-        facts = measure_factory(job)
-    plan = plan_job(job, facts)
+    job = read_plannable(job_file, overrides)
+    plan = plan_job(job, measure_factory(job))
     rendered = render_job(engine, plan, _with_hosts(job, plan.cluster.ranks_per_node))
     if out is not None:
         _write(rendered.files, out, force=force)

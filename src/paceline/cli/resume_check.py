@@ -157,8 +157,7 @@ def _planned(job_file: Path, overrides: tuple[str, ...]) -> "tuple[Job, Plan]":
     from paceline.plan import plan_job
 
     job = read_job(job_file, overrides)
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    return job, plan_job(job, facts)
+    return job, plan_job(job, measure_factory(job))
 
 
 def _config_of(job: "Job") -> "Mapping[str, Any] | None":

@@ -284,6 +284,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
 
     from paceline.check.preflight.look import keep_look, look_before_run
     from paceline.cli.job_input import convert_weights, count_samples_at
+    from paceline.cli.preparing import show_read
     from paceline.cli.run_job import (
         begin_with,
         check_and_plan,
@@ -311,6 +312,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
         return asked.show(place, job, plan, folder)
     data = data or find_data_there(job, place)
+    show_read(data)
     folder = asked.out or asked.runs
     looked = None
     if place == "local" and asked.looking.wanted is not False:

@@ -100,6 +100,7 @@ def go_on(
     job = other or _own_job(run, before, overrides, place)
     job = with_alerts(with_hosts_of(job, hosts, place), alerts)
     check_same_training(before, job)
+    find_data_there(job, place, prepare=False)
     check_steps_left(run, job)
     return job, check_and_plan(job, place)
 
@@ -134,11 +135,11 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
     Args:
         job: What is asked.
         place: Where it runs.
-        prepare: Whether data that must be prepared are prepared now; else they are looked for.
+        prepare: Whether data that must be prepared are prepared now; else they are looked at.
     """
     from paceline.cli.preparing import show_preparing
     from paceline.launch.places import find_place
-    from paceline.prepare import find_data, find_prepared
+    from paceline.prepare import check_data, find_data
     from paceline.spec.data_fields import is_prepared
 
     if not find_place(place).has_our_files:
@@ -148,24 +149,9 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
             _check_paths_there(job, place)
             return None
     if is_prepared(job) and not prepare:
-        find_prepared(job)
+        check_data(job)
         return None
-    data = find_data(job, show_preparing())
-    _check_packed(job, data)
-    return data
-
-
-def _check_packed(job: "Job", data: "TrainedOn | None") -> None:
-    """
-    Raises:
-        JobError: `R013`, documents in a sample cannot be kept apart as the job has it.
-    """
-    from paceline.errors import JobError
-    from paceline.prepare import Prepared
-    from paceline.profile.resolve import check_packing
-
-    if isinstance(data, Prepared) and data.index.pack == "documents":
-        JobError.raise_for(list(check_packing(job)))
+    return find_data(job, show_preparing())
 
 
 def _refuse_prepared_there(job: "Job", place: str) -> None:
@@ -218,8 +204,7 @@ def check_and_plan(job: "Job", place: str, *, dry_run: bool = False) -> "Plan":
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
 
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    plan = plan_job(job, facts)
+    plan = plan_job(job, measure_factory(job))
     _check(job, plan, place, dry_run=dry_run)
     return plan
 

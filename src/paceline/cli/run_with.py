@@ -31,5 +31,6 @@ def prepare_with(
         raise click.UsageError("--with plans the ranks: name a job file as well.")
     job = load_job(job_file, overrides, count=count_samples_at("local"))
     convert_weights(job)
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    return prepare(engine, job, plan_job(job, facts), script, arguments, folder=out, runs=runs)
+    return prepare(
+        engine, job, plan_job(job, measure_factory(job)), script, arguments, folder=out, runs=runs
+    )

@@ -140,6 +140,7 @@ def command(
       paceline simulate job.yaml --days 7 --seeds 10 --json
     """
     from paceline.cli.job_input import read_job
+    from paceline.launch.factory import measure_factory
     from paceline.spec.failures import read_failures
 
     study = _study_module()
@@ -160,11 +161,7 @@ def command(
         tail=tail,
     )
     step_s = None if step_text is None else _seconds(step_text)
-    facts: Any = None
-    if job.spec.model.factory is not None:
-        from paceline.launch.factory import measure_factory
-
-        facts = measure_factory(job)
+    facts = measure_factory(job)
     cases, results = [], []
     for count in counts:
         case = study.make_case(

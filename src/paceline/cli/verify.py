@@ -111,8 +111,7 @@ def _plan(job: "Job") -> "Plan":
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
 
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
-    return plan_job(job, facts)
+    return plan_job(job, measure_factory(job))
 
 
 def _on_device(case: "Case") -> "Case":

@@ -32,19 +32,25 @@ def start_worker(state: State, node: int, rank: int | None, decision: Decision) 
 
 
 def fill_slots(state: State, decision: Decision) -> None:
-    """A spare for every empty slot, or else a new process."""
+    """A spare for every empty slot, or else a new process.
+
+    Ranks whose own node is away come first, and spares are kept for those that may still live
+    there: a new process elsewhere needs a place that there seldom is.
+    """
     aside = state.history.set_aside
     free: list[int] | None = None
-    for rank in sorted(state.empty - state.in_doubt_s.keys()):
+    away = {rank for rank in state.empty if not _is_home_there(state, rank)}
+    kept = len(away & state.in_doubt_s.keys())
+    for rank in sorted(state.empty - state.in_doubt_s.keys(), key=lambda r: (r not in away, r)):
         home = state.setup.node_of(rank)
-        is_there = home in state.agents and home not in state.leaving
+        is_there = rank not in away
         spares = [
             (worker.node in aside, worker.node != home, not worker.waits, number)
             for number in state.unranked
             for worker in [state.workers[number]]
             if not worker.is_fenced and not worker.leaves
         ]
-        if spares:
+        if spares and (rank in away or len(spares) > kept):
             assign(state, min(spares)[-1], rank)
             free = None
         elif is_there and home not in aside:
@@ -56,6 +62,11 @@ def fill_slots(state: State, decision: Decision) -> None:
                 start_worker(state, free.pop(0), rank, decision)
             elif is_there:
                 start_worker(state, home, rank, decision)
+
+
+def _is_home_there(state: State, rank: int) -> bool:
+    home = state.setup.node_of(rank)
+    return home in state.agents and home not in state.leaving
 
 
 def keep_spares(state: State, decision: Decision) -> None:

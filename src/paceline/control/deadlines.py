@@ -49,7 +49,8 @@ def tick(state: State, decision: Decision) -> None:
     for node in overdue:
         decision.actions.append(KillAgent(node))
         start_agent(state, node, decision)
-    if state.form_deadline_s is not None and now >= state.form_deadline_s:
+    is_late = state.form_deadline_s is not None and now >= state.form_deadline_s
+    if is_late and not state.in_doubt_s:  # while a node's ranks are, nobody is waited for alone
         state.form_deadline_s = None
         _fence_the_late(state, decision)
 

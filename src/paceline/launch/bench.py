@@ -17,6 +17,7 @@ from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
 from paceline.record.run import RunFolder, create_run
 from paceline.spec import Job, MetricsSpec
+from paceline.spec.evaluate import measures_loss
 
 _FOREVER = 10**9
 """Steps: a bench ends its ranks long before, and saves and evaluates nothing."""
@@ -58,7 +59,7 @@ def bench_cases(job: Job, counts: Sequence[int], scaling: Scaling) -> list[Bench
     Raises:
         JobError, PlanError: The job cannot be planned or run on one of them; it says on which.
     """
-    facts = measure_factory(job) if job.spec.model.factory is not None else None
+    facts = measure_factory(job)
     cases = []
     for count in counts:
         here, notes = _on_this_machine(job, count)
@@ -122,7 +123,9 @@ def _on_this_machine(job: Job, count: int) -> tuple[Job, list[str]]:
         spec,
         cluster=cluster,
         checkpoint=replace(spec.checkpoint, every=_FOREVER),
-        evaluate=replace(spec.evaluate, every=_FOREVER, samples=1),
+        evaluate=replace(spec.evaluate, every=_FOREVER, samples=1)
+        if measures_loss(spec)
+        else spec.evaluate,
         metrics=MetricsSpec(),
         drill=replace(spec.drill, kill=[], faults=[]),
         plan=replace(spec.plan, objective="time", budget=None, deadline=None),

@@ -1,23 +1,20 @@
 """Convert a checkpoint in a helper process, as torch is imported in `runtime/` alone."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
+from paceline.launch.helper import NoAnswer, ask
 from paceline.profile import resolve_config, resolve_decoder
-from paceline.profile.adapter import alpha_of
 from paceline.profile.hf_names import hf_config_of
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
 from paceline.record.run import open_run
 from paceline.spec import Job
+from paceline.spec.adapters import alpha_of
 from paceline.spec.packages import need_package
 from paceline.spec.pretrained import files_beside, find_pretrained, loads_weights
 
@@ -36,18 +33,14 @@ def convert(asked: Conversion) -> Converted:
     Raises:
         JobError: `R010`, a package is missing.
         CheckpointError: `C012`, it cannot be read or written; `C013`, it is not the same.
-        RunError: `C012`, the helper ended without a word.
+        RunError: `C012`, its process failed.
     """
     need_packages(asked.source_form, asked.form)
-    command = [sys.executable, "-m", "paceline.runtime.checkpoint.export"]
-    told = subprocess.run(
-        command, input=msgspec.json.encode(asked), capture_output=True, check=False
-    )
-    lines = told.stdout.splitlines()
-    if told.returncode != 0 or not lines:
-        said = told.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-        raise RunError(_problem(asked, "C012", f"could not be converted: {said[-1][:300]}"))
-    done = msgspec.json.decode(lines[-1], type=Converted)
+    try:
+        done = ask("checkpoint.export", asked, Converted)
+    except NoAnswer as error:
+        what = f"could not be converted: the process {error}"
+        raise RunError(_problem(asked, "C012", what)) from None
     if done.problem is not None:
         raise CheckpointError(done.problem)
     if done.before != done.after:

@@ -6,11 +6,8 @@ Leaves out: the text of the model card (`report/model_card.py`).
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
 from paceline.errors import CheckpointError, JobError
 from paceline.launch.convert import convert, verified_facts, with_known_config
+from paceline.launch.helper import NoAnswer, ask
 from paceline.prepare import find_prepared
 from paceline.prepare.turns import end_of_turn
 from paceline.record.conversion import Comparison, Conversion, Converted, DType, LogitsCheck
@@ -328,19 +324,10 @@ def _compare(asked: Export, folder: Path) -> LogitsCheck:
         dtype=asked.conversion.dtype if is_whole else None,
         tolerance=_TOLERANCE if asked.kind != "merged" else _TOLERANCE_MERGED,
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline.runtime.checkpoint.logits"],
-        input=msgspec.json.encode(request),
-        capture_output=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or not lines:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        reason = f"its process ended with {done.returncode}: {last[0][:300]}"
-        return LogitsCheck(not_made=reason)
-    return msgspec.json.decode(lines[-1], type=LogitsCheck)
+    try:
+        return ask("checkpoint.logits", request, LogitsCheck)
+    except NoAnswer as error:
+        return LogitsCheck(not_made=f"its process {error}")
 
 
 _LICENCE = re.compile(r"^license:\s*[\"']?([\w.+-]+)", re.M)

@@ -4,9 +4,7 @@ lm-evaluation-harness.
 The model is exported into a folder that is removed again, and processes of their own load it.
 """
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +13,7 @@ import msgspec
 
 from paceline.errors import PacelineError
 from paceline.launch.export import export, plan_export
+from paceline.launch.helper import NoAnswer, ask
 from paceline.record.checkpoints import checkpoint_step
 from paceline.record.find_checkpoints import checkpoint_of_run
 from paceline.record.outputs import Generation, Outputs, Score, write_outputs
@@ -24,9 +23,6 @@ from paceline.spec.evaluate import num_best
 from paceline.spec.prompts import read_prompts
 from paceline.spec.sources import find_tokenizer
 from paceline.spec.tasks import read_tasks
-
-_DOING = {"generate": "generating", "harness": "evaluating tasks"}
-"""Module of `paceline.runtime` -> what its process does."""
 
 
 def make_outputs(run: RunFolder) -> Outputs:
@@ -41,10 +37,14 @@ def make_outputs(run: RunFolder) -> Outputs:
         outputs = Outputs(step=checkpoint_step(checkpoint.name) or 0)
         with TemporaryDirectory(dir=run.path, prefix=".outputs-") as folder:
             model = _exported(run, job, checkpoint, Path(folder, "model"))
-            for name, make in (("generations", _generations), ("scores", _scores)):
+            for name, (doing, module, kind, request_of) in _ASKED.items():
                 try:
-                    outputs = msgspec.structs.replace(outputs, **{name: make(job, model)})
-                except (PacelineError, subprocess.CalledProcessError) as error:
+                    if request := request_of(job):
+                        found = ask(module, {"folder": model, **request}, kind)
+                        outputs = msgspec.structs.replace(outputs, **{name: found})
+                except NoAnswer as error:
+                    problems.append(f"{doing} {error}")
+                except PacelineError as error:
                     problems.append(_reason(error))
     except PacelineError as error:
         problems.append(_reason(error))
@@ -65,57 +65,27 @@ def _exported(run: RunFolder, job: Job, checkpoint: Path, out: Path) -> str:
     return str(asked.out)
 
 
-def _generations(job: Job, model: str) -> tuple[Generation, ...]:
-    """
-    Raises:
-        PacelineError: The prompts cannot be read.
-        CalledProcessError: The process that generates failed.
-    """
+def _prompts_of(job: Job) -> dict[str, Any]:
     prompts = read_prompts(job)
     if not prompts:
-        return ()
-    request = {
-        "folder": model,
-        "prompts": prompts,
-        "num_tokens": job.spec.evaluate.prompt_tokens,
-        "is_bytes": find_tokenizer(job) is None,
-    }
-    return msgspec.json.decode(_answer("generate", request), type=tuple[Generation, ...])
+        return {}
+    is_bytes = find_tokenizer(job) is None
+    num_tokens = job.spec.evaluate.prompt_tokens
+    return {"prompts": prompts, "num_tokens": num_tokens, "is_bytes": is_bytes}
 
 
-def _scores(job: Job, model: str) -> tuple[Score, ...]:
-    """
-    Raises:
-        PacelineError: The tasks cannot be read.
-        CalledProcessError: The process that evaluates failed.
-    """
+def _tasks_of(job: Job) -> dict[str, Any]:
     tasks = read_tasks(job)
-    if not tasks:
-        return ()
-    answer = _answer("harness", {"folder": model, "tasks": tasks})
-    return msgspec.json.decode(answer, type=tuple[Score, ...])
+    return {"tasks": tasks} if tasks else {}
 
 
-def _answer(module: str, request: dict[str, Any]) -> bytes:
-    """The last line that a process of ours prints; nothing is downloaded.
-
-    Raises:
-        CalledProcessError: It failed.
-    """
-    offline = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
-    done = subprocess.run(
-        [sys.executable, "-m", f"paceline.runtime.{module}"],
-        input=msgspec.json.encode(request),
-        capture_output=True,
-        check=True,
-        env={**os.environ, **dict.fromkeys(offline, "1")},
-    )
-    return done.stdout.splitlines()[-1]
+_ASKED: dict[str, tuple[str, str, Any, Callable[[Job], dict[str, Any]]]] = {
+    "generations": ("generating", "generate", tuple[Generation, ...], _prompts_of),
+    "scores": ("evaluating tasks", "harness", tuple[Score, ...], _tasks_of),
+}
+"""Field of the outputs -> what its process does, its module, what it answers, and what it is asked:
+nothing where the job asks for none."""
 
 
-def _reason(error: PacelineError | subprocess.CalledProcessError) -> str:
-    if isinstance(error, PacelineError):
-        return "; ".join(problem.what for problem in error.problems)
-    doing = _DOING[error.cmd[-1].rpartition(".")[2]]
-    last = error.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    return f"{doing} ended with {error.returncode}: {last[0][:300]}"
+def _reason(error: PacelineError) -> str:
+    return "; ".join(problem.what for problem in error.problems)

@@ -48,8 +48,7 @@ def prove_job(
     """
     with Prover(on_progress=on_progress) as prover:
         job = read()
-        facts = measure_factory(job) if job.spec.model.factory is not None else None
-        plan = plan_job(job, facts, must_fit=must_fit)
+        plan = plan_job(job, measure_factory(job), must_fit=must_fit)
         proof = prover.prove(request_of(job, plan, whole=whole, wants_trace=wants_trace))
     needed = plan.estimate.memory.known_bytes
     if needed > plan.limit_bytes:

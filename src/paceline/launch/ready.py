@@ -1,23 +1,19 @@
 """Whether a job can be run, before anything is written or started."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from paceline.control.alerts import check_names
-from paceline.errors import JobError, Problem
+from paceline.errors import Problem
 from paceline.launch.places import attached, find_place
+from paceline.launch.plannable import check_files
 from paceline.launch.sinks.beside import check_sinks
 from paceline.launch.tell import check_variables
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
-from paceline.profile.fitting import check_decoder_tensors
 from paceline.spec import Job
 from paceline.spec.load import where_in
 from paceline.spec.packages import check_package
-from paceline.spec.pretrained import find_pretrained, loads_weights
-from paceline.spec.prompts import read_prompts
-from paceline.spec.safetensors import stored_tensors
-from paceline.spec.tasks import read_tasks
 
 
 def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Problem]:
@@ -35,8 +31,8 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
     else:
         yield from check_runnable(job)
         yield from check_runs_here(job, plan)
-    yield from _check_tensors(job, plan)
-    yield from _check_outputs(job, place)
+    yield from _check_evaluated(job, place)
+    yield from check_files(job, evaluated=find_place(place).has_our_files)
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:
@@ -50,25 +46,19 @@ def _check_installed(job: Job) -> Iterator[Problem]:
         yield from check_package("transformers", need, where=job.where("model"))
 
 
-def _check_outputs(job: Job, place: str) -> Iterator[Problem]:
-    """Whether the prompts and the tasks can be read, and answered at the end."""
+def _check_evaluated(job: Job, place: str) -> Iterator[Problem]:
+    """Whether prompts and tasks can be answered at the end, where the job runs."""
     evaluate = job.spec.evaluate
     if evaluate.prompts is not None:
         fix = "leave it out, and generate from what `paceline export` writes"
-        yield from _check_asked(job, place, "prompts", read_prompts, ["transformers"], fix)
+        yield from _check_asked(job, place, "prompts", ["transformers"], fix)
     if evaluate.tasks:
         fix = "leave it out, and evaluate what `paceline export` writes with lm_eval"
-        packages = ["transformers", "lm_eval"]
-        yield from _check_asked(job, place, "tasks", read_tasks, packages, fix)
+        yield from _check_asked(job, place, "tasks", ["transformers", "lm_eval"], fix)
 
 
 def _check_asked(
-    job: Job,
-    place: str,
-    name: str,
-    read: Callable[[Job], object],
-    packages: list[str],
-    fix: str,
+    job: Job, place: str, name: str, packages: list[str], fix: str
 ) -> Iterator[Problem]:
     where = job.where(f"evaluate.{name}")
     if not find_place(place).has_our_files:
@@ -79,32 +69,11 @@ def _check_asked(
             where=where,
             fix=fix,
         )
-        return
-    if find_place(place).kind == "attached":
+    elif find_place(place).kind == "attached":
         for package in packages:
             yield from check_package(
                 package, f"evaluate.{name} is answered by {package}", where=where
             )
-    try:
-        read(job)
-    except JobError as error:
-        yield from error.problems
-
-
-def _check_tensors(job: Job, plan: Plan) -> Iterator[Problem]:
-    """`M012`, `M013`: trained weights that are not those of the built-in decoder. Models of
-    transformers are compared by the ranks, before the first step."""
-    if plan.decoder is None or job.spec.program is not None or not loads_weights(job):
-        return
-    found = find_pretrained(job)
-    assert found is not None, "the job loads weights"
-    where = f"{found.where}: {found.folder}"
-    try:
-        stored = stored_tensors(found.weights, where=found.where)
-    except JobError as error:
-        yield from error.problems
-        return
-    yield from check_decoder_tensors(plan.decoder, stored, where=where)
 
 
 def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from paceline.spec.data_fields import objective_of
 
 def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     """An engine has some ways to split and not others."""
-    asked, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    asked, able = job.spec.layout, space.abilities
     fixed = with_implied(asked)
     words: list[tuple[str, str, Sequence[str]]] = [
         ("sharding", fixed.sharding, able.shardings),
@@ -30,7 +30,7 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
             has_words = f"it has {', '.join(known)}"
             if is_implied:
                 has_words = f"it is of {name} {value}, and {has_words}"
-            yield _not_of_engine(job, name, value, engine, has_words, field)
+            yield _not_of_engine(job, space, name, value, has_words, field)
     has = {
         "tensor": able.tensor,
         "pipeline": bool(able.schedules),
@@ -39,7 +39,7 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     }
     if not able.schedules and asks_for_pipeline(fixed):
         field = "chunks" if asked.schedule == "auto" else "schedule"
-        yield _not_of_engine(job, "schedule", fixed.schedule, engine, "it has no pipeline", field)
+        yield _not_of_engine(job, space, "schedule", fixed.schedule, "it has no pipeline", field)
     in_pipeline = fixed.pipeline not in ("auto", 1) or asks_for_pipeline(fixed)
     only_without = set(able.shardings) - set(able.pipeline_shardings)
     if in_pipeline and able.schedules and fixed.sharding in only_without:
@@ -47,7 +47,7 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
     for name, is_there in has.items():
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
-            yield _not_of_engine(job, name, degree, engine, f"it has no {name} parallelism")
+            yield _not_of_engine(job, space, name, degree, f"it has no {name} parallelism")
 
 
 def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
@@ -82,19 +82,30 @@ _WHOLE = {
 """Loss -> splits that our runtime does not do with it, as `plan.space_of` has it, and why."""
 
 
+def _whole_with(job: Job, space: Space, name: str) -> str:
+    """What of the job our runtime does not split in this way, and why; empty where nothing is."""
+    whole, why = _WHOLE.get(objective_of(job.spec), ((), ""))
+    if name in whole:
+        return f"data.kind {job.spec.data.kind} does not go with: {why}"
+    if name in ("pipeline", "schedule") and space.profile.lacks_adapters:
+        return (
+            "train.adapter.targets does not go with: some blocks have none of these linears, and a "
+            "stage of such blocks would have nothing to train"
+        )
+    return ""
+
+
 def _not_of_engine(
-    job: Job, name: str, value: object, engine: str, has: str, field: str | None = None
+    job: Job, space: Space, name: str, value: object, has: str, field: str | None = None
 ) -> Problem:
     """`field` is what was written, where `name` only follows from it."""
-    field = field or name
+    field, engine = field or name, job.spec.engine
     written = getattr(job.spec.layout, field)
     ours = engine == "paceline"
-    whole, why = _WHOLE.get(objective_of(job.spec), ((), ""))
-    if ours and name in whole:
+    if ours and (why := _whole_with(job, space, name)):
         return Problem(
             code="L012",
-            what=f"layout.{field} is {written}, which data.kind {job.spec.data.kind} does not go "
-            f"with: {why}",
+            what=f"layout.{field} is {written}, which {why}",
             where=job.where(f"layout.{field}"),
             fix=f"leave layout.{field} out, and split the work over data ranks (layout.data, "
             "layout.sharding)",

@@ -44,6 +44,7 @@ def decisions_of(
         *_layout_decisions(job, cluster, choice),
         *_interval_decisions(job.spec),
         *_balancing_decision(job, profile),
+        *_left_to_program(job),
         *_silent_faults(job, cluster),
     )
 
@@ -202,6 +203,32 @@ def _balancing_decision(job: Job, profile: ModelProfile) -> Iterator[Decision]:
             reason="router_aux_loss_coef of the model's config.json, which sets "
             "output_router_logits",
         )
+
+
+_PLANNED_WITH = ("data.seq_len", "train.optimizer", "train.adapter")
+_READ_BY_TRAINER = (
+    *("data.path", "data.corpus", "data.held_out", "evaluate.samples"),
+    *("train.betas", "train.eps", "train.weight_decay"),
+)
+"""Fields that a session does nothing with: those that the estimate counts, and the others."""
+
+
+def _left_to_program(job: Job) -> Iterator[Decision]:
+    """What was given and a program of the person's own uses, or nobody does."""
+    program = job.spec.program
+    if program is None or job.spec.engine != "paceline":
+        return
+    for field in (*_PLANNED_WITH, *_READ_BY_TRAINER):
+        section, name = field.split(".")
+        given = getattr(job.spec, section)
+        value = getattr(given, name)
+        if value == getattr(type(given), name):
+            continue
+        reason = f"only {program} can use it, as session.job.spec.{field}"
+        if field in _PLANNED_WITH:
+            reason = f"memory and time are estimated with it; {reason}"
+        text = f"{value.kind}, rank {value.rank}" if field == "train.adapter" else str(value)
+        yield Decision(field=field, value=text, reason=reason)
 
 
 def _silent_faults(job: Job, cluster: Cluster) -> Iterator[Decision]:

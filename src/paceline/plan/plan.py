@@ -187,6 +187,8 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         abilities = replace(abilities, context_kinds=())  # a pair is compared whole
         if objective == "classification":  # nobody has split the new head
             abilities = replace(abilities, tensor=False, schedules=(), expert=False)
+    if engine == "paceline" and profile.lacks_adapters:  # which stage has which is not known
+        abilities = replace(abilities, schedules=())
     return Space(
         num_ranks=cluster.num_ranks,
         global_batch=job.spec.train.global_batch,

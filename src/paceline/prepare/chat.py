@@ -10,6 +10,7 @@ trained on. A template that changes what it wrote before is refused.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from paceline.prepare.template import ChatTemplate, Message, Span, TemplateFailed
@@ -25,8 +26,19 @@ class NotMaskable(ValueError):
     """The template does not show which text is the assistant's."""
 
 
-ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "bard": "assistant"}
-"""Role in `conversations` rows (ShareGPT) -> role in templates."""
+_CALL = "function_call"
+"""LLaMA-Factory's role of a turn whose text is the assistant's calls, as JSON."""
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    _CALL: "assistant",
+    "observation": "tool",
+    "ipython": "tool",
+}
+"""Role in rows of ShareGPT, LLaMA-Factory and Llama 3 -> role in templates."""
 
 _KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles of OpenAI's messages. A template may print any other one, but no turn of it is found."""
@@ -55,7 +67,10 @@ def messages_of(turns: Any, *, role: str = "role", content: str = "content") -> 
         if message["role"] not in _KNOWN_ROLES:
             known = ", ".join(_KNOWN_ROLES)
             raise ValueError(f"message {number} has the role {name!r:.40}, none of {known}")
-        message["content"] = _text_of(message.pop(content, ""), number)
+        said = message.pop(content, "")
+        if name == _CALL:
+            message["tool_calls"], said = _calls_in(said, number), ""
+        message["content"] = _text_of(said, number)
         _check_weight(message, number)
         if not message.get("tool_calls", True):
             del message["tool_calls"]
@@ -129,6 +144,16 @@ def _check_weight(message: Message, number: int) -> None:
         raise ValueError(f"message {number} has train {train!r:.40}, neither true nor false")
     if isinstance(weight, bool) or weight not in (0, 1):
         raise ValueError(f"message {number} has the weight {weight!r:.40}, neither 0 nor 1")
+
+
+def _calls_in(text: Any, number: int) -> list[Any]:
+    """The calls of a turn that has them in place of its text: one, or a list of them."""
+    with suppress(TypeError, ValueError):
+        text = json.loads(text)
+    calls = text if isinstance(text, list) else [text]
+    if calls and all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls):
+        return [{"type": "function", "function": call} for call in calls]
+    raise ValueError(f"message {number} is a {_CALL} without its name and arguments as JSON")
 
 
 def _text_of(content: Any, number: int) -> Any:

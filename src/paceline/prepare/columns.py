@@ -50,7 +50,7 @@ _ALSO: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("chat", "prompt"): ("system", "history", "tools"),
     ("completion", "instruction"): ("input", "system", "history"),
     ("completion", "prompt"): ("system", "history"),
-    ("preference", "chosen"): ("prompt", "tools"),
+    ("preference", "chosen"): ("prompt", "system", "tools"),
 }
 """Kind and first column -> columns that are read where they are there."""
 
@@ -91,16 +91,10 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
             return Rows("text", {})
         raise _unknown(job, source, None, asked)
     names = set(row)
-    if {"chosen", "rejected"} <= names and asked == "auto":
-        raise JobError.of(
-            code="D016",
-            what=f"the rows of {source.name} are pairs of chosen and rejected answers",
-            where=source.where,
-            fix="set data.kind: preference to tune with them; to train on the chosen ones alone, "
-            "data.kind: completion with columns: {completion: chosen}",
-        )
     known = _known_columns(source.columns, names)
     kind = asked if asked != "auto" else _kind_of(known, has_template)
+    if asked == "auto":
+        _check_asked_for(source, set(known), kind)
     for wanted in _OF_KIND.get(kind, ()):
         if set(wanted) <= set(known):
             if wanted == ("prompt", "completion") and isinstance(row[known["completion"]], list):
@@ -112,6 +106,23 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
             has_messages = kind == "preference" and isinstance(row[columns["chosen"]], list)
             return Rows("chat preference" if has_messages else kind, columns, unread)
     raise _unknown(job, source, names, kind)
+
+
+def _check_asked_for(source: Source, known: set[str], kind: str) -> None:
+    """D016, the rows hold what only `data.kind` says how to train on."""
+    if {"chosen", "rejected"} <= known:
+        what = "pairs of chosen and rejected answers"
+        fix = "set data.kind: preference to tune with them; to train on the chosen ones alone, "
+        fix += "data.kind: completion with columns: {completion: chosen}"
+    elif kind == "text" and "label" in known:
+        what = "texts with a label"
+        fix = "set data.kind: classification and data.labels to train a classifier; to train on "
+        fix += "the texts alone, data.kind: text"
+    else:
+        return
+    raise JobError.of(
+        code="D016", what=f"the rows of {source.name} are {what}", where=source.where, fix=fix
+    )
 
 
 def _first_row(source: Source) -> tuple[str, Any]:

@@ -90,6 +90,11 @@ class Batch:
     refused: tuple[int, str] | None = None
     """A row whose template cannot be masked, which ends everything."""
 
+    def leave_out(self, row: Row, reason: str) -> None:
+        """Count a row, or what is lost of it."""
+        self.left_out[reason] += 1
+        self.examples.setdefault(reason, row.number)
+
 
 class Encoder:
     """Makes documents of rows; one in each process that tokenizes."""
@@ -112,8 +117,7 @@ class Encoder:
                 read = self._READERS[self._recipe.kind]
                 taken.append((row, (value, None) if is_piece else read(self, value)))
             except LeftOutError as error:
-                batch.left_out[str(error)] += 1
-                batch.examples.setdefault(str(error), row.number)
+                batch.leave_out(row, str(error))
             except NotMaskable as error:
                 batch.refused = batch.refused or (row.number, str(error))
             except (ValueError, TemplateFailed) as error:  # msgspec's errors are ValueErrors
@@ -127,18 +131,16 @@ class Encoder:
             batch.documents += [found for _, found in read]
         elif self._tokenizer is None:
             batch.documents += [self._bytes(row, text) for row, (text, _) in read]
-        elif self._recipe.kind == "classification":
+        elif self._recipe.kind in ("text", "classification"):
             encodings = self._tokenizer.encode_batch_fast(
                 [text for _, (text, _) in read], add_special_tokens=False
             )
             for (row, (text, label)), encoding in zip(read, encodings, strict=True):
-                batch.documents.append(self._labelled(batch, row, text, label, encoding.ids))
-        elif self._recipe.kind == "text":
-            encodings = self._tokenizer.encode_batch_fast(
-                [text for _, (text, _) in read], add_special_tokens=False
-            )
-            for (row, (text, _)), encoding in zip(read, encodings, strict=True):
-                batch.documents.append(self._closed(row, text, encoding.ids))
+                batch.documents.append(
+                    self._closed(row, text, encoding.ids)
+                    if label is None
+                    else self._labelled(batch, row, text, label, encoding.ids)
+                )
         else:
             of_row = [(row, each) for row, found in read for each in _as_several(found)]
             encodings = self._tokenizer.encode_batch(
@@ -171,9 +173,7 @@ class Encoder:
         tokens = [*([files.bos] if files.bos is not None else []), *ids]
         if longest is not None and len(tokens) > longest:
             tokens = tokens[:longest]
-            reason = f"longer than seq_len {longest}: cut"
-            batch.left_out[reason] += 1
-            batch.examples.setdefault(reason, row.number)
+            batch.leave_out(row, f"longer than seq_len {longest}: cut")
         trained = np.zeros(len(tokens) + 1, bool)
         trained[-1] = True
         whole = np.asarray([*tokens, label], dtype=self._recipe.dtype)
@@ -186,10 +186,8 @@ class Encoder:
         documents = [document._replace(key=first.key) for _, document in together]
         if all(document.trained is not None and document.trained.any() for document in documents):
             batch.documents += documents
-            return
-        reason = "no token is left to train on"
-        batch.left_out[reason] += 1
-        batch.examples.setdefault(reason, row.number)
+        else:
+            batch.leave_out(row, "no token is left to train on")
 
     def _masked(self, text: str, spans: Sequence[tuple[int, int]], encoding: Any) -> Document:
         offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
@@ -243,9 +241,7 @@ class Encoder:
         return Document(ids.astype(self._recipe.dtype), None, key)
 
     def _completion_of(self, row: Any) -> tuple[str, list[tuple[int, int]]]:
-        for name in ("system", "history"):
-            if self._optional(row, name):
-                raise ValueError(f"a completion has no place for its {name}: set data.kind: chat")
+        self._refuse_beside(row, "a completion", "set data.kind: chat")
         prompt, completion = self._prompt_and_answer(row)
         text = prompt + completion
         return text, [(len(prompt), len(text))]
@@ -295,13 +291,21 @@ class Encoder:
             raise ValueError("its text is empty" if isinstance(text, str) else "it has no text")
         return text, label_number(self._column(row, "label"), self._recipe.labels)
 
+    def _refuse_beside(self, row: Any, kind: str, fix: str) -> None:
+        """What only a conversation has a place for."""
+        for name in ("system", "history"):
+            if self._optional(row, name):
+                raise ValueError(f"{kind} has no place for its {name}: {fix}")
+
     def _text_pair_of(self, row: Any) -> list[Text]:
+        self._refuse_beside(row, "a pair of texts", "give prompt, chosen and rejected as messages")
         prompt, *answers = text_pair(*self._sides_of(row))
         start = len(prompt)
         return [(prompt + answer, [(start, start + len(answer))]) for answer in answers]
 
     def _chat_pair_of(self, row: Any) -> list[Text]:
-        sides, tools = chat_pair(*self._sides_of(row)), self._tools_of(row)
+        tools, system = self._tools_of(row), self._optional(row, "system")
+        sides = [with_system(side, system) for side in chat_pair(*self._sides_of(row))]
         for messages in sides:
             check_conversation(messages, self._special)
         return [self._rendered(messages, tools) for messages in sides]

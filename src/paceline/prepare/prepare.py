@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from paceline.prepare.columns import Rows, find_kind
+from paceline.prepare.before import read_job_tokenizer, recipes_of
 from paceline.prepare.contents import contents_of
 from paceline.prepare.documents import Recipe
 from paceline.prepare.index import (
@@ -40,24 +40,18 @@ from paceline.prepare.refuse import (
     check_broken,
     check_classes,
     check_disk,
-    check_forms,
-    check_own_tokens,
     check_samples,
     check_too_long,
-    check_vocabulary,
     example_of,
     make_cache,
-    needs_eos,
-    needs_template,
     places_of,
-    windows_of_chats,
 )
 from paceline.prepare.tokenize import Workers, make_part, start_processes
-from paceline.prepare.tokenizer import TokenizerFiles, read_tokenizer
+from paceline.prepare.tokenizer import TokenizerFiles
 from paceline.spec import Job
 from paceline.spec.sources import Source, find_held_out, find_sources
 
-_RULES = 3
+_RULES = 5
 """Changes when rows are read as other documents than before: what was prepared is left alone."""
 
 
@@ -104,9 +98,7 @@ def ask(job: Job) -> Request:
     Raises:
         JobError: A file or the tokenizer is missing, or the tokenizer is not the model's.
     """
-    tokenizer = read_tokenizer(job)
-    check_vocabulary(job, tokenizer)
-    check_own_tokens(job, tokenizer)
+    tokenizer = read_job_tokenizer(job)
     sources, held_out = find_sources(job), find_held_out(job)
     cache = job.folder / os.path.expanduser(job.spec.data.cache or ".paceline/data")
     everything = (*sources, *([held_out] if held_out is not None else []))
@@ -193,23 +185,7 @@ def _prepare(request: Request, report: Report, processes: int | None) -> None:
     sizes = _sizes(request)
     dtype = data_type(request.tokenizer.vocab)
     check_disk(request.job, request.folder.parent, sizes, dtype)
-    kinds = {source.name: _kind_of(request, source) for source in request.all_sources}
-    pack = _pack_of(request, {rows.kind for rows in kinds.values()})
-    data = request.job.spec.data
-    is_cut = data.kind == "classification" and data.too_long == "cut"
-    recipes = {
-        name: Recipe(
-            kind=rows.kind,
-            columns=rows.columns,
-            unread=rows.unread,
-            tokenizer=request.tokenizer,
-            train_on=data.train_on,
-            dtype=dtype,
-            labels=tuple(map(str, data.labels or ())) if rows.kind == "classification" else (),
-            longest=data.seq_len if is_cut else None,
-        )
-        for name, rows in kinds.items()
-    }
+    recipes, pack = recipes_of(request.job, request.tokenizer, request.all_sources)
     with start_processes(sum(sizes.values()), processes) as (pool, count):
         parts = _Maker(request, recipes, report).make_all(pool, count)
     _join(request, parts, pack, recipes)
@@ -218,31 +194,6 @@ def _prepare(request: Request, report: Report, processes: int | None) -> None:
 def _sizes(request: Request) -> dict[str, int]:
     files = [file for source in request.all_sources for file in source.files]
     return {file: 0 if "://" in file else os.stat(file).st_size for file in files}
-
-
-def _kind_of(request: Request, source: Source) -> Rows:
-    files = request.tokenizer
-    check_forms(request.job, source)
-    rows = find_kind(request.job, source, has_template=files.template is not None)
-    if rows.kind in ("chat", "chat preference") and files.template is None:
-        raise needs_template(request.job, files)
-    return rows
-
-
-def _pack_of(request: Request, kinds: set[str]) -> Pack:
-    asked = request.job.spec.data.pack
-    if request.job.spec.data.kind == "preference":
-        if "preference" in kinds and request.tokenizer.eos is None:
-            raise needs_eos(request.job, request.tokenizer)
-        return "pairs"
-    has_turns = bool(kinds & {"chat", "completion", "classification"})
-    if has_turns and asked == "windows":
-        raise windows_of_chats(request.job, kinds)
-    pack: Pack = asked if asked != "auto" else "documents" if has_turns else "windows"
-    ended = {"text", "completion"} if pack == "windows" else {"completion"}
-    if kinds & ended and request.tokenizer.eos is None:
-        raise needs_eos(request.job, request.tokenizer)
-    return pack
 
 
 class _Maker:
@@ -262,7 +213,7 @@ class _Maker:
             parts = made[source.name] = []
             for file in source.files:
                 parts.append(self._make(source, file, workers))
-                check_broken(self._request.job, source, self._recipes[source.name].kind, parts)
+                check_broken(self._request.job, source, self._recipes[source.name], parts)
         return made
 
     def _make(self, source: Source, file: str, workers: Workers) -> Part:

@@ -15,6 +15,7 @@ from paceline.prepare.index import Index
 from paceline.prepare.join import Cut, Joined, Side
 from paceline.prepare.parts import Part, PartArrays
 from paceline.prepare.rows import form_of, place_of
+from paceline.prepare.template import FAILS, ChatTemplate, TemplateFailed
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 from paceline.profile.resolve import resolve_config, resolve_decoder
 from paceline.spec import Job
@@ -55,14 +56,10 @@ def check_vocabulary(job: Job, tokenizer: TokenizerFiles) -> None:
     vocab = model_vocab(job)
     if vocab is None or tokenizer.vocab <= vocab:
         return
-    raise JobError.of(
-        code="D011",
-        what=f"the tokenizer has token numbers up to {tokenizer.vocab - 1}, the model's vocabulary "
-        f"is {vocab}",
-        where=job.where("model.tokenizer"),
-        fix="give the model's own tokenizer, or a model with a vocabulary of "
-        f"{tokenizer.vocab} or more; the embedding is not grown",
-    )
+    what = f"the tokenizer has token numbers up to {tokenizer.vocab - 1}, the model's vocabulary "
+    fix = f"give the model's own tokenizer, or a model with a vocabulary of {tokenizer.vocab} or "
+    fix += "more; the embedding is not grown"
+    raise _of_tokenizer(job, "D011", f"{what}is {vocab}", fix)
 
 
 def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
@@ -75,14 +72,14 @@ def check_own_tokens(job: Job, tokenizer: TokenizerFiles) -> None:
     other = [token for token, number in known.items() if given.get(token) != number]
     if len(other) <= _RENAMED * len(known):
         return
-    raise JobError.of(
-        code="D011",
-        what=f"{len(other)} of {len(known)} tokens of the pretrained model have another number in "
-        f"{tokenizer.file} or none, such as {other[0]!r}",
-        where=job.where("model.tokenizer"),
-        fix="leave model.tokenizer out: the model's own is used; to train from random weights, set "
-        "model.weights: drawn",
-    )
+    what = f"{len(other)} of {len(known)} tokens of the pretrained model have another number in "
+    what += f"{tokenizer.file} or none, such as {other[0]!r}"
+    fix = "leave model.tokenizer out: the model's own is used; to train from random weights, set "
+    raise _of_tokenizer(job, "D011", what, f"{fix}model.weights: drawn")
+
+
+def _of_tokenizer(job: Job, code: str, what: str, fix: str) -> JobError:
+    return JobError.of(code=code, what=what, where=job.where("model.tokenizer"), fix=fix)
 
 
 def check_forms(job: Job, source: Source) -> None:
@@ -113,15 +110,37 @@ def needs_template(job: Job, tokenizer: TokenizerFiles) -> JobError:
     )
 
 
-def needs_eos(job: Job, tokenizer: TokenizerFiles) -> JobError:
-    """D012: documents that are joined without a token between them."""
+def check_template(job: Job, tokenizer: TokenizerFiles) -> None:
+    """D012, the chat template is no template."""
+    try:
+        for text in filter(None, (tokenizer.template, tokenizer.tool_template)):
+            ChatTemplate(text, tokenizer.special_tokens)
+    except TemplateFailed as error:
+        raise _template_fails(job, tokenizer, str(error)) from None
+
+
+def check_rendered(job: Job, tokenizer: TokenizerFiles, part: Part) -> None:
+    """D012, the chat template raised for every row."""
+    reasons = [reason for _, reason in part.first_broken]
+    if reasons and part.broken == part.rows and all(each.startswith(FAILS) for each in reasons):
+        raise _template_fails(job, tokenizer, f"{reasons[0]}, for each of {part.rows} rows")
+
+
+def _template_fails(job: Job, tokenizer: TokenizerFiles, why: str) -> JobError:
     return JobError.of(
         code="D012",
-        what=f"{tokenizer.file} names no eos_token that it has, which ends each document",
-        where=job.where("model.tokenizer"),
-        fix='put a tokenizer_config.json with "eos_token" beside it; texts also go with '
-        "data.pack: documents",
+        what=f"the chat template in {tokenizer.template_file} fails: {why.removeprefix(FAILS)}",
+        where=job.where("model.chat_template"),
+        fix="repair the template, or give one that these rows go with by model.chat_template, a "
+        ".jinja file",
     )
+
+
+def needs_eos(job: Job, tokenizer: TokenizerFiles) -> JobError:
+    """D012: documents that are joined without a token between them."""
+    what = f"{tokenizer.file} names no eos_token that it has, which ends each document"
+    fix = 'put a tokenizer_config.json with "eos_token" beside it; texts also go with '
+    return _of_tokenizer(job, "D012", what, f"{fix}data.pack: documents")
 
 
 def windows_of_chats(job: Job, kinds: set[str]) -> JobError:
@@ -170,9 +189,9 @@ def check_disk(job: Job, cache: Path, sizes: Mapping[str, int], dtype: str) -> N
     )
 
 
-def check_broken(job: Job, source: Source, kind: str, parts: Sequence[Part]) -> None:
-    """D013, more of a source's rows are broken or left out than the job allows; D016, all rows of a
-    file are broken."""
+def check_broken(job: Job, source: Source, recipe: Recipe, parts: Sequence[Part]) -> None:
+    """D013, more of a source's rows are broken or left out than the job allows; D012, the template
+    fails for all of them; D016, all rows of a file are broken."""
     rows, broken = sum(part.rows for part in parts), sum(part.broken for part in parts)
     limit, newest = job.spec.data.broken_rows, parts[-1]
     if 0 < newest.broken == newest.rows < rows:
@@ -183,7 +202,9 @@ def check_broken(job: Job, source: Source, kind: str, parts: Sequence[Part]) -> 
             where=source.where,
             fix="give the file a source of its own in data.sources, or leave it out",
         )
-    left_out = _counted(kind, rows, parts) if len(parts) == len(source.files) else Counter()
+    if broken == rows:
+        check_rendered(job, recipe.tokenizer, newest)
+    left_out = _counted(recipe.kind, rows, parts) if len(parts) == len(source.files) else Counter()
     wrong = broken + left_out.total()
     if wrong <= limit * rows:
         return

@@ -21,6 +21,10 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning goes by; templates read the first, gpt-oss' the second."""
 
 
+FAILS = "the chat template fails: "
+"""Begins the reason of a row for which the template raised."""
+
+
 class TemplateFailed(Exception):
     """The template raised for these messages: its own reason."""
 
@@ -35,7 +39,7 @@ class ChatTemplate:
         try:
             self._template = self._environment.from_string(text)
         except jinja2.TemplateError as error:
-            raise TemplateFailed(f"the chat template is none: {error}") from None
+            raise TemplateFailed(f"{FAILS}{error}") from None
         self._special_tokens = special_tokens
 
     def render(
@@ -64,7 +68,7 @@ class ChatTemplate:
                 for block in self._template.generate(given):
                     blocks.append(block)  # noqa: PERF402  # its length is asked meanwhile
         except Exception as error:  # noqa: BLE001 - a program of strangers may raise anything
-            raise TemplateFailed(f"the chat template fails: {error}") from None
+            raise TemplateFailed(f"{FAILS}{error}") from None
         return "".join(blocks), spans
 
 

@@ -117,7 +117,7 @@ def _fill(writer: PartWriter, file: str, recipe: Recipe, workers: Workers, repor
         return
     for rows, batch in workers.encode_all(_batches(file, form, writer)):
         if batch.refused is not None:
-            raise _not_maskable(file, form, *batch.refused)
+            raise not_maskable(file, form, *batch.refused)
         writer.add(batch, sum(row.is_last for row in rows))
         report(sum(_size(row) for row in rows))
 
@@ -148,7 +148,8 @@ def _size(row: Row) -> int:
     return len(row.value)
 
 
-def _not_maskable(file: str, form: str, number: int, reason: str) -> JobError:
+def not_maskable(file: str, form: str, number: int, reason: str) -> JobError:
+    """D014: a row whose turns cannot be found in what the template writes."""
     return JobError.of(
         code="D014",
         what=f"the chat template does not show which text is the assistant's: {reason}",

@@ -41,6 +41,9 @@ class TokenizerFiles:
     tool_template: str | None = None
     """The template for conversations with tools, where it is another."""
 
+    template_file: Path | None = None
+    """Where they were read."""
+
 
 def read_tokenizer(job: Job) -> TokenizerFiles:
     """The job's tokenizer.
@@ -55,7 +58,7 @@ def read_tokenizer(job: Job) -> TokenizerFiles:
     config = _config(file)
     texts = {name: _text(config[name]) for name in config if name in _KEPT and config[name]}
     names = {name: text for name, text in texts.items() if isinstance(text, str | list)}
-    template, tool_template = _templates(job, file, config)
+    template, tool_template, template_file = _templates(job, file, config)
     eos = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     bos = tokenizer.token_to_id(names["bos_token"]) if "bos_token" in names else None
     begins = tokenizer.encode("a", add_special_tokens=True).ids[:1]
@@ -69,6 +72,7 @@ def read_tokenizer(job: Job) -> TokenizerFiles:
         special_tokens=names,
         template=template,
         tool_template=tool_template,
+        template_file=template_file,
     )
 
 
@@ -124,13 +128,15 @@ def _text(token: Any) -> Any:
     return token.get("content", "") if isinstance(token, dict) else token
 
 
-def _templates(job: Job, file: Path, config: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The template, and the one for conversations with tools where it is another."""
+def _templates(
+    job: Job, file: Path, config: dict[str, Any]
+) -> tuple[str | None, str | None, Path | None]:
+    """The template, the one for conversations with tools where it is another, and their file."""
     named = job.spec.model.chat_template
     path = job.folder / named if named != "auto" else file.with_name("chat_template.jinja")
     if named != "auto" or path.is_file():
         try:
-            return path.read_text(encoding="utf-8"), None
+            return path.read_text(encoding="utf-8"), None, path
         except (OSError, UnicodeDecodeError) as error:
             raise JobError.of(
                 code="D012",
@@ -138,8 +144,8 @@ def _templates(job: Job, file: Path, config: dict[str, Any]) -> tuple[str | None
                 where=job.where("model.chat_template"),
                 fix="give a .jinja file, relative to the job file",
             ) from None
-    found = config.get("chat_template")
+    found, path = config.get("chat_template"), file.with_name("tokenizer_config.json")
     if isinstance(found, list):
         by_name = {each.get("name"): each.get("template") for each in found}
-        return by_name.get("default"), by_name.get("tool_use")
-    return found if isinstance(found, str) else None, None
+        return by_name.get("default"), by_name.get("tool_use"), path
+    return found if isinstance(found, str) else None, None, path

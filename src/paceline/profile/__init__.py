@@ -19,6 +19,8 @@ from paceline.profile.model import Adapter, ModelProfile
 from paceline.profile.module import BlockFacts, ModuleFacts, profile_module
 from paceline.profile.resolve import (
     AskedConfig,
+    check_asked,
+    check_model,
     check_runnable,
     left_out_of,
     needs_transformers,
@@ -58,6 +60,8 @@ __all__ = [
     "attention_flops",
     "block_flops",
     "block_parameters",
+    "check_asked",
+    "check_model",
     "check_runnable",
     "dense_parameters",
     "expert_parameters",

@@ -21,6 +21,7 @@ from paceline.errors import JobError, Problem
 from paceline.profile.block import Block, matrices
 from paceline.profile.model import Adapter, ModelProfile
 from paceline.spec import AdapterSpec
+from paceline.spec.adapters import alpha_of
 
 NF4_BLOCK, NF4_BLOCK_BYTES = 64, 36
 """Values of a row with one scale, and their bytes in our own runtime: two codes a byte, and the
@@ -200,11 +201,6 @@ def adaptation_of(adapter: Adapter, spec: AdapterSpec, *, precision: str, seed: 
         num_quantised=adapter.num_quantised_parameters,
         seed=seed,
     )
-
-
-def alpha_of(spec: AdapterSpec) -> float:
-    """What is asked, or twice the rank."""
-    return 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha
 
 
 def linear_name(path: str) -> str:

@@ -1,11 +1,13 @@
-"""Whether the tensors of weight files are those of a model: by names and shapes, no values read.
+"""Whether the tensors of weight files are those of a model: by names, shapes and types, no values
+read.
 
 For the built-in decoder its sizes say what it has, so that a run is refused before it starts. A
-model of transformers is compared where it is built, on the ranks (`runtime/pretrained_names.py`).
+model of transformers is compared where it is built, on the ranks (`runtime/pretrained_names.py`):
+before the start only the types of its weights are looked at.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.errors import Problem
 from paceline.profile.hf_names import from_hf_name, to_hf_name
@@ -14,6 +16,9 @@ from paceline.spec.safetensors import StoredTensor
 
 _SHOWN = 20
 """Names in one message. A guess at what still helps."""
+
+_READ = ("F64", "F32", "F16", "BF16")
+"""Types that are read; others are of quantised models, whose numbers need their scales."""
 
 COMPUTED = r"rotary_emb\.inv_freq$"
 """Tables that older files have and models compute. Source: transformers, `modeling_utils.py`."""
@@ -54,7 +59,7 @@ def check_decoder_tensors(
     shape: DecoderShape, stored: Mapping[str, StoredTensor], *, where: str
 ) -> Iterator[Problem]:
     """`M013`: every tensor of the files that the built-in decoder lacks, that it has and the files
-    lack, and of another shape than its own.
+    lack, and of another shape than its own; `M014`: of a type that is not read.
 
     Args:
         shape: The decoder's sizes.
@@ -76,6 +81,27 @@ def check_decoder_tensors(
     ]
     wrong = {name: size for name, size in found.items() if name and size != wanted[name]}
     yield from mismatches(missing, left_over, wrong, wanted, where)
+    yield from check_types((stored[n] for n, target in targets.items() if target in wanted), where)
+
+
+def check_types(used: Iterable[StoredTensor], where: str) -> Iterator[Problem]:
+    """`M014`, one problem for each type that is not read.
+
+    Args:
+        used: Stored tensors that a model takes.
+        where: Place of the files in the job.
+    """
+    other: dict[str, list[str]] = {}
+    for stored in used:
+        if stored.dtype not in _READ:
+            other.setdefault(stored.dtype, []).append(stored.name)
+    for dtype, names in other.items():
+        yield Problem(
+            code="M014",
+            what=f"{len(names)} tensors are stored as {dtype}: {listed(names)}",
+            where=where,
+            fix="these are quantised weights; give the folder of the model in bf16, fp16 or fp32",
+        )
 
 
 def mismatches(

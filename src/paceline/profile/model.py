@@ -91,6 +91,12 @@ class ModelProfile:
         """Parameters that get a gradient: all of them, or those of the adapters."""
         return self.num_parameters if self.adapter is None else self.adapter.num_parameters
 
+    @property
+    def lacks_adapters(self) -> bool:
+        """Whether adapters are beside linears of some kinds of blocks, and beside none of others:
+        a pipeline's stage of the others would have nothing to train."""
+        return self.adapter is not None and 0 in self.adapter.num_block_parameters
+
     def frozen_block_bytes(self, unquantised: float, quantised: float) -> float:
         """Bytes of a frozen parameter in the blocks, on average.
 

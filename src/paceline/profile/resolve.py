@@ -119,50 +119,70 @@ def needs_transformers(job: Job) -> bool:
 
 
 def check_runnable(job: Job) -> Iterator[Problem]:
-    """What keeps the built-in trainer from training this model; planning is not kept from it.
+    """What keeps the built-in trainer from training this model as the job asks for it.
 
     A program of the person's own builds and trains what it likes.
     """
+    yield from check_model(job)
+    yield from check_asked(job)
+
+
+def check_model(job: Job) -> Iterator[Problem]:
+    """`R013`, models that the built-in trainer lacks. They are planned for all the same."""
     if job.spec.program is not None:
         return
     asked = resolve_config(job)
-    if asked is not None:
-        _profile_config(asked, 1)
-    reasons = () if asked is None else reasons_against_running(asked.config, job.spec.data.seq_len)
-    for reason in reasons:
+    if asked is None:
+        if objective_of(job.spec) == "classification":
+            yield Problem(
+                code="R013",
+                what="classification takes its head from transformers, and the built-in decoder "
+                "is none of its models",
+                where=job.where("model"),
+                fix="name the model by model.pretrained or model.hf_config",
+            )
+        return
+    _profile_config(asked, 1)
+    for reason in reasons_against_running(asked.config, job.spec.data.seq_len):
         yield Problem(
             code="R013",
-            what=f"Paceline's own runtime cannot train {asked.source if asked else ''}: {reason}",
-            where=asked.where if asked is not None else "",
+            what=f"Paceline's own runtime cannot train {asked.source}: {reason}",
+            where=asked.where,
             fix="`paceline plan` works for it; to train it here, give model.factory and program "
             "with your own code",
         )
+
+
+def check_asked(job: Job) -> Iterator[Problem]:
+    """What no plan for the built-in trainer may ask for: weights that would not be used, samples
+    beyond the model's positions, adapters and compiled blocks that it cannot train."""
+    if job.spec.program is not None:
+        return
     yield from check_unused(job)
+    asked = resolve_config(job)
     if asked is not None and loads_weights(job):
         yield from _check_pretrained(job, asked.config)
-    yield from _check_adapter(job)
-    if objective_of(job.spec) == "classification" and asked is None:
-        yield Problem(
-            code="R013",
-            what="classification takes its head from transformers, and the built-in decoder is "
-            "none of its models",
-            where=job.where("model"),
-            fix="name the model by model.pretrained or model.hf_config",
-        )
+    if job.spec.model.factory is None:  # what is inside of one is not known, and M009 in the plan
+        yield from _check_adapter(job)
     if objective_of(job.spec) != "next_token":
         yield from check_packing(job)
 
 
-def check_packing(job: Job) -> Iterator[Problem]:
-    """What keeps documents that are packed into one sample from being kept apart."""
-    windows = "set data.pack: windows"
+def check_packing(job: Job, *, is_text: bool = False) -> Iterator[Problem]:
+    """What keeps documents that are packed into one sample from being kept apart.
+
+    Args:
+        job: What is asked.
+        is_text: Whether all of its rows are plain texts, which can be cut into windows instead.
+    """
+    windows = ", or set data.pack: windows" if is_text else ""
     if job.spec.train.compile:
         yield Problem(
             code="R013",
             what="train.compile and packed documents do not go together yet: documents end "
             "elsewhere in every batch, and blocks would be compiled again for each",
             where=job.where("train.compile"),
-            fix=f"leave train.compile out, or, for text, {windows}",
+            fix=f"leave train.compile out{windows}",
         )
     asked = resolve_config(job)
     if asked is not None and not packs(asked.config):
@@ -172,7 +192,7 @@ def check_packing(job: Job) -> Iterator[Problem]:
             what=f"documents in one sample cannot be kept apart in a {kind} model, whose attention "
             "or positions cannot be set",
             where=job.where("data.pack"),
-            fix=f"take another model, or, for text, {windows}",
+            fix=f"take another model{windows}",
         )
 
 

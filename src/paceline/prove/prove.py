@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.errors import JobError, PlanError
+from paceline.errors import JobError, PlanError, reason_of
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import num_nodes_of, rank_of
 from paceline.parallel.stages import stages_of_rank
@@ -262,8 +262,7 @@ def _tracing(request: Request) -> Iterator[None]:
 
 def _untraceable(request: Request, error: Exception) -> JobError:
     """What a forward pass did that pretended tensors cannot, and where."""
-    lines = str(error).strip().splitlines()
-    told = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+    told = reason_of(error)
     kinds = ("DataDependentOutputException", "DynamicOutputShapeException")
     depends = type(error).__name__ in kinds or any(kind in told for kind in kinds)
     what = (

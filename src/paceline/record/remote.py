@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 import xxhash
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, reason_of
 from paceline.record.checkpoints import (
     COMMIT,
     MANIFEST,
@@ -122,7 +122,7 @@ class Remote:
             found = sorted(((s, n) for s, n in steps if s is not None), reverse=True)
             return [self._copy(name, step) for step, name in found]
         except Exception as error:  # noqa: BLE001 - every storage has its own
-            raise JobError(_problem(self.url, _reason(error), self._where)) from None
+            raise JobError(_problem(self.url, reason_of(error), self._where)) from None
 
     def upload(self, path: Path, compress: Compress) -> CheckpointCopied:
         """Copy a committed checkpoint; COMMIT is written last.
@@ -181,7 +181,7 @@ class Remote:
                 (tmp / name).write_bytes(self._read(copy, name))
         except Exception as error:  # noqa: BLE001 - every storage has its own
             shutil.rmtree(tmp, ignore_errors=True)
-            return _problem(copy.url, _reason(error), self._where)
+            return _problem(copy.url, reason_of(error), self._where)
         problem = verify_checkpoint(tmp, name=copy.name)
         if problem is not None:
             shutil.rmtree(tmp, ignore_errors=True)
@@ -203,7 +203,7 @@ class Remote:
                 with self._open(copy, stored.stored) as source:
                     found = _hash(_unpacked(source, stored.codec))
             except Exception as error:  # noqa: BLE001 - every storage has its own
-                what = f"{name} in {copy.name} cannot be read: {_reason(error)}"
+                what = f"{name} in {copy.name} cannot be read: {reason_of(error)}"
                 return Problem(code="C003", what=what, where=where, fix="use another copy")
             if found != expected:
                 what = f"{name} in {copy.name} is not what was written: its hash differs"
@@ -381,8 +381,3 @@ def _problem(url: str, reason: str, where: str) -> Problem:
         where=where,
         fix=f"see whether it is there, and who may read and write it{more}",
     )
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"

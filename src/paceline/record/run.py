@@ -138,10 +138,10 @@ class RunFolder:
         return self.logs / f"spare-{worker}.log"
 
     def job(self) -> Job:
-        """The resolved job, its paths starting where the first job file was."""
+        """The resolved job, its paths starting where the first job file was. Its lines are not
+        those of a file that a person wrote, so messages name the run's file alone."""
         job = load_job(self.job_file)
-        info = self.info()
-        return Job(spec=job.spec, folder=Path(info.job_folder), source=job.source, lines=job.lines)
+        return Job(spec=job.spec, folder=Path(self.info().job_folder), source=job.source, lines={})
 
     def script(self) -> Script | None:
         """The program that is run, where it is not one of ours."""
@@ -296,7 +296,11 @@ def check_same_training(before: Job, after: Job) -> None:
     Raises:
         JobError: Something that the checkpoints depend on was changed.
     """
-    old, new = (dict(_fixed(job)) for job in (before, after))
+    jobs = (before, after)
+    old, new = (
+        {**dict(_fixed(job)), **adapters}
+        for job, adapters in zip(jobs, _adapters(*jobs), strict=True)
+    )
     JobError.raise_for(
         [
             Problem(
@@ -352,6 +356,19 @@ def _fixed(job: Job) -> Iterator[tuple[str, Any]]:
         and field not in _NOT_FIXED
         and (field not in _ADDED or value != _ADDED[field])
     )
+
+
+def _adapters(before: Job, after: Job) -> Iterator[dict[str, Any]]:
+    """What each job trains beside the model. Not in the digest: checkpoints of earlier versions
+    have one without."""
+    asked = [job.spec.train.adapter for job in (before, after)]
+    for adapter in asked:
+        if adapter is None or None in asked:
+            yield {"train.adapter": "left out" if adapter is None else adapter.kind}
+        else:
+            fields = dict(_leaves(asdict(adapter), "train.adapter."))
+            del fields["train.adapter.dropout"]
+            yield fields
 
 
 def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

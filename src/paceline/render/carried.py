@@ -5,13 +5,15 @@ gap, whoever wrote the engine and whenever the setting came: nothing is dropped 
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any
+
+import yaml
 
 from paceline.render.engine import Gap
 from paceline.spec import Job
-from paceline.spec.asked import settings_asked
-from paceline.spec.data_fields import WITH_ANSWERS
+from paceline.spec.asked import fields_of, settings_asked
+from paceline.spec.data_fields import WITH_ANSWERS, objective_of
 from paceline.spec.pretrained import loads_weights
 
 PLANNED = frozenset(
@@ -168,6 +170,8 @@ def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Itera
             continue
         if key in _NEVER_DONE and value == _NEVER_DONE[key]:
             continue
+        if key == "train.objective" and objective_of(job.spec) == "next_token":
+            continue  # what every engine's loss is
         section = key.partition(".")[0]
         if section in PLACES and not any(name.startswith(f"{section}.") for name in carries):
             other_places.setdefault(section, []).append(key)
@@ -193,5 +197,21 @@ def left_out(job: Job, carries: Collection[str], said: Collection[str]) -> Itera
 
 
 def _short(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    """As a job file has it, on one line; of sections what is not at its default."""
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, sort_keys=False, width=10**6)
+    text = text.removesuffix("...\n").strip()
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if not is_dataclass(value):
+        return value
+    fields = fields_of(type(value)).items()
+    given = {name: getattr(value, name) for name, field in fields}
+    return {
+        name: _plain(given[name])
+        for name, field in fields
+        if field.is_required() or given[name] != field.get_default(call_default_factory=True)
+    }

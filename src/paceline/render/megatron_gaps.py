@@ -164,13 +164,6 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             nearest=None,
             fix="`paceline run`, or `paceline render --for torchrun`",
         )
-    if spec.checkpoint.copy_to is not None:
-        yield Gap(
-            what=f"copies of checkpoints to {spec.checkpoint.copy_to}",
-            where="checkpoint.copy_to",
-            why="Megatron writes into one folder",
-            nearest="checkpoints in `checkpoints/` beside the script",
-        )
     yield Gap(
         what="the job's data (data.path, data.corpus, data.sources)",
         where="data",

@@ -143,13 +143,6 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             why="torchtitan keeps two at least",
             nearest="the newest two",
         )
-    if spec.checkpoint.copy_to is not None:
-        yield Gap(
-            what=f"copies of checkpoints to {spec.checkpoint.copy_to}",
-            where="checkpoint.copy_to",
-            why="torchtitan writes into one folder",
-            nearest="checkpoints beside the script",
-        )
     yield Gap(
         what="the job's data (data.path, data.corpus, data.sources)",
         where="data",

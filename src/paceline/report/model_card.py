@@ -13,13 +13,14 @@ from paceline.record.conversion import LogitsCheck
 from paceline.record.events import Evaluated, RunStarted
 from paceline.record.gather import RunRecord
 from paceline.record.run import RunInfo
+from paceline.spec.adapters import alpha_of
 from paceline.spec.data_fields import objective_of
 from paceline.spec.pretrained import Pretrained
 from paceline.units import counted, format_bytes
 
 _SETTINGS = (
     *("global_batch", "steps", "optimizer", "learning_rate", "warmup_steps", "schedule"),
-    *("weight_decay", "clip_norm", "precision", "seed"),
+    *("weight_decay", "clip_norm", "seed"),
 )
 
 
@@ -109,8 +110,13 @@ def _load(exported: Exported, record: RunRecord, pretrained: Pretrained | None) 
     model = f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}"
     names = [model, *(["AutoTokenizer"] if has_tokenizer else [])]
     lines = [f"from transformers import {', '.join(names)}", ""]
+    notes = ["`FOLDER` is the folder of this file."]
     if exported.kind == "adapters":
-        base = "BASE" if pretrained is None else pretrained.name
+        base = "BASE"
+        if pretrained is not None and pretrained.commit is not None:
+            base = pretrained.name
+        else:
+            notes.append("`BASE` is the folder of the base model, which is named below.")
         lines.insert(0, "from peft import PeftModel")
         lines.append(f'base = AutoModelForCausalLM.from_pretrained("{base}")')
         lines.append('model = PeftModel.from_pretrained(base, "FOLDER")')
@@ -118,8 +124,9 @@ def _load(exported: Exported, record: RunRecord, pretrained: Pretrained | None) 
         lines.append(f'model = {model}.from_pretrained("FOLDER")')
     if has_tokenizer:
         lines.append('tokenizer = AutoTokenizer.from_pretrained("FOLDER")')
-    code = "```python\n" + "\n".join(lines) + "\n```"
-    return code if has_tokenizer else code + "\n\nThere is no tokenizer: tokens are bytes."
+    else:
+        notes.append("There is no tokenizer: tokens are bytes.")
+    return "```python\n" + "\n".join(lines) + "\n```\n\n" + " ".join(notes)
 
 
 def _base(info: RunInfo, pretrained: Pretrained | None) -> str:
@@ -182,7 +189,8 @@ def _training(exported: Exported, record: RunRecord) -> str:
         rows.append(("adapter", _adapter(record)))
     if record.plan is not None:
         rows.append(("layout", record.plan.layout.name))
-        rows.append(("precision of the products", record.plan.precision))
+    precision = train.precision if record.plan is None else record.plan.precision
+    rows.append(("precision of the products", precision))
     rows += [(name, version) for name, version in _versions(record, exported).items()]
     return _table(rows)
 
@@ -190,7 +198,12 @@ def _training(exported: Exported, record: RunRecord) -> str:
 def _adapter(record: RunRecord) -> str:
     spec = record.spec.train.adapter
     assert spec is not None, "asked where there is one"
-    return f"{spec.kind}, rank {spec.rank}, targets {spec.targets}, dropout {spec.dropout:g}"
+    targets = spec.targets if isinstance(spec.targets, str) else ", ".join(spec.targets)
+    scaling = "alpha / root of rank" if spec.scaling == "rslora" else "alpha / rank"
+    return (
+        f"{spec.kind}, rank {spec.rank}, alpha {alpha_of(spec):g}, multiplied by {scaling}, "
+        f"targets {targets}, dropout {spec.dropout:g}"
+    )
 
 
 def _versions(record: RunRecord, exported: Exported) -> dict[str, str]:

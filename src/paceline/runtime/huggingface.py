@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import JobError, PlanError
+from paceline.errors import JobError, PlanError, reason_of
 
 _DROPPED = (
     "_attn_implementation",
@@ -152,12 +152,11 @@ def _on_meta(
                 read, dtype=torch.float32
             )
     except Exception as error:  # noqa: BLE001 - whatever transformers says of the fields is shown
-        lines = str(error).strip().splitlines() or [""]
         made = "classifier" if classifies else "causal language model"
         raise JobError.of(
             code="R013",
             what=f"transformers {transformers.__version__} cannot build {source} as a {made}: "
-            f"{type(error).__name__}: {lines[0][:300]}",
+            + reason_of(error),
             where=where,
             fix="mend the field it names, or give model.factory and program with your own code",
         ) from None

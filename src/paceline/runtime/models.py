@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from paceline.errors import JobError
+from paceline.errors import JobError, reason_of
 from paceline.profile import DecoderShape, resolve_config, resolve_profile
 from paceline.profile.adapter import adaptation_of
 from paceline.runtime.decoder import Decoder
@@ -142,8 +142,7 @@ def _has_cuda() -> bool:
 
 
 def _problem(own: _Own, moment: str, error: BaseException) -> JobError:
-    lines = str(error).strip().splitlines() or ["no message"]
-    told = f"{type(error).__name__}: {lines[0][:300]}{_place(own.folder, error)}"
+    told = f"{reason_of(error)}{_place(own.folder, error)}"
     if "CUDA" in str(error) or "NVIDIA" in str(error):
         return _reaches_for_cuda(own, moment, told)
     return JobError.of(

@@ -6,23 +6,20 @@ memory (routed experts: one tensor for each in the file, one for all in memory).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
-from paceline.profile.fitting import COMPUTED, decoder_name, listed, mismatches
+from paceline.profile.fitting import COMPUTED, check_types, decoder_name, listed, mismatches
 from paceline.profile.hf_names import to_hf_name
 from paceline.runtime.checkpoint.adapter_files import peft_name
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import NEW_HEAD, import_transformers
 from paceline.runtime.strategy.adapter.linear import ADAPTER
 from paceline.spec.safetensors import StoredTensor
-
-_READ = ("F64", "F32", "F16", "BF16")
-"""Types that are read; others are of quantised models, whose numbers need their scales."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +118,7 @@ def map_adapter(
         JobError: `M013`, with every tensor that is missing, left over or of another shape; `M014`,
             one is of a type that is not read.
     """
-    JobError.raise_for(_check_types(stored.values(), where))
+    JobError.raise_for(check_types(stored.values(), where))
     wanted = {
         name: tuple(each.shape)
         for name, each in model.named_parameters()
@@ -177,7 +174,7 @@ def _gather(
     matches: Mapping[str, _Match], stored: Mapping[str, StoredTensor], where: str
 ) -> dict[str, _Found]:
     """Parameter -> what the files have of it."""
-    JobError.raise_for(_check_types((stored[name] for name in matches), where))
+    JobError.raise_for(check_types((stored[name] for name in matches), where))
     parts: dict[str, dict[str | None, list[StoredTensor]]] = {}
     converters: dict[str, Any] = {}
     for name, (target, pattern, converter) in matches.items():
@@ -276,20 +273,6 @@ def _is_ignored(model: Any, name: str) -> bool:
 def _natural(name: str) -> list[Any]:
     """As transformers orders them, so that merged experts get their numbers."""
     return [(0, int(p)) if p.isdigit() else (1, p) for p in name.split(".")]
-
-
-def _check_types(used: Iterable[StoredTensor], where: str) -> Iterator[Problem]:
-    other: dict[str, list[str]] = {}
-    for stored in used:
-        if stored.dtype not in _READ:
-            other.setdefault(stored.dtype, []).append(stored.name)
-    for dtype, names in other.items():
-        yield Problem(
-            code="M014",
-            what=f"{len(names)} tensors are stored as {dtype}: {listed(names)}",
-            where=where,
-            fix="these are quantised weights; give the folder of the model in bf16, fp16 or fp32",
-        )
 
 
 def _twice(whole: StoredTensor, others: Sequence[StoredTensor], where: str) -> Problem:

@@ -242,8 +242,11 @@ _BROKEN = ("accelerator", "out of memory")
 
 
 def _last_words(error: BaseException, session: Session | None = None) -> say.Crashed:
-    text = _printable(str(error))
-    kind = type(error).__name__
+    text, kind = str(error), type(error).__name__
+    if isinstance(error, PacelineError) and error.problems:  # a code is what the reader can look up
+        kind = error.problems[0].code
+        text = text.removeprefix(f"{kind}: ")
+    text = _printable(text)
     frames = traceback.format_exception(error)[-6:]
     needs_a_person = isinstance(error, PacelineError | ImportError | SyntaxError)
     is_broken = cause_of(f"{kind}: {text}") in _BROKEN

@@ -31,6 +31,11 @@ class StartAdapter:
     """Its place in the job, for messages."""
 
 
+def alpha_of(spec: AdapterSpec) -> float:
+    """The alpha that is asked for, or twice the rank."""
+    return 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha
+
+
 def start_files(job: Job) -> tuple[Path, ...]:
     """The files of the adapter that the job continues from, whether or not they are there."""
     spec = job.spec.train.adapter
@@ -51,19 +56,25 @@ def find_start(job: Job) -> StartAdapter | None:
         return None
     weights, settings = files
     folder = weights.parent
-    try:
-        config = json.loads(settings.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or not weights.is_file():
-            raise ValueError(f"there is no {WEIGHTS}" if isinstance(config, dict) else "no table")
-    except (OSError, ValueError, RecursionError) as error:
-        raise JobError.of(
-            code="M012",
-            what=f"{folder} is no adapter of peft: {type(error).__name__}: {error}",
-            where=where,
-            fix=f"give a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of peft or "
-            "`paceline checkpoint convert RUN OUT --to safetensors` writes it",
-        ) from None
-    return StartAdapter(weights=weights, config=config, where=where)
+    missing = [path.name for path in files if not path.is_file()]
+    wrong = f"there is no {' and no '.join(missing)}"
+    if not missing:
+        wrong = f"{CONFIG} is not a JSON table"
+        try:
+            config = json.loads(settings.read_text(encoding="utf-8"))
+            if isinstance(config, dict):
+                return StartAdapter(weights=weights, config=config, where=where)
+        except OSError as error:
+            wrong = f"{CONFIG} cannot be read: {error.strerror}"
+        except (ValueError, RecursionError):
+            pass
+    raise JobError.of(
+        code="M012",
+        what=f"{folder} is no adapter of peft: {wrong}",
+        where=where,
+        fix=f"give a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of peft or "
+        "`paceline checkpoint convert RUN OUT --to safetensors` writes it",
+    )
 
 
 def check_start(job: Job, num_parameters: int) -> Iterator[Problem]:
@@ -109,7 +120,7 @@ def _pairs(spec: AdapterSpec, config: Mapping[str, Any]) -> Iterator[tuple[str, 
     """Name of a setting, what is asked for, and what the adapter has."""
     yield "kind", "dora" if spec.kind == "dora" else "lora", _kind(config)
     yield "rank", spec.rank, config.get("r")
-    yield "alpha", 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha, config.get("lora_alpha")
+    yield "alpha", alpha_of(spec), config.get("lora_alpha")
     is_rslora = bool(config.get("use_rslora"))
     yield "scaling", spec.scaling, "rslora" if is_rslora else "classic"
     yield from ((name, None, config.get(name) or None) for name in _NOT_READ)

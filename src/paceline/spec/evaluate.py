@@ -52,7 +52,7 @@ def num_best(spec: "JobSpec") -> int:
 
 def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:
     """`J007` for what would need evaluations that there are none of."""
-    evaluate, data = spec.evaluate, spec.data
+    evaluate = spec.evaluate
     if evaluate.patience is None and evaluate.min_delta:
         yield Problem(
             code="J007",
@@ -60,7 +60,7 @@ def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[P
             where=where("evaluate.min_delta"),
             fix="add evaluate.patience, such as 3, or leave it out",
         )
-    if evaluate.prompts is None and evaluate.prompt_tokens != EvaluateSpec().prompt_tokens:
+    if evaluate.prompts is None and evaluate.prompt_tokens != _USUAL.prompt_tokens:
         yield Problem(
             code="J007",
             what=f"evaluate.prompt_tokens {evaluate.prompt_tokens} is given without prompts",
@@ -68,19 +68,39 @@ def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[P
             fix="add evaluate.prompts, or leave it out",
         )
     yield from _check_exported(spec, where)
-    has_none = data.held_out == 0 and data.held_out_path is None
-    if has_none and spec.program is None and spec.engine == "paceline":
+    if not measures_loss(spec):
         for name, value in {
             "evaluate.patience": evaluate.patience,
             "checkpoint.keep_best": spec.checkpoint.keep_best,
         }.items():
             if value:
-                yield Problem(
-                    code="J007",
-                    what=f"{name} goes by the evaluation loss, and data.held_out is 0",
-                    where=where(name),
-                    fix="set data.held_out to 0.05, or leave it out",
-                )
+                yield _not_measured(name, where)
+
+
+def measures_loss(spec: "JobSpec") -> bool:
+    """Whether there is anything to evaluate on; a program's own data are not known here."""
+    data = spec.data
+    has_none = data.held_out == 0 and data.held_out_path is None
+    return not (has_none and spec.program is None and spec.engine == "paceline")
+
+
+def check_measured(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:
+    """`J007` for evaluations that a new run would not make; earlier runs with them can be read."""
+    for name in ("every", "samples"):
+        if not measures_loss(spec) and getattr(spec.evaluate, name) != getattr(_USUAL, name):
+            yield _not_measured(f"evaluate.{name}", where)
+
+
+_USUAL = EvaluateSpec()
+
+
+def _not_measured(name: str, where: Callable[[str], str]) -> Problem:
+    return Problem(
+        code="J007",
+        what=f"{name} goes by the evaluation loss, and data.held_out is 0",
+        where=where(name),
+        fix="set data.held_out to 0.05, or leave it out",
+    )
 
 
 def _check_exported(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:

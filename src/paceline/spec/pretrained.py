@@ -299,9 +299,10 @@ def _indexed(folder: Path, where: str) -> tuple[Path, ...]:
         names = sorted(set(places.values()))
         paths = tuple(folder / name for name in names)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no table of weight files"
         raise JobError.of(
             code="M012",
-            what=f"{folder / INDEX} cannot be read: {type(error).__name__}: {error}",
+            what=f"{folder / INDEX} cannot be read: {reason}",
             where=where,
             fix="download the file again",
         ) from None

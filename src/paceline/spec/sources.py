@@ -74,6 +74,13 @@ def _of_pretrained(job: Job) -> Path | None:
     )
 
 
+def patterns_of(job: Job) -> list[str]:
+    """Every path and URL that the job names for its prepared data."""
+    data = job.spec.data
+    named = [each.path for each in data.sources or ()] + [data.path, data.held_out_path]
+    return [each for some in named for each in ([some] if isinstance(some, str) else some or [])]
+
+
 def find_sources(job: Job) -> tuple[Source, ...]:
     """The files of every source that the job trains on.
 

@@ -125,7 +125,7 @@ def test_a_rank_without_memory_is_missing_and_nobody_waits_for_it(tmp_path: Path
 @pytest.mark.ranks
 @pytest.mark.parametrize("sharding", ["full", "zero1"])
 def test_a_lost_nodes_states_come_back_from_the_other_nodes_memory(tmp_path: Path, sharding: str):
-    results = run_ranks(lose_a_node, 4, os.fspath(tmp_path), sharding, limit_s=120)
+    results = run_ranks(lose_a_node, 4, os.fspath(tmp_path), sharding)
     for result in results:
         assert result["seen"] == [0, 1, 2, 3]  # its own node's two, and two held for the other
         assert result["other"] is None

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.control.parent import die_with_parent
-from paceline.errors import PacelineError, Problem
+from paceline.errors import PacelineError, Problem, reason_of
 from paceline.plan import Plan
 from paceline.record.bench import RankTimes, Stretch, write_times
 from paceline.record.run import open_run
@@ -77,12 +77,11 @@ def _meet(folder: Path, rank: int, world: int, plan: Plan) -> torch.device:
 
 
 def _problem(error: Exception) -> Problem:
-    lines = str(error).strip().splitlines() or ["no message"]
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else "a rank"
     return Problem(
         code="R041",
-        what=f"{type(error).__name__}: {lines[0][:400]}",
+        what=reason_of(error),
         where=place,
         fix="see whether `paceline run` trains the job; other layouts: --layout",
     )

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, reason_of
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
@@ -87,11 +87,10 @@ def convert(asked: Conversion) -> Converted:
 
 
 def _problem(asked: Conversion, error: BaseException) -> CheckpointError:
-    lines = str(error).strip().splitlines() or [""]
     return CheckpointError.of(
         code="C012",
         what=f"{Path(asked.source).name} could not be converted to {asked.form}: "
-        f"{type(error).__name__}: {lines[0][:300]}",
+        + reason_of(error),
         where=asked.source,
         fix="see whether the source is whole and the folder can be written to",
     )
@@ -104,23 +103,27 @@ def _from_ours(asked: Conversion) -> _State:
 
 
 def _from_safetensors(asked: Conversion) -> _State:
-    from safetensors import safe_open
-
     source = Path(asked.source)
-    values: dict[str, Load] = {}
     paths = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
     if not paths:
         raise ValueError("there is no .safetensors file")
+    return _by_our_names(asked, _tensors_in(paths))
 
-    def load(path: Path, name: str) -> Tensor:
+
+def _tensors_in(paths: Iterable[Path | str]) -> dict[str, Load]:
+    """The tensors of safetensors files, read one at a time."""
+    from safetensors import safe_open
+
+    def load(path: Path | str, name: str) -> Tensor:
         with safe_open(path, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
+    values: dict[str, Load] = {}
     for path in paths:
         with safe_open(path, framework="pt") as opened:
             values |= {name: partial(load, path, name) for name in opened.keys()}  # noqa: SIM118
-    return _by_our_names(asked, values)
+    return values
 
 
 def _from_torch(asked: Conversion) -> _State:
@@ -197,23 +200,18 @@ def _to_ours(asked: Conversion, state: _State) -> Converted:
 
 
 def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted:
-    from safetensors import safe_open
-
     values = {name.removeprefix(MODEL): load for name, load in state.values.items()}
     values = _in_type(values, asked.dtype)
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
     files = [*adapter_files(values, out, facts), *_copy_beside(asked, out)]
     before = {peft_name(name): load for name, load in adapters_of(values).items()}
-    with safe_open(files[0], framework="pt") as opened:
-        after = {name: partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118
-        digest = digest_of(after)
     return Converted(
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
         tensors=len(before),
         before=digest_of(before),
-        after=digest,
+        after=digest_of(_tensors_in(files[:1])),
         notes=(
             "adapters alone, as peft reads them: the checkpoint has no other weights",
             *(["they were trained beside weights in NF4"] if facts.quantised else []),
@@ -222,7 +220,6 @@ def _to_peft(asked: Conversion, state: _State, facts: AdapterFacts) -> Converted
 
 
 def _to_safetensors(asked: Conversion, state: _State) -> Converted:
-    from safetensors import safe_open
     from safetensors.torch import save_file
 
     if asked.adapters is not None and not asked.merge:
@@ -233,7 +230,7 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
     if len(model) < len(state.values):
         notes.append("optimizer state has no place in safetensors and is left out")
     if asked.adapters is not None:
-        model = merged(_base(asked.adapters), adapters_of(model), asked.adapters)
+        model = merged(_tensors_in(asked.adapters.weights), adapters_of(model), asked.adapters)
         notes = ["the adapters are merged: each sum in float32, rounded once to the weight's type"]
         if asked.adapters.quantised:
             notes.append(
@@ -270,19 +267,14 @@ def _to_safetensors(asked: Conversion, state: _State) -> Converted:
         files[-1].write_text(json.dumps(_config_of(asked, asked.config), indent=2) + "\n")
     else:
         notes.append("config.json is not written: the model's is not known")
+    written = [path for path in files if path.suffix == ".safetensors"]
     files += _copy_beside(asked, out)
-
-    def load(name: str) -> Tensor:
-        with safe_open(out / places[name], framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-        return tensor
-
     return Converted(
         files=tuple(map(str, files)),
         num_bytes=sum(file.stat().st_size for file in files),
         tensors=len(model),
         before=digest_of(model),
-        after=digest_of({name: partial(load, name) for name in model}),
+        after=digest_of(_tensors_in(written)),
         notes=tuple(notes),
     )
 
@@ -310,26 +302,6 @@ def _config_of(asked: Conversion, config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     return {**config, key: asked.dtype}
-
-
-def _base(facts: AdapterFacts) -> dict[str, Load]:
-    """The weights that adapters were trained beside, read one at a time."""
-    from safetensors import safe_open
-
-    values: dict[str, Load] = {}
-    for path in facts.weights:
-        with safe_open(path, framework="pt") as opened:
-            names = list(opened.keys())
-        values |= {name: partial(_one_of, path, name) for name in names}
-    return values
-
-
-def _one_of(path: str, name: str) -> Tensor:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-    return tensor
 
 
 def _grouped(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.errors import PacelineError, Problem
+from paceline.errors import PacelineError, Problem, reason_of
 from paceline.prepare import find_prepared
 from paceline.record.conversion import Comparison, LogitsCheck
 from paceline.record.run import RunFolder
@@ -75,12 +75,12 @@ def compare(asked: Comparison) -> LogitsCheck:
     except PacelineError as error:
         return LogitsCheck(not_made=error.problems[0].what)
     except Exception as error:  # noqa: BLE001 - the run's model, not the folder: nothing is known
-        return LogitsCheck(not_made=f"the run's model could not be built: {_first_line(error)}")
+        return LogitsCheck(not_made=f"the run's model could not be built: {reason_of(error)}")
     del own
     try:
         theirs = _logits(load(), tokens_BS, vocab)
     except Exception as error:  # noqa: BLE001 - whatever the library says of the folder is shown
-        return LogitsCheck(problem=_problem(asked, f"does not load: {_first_line(error)}"))
+        return LogitsCheck(problem=_problem(asked, f"does not load: {reason_of(error)}"))
     return _judge(asked, ours, theirs, kind, rounding)
 
 
@@ -131,7 +131,7 @@ def _loader(asked: Comparison, *, classifies: bool) -> Callable[[], nn.Module]:
         try:
             found.append(importlib.import_module(name))
         except ImportError as error:
-            raise _NotMadeError(f"{name} cannot be imported ({_first_line(error)})") from None
+            raise _NotMadeError(f"{name} cannot be imported ({reason_of(error)})") from None
     transformers = found[0]
 
     def load() -> nn.Module:
@@ -238,11 +238,6 @@ def _round(model: nn.Module, dtype: torch.dtype) -> None:
 
 def _versions(*names: str) -> dict[str, str]:
     return {name: str(importlib.import_module(name).__version__) for name in names}
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import reason_of
 from paceline.runtime._torch_private import buffers_of, parameters_of, tree_leaves, tree_map_only
 from paceline.runtime.determinism import seed_everything
 from paceline.runtime.initial.program import Program, Target, View
@@ -169,8 +170,7 @@ def _try_without_numbers(make_model: MakeModel) -> _Built | str:
     except Undeferrable as error:
         return refusal or str(error)
     except Exception as error:  # noqa: BLE001 - whatever a person's code raises that has no values
-        lines = str(error).strip().splitlines() or ["no message"]
-        return refusal or f"raises {type(error).__name__} without its numbers: {lines[0][:200]}"
+        return refusal or f"raises without its numbers: {reason_of(error, most=200)}"
 
 
 def _build_whole(make_model: MakeModel, seed: int, why: str) -> _Built:

@@ -1,0 +1,79 @@
+"""What `paceline run` refuses of a job file and the files that it names, whatever the machine:
+`plan`, `render` and `prove` refuse it too. Leaves out what is to be installed, and later rows.
+"""
+
+from collections.abc import Iterator
+
+from paceline.errors import JobError, Problem
+from paceline.profile import check_asked, check_model, resolve_decoder
+from paceline.profile.fitting import check_decoder_tensors
+from paceline.spec import Job
+from paceline.spec.data_fields import is_prepared
+from paceline.spec.evaluate import check_measured
+from paceline.spec.pretrained import find_pretrained, loads_weights
+from paceline.spec.prompts import read_prompts
+from paceline.spec.safetensors import stored_tensors
+from paceline.spec.tasks import read_tasks
+from paceline.topology import find_cluster
+
+_ABSENT = ("D001", "D010")
+"""Codes of data and tokenizers that are not here: a cluster that the job declares may have them."""
+
+_NOT_INSTALLED = "R010"
+
+
+def check_plannable(job: Job) -> list[Problem]:
+    """What `paceline run` could not do, and a plan is of use all the same: the model is for another
+    engine, the data are not on this machine, the first rows look broken.
+
+    Raises:
+        JobError: Everything else that a run refuses of the job file and the files that it names.
+    """
+    if job.spec.engine != "paceline":
+        return []
+    refused, named = [*check_asked(job), *check_files(job)], [*check_model(job)]
+    found, doubts = _look_at_data(job)
+    if any(each.code in _ABSENT for each in found):
+        is_elsewhere = not find_cluster(job.spec.cluster, job).is_local
+        named += [each for each in found if is_elsewhere and each.code in _ABSENT]
+    refused += [each for each in found if each not in named and each not in refused]
+    JobError.raise_for(refused)
+    return [*named, *doubts]
+
+
+def _look_at_data(job: Job) -> tuple[list[Problem], list[Problem]]:
+    """What is refused of the data, and what may be wrong with them."""
+    if not is_prepared(job) and job.spec.data.path is None:
+        return [], []
+    from paceline.prepare import check_data  # no plan on bytes of a corpus needs it
+
+    try:
+        return [], check_data(job)
+    except JobError as error:
+        return [each for each in error.problems if each.code != _NOT_INSTALLED], []
+
+
+def check_files(job: Job, *, evaluated: bool = True) -> Iterator[Problem]:
+    """Whether evaluations are made, and files besides the data can be used: trained weights, and,
+    where they are `evaluated`, prompts and tasks."""
+    yield from check_measured(job.spec, job.where)
+    for check in (_check_tensors, *((read_prompts, read_tasks) if evaluated else ())):
+        try:
+            check(job)
+        except JobError as error:
+            yield from error.problems
+
+
+def _check_tensors(job: Job) -> None:
+    """
+    Raises:
+        JobError: `M012`, a file of trained weights is damaged; `M013`, they are not those of the
+            built-in decoder. Models of transformers are compared by the ranks.
+    """
+    found = find_pretrained(job) if loads_weights(job) and job.spec.program is None else None
+    if found is None:
+        return
+    stored, shape = stored_tensors(found.weights, where=found.where), resolve_decoder(job)
+    if shape is not None:
+        where = f"{found.where}: {found.folder}"
+        JobError.raise_for(check_decoder_tensors(shape, stored, where=where))

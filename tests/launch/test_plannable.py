@@ -1,0 +1,285 @@
+"""A plan that `paceline run` refuses from the job file and the files that it names is not made."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from tests.prepare.conftest import CHATML, a_chat, make_tokenizer, write_rows
+
+from paceline.cli import plan, prove, render
+from paceline.cli.run_job import find_data_there
+from paceline.errors import JobError, Problem
+from paceline.launch.plannable import check_plannable
+from paceline.launch.ready import check_can_run
+from paceline.plan import plan_job
+from paceline.spec import parse_job
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+}
+CHAT = {"path": "chats.jsonl", "kind": "chat", "seq_len": 64, "too_long": "cut"}
+PRETRAINED = {"model": {"pretrained": "tiny"}, "data": CHAT}
+ELSEWHERE = {"accelerator": "H100-SXM", "nodes": 2}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model with weights and a tokenizer, conversations, and texts with labels."""
+    make_tokenizer(tmp_path / "tiny")
+    (tmp_path / "tiny/config.json").write_text(json.dumps(LLAMA))
+    write_weights(tmp_path / "tiny/model.safetensors")
+    write_rows(tmp_path / "chats.jsonl", [a_chat()] * 8)
+    write_rows(tmp_path / "many.jsonl", [a_chat()] * 80)
+    write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 8)
+    write_rows(tmp_path / "labels.jsonl", [{"text": "fine", "label": each} for each in "abab"])
+    (tmp_path / "prompts.txt").write_text("Once upon a time\n")
+    return tmp_path
+
+
+def write_weights(path: Path) -> None:
+    """A safetensors file with the names and shapes of LLAMA's tensors, and zeros."""
+    head, ffn, kv = LLAMA["hidden_size"], LLAMA["intermediate_size"], 16
+    shapes = {"model.embed_tokens": (512, head), "model.norm": (head,), "lm_head": (512, head)}
+    for layer in ("model.layers.0", "model.layers.1"):
+        shapes |= {f"{layer}.{name}_layernorm": (head,) for name in ("input", "post_attention")}
+        shapes |= {f"{layer}.self_attn.{name}_proj": (head, head) for name in "qo"}
+        shapes |= {f"{layer}.self_attn.{name}_proj": (kv, head) for name in "kv"}
+        shapes |= {f"{layer}.mlp.{name}_proj": (ffn, head) for name in ("gate", "up")}
+        shapes |= {f"{layer}.mlp.down_proj": (head, ffn)}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+        header[f"{name}.weight"] = entry
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+
+
+def job_of(folder: Path, **changes):
+    return parse_job(text_of(**changes), source="job.yaml", folder=folder)
+
+
+def text_of(**changes) -> str:
+    """PRETRAINED, in two steps on this machine, with changes by dotted name."""
+    job = {
+        **{name: dict(section) for name, section in PRETRAINED.items()},
+        "cluster": {"accelerator": "cpu", "per_node": 1},
+        "train": {"global_batch": 2, "steps": 2},
+    }
+    for name, value in changes.items():
+        section, _, field = name.partition(".")
+        if field:
+            job.setdefault(section, {})[field] = value
+        else:
+            job[section] = value
+    return yaml.safe_dump(job)
+
+
+def refused(job) -> tuple[Problem, ...]:
+    try:
+        check_plannable(job)
+    except JobError as error:
+        return tuple(error.problems)
+    return ()
+
+
+def refused_by_run(job) -> list[Problem]:
+    try:
+        find_data_there(job, "local", prepare=False)
+        return list(check_can_run(job, plan_job(job)))
+    except JobError as error:
+        return list(error.problems)
+
+
+def test_what_run_trains_is_planned(folder):
+    for changes in (
+        {},
+        {"data.kind": "auto"},
+        {"train.adapter": {"kind": "dora"}},
+        {"evaluate": {"prompts": "prompts.txt"}},
+        {"data": {"path": "pairs.jsonl", "kind": "preference", "seq_len": 64}},
+    ):
+        job = job_of(folder, **changes)
+        assert check_plannable(job) == []
+        assert refused_by_run(job) == []
+
+
+CLASSES = {"path": "labels.jsonl", "kind": "classification", "seq_len": 64}
+PAIRS = {"path": "pairs.jsonl", "kind": "preference", "seq_len": 64}
+DECODER = {"layers": 1, "hidden": 8, "heads": 1}
+REFUSED = {
+    "more positions than the model has": ({"data.seq_len": 256}, "M014", "data.seq_len"),
+    "dora with dropout": (
+        {"train.adapter": {"kind": "dora", "dropout": 0.1}},
+        "R013",
+        "train.adapter.kind",
+    ),
+    "compiled chats": ({"train.compile": True}, "R013", "train.compile"),
+    "compiled rows that are chats": (
+        {"train.compile": True, "data.kind": "auto"},
+        "R013",
+        "train.compile",
+    ),
+    "compiled pairs": ({"train.compile": True, "data": PAIRS}, "R013", "train.compile"),
+    "no adapter to start from": (
+        {"train.adapter": {"kind": "lora", "start": "nowhere"}},
+        "M012",
+        "train.adapter.start",
+    ),
+    "no prompts": ({"evaluate": {"prompts": "nofile.txt"}}, "J014", "evaluate.prompts"),
+    "no tasks": ({"evaluate": {"tasks": ["nofile.yaml"]}}, "J014", "evaluate.tasks"),
+    "no tokenizer": ({"model.tokenizer": "nowhere"}, "D010", "model.tokenizer"),
+    "no data": ({"data.path": "nothing/*.jsonl"}, "D001", "data.path"),
+    "no held-out data": ({"data.held_out_path": "nothing"}, "D001", "data.held_out_path"),
+    "rows of another kind": ({"data.path": "labels.jsonl"}, "D016", "data.path"),
+    "labels that no row has": (
+        {"data": {**CLASSES, "labels": ["neg", "pos"]}},
+        "D013",
+        "data.path",
+    ),
+    "weights that would not be used": (
+        {"model": {"hf_config": "tiny"}, "data": {"corpus": "python-stdlib"}},
+        "M016",
+        "model.hf_config",
+    ),
+    "rows as bytes": (
+        {"model": {"decoder": DECODER}, "data": {"path": "chats.jsonl"}},
+        "D006",
+        "data.path",
+    ),
+    "evaluations of nothing": (
+        {"data.held_out": 0, "evaluate": {"every": 1}},
+        "J007",
+        "evaluate.every",
+    ),
+    "samples of nothing": (
+        {"data.held_out": 0, "evaluate": {"samples": 2}},
+        "J007",
+        "evaluate.samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_run_refuses_is_not_planned(folder, name):
+    changes, code, field = REFUSED[name]
+    job = job_of(folder, **changes)
+    (problem,) = refused(job)
+    assert (problem.code, problem.where.partition(", ")[0].partition(" (")[0]) in (
+        (code, field),
+        (code, str(folder / "nofile.txt")),
+        (code, str(folder / "nofile.yaml")),
+    )
+    assert problem in refused_by_run(job)
+
+
+def test_files_of_the_model_are_looked_at(folder):
+    config = LLAMA | {"vocab_size": 300}
+    (folder / "tiny/config.json").write_text(json.dumps(config))
+    assert {each.code for each in refused(job_of(folder))} == {"D011", "M013"}
+    (folder / "tiny/config.json").write_text(json.dumps(LLAMA))
+    weights = folder / "tiny/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (problem,) = refused(job_of(folder))
+    assert (problem.code, "cut off" in problem.what) == ("M012", True)
+
+
+def test_a_missing_adapter_is_told_without_the_words_of_python(folder):
+    job = job_of(folder, **{"train.adapter": {"start": "nowhere"}})
+    (problem,) = refused(job)
+    assert problem.what.endswith(
+        "is no adapter of peft: there is no adapter_model.safetensors and no adapter_config.json"
+    )
+    (folder / "nowhere").mkdir()
+    (folder / "nowhere/adapter_model.safetensors").touch()
+    (folder / "nowhere/adapter_config.json").write_text("[1")
+    assert refused(job)[0].what.endswith("adapter_config.json is not a JSON table")
+
+
+def test_windows_are_only_proposed_for_texts(folder):
+    write_rows(folder / "texts.jsonl", [{"text": "a b c"}] * 8)
+    texts = {"path": "texts.jsonl", "pack": "documents", "seq_len": 64}
+    for data, is_proposed in ((PAIRS, False), (CHAT, False), (texts, True)):
+        (problem,) = refused(job_of(folder, **{"data": data, "train.compile": True}))
+        assert ("windows" in problem.fix) is is_proposed
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for message in messages %}", "{{ raise_exception('system only') }}"]
+)
+def test_a_template_that_fails_is_named_and_not_its_rows(folder, template):
+    (folder / "tiny/chat_template.jinja").write_text(template)
+    for path in ("chats.jsonl", "many.jsonl"):
+        (problem,) = refused(job_of(folder, **{"data.path": path}))
+        assert (problem.code, problem.where.partition(",")[0]) == ("D012", "model.chat_template")
+        assert str(folder / "tiny/chat_template.jinja") in problem.what
+        assert "rows are broken" not in problem.what
+
+
+def test_rows_that_a_template_cannot_mask_are_refused(folder):
+    forgets = CHATML.replace("messages %}", "messages[-1:] %}", 1)
+    (folder / "tiny/chat_template.jinja").write_text(forgets)
+    (problem,) = refused(job_of(folder))
+    assert problem.code == "D014"
+
+
+def test_first_rows_that_look_broken_are_named_where_there_are_more(folder):
+    rows = [{"messages": [{"role": "usr", "content": "a"}]}] * 70
+    write_rows(folder / "odd.jsonl", [*rows, a_chat()])
+    (problem,) = check_plannable(job_of(folder, **{"data.path": "odd.jsonl"}))
+    assert problem.what.startswith("none of the first 64 rows of odd can be trained on")
+    assert "role 'usr'" in problem.what
+
+
+def test_data_may_be_on_the_cluster_that_a_job_declares(folder):
+    changes = {"data.path": "/far/*.jsonl", "model.tokenizer": "/far/tokenizer"}
+    for path, code in (("data.path", "D001"), ("model.tokenizer", "D010")):
+        there = job_of(folder, **{path: changes[path], "cluster": ELSEWHERE})
+        (problem,) = check_plannable(there)
+        assert problem.code == code
+        assert [each.code for each in refused(job_of(folder, **{path: changes[path]}))] == [code]
+
+
+def test_models_of_other_engines_are_planned_and_named(folder):
+    bert = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 512}
+    bert |= {"num_hidden_layers": 2, "intermediate_size": 64}
+    (folder / "bert.json").write_text(json.dumps(bert))
+    data = {"corpus": "python-stdlib", "seq_len": 64}
+    job = job_of(folder, model={"hf_config": "bert.json"}, data=data)
+    (problem,) = check_plannable(job)
+    assert (problem.code, problem.where) == ("R013", "model.hf_config, job.yaml line 8")
+    assert check_plannable(job_of(folder, **{"engine": "megatron", "data.path": "/far/x"})) == []
+
+
+def test_packages_are_no_matter_of_a_plan(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    assert check_plannable(job_of(folder)) == []
+
+
+@pytest.mark.parametrize("verb", [plan, prove, render])
+def test_every_verb_that_plans_refuses_what_run_refuses(folder, verb):
+    (folder / "job.yaml").write_text(text_of(**{"data.seq_len": 256}))
+    more = ["--for", "torchrun"] if verb is render else []
+    done = CliRunner().invoke(verb.command, [str(folder / "job.yaml"), *more])
+    assert isinstance(done.exception, JobError)
+    assert done.exception.problems[0].code == "M014"
+
+
+def test_what_is_named_goes_to_standard_error(folder):
+    text = text_of(**{"data.path": "/far/*.jsonl", "cluster": ELSEWHERE})
+    (folder / "job.yaml").write_text(text)
+    done = CliRunner().invoke(plan.command, [str(folder / "job.yaml"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("note: D001: data.path '/far/*.jsonl' matches no file")
+    assert json.loads(done.stdout)["engine"] == "paceline"
