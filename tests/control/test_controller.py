@@ -16,7 +16,7 @@ from paceline.control.controller import AgentAddress, Controller
 from paceline.control.journal import Journal
 from paceline.control.state import State
 from paceline.control.succession import Memory, replay, snapshot
-from paceline.record.events import EventLog
+from paceline.record.events import AlertFired, AnyEvent, EventLog, read_events
 
 TOKEN = "secret"
 
@@ -82,6 +82,7 @@ class Scene:
         self.path = folder / "journal"
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.agents: list[Agent] = []
+        self.controller: Controller
 
     async def connect(self) -> Agent:
         self.agents.append(Agent(*await asyncio.open_connection(*self.listener.getsockname())))
@@ -100,6 +101,7 @@ class Scene:
             agents=self.nowhere,
             lease_s=30.0,
         )
+        self.controller = controller
 
         async def both() -> None:
             running = asyncio.create_task(controller.run())
@@ -150,6 +152,25 @@ def test_what_is_only_noted_is_in_the_journal_and_not_synced(scene, monkeypatch)
         assert len(synced) == num_synced
 
     scene.play(story)
+
+
+def test_what_is_found_beside_the_run_goes_through_the_journal_into_the_record(scene):
+    fired = AlertFired(rule="high", condition="train/loss > 1", metric="train/loss", value=2.0)
+    path = scene.folder / "events.jsonl"
+
+    def rules(events: list[AnyEvent]) -> list[str]:
+        return [event.rule for event in events if isinstance(event, AlertFired)]
+
+    async def story(scene: Scene) -> None:
+        await asyncio.to_thread(scene.controller.report, fired)
+        while not rules(read_events(path)):
+            await asyncio.sleep(0.01)
+        assert rules(replay(scene.path).events) == ["high"]
+
+    scene.play(story)
+    scene.controller.report(fired)
+    assert scene.controller.take_unrecorded() == [fired]
+    assert rules(read_events(path)) == ["high"]
 
 
 def test_an_agent_that_connects_again_hears_what_it_lacks_and_is_heard_once(scene):

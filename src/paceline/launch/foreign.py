@@ -48,7 +48,7 @@ def check_script(script: Script) -> Iterator[Problem]:
     """What can be known to fail before anything is started."""
     where = where_in({}, script.source, "alerts")
     yield from check_names(script.spec.alerts, where, logs_its_own=True)
-    yield from check_variables(script.spec.alerts, where)
+    yield from check_variables(script.spec.alerts)
     metrics = script.spec.metrics
     yield from check_metrics(metrics, lambda field: f"{field}, {script.source}")
     yield from check_sinks(metrics, lambda field: f"{field}, {script.source}")

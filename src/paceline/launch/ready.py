@@ -37,7 +37,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
 def _check_installed(job: Job) -> Iterator[Problem]:
     yield from check_package("torch", "training needs PyTorch")
-    yield from check_variables(job.spec.alerts, where_in(job.lines, job.source, "alerts"))
+    yield from check_variables(job.spec.alerts)
     yield from check_sinks(job.spec.metrics, job.where)
     against = list(check_runnable(job))
     yield from against

@@ -24,7 +24,7 @@ from typing import Any
 
 from paceline.errors import Problem
 from paceline.record.events import AlertFired, AlertNotSent, AlertOver
-from paceline.spec.alerts import AlertsSpec, Place, TargetSpec
+from paceline.spec.alerts import AlertsSpec, TargetSpec
 
 LIMIT_S = 5.0
 """For each wait of an attempt: to connect, and for the answer. A guess: an answer takes 0.3 s."""
@@ -285,7 +285,7 @@ def secret(variable: str) -> str:
     return value
 
 
-def check_variables(alerts: AlertsSpec, where: Callable[[Place], str]) -> Iterator[Problem]:
+def check_variables(alerts: AlertsSpec) -> Iterator[Problem]:
     """`J018` for each address or password whose environment variable is not set here."""
     for name, target in alerts.targets.items():
         for key in ("webhook", "slack", "password"):
@@ -294,7 +294,7 @@ def check_variables(alerts: AlertsSpec, where: Callable[[Place], str]) -> Iterat
                 yield Problem(
                     code="J018",
                     what=f"the environment variable {variable} of target {name} is not set",
-                    where=where(("targets", name, key)),
+                    where=f"the environment, for {key} of alerts.targets.{name}",
                     fix=f"export {variable}=..., or remove the target",
                 )
 

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import JobError, Problem, RunError
@@ -86,6 +86,7 @@ def prepare(
             "PACELINE_RANKS": str(plan.cluster.num_ranks),
         },
         "recovery": {"max_restarts": recovery.max_restarts},
+        "alerts": asdict(job.spec.alerts),
     }
     return create_engine_run(
         lambda place: make_script(values, place / FOLDER),

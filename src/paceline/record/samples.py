@@ -72,9 +72,8 @@ class Sampler:
         """
         self._step, self._moved_at = line.step, now
         infinite: Collection[str] = _MAY_BE_INFINITE
-        printed = getattr(line, "not_finite", None)
-        if printed is not None:  # of a script, which prints what it likes
-            infinite = [FIELDS.get(field, field) for field in printed]
+        if line.not_finite is not None:  # of a script, which prints what it likes
+            infinite = [FIELDS.get(field, field) for field in line.not_finite]
         for name, value in numbers_of(line).items():
             if value is not None or name in infinite or name in line.logged:
                 yield self._sample(name, value, line.at)

@@ -172,6 +172,8 @@ def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] =
         spec = _SCRIPTS.validate_python(values)
     except ValidationError as error:
         raise JobError(*problems_in(error, values, lines, "--script", ScriptSpec)) from None
+    where = where_in(lines, "--script", "alerts")
+    JobError.raise_for(check_alerts(spec.alerts, where, of_script=True))
     return Script(spec=spec, folder=folder.resolve(), source="--script")
 
 
