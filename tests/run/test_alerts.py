@@ -68,17 +68,20 @@ def test_an_alert_saves_another_stops_and_no_address_is_kept(
 def test_an_alert_ends_your_own_script_by_sigterm(tmp_path: Path):
     scene = Scene(tmp_path)
     (tmp_path / "train.py").write_text(
-        "import time\nprint('step 1', flush=True)\ntime.sleep(900)\n"
+        "import time, paceline\n"
+        "paceline.log(step=1, loss=2.0)\n"
+        "paceline.log(step=2, loss=float('nan'))\n"
+        "time.sleep(900)\n"
     )
     (tmp_path / "alerts.yaml").write_text(
-        "rules: [{name: begun, event: WorkerStarted, on_alert: stop, severity: info}]\n"
+        "rules: [{name: mine, metric: train/loss, not_finite: true, on_alert: stop}]\n"
     )
     arguments = ("--script", "train.py", "--nproc", "2", "--alerts", "alerts.yaml", "--out", "run")
     done = scene.paceline("run", *arguments, "--no-report")
     assert done.returncode == 130, done.stdout + done.stderr
     run = scene.record("run")
-    assert [event.by for event in run.of(log.StopAsked)] == ["alert begun"]
-    assert "ALERT (info) begun, rank 0: event WorkerStarted" in done.stdout
+    assert [event.by for event in run.of(log.StopAsked)] == ["alert mine"]
+    assert "ALERT (warning) mine: train/loss is not finite at step 2" in done.stdout
     assert machine_files(run.folder)
     resumed = scene.paceline("run", "--resume", "run", "--alerts", "alerts.yaml")
     assert (resumed.returncode, "R051" in resumed.stderr) == (2, True)
