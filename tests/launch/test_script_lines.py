@@ -12,6 +12,8 @@ from paceline.launch.script_lines import Bar, named, read_line
     [
         ("step 10 loss=2.3", 10, None, {"loss": 2.3}),
         ("loss: 2.3", None, None, {"loss": 2.3}),
+        ("Epoch 1/2  ━━━━━━━━━╸━━━━━━ 4/8 0:00:00 • 0:00:00 94.15it/s train_loss: 0.074", 12, 24,
+         {"loss": 0.074}),
         ("Step 10/100 | loss 2.31 | lr 1e-3 | 12.5k tok/s", 10, 100,
          {"loss": 2.31, "learning_rate": 1e-3, "tokens_per_s": 12500.0}),
         ("[INFO] iter: 1,200, train_loss: 1.5e-1, grad_norm=0.71", 1200, None,

@@ -1,5 +1,7 @@
 """Output of scripts, piece by piece, to lines of metrics and events."""
 
+from pathlib import Path
+
 import pytest
 
 from paceline.launch.script_numbers import STEPS_EVERY_S, Found, Lines, Numbers
@@ -36,6 +38,8 @@ TRAINER = (
     "\r100%|██████████| 6/6 [00:01<00:00, 11.0it/s]"
     "\r{'loss': '1.9', 'learning_rate': '0', 'epoch': '2'}\n"
     "\r100%|██████████| 6/6 [00:01<00:00, 11.0it/s]"
+    "\r{'eval_loss': '2.1', 'eval_runtime': '0.5', 'epoch': '2'}\n"
+    "\r100%|██████████| 6/6 [00:01<00:00, 11.0it/s]"
     "\r{'train_runtime': '1.1', 'train_loss': '2.1', 'epoch': '2'}\n"
 )
 """What transformers 5.23's Trainer prints without a terminal; the bar after a line has its step."""
@@ -45,8 +49,12 @@ TRAINER = (
 def test_the_trainers_numbers_have_the_step_of_the_bar_that_follows(piece):
     found = read(TRAINER, piece=piece)
     assert [pair for pair in steps(found) if pair[1] is not None] == [(3, 2.3), (6, 1.9)]
-    (evaluated,) = [each for each in found if isinstance(each, log.Evaluated)]
-    assert (evaluated.step, evaluated.loss, evaluated.seconds) == (3, 2.1, 0.5)
+    evaluated = [each for each in found if isinstance(each, log.Evaluated)]
+    assert [(each.step, each.loss, each.seconds) for each in evaluated] == [
+        (3, 2.1, 0.5),
+        (6, 2.1, 0.5),
+    ]
+    assert all(each.step > 0 for each in found)
     last = [each for each in found if isinstance(each, StepMetrics)][-1]
     assert (last.num_steps, last.logged["epoch"]) == (6, 2.0)
 
@@ -72,6 +80,7 @@ def test_a_bar_of_each_epoch_adds_up():
 
 def test_bars_of_other_things_are_not_steps():
     text = "\rMap: 100%|███| 900/900 [00:00<00:00, 9 examples/s]\n"
+    text += "\rGenerating train split: 100%|███| 900/900 [00:00<00:00, 9 examples/s]\n"
     text += "\r100%|███| 50/50 [00:00<00:00, 9.00it/s]\n"  # files, say
     text += "\r 10%|███| 1/10 [00:00<00:00, 9.00it/s, loss=3.0]\n"
     assert steps(read(text))[-1] == (1, 3.0)
@@ -155,3 +164,27 @@ def test_steps_that_are_seen_at_once_share_the_time_between_two_looks():
     assert [line.step_s for line in found if isinstance(line, StepMetrics)] == pytest.approx(
         [0.05] * 2
     )
+
+
+@pytest.mark.parametrize("piece", [64, 100_000])
+@pytest.mark.parametrize(
+    ("name", "expected", "evaluated"),
+    [
+        (
+            "lightning-2.6.6.txt",
+            [(8, 0.0811), (9, 0.129), (15, 0.114), (16, 0.0617)],
+            [(8, 0.203), (16, 0.162)],
+        ),
+        (
+            "transformers-5.23.txt",
+            [(2, 4.179), (4, 4.164), (6, 4.163), (8, 4.16), (10, 4.155)],
+            [(5, 4.154), (10, 4.154)],
+        ),
+    ],
+)
+def test_a_real_log_gives_every_step_its_loss(name, expected, evaluated, piece):
+    text = (Path(__file__).parent / "script_logs" / name).read_bytes().decode()
+    found = read(text, piece=piece)
+    assert set(expected) <= set(steps(found))
+    told = [(each.step, each.loss) for each in found if isinstance(each, log.Evaluated)]
+    assert told == evaluated

@@ -1,7 +1,7 @@
 """What one printed line says of training: a table of how loops and frameworks print.
 
 Pure. `read_line` takes a piece of output between two line ends or carriage returns. A new framework
-is a row of `_ROWS` and a log of its version in tests/launch/script_logs.
+is a row of `_ROWS` and its lines, or a log, in tests/launch/.
 """
 
 import ast
@@ -217,6 +217,16 @@ def _keras(match: re.Match[str], line: str) -> Telling | None:
     return Telling(bar=bar, values=_numbers(line))
 
 
+def _rich(match: re.Match[str], line: str) -> Telling | None:
+    """Lightning's bar where rich is installed, which draws it once, at the end; epochs from 0."""
+    epoch, last, done, total = (int(match[name]) for name in ("epoch", "last", "done", "total"))
+    return Telling(
+        step=epoch * total + done,
+        num_steps=(last + 1) * total,
+        values=_numbers(line[match.end() :]),
+    )
+
+
 def _as_inner(found: Telling) -> Telling:
     assert found.bar is not None, "asked of bars only"
     bar = found.bar
@@ -329,6 +339,13 @@ _ROWS = (
             r"^(?P<title>[^|%\[]*?)\s*\b(?P<done>\d+)(?P<total>)it \[[^,\]]*(?P<rest>,[^\]]*)"
         ),
         _bar,
+    ),
+    _Row(
+        "Lightning 2, RichProgressBar",
+        re.compile(
+            r"Epoch (?P<epoch>\d+)/(?P<last>\d+)\s+[━╸╺]+ ?[━╸╺]* (?P<done>\d+)/(?P<total>\d+)"
+        ),
+        _rich,
     ),
     _Row(
         "Keras 3, utils/progbar.py",

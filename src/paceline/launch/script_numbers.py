@@ -31,7 +31,7 @@ _LONGEST = 64 << 10
 _OURS = ("loss", "grad_norm", "learning_rate", "tokens_per_s", "mfu", "accuracy", "step_s")
 """Fields of a step's line; other numbers are kept under `logged`."""
 
-_TRAINS = re.compile(r"(?i)\b(?:epoch|train|training|step|steps|iter|iteration|batch)")
+_TRAINS = re.compile(r"(?i)\W*(?:epoch|train|step|iter|batch)")
 _EVALUATES = re.compile(r"(?i)\b(?:val|valid|validation|eval|evaluat|test|sanity|predict)")
 
 
@@ -44,6 +44,8 @@ class Numbers:
         self._readers: dict[int, _Reader] = {}
         self._speaker: int | None = None
         self._lines = Lines(generation)
+        self._on_bar: float | None = None
+        """Evaluation loss that the bar shows."""
 
     def feed(self, rank: int, content: bytes, at: float) -> tuple[list[Found], bool]:
         """What a rank's output says that was not known, and whether there is progress in it."""
@@ -65,6 +67,9 @@ class Numbers:
         records: list[Found] = []
         for telling, printed_at in zip(tellings, self._spread(tellings, at), strict=True):
             values = dict(telling.values)
+            if telling.bar is not None and "eval_loss" in values:  # shown again with every step
+                is_old = values["eval_loss"] == self._on_bar
+                self._on_bar = values.pop("eval_loss") if is_old else values["eval_loss"]
             each = values.pop("tokens_per_s_and_rank", None)
             if each is not None:
                 values["tokens_per_s"] = each * self._num_ranks
@@ -75,7 +80,8 @@ class Numbers:
                 num_steps=telling.num_steps,
                 checkpoint=telling.checkpoint,
             )
-        return records
+        newest = {each.step: each for each in records if isinstance(each, StepMetrics)}
+        return [each for each in records if newest.get(each.step, each) is each or _is_event(each)]
 
     def _spread(self, tellings: list[Telling], at: float) -> list[float]:
         """When each was printed: between two looks, as evenly as nobody knows better."""
@@ -96,7 +102,6 @@ class Lines:
         self._newest: StepMetrics | None = None
         self._left_out: StepMetrics | None = None
         self._written_at = -math.inf
-        self._evaluated: float | None = None
         self._num_steps: int | None = None
 
     @property
@@ -130,8 +135,7 @@ class Lines:
         if numbers or (not evaluation and checkpoint is None):
             yield from self._step(step, numbers, at)
         loss = evaluation.get("eval_loss")
-        if loss is not None and loss != self._evaluated:  # bars show the last one again and again
-            self._evaluated = loss
+        if loss is not None:
             yield log.Evaluated(
                 step=step,
                 loss=loss if math.isfinite(loss) else None,
@@ -175,11 +179,17 @@ class Lines:
                 **{"step_s": took_s, **ours},
             )
         self._newest = line
+        if step == 0:  # a bar that has just been drawn
+            return
         if not numbers and at - self._written_at < self._every_s:
             self._left_out = line
             return
         self._left_out, self._written_at = None, at
         yield line
+
+
+def _is_event(found: Found) -> bool:
+    return not isinstance(found, StepMetrics)
 
 
 class _Reader:
@@ -268,7 +278,7 @@ class _Bars:
         """Its step and all steps; None for a bar that counts something else."""
         if _EVALUATES.search(bar.title) or (bar.is_inner and not has_loss):
             return None
-        if bar.title and not has_loss and not _TRAINS.search(bar.title):
+        if bar.title and not has_loss and not _TRAINS.match(bar.title):
             return None
         if self.is_drawn and bar.total != self.total:
             is_over = self.done == self.total and not self.is_told
