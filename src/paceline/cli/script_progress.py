@@ -1,5 +1,6 @@
 """What `paceline run` shows of a person's own script: its output, what happened, how it ended."""
 
+import re
 import shlex
 import sys
 import time
@@ -14,6 +15,16 @@ from paceline.record.run import RunFolder
 from paceline.report.alert_text import describe_alert, summarise_alerts
 from paceline.spec import Script
 from paceline.units import counted, format_seconds
+
+_TRACEBACK = b"Traceback (most recent call last):"
+_EXCEPTION = re.compile(rb"(?:\[rank\d+\]: )?[^\s\[]")
+"""A line that is not indented ends a traceback. torch puts the rank before each."""
+
+_LONGEST = 64 << 10
+"""Bytes of a hidden rank's line that are kept."""
+
+_MOST_TRACEBACKS = 20
+"""Of hidden ranks: a script that catches its exceptions may print them with every step."""
 
 
 class ScriptView:
@@ -35,6 +46,11 @@ class ScriptView:
         self._is_read = True
         self._torn: dict[int, bytes] = {}
         self._is_line_open = False
+        self._unseen: dict[int, bytes] = {}
+        self._raising: set[int] = set()
+        """Hidden ranks that are in the middle of a traceback."""
+
+        self._num_tracebacks = 0
         self._began = time.monotonic()
 
     def opening(self) -> None:
@@ -47,6 +63,8 @@ class ScriptView:
     def output(self, rank: int, content: bytes) -> None:
         """What a rank has printed."""
         if rank not in self._ranks:
+            if self._ranks:
+                self._hidden(rank, content)
             return
         if len(self._ranks) == 1:
             self._print(content)
@@ -54,6 +72,22 @@ class ScriptView:
             return
         *lines, self._torn[rank] = (self._torn.get(rank, b"") + content).split(b"\n")
         for line in lines:
+            self._print(_last_frame(rank, line))
+
+    def _hidden(self, rank: int, content: bytes) -> None:
+        """Of a rank that is not shown, tracebacks alone: it may have failed first, and its process
+        may take seconds to end."""
+        *lines, torn = (self._unseen.get(rank, b"") + content).split(b"\n")
+        self._unseen[rank] = torn[-_LONGEST:]
+        for line in lines:
+            if _TRACEBACK in line and self._num_tracebacks < _MOST_TRACEBACKS:
+                self._num_tracebacks += 1
+                self._raising.add(rank)
+            elif rank not in self._raising:
+                continue
+            elif _EXCEPTION.match(line):
+                self._raising.discard(rank)
+            self._open_line()
             self._print(_last_frame(rank, line))
 
     def event(self, event: log.AnyEvent) -> None:
@@ -111,9 +145,14 @@ class ScriptView:
             self._line(line)
 
     def _line(self, text: str) -> None:
-        start = "\n" if self._is_line_open else ""
+        self._open_line()
+        self._print(f"{text}\n".encode())
+
+    def _open_line(self) -> None:
+        """Begin on a line of its own, below what a script has not ended."""
+        if self._is_line_open:
+            self._print(b"\n")
         self._is_line_open = False
-        self._print(f"{start}{text}\n".encode())
 
     def _print(self, content: bytes) -> None:
         """To a reader that may have left: the run goes on."""
