@@ -26,6 +26,7 @@ from paceline.launch.sinks.otel import open_sink as open_otel
 from paceline.launch.sinks.prometheus import open_sink as open_prometheus
 from paceline.launch.sinks.send import send_run
 from paceline.launch.sinks.tensorboard import open_sink as open_tensorboard
+from paceline.record.machines import MachineLog, MachineSample
 from paceline.record.media import MediaLog, png_of
 from paceline.record.run import RunFolder
 from paceline.spec import MetricsSpec
@@ -182,6 +183,21 @@ def test_pictures_and_texts_are_sent_from_their_files(run, np):
     log.close()
     append(run, "metrics.jsonl", step(1))
     assert sent(run).shown == [(1, "a/b", "a__b.png"), (1, "words", "words.txt")]
+
+
+def test_samples_of_machines_are_sent_with_the_step_of_their_time(run):
+    append(run, "metrics.jsonl", step(1), step(2), step(3))
+    for node in (0, 1):
+        log = MachineLog(run, node)
+        for at in (1001.5 + node, 1009.0):
+            log.write(MachineSample(at=at, node=node, cpu_utilization=0.5))
+        log.close()
+    mark = Mark()
+    sink = sent(run, mark=mark)
+    found = [(n, *values) for n, values in sink.steps if "train/loss" not in values]
+    names = ["host/cpu_utilization/node_0", "host/cpu_utilization/node_1"]
+    assert found == [(2, names[0]), (3, names[1]), (3, names[0]), (3, names[1])]
+    assert sent(run, mark=mark).steps == []
 
 
 @pytest.fixture

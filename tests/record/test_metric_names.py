@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from paceline.record.events import Evaluated
+from paceline.record.machines import MachineSample, numbers_of_machine
 from paceline.record.metric_names import (
     FIELDS,
     METRICS,
@@ -85,6 +86,15 @@ def test_a_metric_is_found_by_its_name_its_field_and_the_words_of_other_tools(wo
     metric = find_metric(word)
     assert metric is not None
     assert metric.name == name
+
+
+def test_everything_that_a_machine_is_asked_has_its_row():
+    numbers = dict.fromkeys(("cpu_utilization", "received_bytes_per_s"), 1.0)
+    integers = dict.fromkeys(("memory_bytes", "disk_free_bytes"), 1)
+    sample = MachineSample(at=1.0, node=0, **numbers, **integers)
+    names = [name for name, _, _ in numbers_of_machine(sample)]
+    assert len(names) == 4
+    assert [name for name in names if name not in METRICS] == []
 
 
 def test_an_unknown_word_finds_no_metric():

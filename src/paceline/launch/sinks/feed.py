@@ -28,6 +28,12 @@ from paceline.launch.sinks import SINKS, Sink, SinkRow, Told, dotted, lock_file,
 from paceline.record.events import Evaluated
 from paceline.record.follow import LineFollower
 from paceline.record.lines import write_whole
+from paceline.record.machines import (
+    MachineSample,
+    decode_machine,
+    machine_files,
+    numbers_of_machine,
+)
 from paceline.record.metric_names import numbers_of, numbers_of_evaluation
 
 LAST_S = 30.0
@@ -88,6 +94,7 @@ class Feeder:
         self._num_read = dict.fromkeys(_FILES, 0)
         self._steps: deque[tuple[float, _Line]] = deque()
         self._others: dict[str, deque[_Line]] = {name: deque() for name in _FILES[1:]}
+        self._samples: deque[_Line] = deque()
         self._is_skipping = False
         self.num_steps = 0
         """Sent by this process."""
@@ -106,17 +113,44 @@ class Feeder:
                 self._others[name].extend(self._read(name, decode))
                 if not self._follow[name].has_more:
                     break
+        self._read_machines()
         num, last = 0, None
         while self._steps and (is_over or has_more or self._steps[0][0] <= now_s - _HOLD_S):
             _, last = self._steps.popleft()
             num += self._send_others(before=last.key)
             self._send_step(last)
-            num += 1
+            num += 1 + self._send_samples(until=last.content["at"])
         if is_over and not has_more:
-            num += self._send_others(before=None)
+            num += self._send_others(before=None) + self._send_samples(until=math.inf)
         elif last is not None:
             num += self._send_others(before=(last.key[0], last.key[1] + 1))
         return num + has_more
+
+    def _read_machines(self) -> None:
+        """Samples of all nodes, by their time."""
+        for file in machine_files(self._run):
+            name = str(file.relative_to(self._run))
+            self._follow.setdefault(name, LineFollower(file))
+            self._num_read.setdefault(name, 0)
+            while True:
+                self._samples.extend(self._read(name, _sample_of))
+                if not self._follow[name].has_more:
+                    break
+        self._samples = deque(sorted(self._samples, key=lambda line: line.content.at))
+
+    def _send_samples(self, until: float) -> int:
+        """Samples up to this time, with the newest step that was sent."""
+        num = 0
+        while self._samples and self._samples[0].content.at <= until:
+            line = self._samples.popleft()
+            shown = {
+                f"{name}/{whose.replace(' ', '_')}": value
+                for name, whose, value in numbers_of_machine(line.content)
+            }
+            self._sink.write(self._mark.step, line.content.at, _finite(shown))
+            self._mark.lines[line.file] = line.number
+            num += 1
+        return num
 
     def _read(self, name: str, decode: Callable[[bytes], Any]) -> Iterator[_Line]:
         news = self._follow[name].look()
@@ -128,7 +162,7 @@ class Feeder:
                 continue
             content = decode(text)
             if content is not None:
-                key = (content["generation"], content["step"])
+                key = _key_of(content)
                 yield _Line(name, self._num_read[name], key, content)
 
     def _send_step(self, line: _Line) -> None:
@@ -165,6 +199,18 @@ class Feeder:
             mark.evaluated = step
             self._sink.write(step, content["at"], _finite(content["values"]))
         mark.lines[line.file] = line.number
+
+
+def _key_of(content: Any) -> tuple[int, int]:
+    if isinstance(content, MachineSample):
+        return (0, 0)  # by its time
+    return (content["generation"], content["step"])
+
+
+def _sample_of(text: bytes) -> Any:
+    with contextlib.suppress(msgspec.DecodeError):
+        return decode_machine(text)
+    return None
 
 
 def _step_of(text: bytes) -> Any:

@@ -11,6 +11,7 @@ _STEP = "run/step"
 """Metric that every step has: the newest one says which steps MLflow has already."""
 
 _EVALUATED = "eval/loss"
+_OF_MACHINES = ("gpu/", "host/")
 
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """In one request. Source: MLflow's REST API, `runs/log-batch`."""
@@ -62,10 +63,13 @@ class _Mlflow:
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
         """Numbers of a step, sent with the next flush."""
-        kind = _EVALUATED if _EVALUATED in values else _STEP
-        if step <= self._has[kind]:
-            return
-        rows = dict(values) if kind == _EVALUATED else {**values, _STEP: float(step)}
+        rows = dict(values)
+        if not all(name.startswith(_OF_MACHINES) for name in values):
+            kind = _EVALUATED if _EVALUATED in values else _STEP
+            if step <= self._has[kind]:
+                return
+            if kind == _STEP:
+                rows[_STEP] = float(step)
         if len(self._rows) + len(rows) > _MOST_METRICS:
             self.flush()
         self._rows += [self._metric(n, v, round(1000 * at), step) for n, v in rows.items()]
