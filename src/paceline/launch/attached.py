@@ -103,12 +103,14 @@ def run_attached(
     patience_s = _PATIENCE_S if is_here else _patience_afar_s(job)
     if not is_here and is_held(run.path):
         on_note(f"what is left of the run on another machine has {patience_s:.0f} s to end")
-    with claim_from_another(
+    claim = claim_from_another(
         run.path,
         patience_s=patience_s,
         is_over=lambda since_s: _is_over(run, since_s),
         is_here=is_here,
-    ):
+    )
+    # Sinks are waited for when the run is over and no longer held.
+    with contextlib.ExitStack() as sinks, claim:
         lock, takes_over = _hold(job, run)
         if not takes_over:
             check_steps_left(run, job, meanwhile=True)
@@ -118,15 +120,15 @@ def run_attached(
             )
             with _listen(run, site.address) as listener:
                 post = _Post(job, plan, run, lock, listener, site)
-                with sinks_beside(run.path, job.spec.metrics, on_note):
-                    return supervise(
-                        post.serve,
-                        takes_over=takes_over,
-                        on_event=on_event,
-                        on_progress=on_progress,
-                        on_note=on_note,
-                        force=Force(lease_s=job.spec.recovery.lease, end_agents=site.end_by_force),
-                    )
+                sinks.enter_context(sinks_beside(run.path, job.spec.metrics, on_note))
+                return supervise(
+                    post.serve,
+                    takes_over=takes_over,
+                    on_event=on_event,
+                    on_progress=on_progress,
+                    on_note=on_note,
+                    force=Force(lease_s=job.spec.recovery.lease, end_agents=site.end_by_force),
+                )
 
 
 def can_take_over(run: RunFolder) -> bool:

@@ -111,8 +111,9 @@ def run_script(
         JobError: It cannot be started, or another process runs it already.
     """
     JobError.raise_for(check_script(script))
-    sinks = sinks_beside(run.path, script.spec.metrics, on_note)
-    with hold_alone(run.path, patience_s=5.0), sinks:
+    # Sinks are waited for when the run is over and no longer held.
+    with contextlib.ExitStack() as sinks, hold_alone(run.path, patience_s=5.0):
+        sinks.enter_context(sinks_beside(run.path, script.spec.metrics, on_note))
         here = InCharge(pid=os.getpid(), epoch=0, host="127.0.0.1", port=0, machine=machine())
         publish_controller(run.path, here)
         before = read_events(run.events_file)
