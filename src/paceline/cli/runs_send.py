@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import json_option, runs_option, set_option
+from paceline.cli.options import is_given, json_option, runs_option, set_option
 
 
 @click.command("send")
@@ -26,8 +26,15 @@ from paceline.cli.options import json_option, runs_option, set_option
 @runs_option
 @set_option
 @json_option
+@click.pass_context
 def command(
-    run: str, sink: str, again: bool, runs: Path, overrides: tuple[str, ...], as_json: bool
+    context: click.Context,
+    run: str,
+    sink: str,
+    again: bool,
+    runs: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Send RUN's metrics, evaluations, pictures and texts to a sink, from the run's files.
 
@@ -45,7 +52,9 @@ def command(
     from paceline.launch.sinks.send import send_run
     from paceline.record.run import open_run
 
-    folder = Path(run) if Path(run).is_dir() else runs / run
+    if not is_given("runs") and isinstance(context.obj, Path):  # `paceline runs --runs DIR send`
+        runs = context.obj
+    folder = Path(run) if (Path(run) / "run.json").exists() else runs / run
     with contextlib.redirect_stdout(sys.stderr):  # libraries print where they send to
         sent = send_run(open_run(folder), sink, overrides=overrides, again=again)
     if as_json:
