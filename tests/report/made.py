@@ -232,7 +232,7 @@ def record(
         name=name,
         folder="/runs/tiny-lm",
         created_at=T0,
-        spec=spec,
+        job=spec,
         job_text="name: tiny-lm\ntrain: {global_batch: 16, steps: 200}\n",
         plan=plan() if with_plan else None,
         events=tuple(events),

@@ -1,6 +1,9 @@
 """The page of a run: whole, self-contained, and there for any record."""
 
+import base64
+import hashlib
 import html.parser
+import json
 import math
 import re
 from dataclasses import replace
@@ -8,7 +11,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-pytest.importorskip("matplotlib", reason="the page needs the report extra")
 pytest.importorskip("jinja2", reason="the page needs the report extra")
 
 from tests.report import made
@@ -17,12 +19,12 @@ from paceline.cli.report import write_report
 from paceline.record import events as log
 from paceline.record.outputs import Generation, Outputs, Score
 from paceline.record.run import RunFolder
-from paceline.report.page import render_page
-from paceline.report.plots import LossData, Mark, draw_loss, extremes, smoothed
+from paceline.report.page import SCRIPTS, asset, render_page, without_nulls
 
 
 class Tags(html.parser.HTMLParser):
-    """Every tag with its attributes; remembers what was left open."""
+    """Every tag with its attributes, and the text; remembers what was left open. Of scripts only
+    the data are text."""
 
     def __init__(self, text):
         super().__init__()
@@ -41,7 +43,18 @@ class Tags(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        is_data = self.seen and self.seen[-1] == ("script", DATA)
+        if self.open[-1:] != ["script"] or is_data:
+            self.text += data
+
+
+DATA = {"type": "application/json", "id": "data"}
+
+
+def picture(page):
+    """What the page's script draws from."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +65,48 @@ def page():
 def test_page_refers_to_nothing_outside_itself(page):
     tags = Tags(page)
     assert tags.open == []
-    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.seen}
+    assert not {"link", "img", "iframe"} & {tag for tag, _ in tags.seen}
     for _, attributes in tags.seen:
-        for name in ("src", "href", "xlink:href"):
-            assert attributes.get(name, "#").startswith("#")
-    assert "http" not in page
+        for name in ("src", "href", "xlink:href", "style", "onload", "onclick", "onerror"):
+            assert name not in attributes or attributes[name].startswith("#")
     assert "@import" not in page
-    assert set(re.findall(r"url\((.)", page)) == {"#"}
+    assert not re.findall(r"url\(", page)
 
 
-def test_page_gives_every_id_once_and_refers_only_to_ids_it_has(page):
+def test_policy_of_the_page_lets_only_its_own_scripts_run_and_nothing_be_loaded(page):
+    (policy,) = (
+        a["content"]
+        for tag, a in Tags(page).seen
+        if tag == "meta" and "content" in a and a.get("http-equiv") == "Content-Security-Policy"
+    )
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert scripts == [asset(name) for name in SCRIPTS]
+    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    assert policy == f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'"
+
+
+def test_drawing_library_is_the_one_whose_hash_is_known():
+    """`dist/uPlot.iife.min.js` and `dist/uPlot.min.css` of the npm package uplot 1.6.32."""
+    assert hashlib.sha256(asset("uplot.js").encode()).hexdigest() == (
+        "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"
+    )
+    assert hashlib.sha256(asset("uplot.css").encode()).hexdigest() == (
+        "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"
+    )
+
+
+LIVE_IDS = {
+    *("find", "runs", "rank", "follow", "find-log", "log", "logs", "comparing", "differ", "same"),
+}
+"""Elements that only the live page has."""
+
+
+def test_page_gives_every_id_once_and_has_all_that_its_script_asks_for(page):
     ids = re.findall(r' id="([^"]+)"', page)
+    ours = asset("curves.js") + asset("page.js")
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', page)) <= set(ids)
+    assert set(re.findall(r"[$]\('([\w-]+)'\)", ours)) - set(ids) == LIVE_IDS
 
 
 def test_page_of_the_same_record_is_the_same_to_the_byte(page):
@@ -78,7 +120,7 @@ def test_page_says_how_the_run_went(page):
     assert "0.69 below a bigram model (2.380)" in text
     assert "ab" * 32 in text
     assert "killed by SIGKILL (the job's drill)" in text
-    assert "14 steps done again" in text
+    assert "14 steps repeated" in text
     assert "402 MiB" in text
     assert "410 MiB estimated" in text
 
@@ -111,8 +153,10 @@ def test_page_escapes_what_a_record_says():
     page = render_page(
         replace(whole, name=evil, job_text=evil, events=(*whole.events, baseline, lost))
     )
-    assert "<script" not in page
+    assert evil not in page
     assert "&lt;script&gt;" in page
+    assert picture(page)["head"]["name"] == evil
+    assert Tags(page).open == []
 
 
 PARTIAL = {
@@ -228,7 +272,7 @@ def test_page_says_what_the_allocator_reserved_and_what_the_driver_reported():
     assert "against its node" in text
 
 
-def test_page_draws_each_name_that_the_program_logged_and_says_how_many_are_left_out():
+def test_page_draws_the_first_names_that_the_program_logged():
     lines = [
         replace(made.line(step, step / 10), logged={f"score_{i}": 0.5 for i in range(30)})
         for step in (1, 2, 3)
@@ -236,23 +280,9 @@ def test_page_draws_each_name_that_the_program_logged_and_says_how_many_are_left
     lines[1] = replace(lines[1], logged={"score_0": None})
     page = render_page(made.record([made.started(), made.training(0.1, 1)], lines))
     assert Tags(page).open == []
-    assert 'aria-label="score_0 by step"' in page
-    assert "24 of 30 names" in page
-    assert "Logged by the program" not in render_page(made.killed_and_finished())
-
-
-def test_failure_is_marked_at_its_step():
-    """The vertical line of step 60 stands where the axis has 60 between its ticks 0 and 100."""
-    data = LossData(
-        x=list(range(101)), loss=[3.0] * 101, marks=[Mark(60, "rank 1 killed by SIGKILL", 60)]
-    )
-    svg = draw_loss(data, name="t", label="t", by_time=False).wide
-    assert "rank 1 killed by SIGKILL" in svg
-    ticks = dict(re.findall(r'x="([\d.]+)" y="[\d.]+"[^>]*>(\d+)</text>', svg))
-    at = {int(label): float(x) for x, label in ticks.items()}
-    line = re.search(r'<path d="M ([\d.]+) [\d.]+\nL \1 [\d.]+\n" [^>]*stroke: var\(--bad\)', svg)
-    assert line is not None
-    assert float(line[1]) == pytest.approx(at[0] + 0.6 * (at[100] - at[0]), abs=0.3)
+    names = [chart["name"] for chart in picture(page)["head"]["charts"]]
+    assert [name for name in names if name.startswith("score")] == [f"score_{i}" for i in range(24)]
+    assert picture(page)["tables"][0]["curves"]["score_0"]["mean"] == [0.5, None, 0.5]
 
 
 def test_100k_steps_stay_a_small_page():
@@ -264,25 +294,9 @@ def test_100k_steps_stay_a_small_page():
     assert "The last 200 of 1000." in page
 
 
-def test_extremes_keep_a_spike_of_one_step():
-    loss = [1.0] * 10_000
-    loss[7_777] = 9.0
-    x, y = extremes(range(10_000), loss, 100)
-    assert len(x) <= 200
-    assert (7_777, 9.0) in zip(x, y, strict=True)
-
-
-def test_smoothing_follows_a_straight_line_without_lag_and_passes_over_nan():
-    line = [float(i) for i in range(100)]
-    assert smoothed(line, 9)[10:90] == pytest.approx(line[10:90])
-    assert math.isnan(smoothed([1.0, math.nan, 1.0], 9)[1])
-    assert smoothed([1.0, math.nan, 1.0], 9)[2] == 1.0
-
-
 def test_report_leaves_no_half_page_when_the_disk_refuses(tmp_path, monkeypatch):
     folder = tmp_path / "away"
     monkeypatch.setattr("paceline.record.gather.gather", lambda run: made.record())
-    monkeypatch.setattr(RunFolder, "script", lambda run: None)
     with pytest.raises(FileNotFoundError):
         write_report(RunFolder(tmp_path), folder / "page.html")
     made_at = write_report(RunFolder(tmp_path))
@@ -292,7 +306,7 @@ def test_report_leaves_no_half_page_when_the_disk_refuses(tmp_path, monkeypatch)
 
 def test_layouts_have_a_memory_bar_and_the_front_is_plotted():
     page = render_page(made.record())
-    assert 'class="sized" style="--part:100.0%"' in page
+    assert 'class="sized" data-style="--part:100.0%"' in page
     assert "Time against memory" in page
     assert page.count("a step, 4") + page.count("a step, 3") >= 2
 
@@ -304,7 +318,7 @@ def test_page_says_that_a_run_stopped_early_and_what_was_best():
     page = render_page(replace(record, events=(*events, early, end)))
     text = " ".join(Tags(page).text.split())
     assert "Stopped early after step 120 of 200 on 2 ranks" in text
-    assert "no improvement in 3 evaluations, lowest held-out loss 1.250 after step 90" in text
+    assert "no improvement in 3 evaluations, lowest evaluation loss 1.250 after step 90" in text
 
 
 def test_page_shows_what_the_model_made_of_prompts_as_text():
@@ -330,3 +344,17 @@ def test_page_shows_how_the_model_did_at_tasks_beside_what_is_missing():
     assert "with the checkpoint of step 90" in text
     assert "Something is missing: no prompts" in text
     assert "Prompts of" not in text
+
+
+def test_page_of_a_script_of_your_own_is_the_same_page():
+    record = replace(made.killed_and_finished(), job=None, plan=None)
+    page = render_page(record)
+    assert Tags(page).open == []
+    assert picture(page)["head"]["sentence"].startswith("Finished on 2 ranks")
+    assert ["Program", "DDP over 2 ranks"] in picture(page)["head"]["facts"]
+
+
+def test_job_is_shown_without_the_fields_that_say_nothing():
+    text = "name: x\nmodel:\n  path: null\n  inner:\n    a: null\nlist:\n- 1\nlast: {}\n"
+    assert without_nulls(text) == "name: x\nlist:\n- 1\n"
+    assert without_nulls("a:\n  b: null\n  c: 1\n") == "a:\n  c: 1\n"

@@ -1,10 +1,16 @@
 """The page and the table of a script's run: what is known, and nothing else."""
 
+from dataclasses import replace
+
+from tests.report import made
+
 from paceline.record import events as log
 from paceline.record.metrics import StepMetrics
 from paceline.record.script_profile import Part, ScriptProfile
-from paceline.report.script_page import render_script_page
+from paceline.report.page import render_page, render_tables
+from paceline.report.picture import picture
 from paceline.report.script_text import profile_lines
+from paceline.report.view import view_of
 
 PROFILE = ScriptProfile(
     steps=5,
@@ -16,32 +22,35 @@ PROFILE = ScriptProfile(
 )
 
 
-def page(**known) -> str:
-    values = {"name": "mine", "folder": "runs/mine", "job_text": "command: [x]\n", "events": []}
-    return render_script_page(**(values | known))
+def record(events=(), metrics=(), **known):
+    return replace(made.record(events, metrics, with_plan=False), job=None, **known)
 
 
 def test_steps_losses_and_the_profile_are_on_the_page():
     lines = [
-        StepMetrics(step=n, generation=1, at=n, loss=3.0 / n, num_steps=9, not_finite=[])
+        StepMetrics(step=n, generation=1, at=made.T0 + n, loss=3.0 / n, num_steps=9, not_finite=[])
         for n in range(1, 4)
     ]
-    events = [log.Evaluated(at=1.0, generation=1, step=3, loss=1.5)]
-    text = page(metrics=lines, events=events, profile=PROFILE)
-    assert "Step 3 of 9." in text
-    assert "Loss 1 at step 3, 3 at first." in text
-    assert "Evaluation loss 1.5 at step 3." in text
-    assert "<svg" in text
+    events = [made.started(), log.Evaluated(at=made.T0 + 3, generation=1, step=3, loss=1.5)]
+    script = record(events, lines, profile=PROFILE, is_running=True)
+    shown = picture(view_of(script))
+    assert "step 3 of 9" in shown["head"]["sentence"]
+    assert [chart["name"] for chart in shown["head"]["charts"]] == ["train/loss"]
+    steps, evaluations = shown["tables"]
+    assert steps["curves"]["train/loss"]["mean"] == [3, 1.5, 1]
+    assert evaluations["curves"]["eval/loss"]["mean"] == [1.5]
+    text = render_tables(script)
     assert "60%" in text
     assert "aten::&lt;mm&gt;" in text
 
 
 def test_what_is_not_known_has_no_place():
-    text = page()
-    assert "no steps or losses" in text
-    assert "<svg" not in text
-    assert "None" not in text
+    text = render_tables(record())
+    assert "profile" not in text
+    assert "None" not in text.replace("None was written", "")
     assert "null" not in text
+    assert picture(view_of(record()))["head"]["charts"] == []
+    assert "Not started yet." in render_page(record())
 
 
 def test_a_profile_is_a_table_and_too_few_steps_are_named():

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 @click.argument("run_folder", metavar="RUN", type=PathName(path_type=Path))
 @click.option("--out", type=PathName(path_type=Path), help="[default: report.html in the run]")
 def command(run_folder: Path, out: Path | None) -> None:
-    """Write the page of the run in folder RUN: one HTML file, plots inside.
+    """Write the page of the run in folder RUN: one HTML file with everything inside.
 
-    Works at any time, also while the run goes on.
+    Works at any time, also while the run goes on: it is the page of `paceline watch`, frozen.
 
     \b
     Examples:
@@ -35,7 +35,7 @@ def command(run_folder: Path, out: Path | None) -> None:
             code="R010",
             what=f"the page needs {error.name}, which is not installed",
             where="paceline report",
-            fix="pip install matplotlib Jinja2",
+            fix="pip install Jinja2",
         ) from None
     except OSError as error:
         raise JobError.of(
@@ -50,29 +50,13 @@ def write_report(run: "RunFolder", out: Path | None = None) -> Path:
     """Write a run's page, and say where.
 
     Raises:
-        ImportError: matplotlib or Jinja2 is not installed.
+        ImportError: Jinja2 is not installed.
         OSError: The page cannot be written.
     """
-    from paceline.record.events import read_events
     from paceline.record.gather import gather, write_page
-    from paceline.record.metrics import read_metrics
-    from paceline.record.script_profile import read_profile
     from paceline.report.page import render_page
-    from paceline.report.script_page import render_script_page
 
-    target = out or run.report_file
-    script = run.script()
-    if script is not None:
-        page = render_script_page(
-            name=script.spec.name,
-            folder=str(run.path),
-            job_text=run.job_file.read_text(encoding="utf-8"),
-            events=read_events(run.events_file),
-            metrics=read_metrics(run.metrics_file),
-            profile=read_profile(run.path),
-        )
-        return write_page(target, page)
-    return write_page(target, render_page(gather(run)))
+    return write_page(out or run.report_file, render_page(gather(run)))
 
 
 def try_report(run: "RunFolder", *, wanted: bool) -> tuple[Path | None, str | None]:
@@ -82,6 +66,6 @@ def try_report(run: "RunFolder", *, wanted: bool) -> tuple[Path | None, str | No
     try:
         return write_report(run), None
     except ImportError as error:
-        return None, f"{error.name} is not installed: pip install matplotlib Jinja2"
+        return None, f"{error.name} is not installed: pip install Jinja2"
     except OSError as error:
         return None, f"it cannot be written: {error.filename}: {error.strerror}"

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.errors import JobError
 from paceline.plan import Plan
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import AnyEvent, read_events
+from paceline.record.follow import Follower
 from paceline.record.holding import is_held
+from paceline.record.machines import MachineSample, decode_machine, machine_files
 from paceline.record.metrics import StepMetrics, read_all_metrics
 from paceline.record.outputs import Outputs, read_outputs
 from paceline.record.run import RunFolder
+from paceline.record.script_profile import ScriptProfile, read_profile
 from paceline.spec import JobSpec
 
 
@@ -28,7 +32,9 @@ class RunRecord:
     created_at: float
     """Seconds since 1970 (UTC)."""
 
-    spec: JobSpec
+    job: JobSpec | None
+    """What was asked; None for a script of your own."""
+
     job_text: str
     """The resolved job file, word for word."""
 
@@ -50,23 +56,41 @@ class RunRecord:
     outputs: Outputs | None = None
     """What its model made of `evaluate.prompts`."""
 
+    machines: tuple[MachineSample, ...] = ()
+    """Samples of all nodes, each node's in the order written."""
+
+    profile: ScriptProfile | None = None
+    """Where the time of a script's steps went, if it was measured."""
+
     data_padding: float | None = None
     """Share of a batch that is padding, where the data were prepared."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """What was asked, of a run that is no script of your own."""
+        assert self.job is not None
+        return self.job
 
 
 def gather(run: RunFolder) -> RunRecord:
     """Read a run's folder, as much of it as there is."""
-    info = run.info()
+    info, script = run.info(), run.script()
     return RunRecord(
         name=info.name,
         folder=str(run.path),
         created_at=info.created_at,
-        spec=run.job().spec,
+        job=run.job().spec if script is None else None,
         job_text=run.job_file.read_text(encoding="utf-8"),
         plan=_plan(run),
         events=tuple(read_events(run.events_file)),
         metrics=tuple(read_all_metrics(run.metrics_file)),
         data_padding=info.data_padding,
+        profile=read_profile(run.path),
+        machines=tuple(
+            sample
+            for path in machine_files(run.path)
+            for sample in Follower(path, decode_machine).look().lines
+        ),
         kept=tuple(
             entry.path.name for entry in list_checkpoints(run.checkpoints) if entry.is_complete
         ),
@@ -90,5 +114,5 @@ def write_page(path: Path, text: str) -> Path:
 def _plan(run: RunFolder) -> Plan | None:
     try:
         return run.plan()
-    except (OSError, msgspec.MsgspecError):
+    except (JobError, msgspec.MsgspecError):
         return None

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from paceline.check.bench import Row, Verdict
 from paceline.record.bench import PHASES
 from paceline.report.bench_text import METHODS, rate_of, share_text, spread_text
+from paceline.report.page import asset
 from paceline.report.plots import draw_scaling
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -38,6 +39,7 @@ def render_bench_page(name: str, verdict: Verdict, *, machine: str) -> str:
     )
     return environment.get_template("bench.html.j2").render(
         name=name,
+        style=Markup(asset("page.css")),
         scaling=verdict.scaling,
         sentence=verdict.sentence,
         caution=verdict.caution,

@@ -1,180 +1,227 @@
-"""What the page's curves are drawn from: a run's lines and events, put on an axis."""
+"""A run's curves as plain numbers for its page, with what was predicted of them.
+
+The page draws them (`static/page.js`): live as they grow, or frozen in a report.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from paceline.record import events as log
-from paceline.record.gather import RunRecord
-from paceline.record.metrics import StepMetrics
-from paceline.report.plots import Curve, LossData, Mark, draw_loss, draw_throughput
-from paceline.report.timeline import Failure, RunningClock, failures, newest_lines, parts
-from paceline.units import format_seconds
+from paceline.record.metric_names import METRICS, numbers_of_evaluation
+from paceline.record.series import COLUMNS, Column, Series, Thin, thinned
+from paceline.report.head import newest_baseline
+from paceline.report.sections import comparable_bytes
+from paceline.report.view import RunView
+
+BUCKETS = 1200
+"""Stretches that a long curve is cut into: about one for each pixel of a wide screen."""
 
 _MOST_LOGGED = 24
-"""Names that are drawn. A guess: more make a page that nobody reads to its end."""
+"""Names of a program's own that are drawn. A guess: more make a page that nobody reads."""
+
+_TITLES = {
+    "train/loss": "Loss",
+    "train/accuracy": "Accuracy",
+    "train/grad_norm": "Gradient norm",
+    "train/learning_rate": "Learning rate",
+    "speed/tokens_per_s": "Tokens a second",
+    "speed/step_s": "Time of a step",
+    "speed/mfu": "MFU",
+    "memory/peak_bytes": "Memory of rank 0",
+    "gpu/utilization": "GPU utilisation",
+    "gpu/temperature_c": "GPU temperature",
+    "gpu/power_w": "GPU power",
+    "gpu/memory_bytes": "GPU memory",
+    "host/cpu_utilization": "Processor utilisation",
+    "host/memory_bytes": "Host memory",
+    "host/received_bytes_per_s": "Network, received",
+    "host/sent_bytes_per_s": "Network, sent",
+}
+"""Metric -> title, in the order in which the charts stand."""
+
+_KINDS = {
+    "share": "percent",
+    "tokens/s": "count",
+    "s": "seconds",
+    "bytes": "bytes",
+    "bytes/s": "rate",
+    "°C": "celsius",
+    "W": "watts",
+}
+"""Unit in the table of metrics -> how the page writes such numbers."""
+
+_MACHINE_POINTS = 600
+"""Points of a machine's curve. A guess: half as many as of the run's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """The curves; None where there is nothing to draw."""
+class Chart:
+    """How one chart is labelled and what was predicted for it."""
 
-    loss_by_step: Curve | None
-    loss_by_time: Curve | None
-    throughput: Curve | None
-    logged: Mapping[str, Curve] = field(default_factory=dict)
-    """Each name that the program logged, by step."""
+    name: str
+    title: str
+    kind: str
+    """How numbers are written: one of `_KINDS`, or `number`."""
 
+    band: tuple[float, float] | None = None
+    """Smallest and largest value that the plan expects."""
 
-def draw_curves(record: RunRecord) -> Curves:
-    """Draw whatever the record has points for."""
-    steps = newest_lines(record)
-    held = _held_out(record)
-    if not steps and not held:
-        return Curves(loss_by_step=None, loss_by_time=None, throughput=None)
-    every = parts(record)
-    clock = RunningClock(every)
-    broken = [failure for part in every for failure in failures(part)]
-    loss_by_step = draw_loss(
-        _by_step(record, steps, held, broken),
-        name="loss-step",
-        label="Training and held-out loss by step",
-        by_time=False,
-    )
-    logged = _logged(steps, [Mark(each.step, failure_label(each), each.step) for each in broken])
-    if not every:
-        return Curves(loss_by_step=loss_by_step, loss_by_time=None, throughput=None, logged=logged)
-    marks = _marks_by_time(record, broken, clock)
-    x = [clock(line.at) for line in record.metrics]
-    breaks = _breaks(record, clock)
-    loss_by_time = draw_loss(
-        LossData(
-            x=x,
-            loss=[number(line.loss) for line in record.metrics],
-            breaks=breaks,
-            held_x=[clock(event.at) for event in _evaluations(record)],
-            held_loss=[number(event.loss) for event in _evaluations(record)],
-            marks=marks,
-        ),
-        name="loss-time",
-        label="Loss by time, with the gaps of the recoveries",
-        by_time=True,
-    )
-    throughput = draw_throughput(
-        x,
-        [number(line.tokens_per_s) for line in record.metrics],
-        breaks,
-        [Mark(mark.x, "", mark.until, mark.is_bad) for mark in marks],
-        median=median_rate(record),
-        name="throughput",
-        label="Throughput by time",
-    )
-    return Curves(
-        loss_by_step=loss_by_step,
-        loss_by_time=loss_by_time,
-        throughput=throughput if x else None,
-        logged=logged,
-    )
+    lines: tuple[tuple[float, str], ...] = ()
+    """Dashed lines to compare with, and what each is."""
 
 
-def median_rate(record: RunRecord) -> float | None:
-    """Median of the steps' tokens (or samples) a second; None without a step."""
-    rates = [number(line.tokens_per_s) for line in newest_lines(record)]
-    return median(known) if (known := [rate for rate in rates if math.isfinite(rate)]) else None
-
-
-def number(value: float | None) -> float:
-    """A loss as a float: JSON has no NaN and says null."""
-    return math.nan if value is None else value
-
-
-def _by_step(
-    record: RunRecord,
-    steps: list[StepMetrics],
-    held: dict[int, float],
-    broken: list[Failure],
-) -> LossData:
-    baseline = newest_baseline(record)
-    again = [failure.recovered for failure in broken if failure.recovered is not None]
-    return LossData(
-        x=[line.step for line in steps],
-        loss=[number(line.loss) for line in steps],
-        held_x=list(held),
-        held_loss=list(held.values()),
-        baseline=baseline.loss if baseline is not None else None,
-        baseline_name=baseline.name if baseline is not None else "",
-        marks=[Mark(failure.step, failure_label(failure), failure.step) for failure in broken],
-        shades=[
-            (event.resumed_from_step, event.failed_after_step)
-            for event in again
-            if event.steps_lost
-        ],
-        refused_x=[line.step for line in steps if not line.applied],
-    )
-
-
-def newest_baseline(record: RunRecord) -> log.BaselineEvaluated | None:
-    """The loss of the simple model to compare with."""
-    found = [event for event in record.events if isinstance(event, log.BaselineEvaluated)]
-    return found[-1] if found and math.isfinite(number(found[-1].loss)) else None
-
-
-def failure_label(failure: Failure) -> str:
-    """What happened, short enough for a plot."""
-    how = failure.lost.how
-    return f"rank {failure.lost.rank} {how if len(how) <= 32 else how[:31] + '…'}"
-
-
-def _logged(steps: list[StepMetrics], marks: list[Mark]) -> dict[str, Curve]:
-    names = list(dict.fromkeys(name for line in steps for name in line.logged))
-    found = {}
-    for index, name in enumerate(names[:_MOST_LOGGED]):
-        having = [line for line in steps if name in line.logged]
-        data = LossData(
-            x=[line.step for line in having],
-            loss=[number(line.logged[name]) for line in having],
-            marks=marks,
+def charts_of(view: RunView) -> list[Chart]:
+    """Every chart that the run has numbers for."""
+    titles = {**_TITLES, "speed/tokens_per_s": f"{view.unit.capitalize()} a second"}
+    charts = [
+        Chart(
+            name=name,
+            title=title,
+            kind=_KINDS.get(METRICS[name].unit, "number"),
+            band=_band(view, name),
+            lines=tuple(_lines(view, name)),
         )
-        found[name] = draw_loss(
-            data, name=f"logged-{index}", label=f"{name} by step", by_time=False
-        )
-    return found
-
-
-def _marks_by_time(record: RunRecord, broken: list[Failure], clock: RunningClock) -> list[Mark]:
-    marks = []
-    for failure in broken:
-        recovered, at = failure.recovered, failure.lost.at
-        if recovered is None:
-            marks.append(Mark(clock(at), failure_label(failure), clock(at)))
-            continue
-        label = f"rank {failure.lost.rank} lost, back in {format_seconds(recovered.downtime_s)}"
-        marks.append(Mark(clock(recovered.at - recovered.downtime_s), label, clock(recovered.at)))
-    marks += [
-        Mark(clock(part.start), "resumed", clock(part.start), is_bad=False)
-        for part in clock.parts[1:]
+        for name, title in titles.items()
+        if name in view.machines.names or (name in COLUMNS and _is_known(view, name))
     ]
-    return sorted(marks, key=lambda mark: mark.x)
+    return charts + [
+        Chart(name=name, title=name, kind="number") for name in view.series.logged[:_MOST_LOGGED]
+    ]
 
 
-def _breaks(record: RunRecord, clock: RunningClock) -> list[int]:
-    """Where the workers had been started anew between two lines."""
-    starts = [part.start for part in clock.parts]
-
-    def key(line: StepMetrics) -> tuple[int, int]:
-        return line.generation, sum(start <= line.at for start in starts)
-
-    keys = [key(line) for line in record.metrics]
-    return [i for i, (one, other) in enumerate(pairwise(keys), start=1) if one != other]
+def _is_known(view: RunView, name: str) -> bool:
+    return bool(np.isfinite(view.series.column(name)).any())
 
 
-def _evaluations(record: RunRecord) -> list[log.Evaluated]:
-    return [event for event in record.events if isinstance(event, log.Evaluated)]
+def _band(view: RunView, name: str) -> tuple[float, float] | None:
+    if view.plan is None:
+        return None
+    estimate = view.plan.estimate
+    low, middle, high = estimate.step_low_s, estimate.step_s, estimate.step_high_s
+    if low is None or middle is None or high is None:
+        return None
+    if name == "speed/step_s":
+        return low, high
+    if name == "speed/tokens_per_s" and estimate.tokens_per_s and view.unit == "tokens":
+        return estimate.tokens_per_s * middle / high, estimate.tokens_per_s * middle / low
+    if name == "speed/mfu" and estimate.mfu:
+        return estimate.mfu * middle / high, estimate.mfu * middle / low
+    return None
 
 
-def _held_out(record: RunRecord) -> dict[int, float]:
-    """Step -> newest held-out loss, in step order."""
-    newest = {event.step: number(event.loss) for event in _evaluations(record)}
-    return dict(sorted(newest.items()))
+def _lines(view: RunView, name: str) -> list[tuple[float, str]]:
+    plan, baseline = view.plan, newest_baseline(view)
+    if name == "train/loss" and baseline is not None:
+        return [(baseline.loss, f"evaluation loss of a {baseline.name}")]
+    if name != "memory/peak_bytes" or plan is None:
+        return []
+    predicted = comparable_bytes(plan)
+    limit = [(float(plan.cluster.usable_bytes), "usable")]
+    return limit if predicted is None else [(float(predicted), "predicted"), *limit]
+
+
+def tables_of(
+    view: RunView, *, first: float = -math.inf, last: float = math.inf, buckets: int = BUCKETS
+) -> list[dict[str, Any]]:
+    """Tables of numbers, each with its own times: steps', evaluations' and machines'.
+
+    Args:
+        first: Leave out earlier steps.
+        last: Leave out later steps.
+        buckets: Points of a column at most.
+
+    Returns:
+        For each table `step`, `at` and `curves`: name -> `mean`, and `low` and `high` where
+        several steps share a point.
+    """
+    series = view.series
+    steps = series.column("step")
+    rows = slice(*np.searchsorted(steps, [first, last], side="left").tolist())
+    if last == math.inf:
+        rows = slice(rows.start, None)
+    return [
+        table(series, rows, names_of(view), buckets),
+        *_evaluations(view),
+        *_machines(view),
+    ]
+
+
+def names_of(view: RunView) -> list[str]:
+    """Metrics of steps that are drawn."""
+    of_steps = {*COLUMNS, *view.series.logged}
+    return [chart.name for chart in charts_of(view) if chart.name in of_steps]
+
+
+def table(series: Series, rows: slice, names: list[str], buckets: int = BUCKETS) -> dict[str, Any]:
+    """Some rows of a run's columns, thinned where they are many."""
+    columns = [series.column(name)[rows] for name in ("step", "at", *names)]
+    step, at, *thin = thinned(columns, buckets)
+    return {
+        "step": _numbers(step.high),
+        "at": [round(value, 2) for value in at.high.tolist()],
+        "curves": {name: _curve(each) for name, each in zip(names, thin, strict=True)},
+    }
+
+
+def _curve(thin: Thin) -> Mapping[str, Any]:
+    mean = _numbers(thin.mean)
+    if thin.low is thin.mean:
+        return {"mean": mean}
+    return {"mean": mean, "low": _numbers(thin.low), "high": _numbers(thin.high)}
+
+
+def _numbers(column: Column) -> list[float | None]:
+    """Six digits are enough to draw. JSON has no NaN."""
+    return [
+        None if not math.isfinite(value) else int(value) if value == int(value) else _short(value)
+        for value in column.tolist()
+    ]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _evaluations(view: RunView) -> list[dict[str, Any]]:
+    """The newest evaluation of every step, as a table; none where nothing was evaluated."""
+    newest = {e.step: e for e in view.events if isinstance(e, log.Evaluated)}
+    events = [newest[step] for step in sorted(newest)]
+    if not events:
+        return []
+    every = [numbers_of_evaluation(event) for event in events]
+    columns = {
+        name: [numbers.get(name) for numbers in every]
+        for name in ("eval/loss", "eval/accuracy")
+        if any(name in numbers for numbers in every)
+    }
+    return [
+        {
+            "step": [event.step for event in events],
+            "at": [round(event.at, 2) for event in events],
+            "curves": {
+                name: {"mean": _numbers(np.array(values, dtype=float))}
+                for name, values in columns.items()
+            },
+        }
+    ]
+
+
+def _machines(view: RunView) -> list[dict[str, Any]]:
+    """What the machines did, as a table; its steps are those that were under way."""
+    at, curves = view.machines.binned(_MACHINE_POINTS)
+    if not len(at):
+        return []
+    steps, ends = view.series.column("step"), view.series.column("at")
+    under_way = np.interp(at, ends, steps) if len(steps) else at - at[0]
+    shown = {name: thin for name, thin in curves.items() if name in _TITLES}
+    return [
+        {
+            "step": _numbers(np.maximum.accumulate(under_way)),
+            "at": [round(value, 2) for value in at.tolist()],
+            "curves": {name: _curve(thin) for name, thin in shown.items()},
+        }
+    ]

@@ -4,7 +4,6 @@ Above the steps as rank 0 finished them, below what the recovery was made of. Le
 ranks did meanwhile: the record has rank 0's steps alone.
 """
 
-import re
 from collections.abc import Sequence
 from io import StringIO
 from typing import Any
@@ -125,17 +124,3 @@ def _title(recovery: log.Recovered, events: Sequence[log.AnyEvent]) -> str:
         f"rank {recovery.lost_rank} {how} after step {recovery.failed_after_step}: "
         f"back in {format_seconds(recovery.downtime_s)}, {recovery.steps_lost} steps lost"
     )
-
-
-def inline(svg: str) -> str:
-    """The bare `<svg>` element for a page: as wide as there is room, no address from outside."""
-    text = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    used = set(re.findall(r"(?:url\(#|xlink:href=\"#)([^)\"]+)", text))
-    text = re.sub(
-        r' id="([^"]*)"', lambda m: f' id="recovery-{m[1]}"' if m[1] in used else "", text
-    )
-    text = text.replace("url(#", "url(#recovery-").replace('xlink:href="#', 'href="#recovery-')
-    box = re.search(r'viewBox="[^"]*"', text)
-    assert box is not None
-    head = f'<svg {box[0]} width="100%" role="img" aria-label="One recovery on the clock">'
-    return re.sub(r"^<svg[^>]*>", head, text, count=1)

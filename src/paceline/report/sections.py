@@ -1,6 +1,6 @@
 """The page's tables and bars as plain values, all numbers already text.
 
-Leaves out: curves (`curves.py`), the head of the page (`page.py`), and every word of HTML.
+Leaves out: curves (`curves.py`), the head of the page (`head.py`), and every word of HTML.
 """
 
 from collections.abc import Iterable

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
@@ -58,16 +59,21 @@ class RunningClock:
 
 def parts(record: RunRecord) -> tuple[Part, ...]:
     """Every time the controller took charge, in order; none in a run that never started."""
-    begins = [i for i, event in enumerate(record.events) if isinstance(event, log.RunStarted)]
-    lines_at = [line.at for line in record.metrics]
+    return parts_of(record.events, record.metrics)
+
+
+def parts_of(every: Sequence[log.AnyEvent], metrics: Sequence[StepMetrics]) -> tuple[Part, ...]:
+    """The same from events and lines, in the order they were written."""
+    begins = [i for i, event in enumerate(every) if isinstance(event, log.RunStarted)]
+    lines_at = [line.at for line in metrics]
     found = []
-    for first, last in pairwise([*begins, len(record.events)]):
-        events = record.events[first:last]
+    for first, last in pairwise([*begins, len(every)]):
+        events = every[first:last]
         start = events[0].at
-        is_last = last == len(record.events)
-        until = float("inf") if is_last else record.events[last].at
+        is_last = last == len(every)
+        until = float("inf") if is_last else every[last].at
         # The lines are in the order of the clock, but for a clock that was set back.
-        lines = record.metrics[_before(lines_at, start) : _before(lines_at, until)]
+        lines = metrics[_before(lines_at, start) : _before(lines_at, until)]
         finished = next((e for e in events if isinstance(e, log.RunFinished)), None)
         known = [event.at for event in events] + [line.at for line in lines[-1:]]
         end = finished.at if finished is not None else max(known)
@@ -76,8 +82,8 @@ def parts(record: RunRecord) -> tuple[Part, ...]:
                 start=start,
                 end=max(start, min(end, until)),
                 finished=finished,
-                events=events,
-                metrics=lines,
+                events=tuple(events),
+                metrics=tuple(lines),
             )
         )
     return tuple(found)
@@ -131,12 +137,24 @@ def newest_lines(record: RunRecord) -> list[StepMetrics]:
     return [newest[step] for step in sorted(newest)]
 
 
-def outcome(record: RunRecord) -> str:
+class HasEvents(Protocol):
+    """A run's record, or a view of a run."""
+
+    @property
+    def events(self) -> Sequence[log.AnyEvent]:
+        """In the order they were written."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process holds the run now."""
+
+
+def outcome(run: HasEvents) -> str:
     """`finished`, `interrupted`, `failed`, `running`, `stopped` (its controller died) or `new`."""
-    turns = [e for e in record.events if isinstance(e, log.RunStarted | log.RunFinished)]
+    turns = [e for e in run.events if isinstance(e, log.RunStarted | log.RunFinished)]
     if turns and isinstance(turns[-1], log.RunFinished):
         return turns[-1].outcome
-    if record.is_running:
+    if run.is_running:
         return "running"
     return "stopped" if turns else "new"
 
