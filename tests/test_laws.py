@@ -32,6 +32,7 @@ ORDER = (
     "check",
     "adapt",
     "report",
+    "live",
     "mcp",
     "cli",
 )
@@ -46,6 +47,7 @@ OUTSIDE_WORLD_IN = {
     "control",
     "launch",
     "runtime",
+    "live",
     "mcp",
     "cli",
 }

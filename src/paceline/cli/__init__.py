@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "simulate": ("paceline.cli.simulate", "What do failures leave of a month on so many nodes?"),
     "adapt": ("paceline.cli.adapt", "Rewrite a one-device script into its distributed form."),
     "report": ("paceline.cli.report", "Write a run's page: one HTML file with plots."),
+    "watch": ("paceline.cli.watch", "Show runs on a live page, several over each other."),
     "checkpoint": ("paceline.cli.checkpoint", "List, inspect, verify and convert checkpoints."),
     "export": ("paceline.cli.export", "Export a run's model for transformers or peft."),
     "runs": ("paceline.cli.runs", "List runs."),

@@ -1,0 +1,131 @@
+"""`paceline watch`: runs on a live page, or as text."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline.cli.options import json_option, runs_option
+from paceline.errors import JobError
+
+if TYPE_CHECKING:
+    from paceline.record.run import RunFolder
+
+
+@click.command()
+@click.argument("named", metavar="[RUN]...", nargs=-1)
+@runs_option
+@click.option(
+    "--port",
+    type=click.IntRange(min=0, max=65535),
+    help="Port of the page. [default: 7341, or the next free one]",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. Others than this machine's own can be reached by everybody on the "
+    "network; the token still guards the page.",
+)
+@click.option("--text", "as_text", is_flag=True, help="Print how each RUN stands, and end.")
+@json_option
+def command(
+    named: tuple[str, ...],
+    runs: Path,
+    port: int | None,
+    host: str,
+    as_text: bool,
+    as_json: bool,
+) -> None:
+    """Show runs on a live page: curves, ranks, events, logs, cost; several laid over each other.
+
+    RUN is as for `paceline status`; without it the page lists every run in the folder of all runs.
+    The page is read from the run's files, while it goes on and afterwards, and asks nothing of the
+    run. Start it where the folder is: on the login node of a Slurm cluster, on the head node of a
+    Ray cluster, or here; the `ssh -L` line that it prints brings it to your own browser.
+
+    \b
+    Examples:
+      paceline watch
+      paceline watch runs/tiny-lm-20261121-101500
+      paceline watch run-a run-b run-c            their curves over each other
+      paceline watch runs/tiny-lm-20261121-101500 --text
+    """
+    if as_text or as_json:
+        _print_once(named, runs, as_json=as_json)
+        return
+    try:
+        from paceline.live.serve import serve
+    except ImportError as error:
+        raise JobError.of(
+            code="R010",
+            what=f"the live page needs {error.name}, which is not installed",
+            where="paceline watch",
+            fix="pip install 'paceline[live]'; `paceline watch RUN --text` needs nothing more",
+        ) from None
+    _find(named, runs)  # what is wrong with a name is said before the page is there
+    serve(
+        lambda: _find(named, runs) if named else _every(runs),
+        shown=named,
+        host=host,
+        port=port,
+        write=lambda text: click.echo(text, err=True),
+    )
+
+
+def _find(named: tuple[str, ...], runs: Path) -> "Mapping[str, RunFolder]":
+    """Key -> run, in the order named."""
+    from paceline.launch.standing import find_run
+
+    found: dict[str, RunFolder] = {}
+    for name in named:
+        run = find_run(name, runs)
+        key = run.path.name if run.path.name not in found else str(run.path)
+        found[key] = run
+    return found
+
+
+def _every(runs: Path) -> "Mapping[str, RunFolder]":
+    """Every run in the folder of all runs, newest first."""
+    from paceline.record.run import find_runs
+
+    return {run.path.name: run for run in reversed(find_runs(runs))}
+
+
+def _print_once(named: tuple[str, ...], runs: Path, *, as_json: bool) -> None:
+    from paceline.live.watched import Watched
+    from paceline.report.picture import happened, head
+
+    pictures = []
+    for key, run in (_find(named, runs) or _every(runs)).items():
+        watched = Watched(run)
+        watched.look()
+        pictures.append({"run": key, **watched.show(lambda view: {**head(view), **happened(view)})})
+    if as_json:
+        click.echo(json.dumps(pictures, indent=2))
+        return
+    for picture in pictures:
+        click.echo("\n".join(_lines(picture)))
+
+
+_NEWEST = 8
+"""Events that are printed. A guess: with the rest they fill a small terminal."""
+
+
+def _lines(picture: Mapping[str, Any]) -> list[str]:
+    ranks = picture["ranks"]
+    lines = [f"{picture['run']}  {picture['outcome']}", f"  {picture['sentence']}"]
+    lines += [
+        f"  {tile['name']:<16} {tile['value']:<22} {tile['note']}" for tile in picture["tiles"]
+    ]
+    lines.append(f"  {'Ranks':<16} {ranks['num'] - len(ranks['odd'])} {ranks['usual']}")
+    lines += [
+        f"  {'rank ' + str(o['rank']):<16} {o['state']}: {o['text']}" for o in ranks["odd"][:20]
+    ]
+    for event in picture["events"][-_NEWEST:]:
+        clock = time.strftime("%H:%M:%S", time.localtime(event["at"]))
+        lines.append(f"  {clock}  {event['text'][:120]}")
+    return lines

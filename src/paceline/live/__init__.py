@@ -1,0 +1,1 @@
+"""The live page: runs followed from their files, and a server that shows them."""
