@@ -77,11 +77,16 @@ def _say(event: log.AnyEvent) -> tuple[str, str]:
         case log.Evaluated():
             is_finite = event.loss is not None and math.isfinite(event.loss)
             loss = f"{event.loss:.4f}" if is_finite else "not finite"
-            took = format_seconds(event.seconds)
-            return "plain", f"evaluation loss {loss} after step {event.step}, in {took}"
+            took = "" if event.seconds is None else f", in {format_seconds(event.seconds)}"
+            return "plain", f"evaluation loss {loss} after step {event.step}{took}"
         case log.CheckpointSaved():
-            size, stall = format_bytes(event.num_bytes), format_seconds(event.stall_s)
-            return "plain", f"{event.checkpoint} saved: {size}, training stood still for {stall}"
+            size = "" if event.num_bytes is None else f": {format_bytes(event.num_bytes)}"
+            stall = (
+                ""
+                if event.stall_s is None
+                else f", training stood still for {format_seconds(event.stall_s)}"
+            )
+            return "plain", f"{event.checkpoint} saved{size}{stall}"
         case log.WorkerLost():
             return "bad", f"rank {event.rank} {event.how} after step {event.last_step}"
         case log.WorkerStuck():

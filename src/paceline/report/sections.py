@@ -3,7 +3,7 @@
 Leaves out: curves (`curves.py`), the head of the page (`head.py`), and every word of HTML.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paceline.plan import Plan
@@ -406,9 +406,9 @@ def checkpoint_rows(record: RunRecord) -> list[CheckpointRow]:
                 CheckpointRow(
                     step=event.step,
                     name=event.checkpoint,
-                    size=format_bytes(event.num_bytes or 0),
-                    stall=format_seconds(event.stall_s or 0.0),
-                    write=format_seconds(event.write_s or 0.0),
+                    size=_or_unknown(format_bytes, event.num_bytes),
+                    stall=_or_unknown(format_seconds, event.stall_s),
+                    write=_or_unknown(format_seconds, event.write_s),
                     state="kept" if is_kept else "pruned",
                     is_kept=is_kept,
                 )
@@ -426,6 +426,10 @@ def checkpoint_rows(record: RunRecord) -> list[CheckpointRow]:
                 )
             )
     return rows
+
+
+def _or_unknown(text: Callable[[float], str], value: float | None) -> str:
+    return "unknown" if value is None else text(value)
 
 
 def layout_rows(plan: Plan) -> list[LayoutRow]:
