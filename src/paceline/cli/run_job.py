@@ -217,7 +217,7 @@ def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> No
 
     problems = list(check_can_run(job, plan, place=place))
     if dry_run:
-        missing = {"R010", "W009", "W020"} | ({"W014"} if place == "srun" else set())
+        missing = {"R010", "W009", "W020", "J018"} | ({"W014"} if place == "srun" else set())
         problems = [each for each in problems if each.code not in missing]
     if problems:
         raise JobError(*problems)

@@ -4,12 +4,14 @@
 
 from collections.abc import Iterator
 
+from paceline.control.alerts import check_names
 from paceline.errors import JobError, Problem
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
 from paceline.spec import Job
 from paceline.spec.data_fields import is_prepared
 from paceline.spec.evaluate import check_measured
+from paceline.spec.load import where_in
 from paceline.spec.pretrained import find_pretrained, loads_weights
 from paceline.spec.prompts import read_prompts
 from paceline.spec.safetensors import stored_tensors
@@ -54,9 +56,11 @@ def _look_at_data(job: Job) -> tuple[list[Problem], list[Problem]]:
 
 
 def check_files(job: Job, *, evaluated: bool = True) -> Iterator[Problem]:
-    """Whether evaluations are made, and files besides the data can be used: trained weights, and,
-    where they are `evaluated`, prompts and tasks."""
+    """Whether evaluations are made, alerts name metrics that there are, and files besides the data
+    can be used: trained weights, and, where they are `evaluated`, prompts and tasks."""
     yield from check_measured(job.spec, job.where)
+    where, its_own = where_in(job.lines, job.source, "alerts"), job.spec.program is not None
+    yield from check_names(job.spec.alerts, where, logs_its_own=its_own)
     for check in (_check_tensors, *((read_prompts, read_tasks) if evaluated else ())):
         try:
             check(job)

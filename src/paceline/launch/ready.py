@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from paceline.control.alerts import check_names
 from paceline.errors import Problem
 from paceline.launch.places import attached, find_place
 from paceline.launch.plannable import check_files
@@ -12,7 +11,6 @@ from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
 from paceline.spec import Job
-from paceline.spec.load import where_in
 from paceline.spec.packages import check_package
 
 
@@ -21,9 +19,6 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
     What must be installed is asked where it runs: a queue's machines are others than this one.
     """
-    where = where_in(job.lines, job.source, "alerts")
-    its_own = job.spec.program is not None
-    yield from check_names(job.spec.alerts, where, logs_its_own=its_own)
     if find_place(place).kind == "attached":
         yield from _check_installed(job)
         yield from check_runs_here(job, plan)
