@@ -23,7 +23,7 @@ from paceline.catalog.code import codes_page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.errors import EXIT_CODES
-from paceline.record import events, metric_names, metrics
+from paceline.record import events, metric_names, metrics, run_row
 from paceline.spec.job import JobSpec
 from paceline.spec.load import job_schema
 from paceline.spec.section import section_in
@@ -156,6 +156,20 @@ def metric_schema() -> str:
     for row in metric_names.METRICS.values():
         field = f"`{row.field}`" if row.field else "-"
         lines.append(f"| `{row.name}` | {row.unit or '-'} | {row.text} | {field} |")
+    return "\n".join(lines) + "\n"
+
+
+def run_fields() -> str:
+    """Every field of a run's row."""
+    lines = [
+        "# Fields of a run\n",
+        "What `paceline runs` lists, filters (`--where`) and sorts by, and prints with `--json`:",
+        "[the guide](../guides/runs.md). A name with a dot is a setting of the job, such as",
+        "`train.learning_rate` ([all of them](job-file.md)). This page is generated from",
+        "`paceline.record.run_row`.\n",
+    ]
+    texts = _field_texts(Path(run_row.__file__))
+    lines += _fields_of("RunRow", run_row.RunRow.__doc__ or "", texts["RunRow"])
     return "\n".join(lines) + "\n"
 
 
@@ -304,6 +318,7 @@ PAGES = {
     "job-file.md": job_file,
     "events.md": event_schema,
     "metrics.md": metric_schema,
+    "run-fields.md": run_fields,
     "cli.md": command_line,
     "codes.md": codes_page,
     "failures.md": failure_index,

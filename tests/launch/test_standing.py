@@ -10,37 +10,8 @@ from typing import Any
 import pytest
 from tests.run.scene import Scene, wait_until
 
-from paceline.launch.standing import cost_of, left_for_s, ran_for_s
-from paceline.record.events import BatchSkipped, RunFinished, RunStarted
+from paceline.launch.standing import cost_of, left_for_s
 from paceline.record.metrics import StepMetrics
-
-
-def started(at: float) -> RunStarted:
-    return RunStarted(
-        at=at,
-        generation=0,
-        num_ranks=2,
-        num_nodes=1,
-        num_steps=9,
-        resumed=False,
-        layout="x",
-        versions={},
-    )
-
-
-def ended(at: float) -> RunFinished:
-    return RunFinished(
-        at=at,
-        generation=1,
-        outcome="interrupted",
-        step=1,
-        state_digest=None,
-        held_out_loss=None,
-        restarts=0,
-        reason=None,
-        baseline_bytes=[],
-        peak_bytes=[],
-    )
 
 
 def step(number: int, at: float, generation: int = 1) -> StepMetrics:
@@ -50,17 +21,6 @@ def step(number: int, at: float, generation: int = 1) -> StepMetrics:
         | {"step": number, "generation": generation, "at": at, "applied": True}
         | {"memory_bytes": 0, "samples_digest": "", "state_digest": None}
     )
-
-
-def test_a_run_is_paid_for_from_each_start_to_its_end():
-    events = [started(10.0), ended(30.0), started(100.0)]
-    assert ran_for_s(events, is_on=True, now_s=105.0) == 25.0
-
-
-def test_a_run_whose_controller_died_is_paid_for_until_the_last_that_was_heard_of_it():
-    heard = BatchSkipped(at=17.0, generation=1, step=3, samples=[])
-    assert ran_for_s([started(10.0), heard], is_on=False, now_s=900.0) == 7.0
-    assert ran_for_s([started(10.0), heard, started(50.0)], is_on=True, now_s=51.0) == 8.0
 
 
 def test_the_time_left_is_at_the_pace_of_the_newest_steps_without_the_recoveries():

@@ -79,7 +79,7 @@ def test_live_page_draws_runs_and_a_step_that_is_written_while_it_is_open(served
     address, folder = served
     with browser() as page:
         page.go(f"{address}#on")
-        page.until("document.getElementById('outcome').textContent === 'stopped'")
+        page.until("document.getElementById('outcome').textContent === 'crashed'")
         append(folder / "on/metrics.jsonl", [made.line(step, step / 10) for step in range(1, 50)])
         page.until("document.querySelectorAll('#charts canvas').length >= 6")
         assert page.js("location.search") == ""

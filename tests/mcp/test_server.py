@@ -14,13 +14,25 @@ pytestmark = pytest.mark.skipif(
     reason="NOT TESTED: the SDK of the protocol is not installed: pip install 'paceline[mcp]'",
 )
 
-READS = ["plan", "prove", "lint", "diagnose", "explain", "runs", "status", "logs", "events"]
+READS = [
+    "plan",
+    "prove",
+    "lint",
+    "diagnose",
+    "explain",
+    "runs",
+    "compare",
+    "status",
+    "logs",
+    "events",
+]
 CALLS: dict[str, dict[str, Any]] = {
     "plan": {"path": "job.yaml"},
     "lint": {"paths": ["train.py"]},
     "diagnose": {"logs": ["mine"]},
     "explain": {"codes": ["P001"]},
     "runs": {},
+    "compare": {"runs": ["mine", "mine"]},
     "status": {"run": "mine"},
     "logs": {"run": "mine", "rank": 0},
     "events": {"run": "mine"},

@@ -57,7 +57,7 @@ def test_time_account_calls_steps_lost_when_a_dead_controller_took_them_along():
     )
     assert is_lost(record) == [False, False, True, True, False]
     assert seconds(record)["lost"] == pytest.approx(0.2)
-    assert outcome(record) == "stopped"
+    assert outcome(record) == "crashed"
 
 
 def test_time_after_a_failure_that_nothing_followed_is_named_not_recovered():

@@ -521,6 +521,6 @@ def _hand_over(
 
 
 def _summary(run: "RunFolder", report: Path | None) -> dict[str, Any]:
-    from paceline.record.run import summarise
+    from paceline.record.run_row import read_row
 
-    return asdict(summarise(run)) | {"report": str(report) if report else None}
+    return asdict(read_row(run.path)) | {"report": str(report) if report else None}

@@ -89,7 +89,7 @@ def run_program(
     from paceline.launch.attached import versions
     from paceline.launch.foreign import run_script
     from paceline.launch.with_engine import check_started
-    from paceline.record.run import summarise
+    from paceline.record.run_row import read_row
     from paceline.record.script_profile import read_profile
     from paceline.report.script_text import profile_lines
 
@@ -114,7 +114,7 @@ def run_program(
     report, why_not = try_report(run, wanted=reports)
     view.closing(state, report, why_not)
     if as_json:
-        summary = asdict(summarise(run)) | {"report": str(report) if report else None}
+        summary = asdict(read_row(run.path)) | {"report": str(report) if report else None}
         click.echo(json.dumps(summary, indent=2))
     return state.exit_code
 

@@ -1,58 +1,129 @@
 """`paceline runs`: the registry."""
 
 import json
-import time
+import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from paceline.cli.options import json_option, runs_option
-
-if TYPE_CHECKING:
-    from paceline.record.run import RunSummary
+from paceline.cli.runs_send import command as send
 
 
-@click.command()
+@click.group(invoke_without_command=True)
+@click.option(
+    "--where",
+    metavar="EXPRESSION",
+    help="Only runs of which this holds: fields compared with < <= > >= = != or ~ (contains), "
+    "joined with and, or, not and parentheses. A name with a dot is a setting of the job.",
+)
+@click.option(
+    "--sort",
+    metavar="FIELDS",
+    default="created_at",
+    show_default=True,
+    help="Order by these fields, separated by commas; a dash before one is from high to low. "
+    "What is unknown comes last.",
+)
+@click.option(
+    "--columns", metavar="FIELDS", help="Show these fields and settings, separated by commas."
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the last N of them.")
 @runs_option
 @json_option
-def command(runs: Path, as_json: bool) -> None:
-    """List the runs in a folder, oldest first.
+@click.pass_context
+def command(
+    context: click.Context,
+    where: str | None,
+    sort: str,
+    columns: str | None,
+    last: int | None,
+    runs: Path,
+    as_json: bool,
+) -> None:
+    """List the runs in a folder, oldest first; `paceline runs compare` puts some beside each other,
+    `paceline runs send` sends one's metrics to a tracker.
+
+    The fields are in docs/reference/run-fields.md. An index in the user's cache folder makes the
+    list fast; it can be deleted at any time.
 
     \b
     Examples:
       paceline runs
-      paceline runs --runs /data/runs --json
+      paceline runs --where 'eval_loss<2 and layout~FSDP' --sort eval_loss
+      paceline runs --where 'state=running or (state=failed and not restarts=0)'
+      paceline runs --where 'train.learning_rate>=3e-4 and started_at>2026-11-01'
+      paceline runs --columns run,eval_loss,train.learning_rate,commit,dirty
+      paceline runs --runs /data/runs --sort -tokens_per_s --last 10 --json
+      paceline runs compare tiny-lm-20261121-101500 tiny-lm-20261122-091000
     """
-    from paceline.record.run import find_runs, summarise
+    if context.invoked_subcommand is not None:
+        context.default_map = {context.invoked_subcommand: {"runs": runs}}
+        return
+    from paceline.record.query import find_runs
+    from paceline.report.runs_text import COLUMNS, list_lines
 
-    rows = [summarise(run) for run in find_runs(runs)]
+    shown = [name.strip() for name in (columns or "").split(",") if name.strip()]
+    found = find_runs(runs, where=where, sort=sort, columns=shown, last=last)
+    if found.listing.note is not None:
+        click.echo(f"note: {found.listing.note}", err=True)
     if as_json:
-        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        every = [
+            {name: found.value(row, name) for name in shown} if shown else asdict(row)
+            for row in found.rows
+        ]
+        click.echo(json.dumps(every, indent=2, default=str))
         return
-    if not rows:
-        click.echo(f"no runs in {runs}", err=True)
+    if not found.rows:
+        click.echo(f"no runs in {runs}" if not found.listing.rows else "no such runs", err=True)
         return
-    table: list[tuple[str, ...]] = [
-        ("RUN", "STATE", "STEP", "LOSS", "HELD-OUT", "RESTARTS", "EXACT", "LAYOUT", "STARTED")
-    ]
-    table.extend(_cells(row) for row in rows)
-    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
-    for line in table:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not shown else None
+    lines = list_lines(found.rows, shown or COLUMNS, found.value, width=width)
+    click.echo("\n".join(lines))
 
 
-def _cells(row: "RunSummary") -> tuple[str, ...]:
-    return (
-        Path(row.folder).name,
-        row.state,
-        f"{row.step}/{row.num_steps}" if row.num_steps else str(row.step or "-"),
-        "-" if row.loss is None else f"{row.loss:.4f}",
-        "-" if row.held_out_loss is None else f"{row.held_out_loss:.4f}",
-        str(row.restarts),
-        row.exactness,
-        row.layout,
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)),
-    )
+command.add_command(send)
+
+
+@command.command("compare")
+@click.argument("named", metavar="RUN...", nargs=-1, required=True)
+@click.option("--all", "all_settings", is_flag=True, help="Also the settings that are the same.")
+@click.option(
+    "--points",
+    type=click.IntRange(min=1, max=100_000),
+    metavar="N",
+    help="Stretches of steps that a curve is cut into. [default: 8; with --json, 200]",
+)
+@runs_option
+@json_option
+def compare(
+    named: tuple[str, ...],
+    all_settings: bool,
+    points: int | None,
+    runs: Path,
+    as_json: bool,
+) -> None:
+    """Put runs beside each other: what differs in their jobs, plans and code, what came of them,
+    their curves, and whether they computed the same bits, by the digests they recorded.
+
+    RUN is a run's folder, its name in the folder of all runs, or the id that a queue has given it.
+
+    \b
+    Examples:
+      paceline runs compare tiny-lm-20261121-101500 tiny-lm-20261122-091000
+      paceline runs compare runs/a runs/b runs/c --points 20
+      paceline runs compare 4711 4712 --all --json
+    """
+    from paceline.record.compare import compare_runs
+    from paceline.record.registry import run_folder
+    from paceline.report.runs_text import comparison_lines
+
+    folders = [run_folder(name, runs) for name in named]
+    count = points or (200 if as_json else 8)
+    found = compare_runs(folders, points=count, all_settings=all_settings)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2, default=str))
+        return
+    click.echo("\n".join(comparison_lines(found, all_settings=all_settings)))

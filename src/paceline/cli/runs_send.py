@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from paceline.cli.options import is_given, json_option, runs_option, set_option
+from paceline.cli.options import json_option, runs_option, set_option
 
 
 @click.command("send")
@@ -26,9 +26,7 @@ from paceline.cli.options import is_given, json_option, runs_option, set_option
 @runs_option
 @set_option
 @json_option
-@click.pass_context
 def command(
-    context: click.Context,
     run: str,
     sink: str,
     again: bool,
@@ -50,11 +48,10 @@ def command(
     """
     from paceline.launch.sinks import SINKS
     from paceline.launch.sinks.send import send_run
+    from paceline.record.registry import run_folder
     from paceline.record.run import open_run
 
-    if not is_given("runs") and isinstance(context.obj, Path):  # `paceline runs --runs DIR send`
-        runs = context.obj
-    folder = Path(run) if (Path(run) / "run.json").exists() else runs / run
+    folder = run_folder(run, runs)
     with contextlib.redirect_stdout(sys.stderr):  # libraries print where they send to
         sent = send_run(open_run(folder), sink, overrides=overrides, again=again)
     if as_json:

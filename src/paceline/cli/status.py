@@ -76,6 +76,8 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
 
     run, queue = standing.run, standing.queue
     lines = [("run", run.folder), ("state", run.state)]
+    if run.damage is not None:
+        lines.append(("damaged", run.damage))
     if standing.place != "local":
         title = PLACES[standing.place].title if standing.place in PLACES else standing.place
         job = f", job {standing.job_id}" if standing.job_id else ""
@@ -96,6 +98,9 @@ def _lines(standing: "Standing") -> list[tuple[str, str]]:
         loss = "" if run.loss is None else f", loss {run.loss:.4f}"
         steps = f" of {run.num_steps}" if run.num_steps else ""
         lines.append(("step", f"{run.step}{steps}{loss}"))
+    if run.eval_loss is not None:
+        where = "" if run.eval_step is None else f" after step {run.eval_step}"
+        lines.append(("eval loss", f"{run.eval_loss:.4f}{where}"))
     if standing.mfu is not None and standing.mfu_planned is not None:
         planned = f"{standing.mfu_planned:.1%} planned"
         lines.append(("MFU", f"{standing.mfu:.1%} measured over the newest steps, {planned}"))

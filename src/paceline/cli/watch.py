@@ -90,9 +90,10 @@ def _find(named: tuple[str, ...], runs: Path) -> "Mapping[str, RunFolder]":
 
 def _every(runs: Path) -> "Mapping[str, RunFolder]":
     """Every run in the folder of all runs, newest first."""
-    from paceline.record.run import find_runs
+    from paceline.record.registry import list_runs
+    from paceline.record.run import RunFolder
 
-    return {run.path.name: run for run in reversed(find_runs(runs))}
+    return {row.run: RunFolder(Path(row.folder)) for row in reversed(list_runs(runs).rows)}
 
 
 def _print_once(named: tuple[str, ...], runs: Path, *, as_json: bool) -> None:

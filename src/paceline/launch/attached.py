@@ -49,6 +49,7 @@ from paceline.record.holding import (
     publish_controller,
 )
 from paceline.record.run import RunFolder, check_steps_left, write_resolved
+from paceline.record.starts import keep_start
 from paceline.spec import Job, dump_job
 
 _UNIT_ROUNDOFF = {
@@ -114,6 +115,7 @@ def run_attached(
         lock, takes_over = _hold(job, run)
         if not takes_over:
             check_steps_left(run, job, meanwhile=True)
+            keep_start(run.path, job.folder)
         with lock:
             site = attached(place).open_site(
                 job, plan, run, on_note, None if takes_over else inspection

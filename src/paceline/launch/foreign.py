@@ -34,6 +34,7 @@ from paceline.record.events import AnyEvent, Reported, RunStarted, read_events
 from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import VARIABLE as PROFILE
+from paceline.record.starts import keep_start
 from paceline.spec import Script
 from paceline.spec.load import where_in
 from paceline.spec.metrics import check_metrics
@@ -116,6 +117,7 @@ def run_script(
         sinks.enter_context(sinks_beside(run.path, script.spec.metrics, on_note))
         here = InCharge(pid=os.getpid(), epoch=0, host="127.0.0.1", port=0, machine=machine())
         publish_controller(run.path, here)
+        keep_start(run.path, script.folder)
         before = read_events(run.events_file)
         spec = script.spec
         setup = foreign.Setup(

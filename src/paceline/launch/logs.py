@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.record.run import RunFolder, summarise
+from paceline.record.run import RunFolder
+from paceline.record.run_row import read_row
 
 _LOOK_S = 0.5
 _OVER_EVERY_S = 3.0
@@ -45,7 +46,7 @@ def print_logs(
         now_s = time.monotonic()
         if now_s - looked_s > _OVER_EVERY_S:
             looked_s = now_s
-            if summarise(run).state not in _WAITS:
+            if read_row(run.path).state not in _WAITS:
                 follow = False  # once more, for what came meanwhile
                 continue
         time.sleep(_LOOK_S)

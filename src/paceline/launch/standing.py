@@ -5,7 +5,6 @@ Its parts are read without a word to the run itself, so any terminal may ask, as
 
 import itertools
 import os
-import re
 import shlex
 import signal
 import statistics
@@ -23,11 +22,13 @@ from paceline.errors import JobError, PacelineError, RunError
 from paceline.launch.elsewhere import naming_command
 from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
-from paceline.record.events import AlertFired, AnyEvent, RunFinished, RunStarted, read_events
+from paceline.record.events import AlertFired, read_events
 from paceline.record.holding import find_controller, machine
 from paceline.record.metrics import StepMetrics, read_metrics
 from paceline.record.placement import Placement, read_placement
-from paceline.record.run import RunFolder, RunSummary, find_runs, open_run, summarise
+from paceline.record.registry import run_folder
+from paceline.record.run import RunFolder, open_run
+from paceline.record.run_row import RunRow, read_row, running_since
 
 _PACE_STEPS = 50
 """Last steps whose times say how long the rest takes. A guess."""
@@ -37,7 +38,7 @@ _PACE_STEPS = 50
 class Standing:
     """How a run stands."""
 
-    run: RunSummary
+    run: RunRow
     place: str
     """Name in the table of places."""
 
@@ -95,23 +96,22 @@ def stand(named: str, runs: Path) -> Standing:
     run = find_run(named, runs)
     placement = read_placement(run.path)
     sight, silent = _ask_queue(placement)
-    summary = summarise(run)
-    if sight is not None and summary.state in ("new", "stopped"):
+    row = read_row(run.path)
+    if sight is not None and row.state in ("new", "crashed"):
         # The folder knows of no controller now: what becomes of the run is the queue's to say.
-        summary = replace(summary, state=sight.state)
+        row = running_since(row) if sight.state == "running" else replace(row, state=sight.state)
+    is_on = row.state == "running"
     events = read_events(run.events_file)
-    is_on = summary.state == "running" or (sight is not None and sight.state == "running")
-    now_s = time.time()
-    ran_s = ran_for_s(events, is_on=is_on, now_s=now_s)
+    ran_s = row.ran_s
     if sight is not None and sight.started_at is not None and not events:
         # The machines keep no record here: how long they ran is what the queue says.
-        ran_s = max(0.0, (sight.ended_at or now_s) - sight.started_at)
+        ran_s = max(0.0, (sight.ended_at or time.time()) - sight.started_at)
     lines = read_metrics(run.metrics_file)
-    left_s = left_for_s(lines, summary.num_steps) if is_on and summary.num_steps else None
     plan = _plan_of(run)
+    left_s = left_for_s(lines, row.num_steps) if is_on and row.num_steps else None
     usd, usd_at_end, source = cost_of(plan, ran_s, left_s=left_s, is_on=is_on)
     return Standing(
-        run=summary,
+        run=row,
         place=placement.place if placement is not None else "local",
         job_id=placement.job_id if placement is not None else None,
         queue=sight,
@@ -121,18 +121,12 @@ def stand(named: str, runs: Path) -> Standing:
         usd=usd,
         usd_at_end=usd_at_end,
         usd_source=source,
-        mfu=newest_mfu(lines),
+        mfu=row.mfu,
         mfu_planned=plan.estimate.mfu if plan is not None else None,
         left_s=left_s,
         alerts=[msgspec.to_builtins(event) for event in is_firing(events)],
         num_fired=dict(Counter(event.rule for event in events if isinstance(event, AlertFired))),
     )
-
-
-def newest_mfu(lines: Sequence[StepMetrics]) -> float | None:
-    """Median of the newest steps; None where none has one."""
-    known = [line.mfu for line in lines[-_PACE_STEPS:] if line.mfu is not None]
-    return statistics.median(known) if known else None
 
 
 def find_run(named: str, runs: Path) -> RunFolder:
@@ -141,24 +135,7 @@ def find_run(named: str, runs: Path) -> RunFolder:
     Raises:
         JobError: `W015`, there is none.
     """
-    for path in (Path(named), runs / named):
-        try:
-            is_there = (path / "run.json").exists()
-        except (OSError, ValueError):  # too long for a name, or not to be looked at
-            continue
-        if is_there:
-            return open_run(path)
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]*", named):  # SkyPilot's have a colon
-        for run in reversed(find_runs(runs)):
-            placement = read_placement(run.path)
-            if placement is not None and placement.job_id == named:
-                return run
-    raise JobError.of(
-        code="W015",
-        what=f"{named!r} is neither a run's folder nor a queue's id of a run in {runs}",
-        where="RUN",
-        fix="`paceline runs` lists the runs; name their folder with --runs",
-    )
+    return open_run(run_folder(named, runs))
 
 
 def stop(named: str, runs: Path) -> str:
@@ -175,7 +152,7 @@ def stop(named: str, runs: Path) -> str:
             queued(placement.place).cancel(placement)
         return f"job {placement.job_id} was asked to end"
     controller = find_controller(run.path)
-    if controller is None or summarise(run).state != "running":
+    if controller is None or read_row(run.path).state != "running":
         raise JobError.of(
             code="W016",
             what="the run is not running",
@@ -210,26 +187,6 @@ def stop(named: str, runs: Path) -> str:
         where=str(run.path),
         fix=f"take it over and stop it: paceline run --resume {run.path}, then Ctrl-C",
     )
-
-
-def ran_for_s(events: Sequence[AnyEvent], *, is_on: bool, now_s: float) -> float:
-    """Seconds between each start and its end, or the last that was heard of it, or now.
-
-    >>> ran_for_s([], is_on=False, now_s=0.0)
-    0.0
-    """
-    total, began, last = 0.0, None, None
-    for event in events:
-        if isinstance(event, RunStarted):
-            total += (last or began) - began if began is not None else 0.0
-            began, last = event.at, None
-        elif isinstance(event, RunFinished) and began is not None:
-            total, began, last = total + event.at - began, None, None
-        else:
-            last = event.at
-    if began is not None:
-        total += (now_s if is_on else last or began) - began
-    return max(0.0, total)
 
 
 def left_for_s(metrics: Sequence[StepMetrics], num_steps: int) -> float | None:

@@ -253,7 +253,7 @@ def _state(run: RunFolder) -> str:
                 break
     if not any(lines):
         return "new"
-    return "running" if holds(run) else "stopped"
+    return "running" if holds(run) else "crashed"
 
 
 def _differences(runs: list[RunFolder]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ _MOST_LAYOUTS = 20
 _OF_LOGS = frozenset({"what", "evidence", "unknown", "facts", "notes", "place", "troubles"})
 """Fields of a diagnosis that quote logs."""
 
-_OF_PROGRAMS = frozenset({"detail", "how", "reason", "stacks", "text", "message", "error"})
+_OF_PROGRAMS = frozenset(
+    {"detail", "how", "reason", "stacks", "text", "message", "error", "damage"}
+)
 """Fields of events that quote a program."""
 
 
@@ -126,13 +128,29 @@ class Answers:
         entries = [entry_data(entry) for code in codes for entry in explain(code)]
         return bounded({"entries": entries})
 
-    def runs(self, limit: int = 20) -> dict[str, Any]:
-        """List the newest runs: name, state, step, loss, restarts, layout."""
-        from paceline.record.run import find_runs, summarise
+    def runs(self, limit: int = 20, where: str = "", sort: str = "created_at") -> dict[str, Any]:
+        """List runs, the last of the order first: state, step, losses, throughput, cost, code.
 
-        found = find_runs(self.runs_folder)
-        newest = found[-max(1, min(limit, MOST_ROWS)) :][::-1]
-        return bounded({"total": len(found), "runs": [asdict(summarise(run)) for run in newest]})
+        `where` chooses among them, such as `eval_loss<2 and train.learning_rate>=3e-4`; `sort` is a
+        field, or several separated by commas.
+        """
+        from paceline.record.query import find_runs
+
+        rows = find_runs(self.runs_folder, where=where or None, sort=sort).rows
+        shown = rows[-max(1, min(limit, MOST_ROWS)) :][::-1]
+        listed = marked([asdict(row) for row in shown], _OF_PROGRAMS)
+        return bounded({"total": len(rows), "runs": listed})
+
+    def compare(self, runs: Sequence[str], points: int = 20) -> dict[str, Any]:
+        """Compare runs by name: settings, plans and code that differ, results, curves, bits.
+
+        Curves are cut into `points` stretches of steps, with mean, smallest and largest value.
+        """
+        from paceline.record.compare import compare_runs
+
+        folders = [self.run(name).path for name in runs]
+        found = compare_runs(folders, points=max(1, min(points, MOST_ROWS)))
+        return bounded(marked(asdict(found), _OF_PROGRAMS))
 
     def status(self, run: str) -> dict[str, Any]:
         """Show how a run stands: state, step, loss, queue, cost so far and at the end, time left.

@@ -34,6 +34,7 @@ def reading_tools(answers: Answers) -> list[Tool]:
         answers.diagnose,
         answers.explain,
         answers.runs,
+        answers.compare,
         answers.status,
         answers.logs,
         answers.events,

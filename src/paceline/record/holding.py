@@ -128,12 +128,36 @@ def hold_alone(folder: Path, *, patience_s: float) -> IO[bytes]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether the run has a controller or agents now."""
+    """Whether the run has a controller or agents now. Nothing is written there, so the runs of
+    others and those on a disk that is read-only can be asked about too."""
+    return any(_is_locked(folder, name) for name in ("control.lock", "lock"))
+
+
+def _is_locked(folder: Path, name: str) -> bool:
+    found = _probe(folder / name)
+    if found is not None:
+        return found
+    owner = _owner(folder / OWNER_FILE)
+    if owner is not None and owner.machine != machine():
+        return True  # as far as can be seen from here
+    return _probe(_own_locks_of(folder) / name) is True
+
+
+def _probe(path: Path) -> bool | None:
+    """Whether a process has a file locked; None where its file system has no locks."""
     try:
-        claim_control(folder, patience_s=0.0).close()
-        hold_alone(folder, patience_s=0.0).close()
-    except JobError:
-        return True
+        lock: IO[bytes] = path.open("r+b")
+        kind = fcntl.LOCK_EX
+    except OSError:
+        try:
+            lock, kind = path.open("rb"), fcntl.LOCK_SH  # does not see those who share it
+        except OSError:
+            return False
+    try:
+        with lock:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _HAS_NONE else error.errno in _IS_HELD
     return False
 
 
@@ -203,10 +227,14 @@ _HAS_NONE = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTS
 def _own_locks(folder: Path) -> Path:
     """Where this machine's processes lock a run whose file system has no locks. Like any lock, one
     there ends with the processes that hold it."""
-    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    locks = Path(tempfile.gettempdir()) / f"paceline-locks-{os.getuid()}" / digest
+    locks = _own_locks_of(folder)
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
     return locks
+
+
+def _own_locks_of(folder: Path) -> Path:
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"paceline-locks-{os.getuid()}" / digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

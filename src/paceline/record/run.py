@@ -1,9 +1,10 @@
-"""A run's folder: what is in it, who holds it, and the registry of all of them.
+"""A run's folder: what is in it, and what may change when the run is resumed.
 
 runs/tiny-lm-20261121-101500/
   job.yaml        the resolved job; every process reads it from here
   plan.json       the plan
   run.json        name, folder of the job file, when it was made
+  starts.jsonl    each start: command, host, packages, commit; code-*.diff, changes since then
   events.jsonl    what happened
   metrics.jsonl   numbers of every step
   checkpoints/    step-00000050/ ...
@@ -24,17 +25,9 @@ import msgspec
 
 from paceline.errors import JobError, Problem
 from paceline.record.checkpoints import list_checkpoints
-from paceline.record.events import (
-    Evaluated,
-    ExactnessChanged,
-    RunFinished,
-    RunStarted,
-    TrainingStarted,
-    read_events,
-)
-from paceline.record.holding import is_held
 from paceline.record.lines import write_whole
-from paceline.record.metrics import read_metrics
+from paceline.record.run_files import flat
+from paceline.record.starts import keep_start
 from paceline.spec import (
     Job,
     JobSpec,
@@ -253,6 +246,7 @@ def _create(
         for made in (run.path, run.checkpoints, run.logs):
             made.mkdir(parents=True, exist_ok=True)
         fill(run)
+        keep_start(run.path, Path(info.job_folder))
         run.info_file.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)  # it was empty or not there
@@ -348,7 +342,7 @@ versions can be resumed."""
 
 
 def _fixed(job: Job) -> Iterator[tuple[str, Any]]:
-    leaves = _leaves(asdict(job.spec))
+    leaves = flat(asdict(job.spec))
     return (
         (field, value)
         for field, value in leaves
@@ -366,18 +360,9 @@ def _adapters(before: Job, after: Job) -> Iterator[dict[str, Any]]:
         if adapter is None or None in asked:
             yield {"train.adapter": "left out" if adapter is None else adapter.kind}
         else:
-            fields = dict(_leaves(asdict(adapter), "train.adapter."))
+            fields = dict(flat(asdict(adapter), "train.adapter."))
             del fields["train.adapter.dropout"]
             yield fields
-
-
-def _leaves(section: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted field -> value, for every value that is no section."""
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def check_steps_left(run: RunFolder, job: Job, *, meanwhile: bool = False) -> None:
@@ -450,130 +435,6 @@ def check_same_data(run: RunFolder, data: "TrainedOn") -> None:
             where=run.job().where("data"),
             fix="put the files back as they were, or start a new run",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """One row of the registry."""
-
-    name: str
-    folder: str
-    created_at: float
-    state: str
-    """`running`, `finished`, `interrupted`, `failed`, `stopped` (its controller died), `new`, or
-    `damaged` (a file of it cannot be read)."""
-
-    step: int
-    num_steps: int
-    loss: float | None
-    held_out_loss: float | None
-    restarts: int
-    layout: str
-    exactness: str = "bitwise"
-    """Whether its state is what an undisturbed run's would be: `bitwise`, `numeric` (to rounding)
-    or `unknown`."""
-
-
-def summarise(run: RunFolder) -> RunSummary:
-    """One run in a row, read from its events and metrics; `damaged` when they cannot be."""
-    try:
-        return _summarise(run)
-    except JobError:
-        return RunSummary(
-            name=run.path.name,
-            folder=str(run.path),
-            created_at=_created_at(run),
-            state="damaged",
-            step=0,
-            num_steps=0,
-            loss=None,
-            held_out_loss=None,
-            restarts=0,
-            layout="unknown",
-        )
-
-
-def _created_at(run: RunFolder) -> float:
-    try:
-        return run.info().created_at
-    except JobError:
-        return run.path.stat().st_mtime
-
-
-def _summarise(run: RunFolder) -> RunSummary:
-    script = run.script()
-    if script is not None:
-        return _summarise_script(run, script)
-    from paceline.plan import is_deterministic
-
-    info, spec, events = run.info(), run.job().spec, read_events(run.events_file)
-    metrics = read_metrics(run.metrics_file)
-    finished = [event for event in events if isinstance(event, RunFinished)]
-    started = [event for event in events if isinstance(event, RunStarted | RunFinished)]
-    over = bool(started) and isinstance(started[-1], RunFinished)
-    plan = run.plan()
-    is_numeric = not is_deterministic(run.job(), plan) or any(
-        isinstance(event, ExactnessChanged) for event in events
-    )
-    if is_held(run.path):
-        state = "running"
-    elif not started:
-        state = "new"
-    else:
-        state = finished[-1].outcome if over else "stopped"
-    return RunSummary(
-        name=info.name,
-        folder=str(run.path),
-        created_at=info.created_at,
-        state=state,
-        step=metrics[-1].step if metrics else 0,
-        num_steps=spec.train.steps,
-        loss=metrics[-1].loss if metrics else None,
-        held_out_loss=finished[-1].held_out_loss if finished else None,
-        restarts=max(
-            0,
-            sum(isinstance(event, TrainingStarted) for event in events)
-            - sum(isinstance(event, RunStarted) for event in events),
-        ),
-        layout=plan.layout.name,
-        exactness="numeric" if is_numeric else "bitwise",
-    )
-
-
-def _summarise_script(run: RunFolder, script: Script) -> RunSummary:
-    events = read_events(run.events_file)
-    ends = [event for event in events if isinstance(event, RunStarted | RunFinished)]
-    state = "stopped"
-    if is_held(run.path):
-        state = "running"
-    elif not ends:
-        state = "new"
-    elif isinstance(ends[-1], RunFinished):
-        state = ends[-1].outcome
-    metrics = read_metrics(run.metrics_file)
-    evaluated = [event.loss for event in events if isinstance(event, Evaluated)]
-    losses = [line.loss for line in metrics if line.loss is not None or line.not_finite]
-    return RunSummary(
-        name=run.info().name,
-        folder=str(run.path),
-        created_at=run.info().created_at,
-        state=state,
-        step=metrics[-1].step if metrics else 0,
-        num_steps=(metrics[-1].num_steps or 0) if metrics else 0,
-        loss=losses[-1] if losses else None,
-        held_out_loss=evaluated[-1] if evaluated else None,
-        restarts=sum(event.restarts for event in ends if isinstance(event, RunFinished)),
-        layout=f"{script.spec.processes} x {' '.join(script.spec.command)}"[:60],
-        exactness="unknown",
-    )
-
-
-def find_runs(runs: Path) -> list[RunFolder]:
-    """Every run directly below a folder, oldest first."""
-    if not runs.is_dir():
-        return []
-    found = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / "run.json").exists()]
-    return sorted(found, key=_created_at)
 
 
 def _read(path: Path, decode: Callable[[bytes], _T]) -> _T:

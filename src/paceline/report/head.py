@@ -64,7 +64,7 @@ def head_of(view: RunView) -> Head:
         reason=end.reason or "" if end is not None else "",
         resume=(
             f"paceline run --resume {view.folder}"
-            if how in ("interrupted", "failed", "stopped")
+            if how in ("interrupted", "failed", "crashed")
             else ""
         ),
         tiles=[tile for tile in tiles if tile is not None],
@@ -86,7 +86,7 @@ def _sentence(view: RunView, how: str, parts: tuple[Part, ...], broken: list[Fai
         "interrupted": f"Stopped after step {step:,}{of}, {wall} in",
         "failed": f"Failed after step {step:,}{of}, {wall} in",
         "running": f"Running on {ranks}: step {step:,}{of}, {wall} so far",
-        "stopped": f"Its controller ended without a record of why, after step {step:,}{of}",
+        "crashed": f"Its controller ended without a record of why, after step {step:,}{of}",
         "new": "Not started yet" + ("" if not of else f": {view.num_steps:,} steps to do"),
     }.get(how, how)
     early = _early_end(view)
@@ -112,7 +112,7 @@ def _early_end(view: RunView) -> log.StoppedEarly | None:
 
 
 def _step_tile(view: RunView, how: str) -> Tile | None:
-    if how not in ("running", "stopped"):
+    if how not in ("running", "crashed"):
         return None
     step = view.series.newest("step")
     left = left_s(view)

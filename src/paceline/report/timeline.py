@@ -150,13 +150,13 @@ class HasEvents(Protocol):
 
 
 def outcome(run: HasEvents) -> str:
-    """`finished`, `interrupted`, `failed`, `running`, `stopped` (its controller died) or `new`."""
+    """`finished`, `interrupted`, `failed`, `running`, `crashed` (its controller died) or `new`."""
     turns = [e for e in run.events if isinstance(e, log.RunStarted | log.RunFinished)]
     if turns and isinstance(turns[-1], log.RunFinished):
         return turns[-1].outcome
     if run.is_running:
         return "running"
-    return "stopped" if turns else "new"
+    return "crashed" if turns else "new"
 
 
 def _lowest_after(restarts: Iterable[tuple[float, int]]) -> list[float]:

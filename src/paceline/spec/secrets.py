@@ -7,7 +7,7 @@ says nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import Problem
@@ -71,13 +71,30 @@ def check_secrets(
             yield from check_secrets(inner, lines, source, inside)
     elif isinstance(values, (str, int)) and not isinstance(values, bool):
         text = str(values)
-        kind = next((name for name, form in _FORMS.items() if form.search(text)), None)
-        kind = kind or find_in_text(text)
+        kind = find_secret(text)
         is_named = bool(path) and isinstance(path[-1], str) and path[-1] != text[:20]
         if kind is None and is_named and path[-2:-1] != ("secrets",):  # those are names of secrets
             kind = find_under_name(str(path[-1]), text)
         if kind is not None:
             yield _problem(kind, lines, source, path)
+
+
+def find_secret(text: str) -> str | None:
+    """What kind of secret a line of text holds, if any."""
+    kind = next((name for name, form in _FORMS.items() if form.search(text)), None)
+    return kind or find_in_text(text)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line in which a note stands for every word that is a secret, or holds one."""
+    found: list[str] = []
+    flag = None
+    for word in words:
+        kind = find_under_name(flag, word) if flag is not None else None
+        kind = kind or find_secret(word)
+        found.append(f"[left out: {kind}]" if kind is not None else word)
+        flag = flag_name(word)
+    return found
 
 
 def _problem(kind: str, lines: Mapping[_Path, int], source: str, path: _Path) -> Problem:
