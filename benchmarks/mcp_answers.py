@@ -31,7 +31,6 @@ async def measure(folder: str, run: str) -> dict[str, Any]:
         ("explain", {"codes": ["P001"]}),
         ("logs", {"run": run}),
         ("plan", {"path": "job.yaml"}),
-        ("compare", {"runs": [run, run]}),
     ]
     found: dict[str, Any] = {}
     async with Client(server) as client:

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,11 +99,18 @@ def test_a_refusal_is_a_problem_and_no_traceback(said, name):
 
 
 def test_without_control_nothing_can_be_started():
-    from pathlib import Path
-
     from paceline.mcp.server import build
 
     server = build(Path("."), Path("runs"), may_control=False)
     names = {tool.name for tool in asyncio.run(server.list_tools())}
     assert names
     assert not names & {"run_start", "run_stop"}
+
+
+def test_the_server_says_how_its_package_is_installed(monkeypatch):
+    from paceline.errors import JobError
+    from paceline.mcp import server
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(JobError, match=r'pip install "paceline\[mcp\]"'):
+        server.serve(Path("."), Path("runs"), may_control=False)

@@ -1,6 +1,10 @@
-"""The server: the tools of `answers.py` over stdin and stdout, by the protocol's own SDK."""
+"""The server: the tools of `answers.py` over stdin and stdout, by the protocol's own SDK.
+
+An assistant waits for the list of tools: what a tool needs is imported when it is first called.
+"""
 
 import functools
+import importlib.util
 import json
 import logging
 from collections.abc import Callable
@@ -11,7 +15,6 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.mcp.answers import Answers
 from paceline.mcp.control import Control
-from paceline.spec.packages import need_package
 
 INSTRUCTIONS = (
     "Paceline plans, proves, checks and follows distributed training. Numbers say how they are "
@@ -47,7 +50,10 @@ def serve(root: Path, runs: Path, *, may_control: bool) -> None:
     Raises:
         JobError: `R010`, the package `mcp` is not installed.
     """
-    need_package("mcp", "`paceline mcp` needs the SDK of the protocol, mcp")
+    if importlib.util.find_spec("mcp") is None:
+        from paceline.spec.packages import need_package
+
+        need_package("mcp", "`paceline mcp` needs the SDK of the protocol, mcp")
     build(root, runs, may_control=may_control).run("stdio")
 
 
