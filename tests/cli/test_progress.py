@@ -111,3 +111,12 @@ def test_a_reader_that_left_ends_nothing(monkeypatch):
     shown = Screen(to_stderr=False)
     shown.line("one")
     shown.live("two")
+
+
+def test_a_line_never_stands_behind_what_a_script_has_begun(capfdbinary):
+    shown = Screen(to_stderr=False)
+    shown.output(b"epoch 1: 50%")
+    shown.line("rank 0 lost")
+    shown.output(b"whole\n")
+    shown.line("over")
+    assert capfdbinary.readouterr().out == b"epoch 1: 50%\nrank 0 lost\nwhole\nover\n"

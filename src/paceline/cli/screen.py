@@ -18,13 +18,13 @@ class Screen:
         self._stream: TextIO = sys.stderr if to_stderr else sys.stdout
         self._is_terminal = self._stream.isatty()
         self._is_read = True
-        self._has_live = False
+        self._has_live = self._is_torn = False
         self._shown_at = time.monotonic()
 
     def line(self, text: str) -> None:
         """Print a line. In a terminal it takes the place of the live line."""
-        start = "\r\x1b[2K" if self._has_live else ""
-        self._has_live = False
+        start = "\r\x1b[2K" if self._has_live else "\n" if self._is_torn else ""
+        self._has_live = self._is_torn = False
         self._print(f"{start}{text}", newline=True)
 
     def is_live_due(self) -> bool:
@@ -41,13 +41,18 @@ class Screen:
         self._has_live = True
         self._print(f"\r\x1b[2K{text}", newline=False)
 
+    def output(self, content: bytes) -> None:
+        """Print what a program has printed, as it is; it may end in the middle of a line."""
+        self._is_torn = not content.endswith((b"\n", b"\r"))
+        self._print(content, newline=False)
+
     def end_live(self) -> None:
-        """Leave the live line as it is: what comes next begins a new one."""
-        if self._has_live:
-            self._has_live = False
+        """Leave the live line, or what a program has begun, as it is: what is next begins a line."""
+        if self._has_live or self._is_torn:
+            self._has_live = self._is_torn = False
             self._print("", newline=True)
 
-    def _print(self, text: str, *, newline: bool) -> None:
+    def _print(self, text: str | bytes, *, newline: bool) -> None:
         """A reader that has left (`| head`, a closed terminal) does not end the command."""
         if self._is_read:
             try:

@@ -2,13 +2,11 @@
 
 import re
 import shlex
-import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-import click
-
+from paceline.cli.screen import Screen
 from paceline.control import foreign
 from paceline.record import events as log
 from paceline.record.run import RunFolder
@@ -42,10 +40,9 @@ class ScriptView:
         self._job = job
         self._run = run
         self._ranks = ranks
-        self._stream = sys.stderr if to_stderr else sys.stdout
-        self._is_read = True
+        self._screen = Screen(to_stderr=to_stderr)
+        self._line = self._screen.line
         self._torn: dict[int, bytes] = {}
-        self._is_line_open = False
         self._unseen: dict[int, bytes] = {}
         self._raising: set[int] = set()
         """Hidden ranks that are in the middle of a traceback."""
@@ -67,12 +64,11 @@ class ScriptView:
                 self._hidden(rank, content)
             return
         if len(self._ranks) == 1:
-            self._print(content)
-            self._is_line_open = not content.endswith((b"\n", b"\r"))
+            self._screen.output(content)
             return
         *lines, self._torn[rank] = (self._torn.get(rank, b"") + content).split(b"\n")
         for line in lines:
-            self._print(_last_frame(rank, line))
+            self._screen.output(_last_frame(rank, line))
 
     def _hidden(self, rank: int, content: bytes) -> None:
         """Of a rank that is not shown, tracebacks alone: it may have failed first, and its process
@@ -87,8 +83,8 @@ class ScriptView:
                 continue
             elif _EXCEPTION.match(line):
                 self._raising.discard(rank)
-            self._open_line()
-            self._print(_last_frame(rank, line))
+            self._screen.end_live()
+            self._screen.output(_last_frame(rank, line))
 
     def event(self, event: log.AnyEvent) -> None:
         """An event that a person wants to see."""
@@ -100,7 +96,7 @@ class ScriptView:
         """How it ended, and the end of the traceback of the rank that failed first."""
         for rank, rest in sorted(self._torn.items()):
             if rest:
-                self._print(_last_frame(rank, rest))
+                self._screen.output(_last_frame(rank, rest))
         self._line("")
         took = format_seconds(time.monotonic() - self._began)
         self._line(f"{state.outcome}    {counted(state.restarts, 'restart')}, {took}")
@@ -143,24 +139,6 @@ class ScriptView:
     def _lines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._line(line)
-
-    def _line(self, text: str) -> None:
-        self._open_line()
-        self._print(f"{text}\n".encode())
-
-    def _open_line(self) -> None:
-        """Begin on a line of its own, below what a script has not ended."""
-        if self._is_line_open:
-            self._print(b"\n")
-        self._is_line_open = False
-
-    def _print(self, content: bytes) -> None:
-        """To a reader that may have left: the run goes on."""
-        if self._is_read:
-            try:
-                click.echo(content, file=self._stream, nl=False)
-            except OSError:
-                self._is_read = False
 
 
 def _last_frame(rank: int, line: bytes) -> bytes:
