@@ -22,7 +22,9 @@ done = int(saved.read_text()) if saved.exists() else 0
 for step in range(done + 1, 7):
     time.sleep(0.02)
     {fault}
-    saved.write_text(str(step))
+    new = pathlib.Path(f"new-{rank}")  # killed while it writes, it leaves the old one whole
+    new.write_text(str(step))
+    new.replace(saved)
     print(f"step {step}/6 loss={1 / step}", flush=True)
 print("done", rank, sys.argv[1:], flush=True)
 """

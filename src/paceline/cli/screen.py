@@ -47,7 +47,7 @@ class Screen:
         self._print(content, newline=False)
 
     def end_live(self) -> None:
-        """Leave the live line, or what a program has begun, as it is: what is next begins a line."""
+        """Leave the live line, or what a program has begun, as it is: a new line begins."""
         if self._has_live or self._is_torn:
             self._has_live = self._is_torn = False
             self._print("", newline=True)
