@@ -31,6 +31,8 @@ async def measure(folder: str, run: str) -> dict[str, Any]:
         ("explain", {"codes": ["P001"]}),
         ("logs", {"run": run}),
         ("plan", {"path": "job.yaml"}),
+        ("compare", {"runs": [run, run]}),
+        ("curve", {"run": run}),
     ]
     found: dict[str, Any] = {}
     async with Client(server) as client:

@@ -124,6 +124,13 @@ def test_links_in_a_folder_are_not_read_through(answers, made, tmp_path):
     assert list(answers.lint(paths=["linting"])["files"]) == ["linting/own.py"]
 
 
+def test_a_curve_is_cut_into_stretches_and_named(answers):
+    (curve,) = answers.curve("mine", metrics=["train/loss"], points=2)["curves"]
+    assert (curve["name"], len(curve["steps"])) == ("train/loss", 2)
+    with pytest.raises(JobError, match="no metric 'los'"):
+        answers.curve("mine", metrics=["los"])
+
+
 def test_an_unknown_run_is_refused_as_on_the_command_line(answers):
     with pytest.raises(JobError, match="W015"):
         answers.status("nobody")

@@ -20,9 +20,10 @@ def command(runs: Path, may_control: bool) -> None:
     """Serve Paceline's answers to an assistant, by the Model Context Protocol.
 
     An assistant that speaks the protocol starts this command itself and talks to it on standard
-    input and output. Its tools are plan, prove, lint, diagnose, explain, runs, status, logs and
-    events, with the JSON of the commands; they change nothing. Files are read below the current
-    folder and the folder of runs only. Needs the package mcp: pip install 'paceline[mcp]'.
+    input and output. Its tools are plan, prove, lint, diagnose, explain, runs, compare, curve,
+    status, logs and events, with the JSON of the commands; they change nothing. Files are read
+    below the current folder and the folder of runs only. Needs the package mcp: pip install
+    'paceline[mcp]'.
 
     \b
     Examples:

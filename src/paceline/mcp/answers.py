@@ -152,6 +152,27 @@ class Answers:
         found = compare_runs(folders, points=max(1, min(points, MOST_ROWS)))
         return bounded(marked(asdict(found), _OF_PROGRAMS))
 
+    def curve(self, run: str, metrics: Sequence[str] = (), points: int = 50) -> dict[str, Any]:
+        """Read a run's curves: loss, gradient norm, learning rate, throughput, step time, ...
+
+        `metrics` chooses among them by name, such as `train/loss`; all without it. Steps are cut
+        into `points` stretches, each with mean, smallest and largest value.
+        """
+        from paceline.record.compare import compare_runs
+
+        found = compare_runs([self.run(run).path], points=max(1, min(points, MOST_ROWS)))
+        names = [curve.name for curve in found.curves]
+        unknown = [name for name in metrics if name not in names]
+        if unknown:
+            raise JobError.of(
+                code="V030",
+                what=f"the run has no metric {plain(unknown[0])[:200]!r}",
+                where="metrics",
+                fix=f"one of {', '.join(names) or 'none: no step is finished'}",
+            )
+        shown = [asdict(curve) for curve in found.curves if not metrics or curve.name in metrics]
+        return bounded({"curves": shown})
+
     def status(self, run: str) -> dict[str, Any]:
         """Show how a run stands: state, step, loss, queue, cost so far and at the end, time left.
 

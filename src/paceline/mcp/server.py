@@ -38,6 +38,7 @@ def reading_tools(answers: Answers) -> list[Tool]:
         answers.explain,
         answers.runs,
         answers.compare,
+        answers.curve,
         answers.status,
         answers.logs,
         answers.events,
