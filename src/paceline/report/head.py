@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.launch.standing import ran_for_s
 from paceline.record import events as log
 from paceline.record.metrics import most_bytes
 from paceline.report.sections import comparable_bytes, format_share
@@ -259,9 +258,12 @@ def _cost_tile(view: RunView, how: str) -> Tile | None:
     if cost is None or how == "new":
         return None
     is_on = how == "running"
-    now_s = view.now_s if view.now_s is not None else max(part.end for part in view.parts())
+    parts = view.parts()
+    ran_s = sum(part.end - part.start for part in parts)
+    if is_on and parts and view.now_s is not None:
+        ran_s += max(0.0, view.now_s - parts[-1].end)
     hour = cost.per_instance_hour_usd * cost.num_instances
-    usd = hour * ran_for_s(view.events, is_on=is_on, now_s=now_s) / 3600
+    usd = hour * ran_s / 3600
     left = left_s(view) if is_on else None
     until = "" if left is None else f"${usd + hour * left / 3600:,.2f} at the end; "
     return Tile(
