@@ -4,22 +4,38 @@ import importlib.util
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("transformers")
 import torch
+from click.testing import CliRunner
 from tests.prepare.conftest import make_tokenizer
+from tests.report import made
 from tests.runtime.exported import write_run
 
+from paceline.cli.run import command
+from paceline.errors import JobError
 from paceline.launch.export import export, plan_export
-from paceline.launch.outputs import make_outputs
+from paceline.launch.outputs import lacks_outputs, make_outputs
 from paceline.launch.ready import check_can_run
-from paceline.record.outputs import read_outputs
+from paceline.record.outputs import Generation, read_outputs
+from paceline.runtime.checkpoint._files import Facts
+from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.generate import _Tokenizer
 from paceline.spec.prompts import Prompt
 
 DECODER = "{decoder: {layers: 2, hidden: 32, heads: 4}}"
 NUM_TOKENS = 6
+
+
+def made_by(run):
+    """What the run's folder says, and the command shows one by one."""
+    shown = []
+    make_outputs(run, shown.append)
+    outputs = read_outputs(run.path)
+    assert {each.step for each in shown} == {each.step for each in outputs.by_step}
+    return outputs
 
 
 def with_prompts(tmp_path: Path, *lines: str):
@@ -103,7 +119,7 @@ def likeliest(folder: Path, prompt: str) -> str:
 
 def test_prompts_are_continued_by_the_likeliest_tokens_of_the_runs_model(tmp_path):
     run = with_prompts(tmp_path, "This is", "text number")
-    outputs = make_outputs(run)
+    outputs = made_by(run)
     assert outputs.problem is None
     assert outputs.step == 20
     export(
@@ -115,14 +131,64 @@ def test_prompts_are_continued_by_the_likeliest_tokens_of_the_runs_model(tmp_pat
         (prompt, likeliest(tmp_path / "out", prompt)) for prompt in ("This is", "text number")
     ]
     assert all(each.is_cut for each in outputs.generations)
-    assert read_outputs(run.path) == outputs
     assert not list(run.path.glob(".outputs-*"))
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    """A finished run of 45 steps, of which every tenth was chosen; step 30 has no checkpoint."""
+    run = with_prompts(tmp_path, "This is")
+    text = run.job_file.read_text()
+    run.job_file.write_text(text.replace("outputs_every: null\n", "outputs_every: 10\n"))
+    for step in (10, 40, 45):
+        write_state(run.checkpoints, {}, Facts(step=step))
+    run.metrics_file.write_bytes(msgspec.json.encode(made.line(45, 9.0)) + b"\n")
+    run.events_file.write_bytes(
+        b"".join(
+            msgspec.json.encode(each) + b"\n"
+            for each in (made.started(), made.finished(9.5, step=45))
+        )
+    )
+
+    def answer(module, request, kind):
+        return (Generation(prompt="This is", text=request["folder"], is_cut=False),)
+
+    monkeypatch.setattr("paceline.launch.outputs.ask", answer)
+    monkeypatch.setattr(
+        "paceline.launch.outputs._exported", lambda run, job, checkpoint, out: checkpoint.name
+    )
+    return run
+
+
+def test_chosen_steps_are_done_from_their_checkpoints_and_one_that_is_missing_is_named(chosen):
+    outputs = made_by(chosen)
+    texts = [(step, each.text) for step, each in outputs.all_generations]
+    assert texts == [(step, f"step-{step:08d}") for step in (10, 20, 40, 45)]
+    assert outputs.step == outputs.last_step == 45
+    problems = {each.step: each.problem for each in outputs.by_step if each.problem}
+    assert list(problems) == [30]
+    assert "no checkpoint of step 30; complete ones are of steps: 10, 20, 40, 45" in problems[30]
+
+
+def test_a_finished_run_whose_command_was_killed_before_prompts_is_resumed_to_do_them(chosen):
+    def resume():
+        return CliRunner().invoke(
+            command, ["--resume", str(chosen.path), "--no-report"], catch_exceptions=False
+        )
+
+    assert lacks_outputs(chosen)
+    done = resume()
+    assert done.exit_code == 0, done.output
+    assert "evaluate.prompts after step 40: 1 continuation" in done.output
+    assert not lacks_outputs(chosen)
+    with pytest.raises(JobError, match="is at step 45 already"):
+        resume()
 
 
 def test_a_run_whose_prompts_are_gone_says_so_and_is_finished_all_the_same(tmp_path):
     run = with_prompts(tmp_path, "This is")
     (tmp_path / "prompts.txt").unlink()
-    outputs = make_outputs(run)
+    outputs = made_by(run)
     assert outputs.generations == ()
     assert "prompts.txt cannot be read" in str(outputs.problem)
 
@@ -140,7 +206,7 @@ def test_tasks_are_done_by_the_harness_in_a_process_that_downloads_nothing(tmp_p
     metrics = "metric_list: [{metric: acc}, {metric: unheard}]"
     run = with_tasks(tmp_path, monkeypatch, "doc_to_text: xxx", f"doc_to_text: x\n{metrics}")
     monkeypatch.setattr("paceline.launch.outputs._exported", lambda *asked: str(tmp_path))
-    outputs = make_outputs(run)
+    outputs = made_by(run)
     assert outputs.problem is None
     assert [str(score) for score in outputs.scores] == [
         "task0 acc 0.375 ± 0.12 (7 samples)",
@@ -149,16 +215,14 @@ def test_tasks_are_done_by_the_harness_in_a_process_that_downloads_nothing(tmp_p
         "task1 exact_match (strict) no value (7 samples)",
         "task1 unheard no value (7 samples)",
     ]
-    assert read_outputs(run.path) == outputs
 
 
 def test_an_evaluation_that_fails_is_a_problem_of_the_outputs(tmp_path, monkeypatch):
     run = with_tasks(tmp_path, monkeypatch, "fails: true")
     monkeypatch.setattr("paceline.launch.outputs._exported", lambda *asked: str(tmp_path))
-    outputs = make_outputs(run)
+    outputs = made_by(run)
     assert outputs.scores == ()
     assert outputs.problem == "evaluating tasks ended with 1: ValueError: no such metric"
-    assert read_outputs(run.path) == outputs
 
 
 def test_tasks_are_read_before_a_run_starts_and_only_where_files_are(tmp_path, monkeypatch):

@@ -329,7 +329,7 @@ def test_page_shows_what_the_model_made_of_prompts_as_text():
     assert "upon\na time" in page
     assert "continued by the checkpoint of step 90" in " ".join(Tags(page).text.split())
     failed = replace(record, outputs=Outputs(step=90, problem="no room"))
-    assert "Something is missing: no room" in render_page(failed)
+    assert "Something is missing of the checkpoint of step 90: no room" in render_page(failed)
 
 
 def test_page_shows_how_the_model_did_at_tasks_beside_what_is_missing():
@@ -339,10 +339,10 @@ def test_page_shows_how_the_model_did_at_tasks_beside_what_is_missing():
     page = render_page(replace(made.killed_and_finished(), outputs=outputs))
     text = " ".join(Tags(page).text.split())
     name = "<tr><td>facts&lt;b&gt;</td><td>"
-    assert f"{name}acc</td><td>0.4375</td><td>0.062</td><td>96</td></tr>" in page
-    assert f"{name}perplexity</td><td>no value</td><td></td><td>96</td></tr>" in page
+    assert f"{name}acc</td><td>90</td><td>0.4375</td><td>0.062</td><td>96</td></tr>" in page
+    assert f"{name}perplexity</td><td>90</td><td>no value</td><td></td><td>96</td></tr>" in page
     assert "with the checkpoint of step 90" in text
-    assert "Something is missing: no prompts" in text
+    assert "Something is missing of the checkpoint of step 90: no prompts" in text
     assert "Prompts of" not in text
 
 
@@ -358,3 +358,31 @@ def test_job_is_shown_without_the_fields_that_say_nothing():
     text = "name: x\nmodel:\n  path: null\n  inner:\n    a: null\nlist:\n- 1\nlast: {}\n"
     assert without_nulls(text) == "name: x\nlist:\n- 1\n"
     assert without_nulls("a:\n  b: null\n  c: 1\n") == "a:\n  c: 1\n"
+
+
+def test_page_shows_scores_and_texts_of_chosen_steps_one_under_the_other():
+    def made_of(step, acc, text, **more):
+        score = Score(task="facts", metric="acc", value=acc, error=None, num_samples=8)
+        other = Score(task="more", metric="acc", value=acc / 2, error=None, num_samples=8)
+        said = tuple(Generation(prompt=p, text=p + text, is_cut=False) for p in ("Once", "Then"))
+        return Outputs(step=step, scores=(score, other), generations=said, **more)
+
+    missing = Outputs(step=60, problem="no checkpoint")
+    outputs = made_of(90, 0.75, " end", chosen=(made_of(30, 0.25, " start"), missing))
+    page = render_page(replace(made.killed_and_finished(), outputs=outputs))
+    text = " ".join(Tags(page).text.split())
+    rows = re.findall(r"<td>(facts|more)</td><td>acc</td><td>(\d+)</td><td>([\d.]+)<", page)
+    assert rows == [
+        ("facts", "30", "0.25"),
+        ("facts", "90", "0.75"),
+        ("more", "30", "0.125"),
+        ("more", "90", "0.375"),
+    ]
+    assert re.findall(r">(Once|Then)</td><td>(\d+)</td>.*?>(.*?)</td>", page) == [
+        ("Once", "30", "Once start"),
+        ("Once", "90", "Once end"),
+        ("Then", "30", "Then start"),
+        ("Then", "90", "Then end"),
+    ]
+    assert "with the checkpoints of steps 30, 60, 90" in text
+    assert "Something is missing of the checkpoint of step 60: no checkpoint" in text

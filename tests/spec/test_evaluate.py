@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.spec import parse_job
-from paceline.spec.evaluate import check_measured, num_best
+from paceline.spec.evaluate import check_measured, kept_every, most_kept, num_best
 
 TEXT = """\
 model: {decoder: {layers: 2, hidden: 32, heads: 2}}
@@ -37,6 +37,23 @@ def test_what_goes_by_the_evaluation_loss_is_refused_without_one(name):
 def test_min_delta_without_patience_is_refused():
     with pytest.raises(JobError, match="without evaluate"):
         read("evaluate.min_delta=0.1")
+
+
+def test_checkpoints_of_chosen_steps_are_kept_beside_those_of_keep_every():
+    asked = ("evaluate.prompts=p.txt", "evaluate.outputs_every=20")
+    assert kept_every(read().spec) is None
+    assert most_kept(read().spec) == 4
+    assert kept_every(read(*asked).spec) == 20
+    assert most_kept(read(*asked).spec) == 9
+    assert kept_every(read(*asked, "checkpoint.keep_every=10").spec) == 10
+    assert kept_every(read(*asked, "checkpoint.keep_every=40").spec) == 20
+    with pytest.raises(JobError, match="neither is a multiple"):
+        read(*asked, "checkpoint.keep_every=30")
+
+
+def test_chosen_steps_with_nothing_to_do_are_refused():
+    with pytest.raises(JobError, match="outputs_every 20 is given without prompts and tasks"):
+        read("evaluate.outputs_every=20")
 
 
 def test_evaluations_without_held_out_data_are_refused_before_a_run_and_not_of_an_earlier_one():

@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ import click
 from paceline.cli.options import PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
-    from paceline.cli.progress import ProgressView
     from paceline.cli.run_preflight import Looking
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
@@ -420,6 +420,11 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     asked.check_is_job()
     if place != "srun":
         check_not_queued(run)
+    if kind == "attached" and not overrides and asked.hosts is None and not asked.dry_run:
+        from paceline.launch.outputs import lacks_outputs
+
+        if lacks_outputs(run):
+            return _make_up_outputs(run, asked)
     job, plan = go_on(run, overrides, place=place, hosts=asked.hosts, alerts=asked.alerts)
     if asked.dry_run:
         return asked.show(place, job, plan, run.path)
@@ -464,7 +469,9 @@ def _attend(
     )
     evaluate = job.spec.evaluate
     if state.outcome == "finished" and (evaluate.prompts is not None or evaluate.tasks):
-        _show_outputs(run, view)
+        from paceline.cli.run_outputs import make_and_show
+
+        make_and_show(run, view.note)
     report, why_not = try_report(run, wanted=asked.reports)
     view.closing(state, report, why_not)
     if asked.json:
@@ -472,17 +479,17 @@ def _attend(
     return state.exit_code
 
 
-def _show_outputs(run: "RunFolder", view: "ProgressView") -> None:
-    from paceline.launch.outputs import make_outputs
+def _make_up_outputs(run: "RunFolder", asked: _Asked) -> int:
+    """Do what a finished run lacks, as its command was killed."""
+    from paceline.cli.report import try_report
+    from paceline.cli.run_outputs import make_and_show
 
-    view.note("evaluate: the model is exported for prompts and tasks")
-    outputs = make_outputs(run)
-    if outputs.generations:
-        view.note(f"evaluate.prompts: outputs.json has {len(outputs.generations)} continuations")
-    for score in outputs.scores:
-        view.note(f"evaluate.tasks: {score}")
-    if outputs.problem is not None:
-        view.note(f"evaluate: not everything was answered: {outputs.problem}")
+    make_and_show(run, partial(click.echo, err=asked.json))
+    report, why_not = try_report(run, wanted=asked.reports)
+    click.echo(f"report      {report or why_not}", err=asked.json)
+    if asked.json:
+        click.echo(json.dumps(_summary(run, report), indent=2))
+    return 0
 
 
 def _hand_over(

@@ -233,14 +233,17 @@ def _marked(token: str) -> list[int]:
 def check_faults(job: Job, plan: Plan) -> Iterator[Problem]:
     """Faults that cannot happen in this job."""
     num_ranks, steps = plan.cluster.num_ranks, job.spec.train.steps
+    saves = [plan.checkpoint_every]
+    if job.spec.evaluate.outputs_every is not None:
+        saves.append(job.spec.evaluate.outputs_every)
     for text in job.spec.drill.all_faults:
         fault = parse_fault(text)
         if max(fault.ranks, default=0) >= num_ranks:
             what = f"{text}: the ranks are 0 to {num_ranks - 1}"
         elif fault.sample is None and not 1 <= fault.step <= steps:
             what = f"{text}: the steps are 1 to {steps}"
-        elif fault.phase == "save" and fault.step % plan.checkpoint_every and fault.step != steps:
-            what = f"{text}: a checkpoint is saved every {plan.checkpoint_every} steps"
+        elif fault.phase == "save" and all(fault.step % every for every in (*saves, steps)):
+            what = f"{text}: a checkpoint is saved every {' and '.join(map(str, saves))} steps"
         else:
             continue
         yield Problem(

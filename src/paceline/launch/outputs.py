@@ -1,7 +1,8 @@
-"""What a run's job asks for at its end besides the state: continuations of prompts, and tasks of
+"""What a run's job asks for besides the state: continuations of prompts, and tasks of
 lm-evaluation-harness.
 
-The model is exported into a folder that is removed again, and processes of their own load it.
+Once the run is over, the model of each checkpoint that they are asked of is exported into a folder
+that is removed again, and processes of their own load it.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from paceline.launch.export import export, plan_export
 from paceline.launch.helper import NoAnswer, ask
 from paceline.record.checkpoints import checkpoint_step
 from paceline.record.find_checkpoints import checkpoint_of_run
-from paceline.record.outputs import Generation, Outputs, Score, write_outputs
+from paceline.record.outputs import Generation, Outputs, Score, read_outputs, write_outputs
 from paceline.record.run import RunFolder
+from paceline.record.run_row import read_row
 from paceline.spec import Job
 from paceline.spec.evaluate import num_best
 from paceline.spec.prompts import read_prompts
@@ -25,15 +27,43 @@ from paceline.spec.sources import find_tokenizer
 from paceline.spec.tasks import read_tasks
 
 
-def make_outputs(run: RunFolder) -> Outputs:
-    """What the run's model makes of its prompts and tasks, also written into the run's folder: the
-    model of the best checkpoint where the run keeps it, else of the newest.
+def lacks_outputs(run: RunFolder) -> bool:
+    """Whether a run is finished whose prompts and tasks were not done: its command was killed."""
+    evaluate = run.job().spec.evaluate
+    if evaluate.prompts is None and not evaluate.tasks:
+        return False
+    found, summary = read_outputs(run.path), read_row(run.path)
+    return summary.state == "finished" and (found is None or found.last_step != summary.step)
+
+
+def make_outputs(run: RunFolder, on_made: Callable[[Outputs], None]) -> None:
+    """Write into the run's folder what its model makes of prompts and tasks: the model of the best
+    checkpoint where the run keeps it, else of the newest, and that of each chosen step.
 
     What fails is a `problem` of the outputs: the run is finished all the same.
+
+    Args:
+        run: It is over.
+        on_made: Called with that of each checkpoint.
     """
-    job, outputs, problems = run.job(), Outputs(step=0), list[str]()
+    job, last_step = run.job(), read_row(run.path).step
+    outputs = _make(run, job, None)
+    on_made(outputs)
+    every, chosen = job.spec.evaluate.outputs_every, list[Outputs]()
+    for step in range(every, last_step + 1, every) if every is not None else ():
+        if step != outputs.step:
+            chosen.append(_make(run, job, step))
+            on_made(chosen[-1])
+    outputs = msgspec.structs.replace(outputs, chosen=tuple(chosen), last_step=last_step)
+    write_outputs(run.path, outputs)
+
+
+def _make(run: RunFolder, job: Job, step: int | None) -> Outputs:
+    """That of the checkpoint of a step; None: of the one that stands for the run."""
+    outputs, problems = Outputs(step=step or 0), list[str]()
     try:
-        checkpoint = checkpoint_of_run(run.path, best=num_best(job.spec) > 0)
+        is_best = step is None and num_best(job.spec) > 0
+        checkpoint = checkpoint_of_run(run.path, step=step, best=is_best)
         outputs = Outputs(step=checkpoint_step(checkpoint.name) or 0)
         with TemporaryDirectory(dir=run.path, prefix=".outputs-") as folder:
             model = _exported(run, job, checkpoint, Path(folder, "model"))
@@ -48,10 +78,7 @@ def make_outputs(run: RunFolder) -> Outputs:
                     problems.append(_reason(error))
     except PacelineError as error:
         problems.append(_reason(error))
-    if problems:
-        outputs = msgspec.structs.replace(outputs, problem="; ".join(problems))
-    write_outputs(run.path, outputs)
-    return outputs
+    return msgspec.structs.replace(outputs, problem="; ".join(problems) or None)
 
 
 def _exported(run: RunFolder, job: Job, checkpoint: Path, out: Path) -> str:

@@ -1,6 +1,8 @@
 """What a trained model wrote and how it did at tasks: `outputs.json` in the run's folder."""
 
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -8,6 +10,8 @@ from paceline.record.lines import write_whole
 from paceline.units import counted
 
 NAME = "outputs.json"
+
+_T = TypeVar("_T")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, of one checkpoint."""
+    """All of it, of one checkpoint, and of those that were chosen besides."""
 
     step: int
     """The checkpoint's."""
@@ -50,6 +54,38 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     scores: tuple[Score, ...] = ()
     problem: str | None = None
     """Why something is missing."""
+
+    chosen: tuple["Outputs", ...] = ()
+    """Of the other steps that `evaluate.outputs_every` chose, ascending."""
+
+    last_step: int = 0
+    """The run's, when all of this was made."""
+
+    @property
+    def by_step(self) -> tuple["Outputs", ...]:
+        """That of each checkpoint, ascending by step."""
+        return tuple(sorted((self, *self.chosen), key=lambda each: each.step))
+
+    @property
+    def all_scores(self) -> list[tuple[int, Score]]:
+        """Each score with its step: a metric's together, ascending."""
+        found = ((each.step, score) for each in self.by_step for score in each.scores)
+        return _together(found, lambda score: (score.task, score.metric))
+
+    @property
+    def all_generations(self) -> list[tuple[int, Generation]]:
+        """Each continuation with its step: a prompt's together, ascending."""
+        found = ((each.step, made) for each in self.by_step for made in each.generations)
+        return _together(found, lambda made: made.prompt)
+
+
+def _together(
+    found: Iterable[tuple[int, _T]], name: Callable[[_T], Hashable]
+) -> list[tuple[int, _T]]:
+    groups: dict[Hashable, list[tuple[int, _T]]] = {}
+    for step, each in found:
+        groups.setdefault(name(each), []).append((step, each))
+    return [pair for group in groups.values() for pair in group]
 
 
 def write_outputs(run: Path, outputs: Outputs) -> None:

@@ -206,6 +206,8 @@ def _short(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
     if not is_dataclass(value):
         return value
     fields = fields_of(type(value)).items()

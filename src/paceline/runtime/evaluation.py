@@ -44,6 +44,7 @@ class Evaluation:
         self._evaluate = evaluate
         self._weights = source_weights
         self._every, self._last = here.plan.evaluate_every, spec.train.steps
+        self._outputs_every = spec.evaluate.outputs_every
         self._patience, self._min_delta = spec.evaluate.patience, spec.evaluate.min_delta
         self._measured_step: int | None = None
         self.counts_best = evaluate is not None and num_best(spec) > 0
@@ -65,6 +66,11 @@ class Evaluation:
     def is_due(self, number: int) -> bool:
         """Whether a step is followed by an evaluation."""
         return self._evaluate is not None and (number % self._every == 0 or number == self._last)
+
+    def is_kept_for_outputs(self, number: int) -> bool:
+        """Whether the model after this step is to do prompts and tasks, once the run is over."""
+        every = self._outputs_every
+        return every is not None and number % every == 0
 
     def is_best(self, number: int) -> bool:
         """Whether the loss after this step is the lowest so far, and its checkpoint to be kept."""

@@ -151,8 +151,7 @@ class Loop:
         if state.last_step < last and not state.interrupted:
             self._evaluation.report_early_end()
         here.progress.enter(Phase.SAVE)
-        while (outcome := self._checkpointer.wait()) is not None:
-            self._tell_of_save(outcome)
+        self._finish_saves()
         self._checkpointer.wait_for_copies()
         self._tell_of_save(None)
         self._safekeeping.close()
@@ -164,8 +163,7 @@ class Loop:
         """All ranks are through this step, and leave the generation as they were asked to."""
         if step.regroup == "save":
             self._save(step.number)
-        while (outcome := self._checkpointer.wait()) is not None:
-            self._tell_of_save(outcome)
+        self._finish_saves()
         raise Regrouping
 
     def leave(self) -> None:
@@ -250,8 +248,7 @@ class Loop:
         here, state = self._here, self._here.state
 
         def go_back() -> int:
-            while (outcome := self._checkpointer.wait()) is not None:
-                self._tell_of_save(outcome)
+            self._finish_saves()
             here.held.applied = [state.last_step] * here.place.world_size
             step = self._load_checkpoint().step
             self._started_save = state.saved_step
@@ -382,11 +379,17 @@ class Loop:
         ended = ended or evaluation.is_over()
         if ended or self._is_save_due(number, step) or evaluation.is_best(number):
             self._save(number)
+        if evaluation.is_kept_for_outputs(number):
+            # A rank that dies meanwhile has it saved again: no later state could be saved as it.
+            self._here.progress.enter(Phase.SAVE)
+            self._finish_saves()
+            self._here.progress.enter(Phase.BOUNDARY)
         self._here.state.told_step = number
 
     def _is_save_due(self, number: int, step: Step | None) -> bool:
         is_asked_for = step is not None and step.saves
-        return is_asked_for or number % self._here.plan.checkpoint_every == 0
+        is_kept = self._evaluation.is_kept_for_outputs(number)
+        return is_asked_for or is_kept or number % self._here.plan.checkpoint_every == 0
 
     def _may_be_best(self, number: int) -> bool:
         return self._evaluation.counts_best and self._evaluation.is_due(number)
@@ -413,6 +416,11 @@ class Loop:
         )
         self._started_save = number
         here.progress.enter(Phase.BOUNDARY)
+
+    def _finish_saves(self) -> None:
+        """Wait for the checkpoint that is being written, and report it. Collective."""
+        while (outcome := self._checkpointer.wait()) is not None:
+            self._tell_of_save(outcome)
 
     def _tell_of_save(self, outcome: Saved | SaveFailed | None) -> None:
         if isinstance(outcome, Saved):

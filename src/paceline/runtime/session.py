@@ -66,7 +66,7 @@ from paceline.runtime.sampling import DataRank
 from paceline.runtime.step import Step
 from paceline.runtime.stream import Stateful, Stream, states
 from paceline.spec import Job
-from paceline.spec.evaluate import num_best
+from paceline.spec.evaluate import kept_every, num_best
 
 load_compiler()  # here it counts as start-up, not as training
 
@@ -388,7 +388,7 @@ class Session:
         spec, place, meshes = self.job.spec, self.place, self.meshes  # which set the plan's layout
         checkpointer = Checkpointer(
             self.run.checkpoints,
-            replace(spec.checkpoint, keep_best=num_best(spec)),
+            replace(spec.checkpoint, keep_best=num_best(spec), keep_every=kept_every(spec)),
             opening=self.member.opening,
             others=partial(states, self._streams),
         )

@@ -44,10 +44,27 @@ class EvaluateSpec:
     """Tasks of lm-evaluation-harness that the trained model does after the last step: YAML files,
     relative to the job file. Needs the extra `eval`."""
 
+    outputs_every: Positive | None = None
+    """Only with `prompts` or `tasks`: they are also done with the model as it was after every so
+    many steps. At each of these steps a checkpoint is saved, and kept. Left out, they are done with
+    the last model alone."""
+
 
 def num_best(spec: "JobSpec") -> int:
     """How many checkpoints with the lowest evaluation loss are kept: one with early stopping."""
     return max(spec.checkpoint.keep_best, 1 if spec.evaluate.patience is not None else 0)
+
+
+def kept_every(spec: "JobSpec") -> int | None:
+    """Every how many steps a checkpoint is kept, because it was asked for or to be evaluated."""
+    asked = (spec.checkpoint.keep_every, spec.evaluate.outputs_every)
+    return min((every for every in asked if every is not None), default=None)
+
+
+def most_kept(spec: "JobSpec") -> int:
+    """How many checkpoints lie on the disk at most, with the one that is being written."""
+    every, num_recent = kept_every(spec), spec.checkpoint.keep_last + num_best(spec) + 1
+    return num_recent + (0 if every is None else spec.train.steps // every)
 
 
 def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:
@@ -67,6 +84,7 @@ def check_evaluation(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[P
             where=where("evaluate.prompt_tokens"),
             fix="add evaluate.prompts, or leave it out",
         )
+    yield from _check_outputs_every(spec, where)
     yield from _check_exported(spec, where)
     if not measures_loss(spec):
         for name, value in {
@@ -101,6 +119,27 @@ def _not_measured(name: str, where: Callable[[str], str]) -> Problem:
         where=where(name),
         fix="set data.held_out to 0.05, or leave it out",
     )
+
+
+def _check_outputs_every(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:
+    every, keep_every = spec.evaluate.outputs_every, spec.checkpoint.keep_every
+    if every is None:
+        return
+    if spec.evaluate.prompts is None and not spec.evaluate.tasks:
+        yield Problem(
+            code="J007",
+            what=f"evaluate.outputs_every {every} is given without prompts and tasks",
+            where=where("evaluate.outputs_every"),
+            fix="add evaluate.prompts or evaluate.tasks, or leave it out",
+        )
+    if keep_every is not None and max(every, keep_every) % min(every, keep_every):
+        yield Problem(
+            code="J007",
+            what=f"evaluate.outputs_every {every} and checkpoint.keep_every {keep_every} keep "
+            "checkpoints of different steps, and neither is a multiple of the other",
+            where=where("evaluate.outputs_every"),
+            fix=f"set it to {keep_every}, or leave checkpoint.keep_every out",
+        )
 
 
 def _check_exported(spec: "JobSpec", where: Callable[[str], str]) -> Iterator[Problem]:

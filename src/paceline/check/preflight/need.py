@@ -8,7 +8,7 @@ from paceline.plan import Plan
 from paceline.plan.operate import uses_rdma
 from paceline.plan.start import removals
 from paceline.spec import Job
-from paceline.spec.evaluate import num_best
+from paceline.spec.evaluate import most_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,6 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
     cluster = plan.cluster
     rank_bytes = plan.estimate.memory.total_bytes or 0
     on_cpu = cluster.accelerator == "cpu"
-    checkpoint = job.spec.checkpoint
     return Need(
         num_nodes=cluster.num_nodes,
         ranks_per_node=cluster.ranks_per_node,
@@ -86,7 +85,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         rank_bytes=rank_bytes,
         host_bytes=plan.host_bytes + (rank_bytes * cluster.ranks_per_node if on_cpu else 0),
         checkpoint_bytes=plan.estimate.num_checkpoint_bytes,
-        num_checkpoints=checkpoint.keep_last + num_best(job.spec) + 1,
+        num_checkpoints=most_kept(job.spec),
         link_bytes_per_s=cluster.link_bytes_per_s,
         network_bytes_per_s=cluster.network_bytes_per_s,
         compiles=job.spec.train.compile,

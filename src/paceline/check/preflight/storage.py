@@ -45,7 +45,8 @@ def _room(node: str, free: int, where: str, need: Need) -> Result:
     )
     if free < needed:
         fit = max(1, free // max(1, need.checkpoint_bytes) - 1)
-        fix = f"df -h {where}; --runs on a larger disk, or --set checkpoint.keep_last={fit}"
+        fix = f"df -h {where}; --runs on a larger disk, or keep {fit} at most by "
+        fix += "checkpoint.keep_last, keep_every, keep_best and evaluate.outputs_every"
         return failed(name, node, said, id="disk-full-checkpoint", fix=fix)
     return passed(name, node, said)
 

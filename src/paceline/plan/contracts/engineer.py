@@ -14,7 +14,7 @@ from paceline.plan.decision import Plan
 from paceline.plan.operate import METRICS, alerts, health_checks
 from paceline.plan.outlook import Outlook
 from paceline.spec import Job
-from paceline.spec.evaluate import num_best
+from paceline.spec.evaluate import kept_every, num_best
 from paceline.units import format_bytes, format_seconds
 
 _SHARDING = {
@@ -142,8 +142,8 @@ def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
     seconds = None if view.step_s is None else every * view.step_s
     best = view.checkpoints
     retention = [f"newest {keep.keep_last}"]
-    if keep.keep_every is not None:
-        retention.append(f"every {keep.keep_every} steps")
+    if (kept := kept_every(job.spec)) is not None:
+        retention.append(f"every {kept} steps")
     if num_best(job.spec):
         retention.append(f"{num_best(job.spec)} with the lowest held-out loss")
     return {

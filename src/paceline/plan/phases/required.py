@@ -8,7 +8,7 @@ from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.plan.decision import Plan
 from paceline.spec import Job
-from paceline.spec.evaluate import num_best
+from paceline.spec.evaluate import most_kept
 from paceline.units import format_bytes
 
 Replan = Callable[[Job], Plan]
@@ -177,11 +177,7 @@ def _least_network(plan: Plan) -> float | None:
 
 
 def _storage(plan: Plan, job: Job) -> int:
-    keep = job.spec.checkpoint
-    kept = keep.keep_last + num_best(job.spec) + 1
-    if keep.keep_every is not None:
-        kept += job.spec.train.steps // keep.keep_every
-    return kept * plan.estimate.num_checkpoint_bytes
+    return most_kept(job.spec) * plan.estimate.num_checkpoint_bytes
 
 
 def savings(plan: Plan, job: Job, available_bytes: int) -> list[Saving]:

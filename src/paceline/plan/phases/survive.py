@@ -4,7 +4,7 @@ from typing import Literal, TypedDict
 
 from paceline.plan.operate import METRICS, alerts, health_checks, silence_s
 from paceline.plan.phases.case import Case
-from paceline.spec.evaluate import num_best
+from paceline.spec.evaluate import kept_every, num_best
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -69,7 +69,7 @@ def survive_faults(case: Case) -> FaultTolerance:
         "rotation": {
             "keepLatest": spec.checkpoint.keep_last,
             "keepBest": num_best(spec),
-            "period": spec.checkpoint.keep_every,
+            "period": kept_every(spec),
         },
         "recoveryPlan": {
             "automatic": True,
