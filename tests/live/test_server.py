@@ -16,6 +16,7 @@ from tests.report import made
 from paceline.live.logs import last_lines, plain
 from paceline.live.server import Live, Seen, news_since
 from paceline.live.watched import Watched
+from paceline.record.run_row import read_row
 from paceline.spec import dump_job
 
 EVIL = "<script>alert(1)</script>"
@@ -57,7 +58,8 @@ def get(runs, path):
     async def receive():
         return {"type": "http.request", "body": b""}
 
-    asyncio.run(Live(lambda: runs).app()(scope, receive, send))
+    live = Live(lambda: {key: read_row(run.path) for key, run in runs.items()})
+    asyncio.run(live.app()(scope, receive, send))
     body = b"".join(message.get("body", b"") for message in sent[1:])
     kind = dict(sent[0]["headers"]).get(b"content-type", b"").decode()
     return sent[0]["status"], kind, body
@@ -107,6 +109,16 @@ def test_runs_are_listed_with_their_states_and_compared_by_what_differs(runs):
     assert compared["runs"] == ["good", "hostile"]
     assert compared["differ"] == {}
     assert compared["same"] > 10
+
+
+def test_settings_that_differ_and_damage_are_those_of_the_registry(tmp_path):
+    one, other = made.record(), made.record()
+    other = replace(other, job=replace(other.spec, train=replace(other.spec.train, steps=300)))
+    found = {"one": write_run(tmp_path / "one", one), "other": write_run(tmp_path / "other", other)}
+    compared = get_json(found, "/api/compare?runs=one,other")
+    assert compared["differ"] == {"train.steps": [200, 300]}
+    found["other"].info_file.write_text("not json")
+    assert [row["state"] for row in get_json(found, "/api/runs")] == ["new", "damaged"]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_script_runs_on_every_rank_with_its_arguments_and_shows_in_runs_and_re
     assert "all processes exited with 0" in record.output
     page = scene.paceline("report", "run")
     assert page.returncode == 0
-    assert "rank 1 started" in (record.folder / "report.html").read_text()
+    assert "rank 1 is process" in (record.folder / "report.html").read_text()
 
 
 def test_a_rank_that_fails_ends_all_and_all_go_on_from_their_own_checkpoint(tmp_path):

@@ -12,7 +12,7 @@ from paceline.cli.options import json_option, runs_option
 from paceline.errors import JobError
 
 if TYPE_CHECKING:
-    from paceline.record.run import RunFolder
+    from paceline.record.run_row import RunRow
 
 
 @click.command()
@@ -68,7 +68,7 @@ def command(
         ) from None
     _find(named, runs)  # what is wrong with a name is said before the page is there
     serve(
-        lambda: _find(named, runs) if named else _every(runs),
+        lambda: _find(named, runs),
         shown=named,
         host=host,
         port=port,
@@ -76,33 +76,32 @@ def command(
     )
 
 
-def _find(named: tuple[str, ...], runs: Path) -> "Mapping[str, RunFolder]":
-    """Key -> run, in the order named."""
+def _find(named: tuple[str, ...], runs: Path) -> "Mapping[str, RunRow]":
+    """Key -> run: those named, in that order, or all in the folder of all runs, newest first."""
     from paceline.launch.standing import find_run
-
-    found: dict[str, RunFolder] = {}
-    for name in named:
-        run = find_run(name, runs)
-        key = run.path.name if run.path.name not in found else str(run.path)
-        found[key] = run
-    return found
-
-
-def _every(runs: Path) -> "Mapping[str, RunFolder]":
-    """Every run in the folder of all runs, newest first."""
     from paceline.record.registry import list_runs
-    from paceline.record.run import RunFolder
+    from paceline.record.run_row import read_row
 
-    return {row.run: RunFolder(Path(row.folder)) for row in reversed(list_runs(runs).rows)}
+    if not named:
+        return {row.run: row for row in reversed(list_runs(runs).rows)}
+    found: dict[str, RunRow] = {}
+    for name in named:
+        row = read_row(find_run(name, runs).path)
+        found[row.run if row.run not in found else row.folder] = row
+    return found
 
 
 def _print_once(named: tuple[str, ...], runs: Path, *, as_json: bool) -> None:
     from paceline.live.watched import Watched
+    from paceline.record.run import RunFolder
     from paceline.report.picture import happened, head
 
     pictures = []
-    for key, run in (_find(named, runs) or _every(runs)).items():
-        watched = Watched(run)
+    for key, row in _find(named, runs).items():
+        if row.damage is not None and not named:
+            click.echo(f"{key}: {row.damage}", err=True)
+            continue
+        watched = Watched(RunFolder(Path(row.folder)))
         watched.look()
         pictures.append({"run": key, **watched.show(lambda view: {**head(view), **happened(view)})})
     if as_json:

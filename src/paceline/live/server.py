@@ -4,11 +4,9 @@ It keeps nothing that the files do not have, and can change nothing. Who may ask
 """
 
 import asyncio
-import json
 import math
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,9 +18,12 @@ from starlette.routing import Route
 
 from paceline.errors import JobError
 from paceline.live.logs import last_lines
-from paceline.live.watched import Watched, holds
+from paceline.live.watched import Watched
+from paceline.record.compare import compare_settings
 from paceline.record.gather import gather
 from paceline.record.run import RunFolder
+from paceline.record.run_files import RunFiles
+from paceline.record.run_row import RunRow
 from paceline.report.curves import BUCKETS, names_of, table, tables_of
 from paceline.report.page import ASSETS, asset, render_live_page, render_tables
 from paceline.report.picture import happened, head, picture
@@ -37,10 +38,7 @@ _KEEP_S = 15.0
 _MOST_RUNS = 20
 """Runs over each other. A guess: more lines than colours."""
 
-_END_BYTES = 4096
-"""Read of `events.jsonl` to see how a run ended."""
-
-FindRuns = Callable[[], Mapping[str, RunFolder]]
+FindRuns = Callable[[], Mapping[str, RunRow]]
 """Key -> run, newest first. A run is only ever found by one of these keys."""
 
 
@@ -84,7 +82,7 @@ class Live:
     async def runs(self, request: Request) -> Response:
         """Key and state of every run, newest first."""
         return await _answer(
-            lambda: [{"key": key, "state": _state(run)} for key, run in self._find_runs().items()]
+            lambda: [{"key": key, "state": row.state} for key, row in self._find_runs().items()]
         )
 
     async def first(self, request: Request) -> Response:
@@ -117,7 +115,7 @@ class Live:
     async def compare(self, request: Request) -> Response:
         """Settings that differ between runs."""
         watched = self._asked(request)
-        return await _answer(lambda: _differences([each.run for each in watched.values()]))
+        return await _answer(lambda: _differences([each.run.path for each in watched.values()]))
 
     async def live(self, request: Request) -> Response:
         """What is new in some runs, as it comes."""
@@ -152,10 +150,10 @@ class Live:
     def _watch(self, key: str) -> Watched:
         """A run by its key, followed from now on."""
         if key not in self._watched:
-            run = self._find_runs().get(key)
-            if run is None:
+            row = self._find_runs().get(key)
+            if row is None:
                 raise HTTPException(404)
-            self._watched[key] = Watched(run)
+            self._watched[key] = Watched(RunFolder(Path(row.folder)))
         return self._watched[key]
 
 
@@ -237,52 +235,11 @@ def _number(request: Request, name: str, otherwise: float) -> float:
     return otherwise if math.isnan(value) else value
 
 
-def _state(run: RunFolder) -> str:
-    """State of a run by the end of its events: a list of thousands does not read them all."""
-    try:
-        with run.events_file.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return "new"
-    for line in reversed(lines):
-        if b'"RunFinished"' in line:
-            try:
-                return str(msgspec.json.decode(line)["outcome"])
-            except (msgspec.DecodeError, KeyError):
-                break
-    if not any(lines):
-        return "new"
-    return "running" if holds(run) else "crashed"
-
-
-def _differences(runs: list[RunFolder]) -> dict[str, Any]:
+def _differences(folders: list[Path]) -> dict[str, Any]:
     """Settings of the jobs that are not the same in all."""
-    jobs = [_settings(run) for run in runs]
-    fields = sorted({field for job in jobs for field in job})
-    differ = {
-        field: [job.get(field) for job in jobs]
-        for field in fields
-        if len({json.dumps(job.get(field), default=str) for job in jobs}) > 1
-    }
+    differing, num_same = compare_settings([RunFiles(folder).settings() for folder in folders])
     return {
-        "runs": [run.path.name for run in runs],
-        "differ": differ,
-        "same": len(fields) - len(differ),
+        "runs": [folder.name for folder in folders],
+        "differ": {one.name: one.values for one in differing},
+        "same": num_same,
     }
-
-
-def _settings(run: RunFolder) -> dict[str, Any]:
-    """Dotted field -> value."""
-    script = run.script()
-    return dict(_leaves(asdict(script.spec if script is not None else run.job().spec)))
-
-
-def _leaves(section: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in section.items():
-        if isinstance(value, dict):
-            found.extend(_leaves(value, f"{path}{name}."))
-        else:
-            found.append((f"{path}{name}", value))
-    return found

@@ -31,10 +31,6 @@ _LOOK_S = 0.2
 _MACHINES_S = 2.0
 """Between two looks at the machines' files, which get a line every few seconds."""
 
-_SILENT_S = 60.0
-"""A run whose files are older is not taken for running by who may not look at its locks. A guess:
-longer than a step."""
-
 
 class Watched:
     """A run's events and columns, as new as the last look."""
@@ -91,7 +87,9 @@ class Watched:
         self.events.extend(events.lines)
         self._look_at_machines(now_s)
         if now_s - self._held_s >= _HELD_S or events.lines:
-            self._is_held, self._held_s = has_begun(self.events) and holds(self.run), now_s
+            # Never of a run that is over: to ask takes its lock for a moment.
+            self._is_held = not _is_over(self.events) and is_held(self.run.path)
+            self._held_s = now_s
         # A resumed run may have another plan, and more steps to do.
         if self._info is None or any(isinstance(event, RunStarted) for event in events.lines):
             self._read()
@@ -143,17 +141,7 @@ class Watched:
             self._plan = None
 
 
-def holds(run: RunFolder) -> bool:
-    """Whether a process holds a run now. Do not ask of one that has ended: this takes its lock."""
-    try:
-        return is_held(run.path)
-    except PermissionError:  # somebody else's run, which may be read but not locked
-        files = [path for path in (run.metrics_file, run.events_file) if path.exists()]
-        newest = max((path.stat().st_mtime for path in files), default=0.0)
-        return time.time() - newest < _SILENT_S
-
-
-def has_begun(events: Sequence[AnyEvent]) -> bool:
-    """Whether a controller has taken charge and has not ended the run since."""
+def _is_over(events: Sequence[AnyEvent]) -> bool:
+    """Whether a controller has ended the run, and none has taken charge since."""
     turns = [event for event in events if isinstance(event, RunStarted | RunFinished)]
-    return bool(turns) and isinstance(turns[-1], RunStarted)
+    return bool(turns) and isinstance(turns[-1], RunFinished)

@@ -120,15 +120,15 @@ def compare_runs(
     now_s = time.time()
     found = [read_files(folder) for folder in folders]
     rows = [standing_now(row, now_s) for row, _ in found]
-    settings = _side_by_side([job for _, job in found])
-    differing = [one for one in settings if _differs(one)]
+    jobs = [job for _, job in found]
+    differing, num_same = compare_settings(jobs)
     files = [RunFiles(folder) for folder in folders]
     steps = [_newest_of_each_step(one.lines("metrics.jsonl", _Line)) for one in files]
     evaluations = [_evaluations(one) for one in files]
     return Comparison(
         runs=rows,
-        settings=settings if all_settings else differing,
-        num_same_settings=len(settings) - len(differing),
+        settings=_side_by_side(jobs) if all_settings else differing,
+        num_same_settings=num_same,
         plan=[one for one in _side_by_side([_plan(one) for one in files]) if _differs(one)],
         code=[one for one in _side_by_side([_code(one) for one in files]) if _differs(one)],
         measured=_measured(rows, steps),
@@ -138,6 +138,17 @@ def compare_runs(
             for row, lines in zip(rows[1:], steps[1:], strict=True)
         ],
     )
+
+
+def compare_settings(jobs: Sequence[Mapping[str, Any]]) -> tuple[list[Values], int]:
+    """Settings that are not the same in all jobs, and how many are.
+
+    Args:
+        jobs: Dotted name -> value, for each run.
+    """
+    settings = _side_by_side(jobs)
+    differing = [one for one in settings if _differs(one)]
+    return differing, len(settings) - len(differing)
 
 
 _Line: Any = msgspec.defstruct(

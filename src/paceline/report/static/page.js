@@ -412,7 +412,7 @@ async function live() {
   if (given.length) show(given);
   else {
     const rows = await listed;
-    if (rows.length) show([rows[0].key]);
+    if (rows.length) show([(rows.find(row => row.state !== 'damaged') ?? rows[0]).key]);
     else $('sentence').textContent = 'There is no run here yet.';
   }
   addEventListener('hashchange', () => {
