@@ -180,7 +180,7 @@ def test_money_counts_while_the_run_has_its_machines(scene: Scene):
 def test_a_generation_that_follows_another_is_a_restart(scene: Scene):
     reader = Reader(scene.folder, usd_per_h=None)
     scene.begin(100.0)
-    assert "run/restarts" not in samples(scene, reader, 101.0)
+    assert samples(scene, reader, 101.0)["run/restarts"].value == 0
     scene.events.write(trains(102.0, generation=2))
     assert samples(scene, reader, 103.0)["run/restarts"].value == 1
 

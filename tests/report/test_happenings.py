@@ -6,7 +6,7 @@ import msgspec
 from tests.report import made
 
 from paceline.record import events as log
-from paceline.report.happenings import happenings, marks, ranks_of
+from paceline.report.happenings import alerts, happenings, marks, ranks_of
 
 
 def stuck(at: float, rank: int) -> log.WorkerStuck:
@@ -53,6 +53,34 @@ def test_ranks_are_what_the_newest_events_say_of_them():
     assert (back["usual"], back["odd"]) == ("training", [])
 
 
+def test_ranks_of_a_script_train_when_steps_come_after_their_start():
+    def started(at: float, generation: int) -> log.WorkerStarted:
+        return log.WorkerStarted(at=made.T0 + at, generation=generation, node=0, rank=1, pid=9)
+
+    history = [made.started(), started(1, 1)]
+    assert ranks_of(history, is_running=True)["usual"] == "starting"
+    assert ranks_of(history, is_running=True, stepped_at=made.T0 + 2)["usual"] == "training"
+    again = [*history, made.lost(3, 6, rank=1), started(4, 2)]
+    ranks = ranks_of(again, is_running=True, stepped_at=made.T0 + 2)
+    assert (ranks["usual"], ranks["odd"]) == ("recovering", [])
+    assert ranks_of(again, is_running=True, stepped_at=made.T0 + 5)["usual"] == "training"
+
+
+def test_alerts_hold_until_they_are_over():
+    def fired(rule: str) -> log.AlertFired:
+        condition = "train/loss > 1"
+        return log.AlertFired(
+            at=made.T0, generation=1, rule=rule, condition=condition, metric="train/loss", value=2.0
+        )
+
+    over = log.AlertOver(
+        at=made.T0 + 1, generation=1, rule="low", metric="train/loss", value=0.5, of=""
+    )
+    found = alerts([fired("high"), fired("low"), over])
+    assert [(alert["rule"], alert["is_on"]) for alert in found] == [("high", True), ("low", False)]
+    assert found[0]["text"] == "high: train/loss is 2 (train/loss > 1)"
+
+
 def test_ranks_of_a_run_that_nobody_holds_are_not_known():
     assert ranks_of([made.started(), made.training(1, 1)], is_running=False)["usual"] == "unknown"
     assert ranks_of([], is_running=False)["num"] == 0
@@ -92,5 +120,5 @@ def test_long_texts_are_cut_and_only_the_newest_events_are_listed():
 
 def test_stacks_of_a_stuck_rank_are_there_when_asked_for():
     (said,) = happenings([stuck(1, 0)])
-    assert said.text == "rank 0 is stuck (looping) in forward of step 7 for 31 s"
+    assert said.text == "rank 0 is stuck (looping): in forward of step 7 for 31 s"
     assert said.more.startswith("Thread 1")

@@ -103,7 +103,7 @@ def test_a_port_in_use_is_named_before_anything_starts(scene):
 
 def test_a_run_that_is_not_there_cannot_be_resumed(scene):
     refused(scene.paceline("run", "--resume", "runs/none"), 2, "R003")
-    refused(scene.paceline("report", "runs/none"), 2, "R003")
+    refused(scene.paceline("report", "runs/none"), 2, "W015")
 
 
 def test_a_cluster_that_is_not_this_machine_is_planned_and_not_run(scene):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.cli.options import PathName
+from paceline.cli.options import PathName, runs_option
 from paceline.errors import JobError
 
 if TYPE_CHECKING:
@@ -13,23 +13,25 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run_folder", metavar="RUN", type=PathName(path_type=Path))
+@click.argument("run", metavar="RUN")
 @click.option("--out", type=PathName(path_type=Path), help="[default: report.html in the run]")
-def command(run_folder: Path, out: Path | None) -> None:
-    """Write the page of the run in folder RUN: one HTML file with everything inside.
+@runs_option
+def command(run: str, out: Path | None, runs: Path) -> None:
+    """Write the page of RUN: one HTML file with everything inside.
 
-    Works at any time, also while the run goes on: it is the page of `paceline watch`, frozen.
+    RUN is as for `paceline status`. Works at any time, also while the run goes on: it is the page
+    of `paceline watch`, frozen.
 
     \b
     Examples:
       paceline report runs/tiny-lm-20261121-101500
       paceline report runs/tiny-lm-20261121-101500 --out /tmp/page.html
     """
-    from paceline.record.run import open_run
+    from paceline.launch.standing import find_run
 
-    run = open_run(run_folder)
+    found = find_run(run, runs)
     try:
-        click.echo(write_report(run, out))
+        click.echo(write_report(found, out))
     except ImportError as error:
         raise JobError.of(
             code="R010",
@@ -41,7 +43,7 @@ def command(run_folder: Path, out: Path | None) -> None:
         raise JobError.of(
             code="R002",
             what=f"the page cannot be written: {error.filename}: {error.strerror}",
-            where="--out" if out is not None else str(run.report_file),
+            where="--out" if out is not None else str(found.report_file),
             fix="give a file in a folder you may write to, on a disk with room",
         ) from None
 

@@ -274,10 +274,12 @@ def open_run(folder: Path) -> RunFolder:
         JobError: There is no run there.
     """
     run = RunFolder(folder.resolve())
-    if not run.info_file.exists() or not run.job_file.exists():
+    missing = [path.name for path in (run.info_file, run.job_file) if not path.exists()]
+    if missing:
+        why = f": it has no {missing[0]}" if len(missing) == 1 else ""
         raise JobError.of(
             code="R003",
-            what=f"there is no run in {folder}",
+            what=f"there is no run in {folder}{why}",
             where=str(folder),
             fix="give a run's folder; `paceline runs` lists them",
         )

@@ -91,9 +91,10 @@ class Sampler:
             case log.TrainingStarted() | log.WorkerStarted():
                 if self._saved_at is None and isinstance(event, log.TrainingStarted):
                     self._saved_at = event.at
+                is_first = self._first is None
                 self._first = event.generation if self._first is None else self._first
                 restarts = event.generation - self._first
-                if restarts > self._restarts:
+                if is_first or restarts > self._restarts:
                     yield self._sample("run/restarts", restarts, event.at)
                 self._restarts = restarts
             case log.CheckpointSaved():

@@ -12,21 +12,26 @@ from paceline.units import counted
 def describe_alert(event: AnyEvent) -> str | None:
     """One line, or None for what the console is not sent, and for other events."""
     match event:
-        case AlertFired() if CONSOLE in event.to:
-            action = f"; {event.action}" if event.action else ""
-            return f"ALERT ({event.severity}) {_what(event)}{_DOES[event.on_alert]}{action}"
-        case AlertOver() if CONSOLE in event.to:
-            return f"alert over: {event.rule}{_of(event)}, {event.metric} is {_value(event.value)}"
+        case AlertFired() | AlertOver() if CONSOLE in event.to:
+            return alert_line(event)
         case AlertNotSent():
             return f"alert {event.rule} was not sent to {event.target}: {event.reason}"
         case _:
             return None
 
 
+def alert_line(event: AlertFired | AlertOver) -> str:
+    """One line, whoever is sent it."""
+    if isinstance(event, AlertOver):
+        return f"alert over: {event.rule}{_of(event)}, {event.metric} is {_value(event.value)}"
+    action = f"; {event.action}" if event.action else ""
+    return f"ALERT ({event.severity}) {alert_text(event)}{_DOES[event.on_alert]}{action}"
+
+
 def summarise_alerts(events: Sequence[AnyEvent]) -> list[str]:
     """A run's alerts, for its end and its status: those that fire, then how often each rule
     fired."""
-    lines = [f"{event.severity}: {_what(event)}" for event in is_firing(events)]
+    lines = [f"{event.severity}: {alert_text(event)}" for event in is_firing(events)]
     fired = Counter(event.rule for event in events if isinstance(event, AlertFired))
     if fired:
         counts = ", ".join(f"{rule} {counted(count, 'time')}" for rule, count in fired.items())
@@ -34,7 +39,8 @@ def summarise_alerts(events: Sequence[AnyEvent]) -> list[str]:
     return lines
 
 
-def _what(event: AlertFired) -> str:
+def alert_text(event: AlertFired) -> str:
+    """Rule, value and condition."""
     step = "" if event.step is None else f" at step {event.step}"
     if event.condition.startswith("event "):
         return f"{event.rule}{_of(event)}: {event.condition}{step}"

@@ -1,5 +1,7 @@
 """One line of plain text for each event that a person wants to see."""
 
+import math
+
 from paceline.record import events as log
 from paceline.record.checkpoints import checkpoint_name
 from paceline.report.alert_text import describe_alert
@@ -33,7 +35,7 @@ def describe(event: log.AnyEvent) -> str | None:
         case log.StoppedEarly():
             return f"stopping early after step {event.step}: {early_text(event)}"
         case log.BaselineEvaluated():
-            return f"eval loss of a {event.name} (baseline): {event.loss:.4f}"
+            return f"eval loss of a {event.name} (baseline): {loss_text(event.loss)}"
         case log.Noted():
             return f"note: {event.text}"
         case log.StepRefused():
@@ -130,5 +132,5 @@ _SOURCES = {
 
 
 def loss_text(loss: float | None) -> str:
-    """Four digits; None is a loss that is not finite."""
-    return "not finite" if loss is None else f"{loss:.4f}"
+    """Four digits; None too is a loss that is not finite: JSON has no other word for one."""
+    return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"

@@ -3,14 +3,15 @@
 All from events. Leaves out: numbers of steps (`curves.py`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 
+from paceline.control.alerts import is_firing
 from paceline.record import events as log
+from paceline.report.alert_text import alert_line, alert_text
 from paceline.report.event_text import describe
 from paceline.report.time_account import HEADINGS, recovery_phases
 from paceline.units import counted, format_bytes, format_seconds
@@ -62,7 +63,7 @@ def _happening(event: log.AnyEvent) -> Happening:
 
 
 def _say(event: log.AnyEvent) -> tuple[str, str]:
-    """Level and text."""
+    """Level and text; the words are those of the console, where it prints the event."""
     match event:
         case log.RunStarted():
             verb = "resumed" if event.resumed else "started"
@@ -71,14 +72,6 @@ def _say(event: log.AnyEvent) -> tuple[str, str]:
         case log.WorkerStarted():
             who = "a spare" if event.rank is None else f"rank {event.rank}"
             return "plain", f"{who} is process {event.pid} on node {event.node}"
-        case log.TrainingStarted():
-            begin = f"training from step {event.first_step}, {event.world_size} ranks"
-            return "plain", f"{begin} over {event.backend}, state from {event.source}"
-        case log.Evaluated():
-            is_finite = event.loss is not None and math.isfinite(event.loss)
-            loss = f"{event.loss:.4f}" if is_finite else "not finite"
-            took = "" if event.seconds is None else f", in {format_seconds(event.seconds)}"
-            return "plain", f"evaluation loss {loss} after step {event.step}{took}"
         case log.CheckpointSaved():
             size = "" if event.num_bytes is None else f": {format_bytes(event.num_bytes)}"
             stall = (
@@ -87,31 +80,8 @@ def _say(event: log.AnyEvent) -> tuple[str, str]:
                 else f", training stood still for {format_seconds(event.stall_s)}"
             )
             return "plain", f"{event.checkpoint} saved{size}{stall}"
-        case log.WorkerLost():
-            return "bad", f"rank {event.rank} {event.how} after step {event.last_step}"
-        case log.WorkerStuck():
-            waited = format_seconds(event.waited_s)
-            place = f"in {event.phase} of step {event.step}" if event.step else f"in {event.phase}"
-            return "bad", f"rank {event.rank} is stuck ({event.kind}) {place} for {waited}"
-        case log.StragglerNamed():
-            then = "; it is replaced" if event.evicted else ""
-            return "bad", (
-                f"rank {event.rank} on node {event.node} takes {event.factor:.2f} times as long "
-                f"as its peers{then}"
-            )
-        case log.Recovered():
-            back = format_seconds(event.downtime_s)
-            repeated = counted(event.steps_lost, "step")
-            return "good", (
-                f"recovered in {back}: state from {event.source}, resumed after step "
-                f"{event.resumed_from_step}, {repeated} repeated"
-            )
-        case log.AlertFired():
-            return "bad" if event.severity != "info" else "plain", _alert_text(event)
-        case log.AlertOver():
-            return "plain", f"alert {event.rule} is over{' of ' + event.of if event.of else ''}"
-        case log.Noted():
-            return "plain", event.text
+        case log.AlertFired() | log.AlertOver():
+            return _level(event), alert_line(event)
         case log.RunFinished():
             level = {"finished": "good", "failed": "bad"}.get(event.outcome, "plain")
             why = f": {event.reason}" if event.reason else ""
@@ -120,11 +90,19 @@ def _say(event: log.AnyEvent) -> tuple[str, str]:
             return _level(event), describe(event) or _fields(event)
 
 
+_BAD = (
+    *("Failed", "Refused", "Corruption", "SetAside", "Skipped", "NotSent"),
+    *("WorkerLost", "WorkerStuck", "StragglerNamed", "AlertFired"),
+)
+"""Parts of the names of events that are bad news."""
+
+
 def _level(event: log.AnyEvent) -> str:
     name = type(event).__name__
-    signs = ("Failed", "Refused", "Corruption", "SetAside", "Fired", "Skipped", "NotSent")
-    is_bad = any(sign in name for sign in signs) or getattr(event, "is_fatal", False)
-    return "bad" if is_bad else "plain"
+    if name == "Recovered":
+        return "good"
+    is_bad = any(sign in name for sign in _BAD) or getattr(event, "is_fatal", False)
+    return "bad" if is_bad and getattr(event, "severity", None) != "info" else "plain"
 
 
 def _fields(event: log.AnyEvent) -> str:
@@ -139,30 +117,22 @@ def _fields(event: log.AnyEvent) -> str:
     )
 
 
-def _alert_text(event: log.AlertFired) -> str:
-    value = "" if event.value is None else f", it is {event.value:.4g}"
-    what = f"{event.rule}: {event.condition}{value}{' on ' + event.of if event.of else ''}"
-    return f"{what}; {event.action}" if event.action else what
-
-
 def alerts(events: Sequence[log.AnyEvent]) -> list[dict[str, Any]]:
-    """The newest alerts, each with whether it still holds."""
-    found: list[dict[str, Any]] = []
-    for event in events:
-        if isinstance(event, log.AlertFired):
-            key = {"rule": event.rule, "of": event.of, "severity": event.severity}
-            text = _alert_text(event).partition(": ")[2]
-            found.append(
-                {**key, "at": event.at, "step": event.step or 0, "text": text, "is_on": True}
-            )
-        elif isinstance(event, log.AlertOver):
-            for alert in found:
-                if (alert["rule"], alert["of"]) == (event.rule, event.of):
-                    alert["is_on"] = False
-        elif isinstance(event, log.RunFinished):
-            for alert in found:
-                alert["is_on"] = False
-    return found[-_MOST_MARKS:]
+    """The newest alerts, each with whether it still holds, or held when the run ended."""
+    fired = [event for event in events if isinstance(event, log.AlertFired)][-_MOST_MARKS:]
+    firing = {id(event) for event in is_firing(events)}
+    return [
+        {
+            "rule": event.rule,
+            "of": event.of,
+            "severity": event.severity,
+            "at": event.at,
+            "step": event.step or 0,
+            "text": alert_text(event),
+            "is_on": id(event) in firing,
+        }
+        for event in fired
+    ]
 
 
 def marks(events: Sequence[log.AnyEvent]) -> dict[str, list[dict[str, Any]]]:
@@ -229,11 +199,25 @@ class Ranks:
     odd: dict[int, RankState] = field(default_factory=dict)
 
 
-def ranks_of(events: Sequence[log.AnyEvent], *, is_running: bool) -> dict[str, Any]:
-    """State of every rank after the last event, ready for the page."""
+def ranks_of(
+    events: Sequence[log.AnyEvent], *, is_running: bool, stepped_at: float | None = None
+) -> dict[str, Any]:
+    """State of every rank after the last event, ready for the page.
+
+    Args:
+        events: The run's.
+        is_running: Whether a process holds the run now.
+        stepped_at: When its newest step was finished: a script says nothing else of training.
+    """
     ranks = Ranks()
     for event in events:
         _fold(ranks, event)
+    if stepped_at is not None and ranks.usual in ("starting", "recovering"):
+        kinds = log.TrainingStarted | log.WorkerStarted
+        began = [event for event in events if isinstance(event, kinds)]
+        is_script = not any(isinstance(event, log.TrainingStarted) for event in began)
+        if is_script and began and stepped_at > began[-1].at:
+            ranks.usual = "training"
     if not is_running and ranks.usual not in ("ended", "unknown"):
         ranks.usual = "unknown"
     odd = sorted(ranks.odd.values(), key=lambda each: each.rank)
@@ -253,6 +237,9 @@ def _fold(ranks: Ranks, event: log.AnyEvent) -> None:
             ranks.per_node = max(1, event.num_ranks // max(1, event.num_nodes))
         case log.WorldChanged():
             ranks.num, ranks.odd = event.num_ranks, {}
+        case log.WorkerStarted():
+            if event.rank is not None:
+                ranks.odd.pop(event.rank, None)
         case log.TrainingStarted():
             ranks.usual, ranks.odd = "training", {}
         case log.Recovered():

@@ -40,6 +40,8 @@ def happened(view: RunView) -> dict[str, Any]:
         "events": [asdict(each) for each in happenings(view.events)],
         "marks": marks(view.events),
         "alerts": alerts(view.events),
-        "ranks": ranks_of(view.events, is_running=view.is_running),
+        "ranks": ranks_of(
+            view.events, is_running=view.is_running, stepped_at=view.series.newest("at")
+        ),
         "refused": [e.step for e in view.events if isinstance(e, log.StepRefused)][-200:],
     }

@@ -198,7 +198,7 @@ function drawEvents() {
   );
   $('alerting').hidden = !firing.length;
   $('alerts').replaceChildren(
-    ...firing.map(a => el('li', { className: a.severity }, el('strong', { textContent: a.rule + ': ' }), a.text)),
+    ...firing.map(a => el('li', { className: a.severity, textContent: a.text })),
   );
 }
 let frame = 0;
