@@ -10,26 +10,18 @@ from typing import Any
 import pytest
 from tests.run.scene import Scene, wait_until
 
-from paceline.launch.standing import cost_of, left_for_s
-from paceline.record.metrics import StepMetrics
+from paceline.record.pace import cost_of, pace_s
 
 
-def step(number: int, at: float, generation: int = 1) -> StepMetrics:
-    numbers: dict[str, Any] = dict.fromkeys(StepMetrics.__dataclass_fields__, 0.0)
-    return StepMetrics(
-        **numbers
-        | {"step": number, "generation": generation, "at": at, "applied": True}
-        | {"memory_bytes": 0, "samples_digest": "", "state_digest": None}
-    )
+def test_the_pace_is_of_the_newest_steps_without_the_recoveries():
+    assert pace_s([0.0, 2.0, 4.0, 500.0, 502.0], [1, 1, 1, 2, 2]) == 2.0
+    slow_at_first = [*range(0, 1000, 10), *range(1001, 1060)]
+    assert pace_s(slow_at_first, [1] * len(slow_at_first)) == 1.0
 
 
-def test_the_time_left_is_at_the_pace_of_the_newest_steps_without_the_recoveries():
-    lines = [step(1, 0.0), step(2, 2.0), step(3, 4.0), step(4, 500.0, 2), step(5, 502.0, 2)]
-    assert left_for_s(lines, 10) == 10.0
-
-
-def test_the_time_left_is_unknown_before_there_is_a_pace():
-    assert left_for_s([step(1, 0.0)], 10) is None
+def test_the_pace_is_unknown_before_there_are_two_steps():
+    assert pace_s([0.0], [1]) is None
+    assert pace_s([0.0, 5.0], [1, 2]) is None
 
 
 def test_the_cost_at_the_end_is_at_the_newest_pace_and_before_that_as_planned():

@@ -98,11 +98,15 @@ def _print_once(named: tuple[str, ...], runs: Path, *, as_json: bool) -> None:
 
     pictures = []
     for key, row in _find(named, runs).items():
-        if row.damage is not None and not named:
-            click.echo(f"{key}: {row.damage}", err=True)
-            continue
+        if row.damage is not None:
+            click.echo(f"{key}: damaged: {row.damage}", err=True)
         watched = Watched(RunFolder(Path(row.folder)))
-        watched.look()
+        try:
+            watched.look()
+        except JobError:
+            if named:
+                raise
+            continue
         pictures.append({"run": key, **watched.show(lambda view: {**head(view), **happened(view)})})
     if as_json:
         click.echo(json.dumps(pictures, indent=2))

@@ -3,14 +3,11 @@
 Its parts are read without a word to the run itself, so any terminal may ask, as often as it likes.
 """
 
-import itertools
 import os
 import shlex
 import signal
-import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +21,12 @@ from paceline.launch.places import PLACES, Sight, queued
 from paceline.plan import Plan
 from paceline.record.events import AlertFired, read_events
 from paceline.record.holding import find_controller, machine
-from paceline.record.metrics import StepMetrics, read_metrics
+from paceline.record.metrics import read_metrics
+from paceline.record.pace import cost_of, pace_s
 from paceline.record.placement import Placement, read_placement
 from paceline.record.registry import run_folder
 from paceline.record.run import RunFolder, open_run
 from paceline.record.run_row import RunRow, read_row, running_since
-
-_PACE_STEPS = 50
-"""Last steps whose times say how long the rest takes. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +103,10 @@ def stand(named: str, runs: Path) -> Standing:
         ran_s = max(0.0, (sight.ended_at or time.time()) - sight.started_at)
     lines = read_metrics(run.metrics_file)
     plan = _plan_of(run)
-    left_s = left_for_s(lines, row.num_steps) if is_on and row.num_steps else None
+    pace = pace_s([line.at for line in lines], [line.generation for line in lines])
+    left_s = None
+    if is_on and row.num_steps and pace is not None:
+        left_s = pace * max(0, row.num_steps - lines[-1].step)
     usd, usd_at_end, source = cost_of(plan, ran_s, left_s=left_s, is_on=is_on)
     return Standing(
         run=row,
@@ -187,40 +185,6 @@ def stop(named: str, runs: Path) -> str:
         where=str(run.path),
         fix=f"take it over and stop it: paceline run --resume {run.path}, then Ctrl-C",
     )
-
-
-def left_for_s(metrics: Sequence[StepMetrics], num_steps: int) -> float | None:
-    """Seconds until the last step at the median pace of the newest steps, saves and evaluations
-    included; None when fewer than two are known."""
-    newest = metrics[-_PACE_STEPS:]
-    gaps = [
-        later.at - earlier.at
-        for earlier, later in itertools.pairwise(newest)
-        if later.generation == earlier.generation
-    ]
-    if not gaps:
-        return None
-    return statistics.fmean(gaps) * max(0, num_steps - newest[-1].step)
-
-
-def cost_of(
-    plan: Plan | None, ran_s: float, *, left_s: float | None, is_on: bool
-) -> tuple[float | None, float | None, str | None]:
-    """Dollars so far, dollars at the end, and whose price; all None without a price.
-
-    Args:
-        ran_s: For how long the run has had its machines.
-        left_s: Until the last step at the newest pace; None is not known yet.
-        is_on: Whether it runs now: at the end of one that is over, nothing is to come.
-    """
-    if plan is None or plan.cost is None:
-        return None, None, None
-    cost = plan.cost
-    per_s = cost.per_instance_hour_usd * cost.num_instances / 3600
-    at_end = None
-    if is_on:
-        at_end = per_s * (ran_s + left_s) if left_s is not None else max(cost.usd, per_s * ran_s)
-    return per_s * ran_s, at_end, f"{cost.provider} {cost.instance}, {cost.way}, {cost.as_of}"
 
 
 def _plan_of(run: RunFolder) -> Plan | None:

@@ -8,13 +8,11 @@ import numpy as np
 
 from paceline.record import events as log
 from paceline.record.metrics import most_bytes
+from paceline.record.pace import PACE_STEPS, cost_of, pace_s
 from paceline.report.sections import comparable_bytes, format_share
 from paceline.report.timeline import Failure, Part, outcome
 from paceline.report.view import RunView
 from paceline.units import counted, format_bytes, format_count, format_seconds
-
-_PACE_STEPS = 50
-"""Last steps whose times say how long the rest takes; as `paceline status`. A guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +124,12 @@ def _step_tile(view: RunView, how: str) -> Tile | None:
 def left_s(view: RunView) -> float | None:
     """Seconds until the last step at the pace of the newest steps, saves and evaluations included;
     None before there are two, and where nobody knows how many there will be."""
-    if view.num_steps is None or view.series.num < 2:
+    last = slice(-PACE_STEPS, None)
+    at, generation = view.series.column("at")[last], view.series.column("generation")[last]
+    pace = pace_s(at.tolist(), generation.tolist())
+    if view.num_steps is None or pace is None:
         return None
-    last = slice(-_PACE_STEPS, None)
-    gaps = np.diff(view.series.column("at")[last])
-    same = np.diff(view.series.column("generation")[last]) == 0
-    if not same.any():
-        return None
-    return float(gaps[same].mean()) * max(0, view.num_steps - int(view.series.column("step")[-1]))
+    return pace * max(0, view.num_steps - int(view.series.column("step")[-1]))
 
 
 def newest_baseline(view: RunView) -> log.BaselineEvaluated | None:
@@ -254,22 +250,20 @@ def _memory_tile(view: RunView) -> Tile | None:
 
 def _cost_tile(view: RunView, how: str) -> Tile | None:
     """Dollars so far and at the end; without a tile where the plan has no price."""
-    cost = view.plan.cost if view.plan is not None else None
-    if cost is None or how == "new":
+    if view.plan is None or view.plan.cost is None or how == "new":
         return None
     is_on = how == "running"
     parts = view.parts()
     ran_s = sum(part.end - part.start for part in parts)
     if is_on and parts and view.now_s is not None:
         ran_s += max(0.0, view.now_s - parts[-1].end)
-    hour = cost.per_instance_hour_usd * cost.num_instances
-    usd = hour * ran_s / 3600
     left = left_s(view) if is_on else None
-    until = "" if left is None else f"${usd + hour * left / 3600:,.2f} at the end; "
+    usd, at_end, source = cost_of(view.plan, ran_s, left_s=left, is_on=is_on)
+    until = "" if at_end is None else f"${at_end:,.2f} at the end; "
     return Tile(
         name="Cost so far" if is_on else "Cost",
         value=f"${usd:,.2f}",
-        note=f"{until}{cost.provider} {cost.instance}, {cost.way}, price of {cost.as_of}",
+        note=f"{until}price of {source}",
         how="estimated",
     )
 
