@@ -13,7 +13,6 @@ pytest.importorskip("jinja2", reason="the live page needs the live extra")
 from tests.live.folder import append, write_run
 from tests.report import made
 
-from paceline.live.logs import last_lines, plain
 from paceline.live.server import Live, Seen, news_since
 from paceline.live.watched import Watched
 from paceline.record.run_row import read_row
@@ -170,16 +169,12 @@ def test_log_that_is_not_there_or_leads_out_of_the_folder_has_no_lines(runs):
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path):
-    path = tmp_path / "rank-0.log"
-    path.write_text("".join(f"line {i}\n" for i in range(100_000)))
-    lines = last_lines(path)
-    assert lines[-2:] == ["line 99999", ""]
-    assert len(lines) == 201
-    assert last_lines(tmp_path) is None
-
-
-def test_progress_bar_leaves_its_last_state():
-    assert plain("10%|#   |\r50%|##  |\r") == "50%|##  |"
+    run = write_run(tmp_path / "run", made.record())
+    text = "".join(f"line {i}\n" for i in range(200_000)) + "10%|#   |\r50%|##  |\r"
+    run.rank_log(0).write_bytes(text.encode())
+    lines = get_json({"run": run}, "/api/run/run/log/0")["lines"]
+    assert lines[-2:] == ["line 199999", "50%|##  |"]
+    assert len(lines) == 200
 
 
 def test_run_that_cannot_be_read_is_refused_with_its_reason(tmp_path):

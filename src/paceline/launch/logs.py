@@ -55,7 +55,8 @@ def print_logs(
 
 
 def last_lines(run: RunFolder, *, rank: int | None, tail: int) -> list[tuple[str, list[str]]]:
-    """The last lines of each log, by its name. Links are not followed.
+    """The last lines of each log, by its name, as a terminal would leave them: of a progress bar
+    its last state. Links are not followed.
 
     Raises:
         JobError: `W017`, there is no such log (yet).
@@ -63,7 +64,12 @@ def last_lines(run: RunFolder, *, rank: int | None, tail: int) -> list[tuple[str
     paths = [path for path in _logs(run, rank) if path.is_file() and not path.is_symlink()]
     if not paths:
         raise _no_log(run, rank)
-    return [(path.stem, _end_of(path).splitlines()[-tail:]) for path in paths]
+    return [(path.stem, _lines_of(path, tail)) for path in paths]
+
+
+def _lines_of(path: Path, tail: int) -> list[str]:
+    lines = _end_of(path).removesuffix("\n").split("\n")[-tail:]
+    return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
 
 
 def _end_of(path: Path) -> str:

@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from paceline.errors import JobError
-from paceline.live.logs import last_lines
+from paceline.launch.logs import last_lines
+from paceline.live.logs import plain
 from paceline.live.watched import Watched
 from paceline.record.compare import compare_settings
 from paceline.record.gather import gather
@@ -34,6 +35,9 @@ _LOOK_S = 0.25
 
 _KEEP_S = 15.0
 """A comment is sent so often where nothing is new: proxies end silent connections."""
+
+_MOST_LINES = 200
+"""Of a log. A guess: what a person reads on a page."""
 
 _MOST_RUNS = 20
 """Runs over each other. A guess: more lines than colours."""
@@ -109,7 +113,7 @@ class Live:
     async def log(self, request: Request) -> Response:
         """The last lines of one rank's log. The rank is a number: it cannot climb."""
         run = self._watch(request.path_params["key"]).run
-        lines = await asyncio.to_thread(last_lines, run.rank_log(request.path_params["rank"]))
+        lines = await asyncio.to_thread(_last_lines, run, request.path_params["rank"])
         return _json({"lines": lines})
 
     async def compare(self, request: Request) -> Response:
@@ -208,6 +212,15 @@ def _news(key: str, view: RunView, seen: Seen, now: Seen) -> dict[str, Any]:
     if start < now.num_rows:
         news["rows"] = table(view.series, slice(start, now.num_rows), names_of(view), BUCKETS)
     return news
+
+
+def _last_lines(run: RunFolder, rank: int) -> list[str] | None:
+    """The end of a rank's log; None where it has none."""
+    try:
+        ((_, lines),) = last_lines(run, rank=rank, tail=_MOST_LINES)
+    except JobError:
+        return None
+    return [plain(line) for line in lines]
 
 
 def _shown(watched: Watched, make: Callable[[RunView], Any]) -> Any:
