@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -419,11 +419,19 @@ def _all_fields(section: Any, path: _Path) -> Iterator[_Path]:
 def _section_at(path: _Path, root: Any) -> Any:
     section: Any = root
     for part in path:
+        if isinstance(part, int):
+            continue
         by_name = {field.name: field for field in fields(section)}
-        section = section_in(by_name[part].type) if part in by_name else None
+        section = _section_of(by_name[part].type) if part in by_name else None
         if section is None:
             return None
     return section
+
+
+def _section_of(annotation: Any) -> Any:
+    """The section that a field of this type holds, or that each item of its list is, or None."""
+    inner = (_section_of(each) for each in get_args(annotation))
+    return section_in(annotation) or next(filter(None, inner), None)
 
 
 def _help_of(path: _Path, root: Any) -> str | None:
