@@ -164,3 +164,16 @@ def test_adapters_beside_quantised_weights_are_not_compared_with_those_beside_wh
     asked = replace(asked, conversion=replace(asked.conversion, adapters=adapters))
     found = launch_export._compare(asked, tmp_path)
     assert (found.samples, "in NF4" in found.not_made) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("named", "number"), [("<pad>", 3), ({"content": "<pad>"}, 3), (None, None)]
+)
+def test_an_exported_classifier_knows_the_padding_of_its_tokenizer(tmp_path: Path, named, number):
+    config = {"architectures": ["LlamaForSequenceClassification"], "pad_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": named}))
+    added = {"added_tokens": [{"id": 3, "content": "<pad>"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(added))
+    launch_export._pad_classifier(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == number

@@ -14,6 +14,7 @@ from paceline.prepare.chat import (
     messages_of,
 )
 from paceline.prepare.template import ChatTemplate, TemplateFailed
+from paceline.prepare.tokenize import not_maskable
 
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = "
@@ -317,3 +318,16 @@ def test_a_template_that_cannot_be_masked_stops_with_file_and_line(tmp_path):
     with pytest.raises(JobError, match=r"D014: (.|\n)*a.jsonl line 2") as caught:
         prepared(job)
     assert re.search(r"train_on: last", str(caught.value))
+    (if_last,) = not_maskable("a.jsonl", "jsonl", "last", 2, "why").problems
+    assert "set data.train_on: all" in if_last.fix
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+def test_what_the_assistant_thought_is_not_left_out_in_silence(key):
+    messages = messages_of([TURNS[0], {**TURNS[1], key: "Hm."}])
+    compiled = ChatTemplate(CHATML, TOKENS)
+    with pytest.raises(ValueError, match=f"does not write {key} of any message"):
+        check_written(compiled, compiled.render(messages)[0], messages, None)
+    text = CHATML.replace("message['content']", f"message.get('{key}', '') + message['content']")
+    writes = ChatTemplate(text, TOKENS)
+    check_written(writes, writes.render(messages)[0], messages, None)

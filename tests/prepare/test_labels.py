@@ -23,11 +23,11 @@ def documents_of(folder: Path) -> list[tuple[list[int], list[bool]]]:
 
 
 def test_only_the_label_is_trained_on_whether_it_is_a_name_or_a_number(tmp_path, tokenizer_folder):
-    labels = ["good", 0, "1", "bad"]
+    labels = ["good", 0, "1", "bad", 1.0]
     write_rows(tmp_path / "a.jsonl", [{"text": "The fox", "label": label} for label in labels])
     documents = documents_of(prepared(a_job(tmp_path, tokenizer_folder, DATA)))
     ids = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json")).encode("The fox").ids
-    assert [tokens for tokens, _ in documents] == [[*ids, number] for number in (1, 0, 1, 0)]
+    assert [tokens for tokens, _ in documents] == [[*ids, number] for number in (1, 0, 1, 0, 1)]
     assert all(trained == [False] * len(ids) + [True] for _, trained in documents)
 
 
@@ -76,3 +76,21 @@ def test_a_long_text_is_cut_before_its_label(tmp_path, tokenizer_folder):
     (left_out,) = [each for each in open_index(folder).left_out if each.documents]
     assert left_out.reason == "longer than seq_len 32: cut"
     assert left_out.example.endswith("a.jsonl line 1")
+
+
+def test_truth_values_are_labels_by_their_names(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "a.jsonl", [{"text": "The fox", "label": n > 0} for n in range(3)])
+    data = DATA.replace("[bad, good]", "[false, true]")
+    folder = prepared(a_job(tmp_path, tokenizer_folder, data))
+    assert [tokens[-1] for tokens, _ in documents_of(folder)] == [0, 1, 1]
+
+
+def test_completions_with_a_label_are_not_trained_on_without_being_asked_for(
+    tmp_path, tokenizer_folder
+):
+    rows = [{"prompt": "one", "completion": "two", "label": n > 0} for n in range(3)]
+    write_rows(tmp_path / "a.jsonl", rows)
+    told = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.jsonl, held_out: 0"))
+    assert told.startswith("D016: the rows of a are completions with a label")
+    data = "kind: completion, path: a.jsonl, held_out: 0"
+    assert open_index(prepared(a_job(tmp_path, tokenizer_folder, data))).train[0].documents == 3

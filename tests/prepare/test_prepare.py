@@ -1,6 +1,7 @@
 """Sources become prepared data: what is read, counted, refused, kept and resumed."""
 
 import gzip
+import importlib
 import json
 import re
 import shutil
@@ -222,6 +223,30 @@ def test_held_out_files_of_their_own(tmp_path):
     index = open_index(prepared(a_job(tmp_path, "bytes", data)))
     assert [source.name for source in index.held_out] == ["b"]
     assert [source.documents for source in (*index.train, *index.held_out)] == [1, 1]
+
+
+def test_a_file_is_not_trained_on_and_held_out(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    data = "sources: [{path: '*.jsonl'}], held_out_path: a.jsonl, seq_len: 4"
+    assert "a.jsonl is trained on and held out" in problem_of(a_job(tmp_path, "bytes", data))
+
+
+@pytest.mark.parametrize(("pack", "fix"), [("windows", "lower"), ("documents", "raise")])
+def test_where_nothing_fits_seq_len_is_changed_the_right_way(tmp_path, pack, fix):
+    write_rows(tmp_path / "a.jsonl", [{"text": "one two three"}])
+    data = f"sources: [{{path: a.jsonl}}], pack: {pack}, held_out: 0"
+    data += ", seq_len: 99" if pack == "windows" else ", seq_len: 4, too_long: drop"
+    assert f"fix: {fix} data.seq_len" in problem_of(a_job(tmp_path, "bytes", data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [("tokens", "{tokens: NAME}"), ("preference", "{chosen: NAME, rejected: NAME}")],
+)
+def test_columns_that_are_not_found_are_those_of_the_kind(tmp_path, tokenizer_folder, kind, fix):
+    write_rows(tmp_path / "a.jsonl", [{"one": "two"}])
+    data = f"kind: {kind}, path: a.jsonl, held_out: 0"
+    assert f"columns: {fix}" in problem_of(a_job(tmp_path, tokenizer_folder, data))
 
 
 def test_a_single_text_is_held_out_by_its_end(tmp_path):
@@ -499,3 +524,34 @@ def test_damaged_prepared_data_name_the_folder_to_delete_and_are_made_again(tmp_
     assert f"delete {folder} and" in problem.fix
     shutil.rmtree(folder)
     open_arrays(prepared(job), open_index(folder), open_index(folder).train[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("package", "R010: s3://bucket/a.jsonl is read through s3fs_of_nobody, which is not"),
+        (ValueError("no such protocol"), "D002: s3://bucket/a.jsonl cannot be read: no such"),
+        (RuntimeError("no route"), "D002: s3://bucket/a.jsonl cannot be read: no route"),
+    ],
+)
+def test_a_storage_that_cannot_be_asked_is_named(tmp_path, monkeypatch, error, told):
+    def url_to_fs(url):
+        if error != "package":
+            raise error
+        try:
+            importlib.import_module("s3fs_of_nobody")
+        except ImportError as missing:
+            raise ImportError("Install it") from missing
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
+    data = "sources: [{path: 's3://bucket/a.jsonl'}], seq_len: 4"
+    assert told in problem_of(a_job(tmp_path, "bytes", data))
+
+
+@pytest.mark.parametrize("value", [{"data": [{"text": "one"}]}, ["one", "two"]])
+def test_json_without_rows_is_text_only_where_that_is_asked_for(tmp_path, tokenizer_folder, value):
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    told = problem_of(a_job(tmp_path, tokenizer_folder, "path: a.json, held_out: 0"))
+    assert told.startswith(f"D016: {tmp_path / 'a.json'} holds JSON that is no list of rows")
+    data = "kind: text, path: a.json, seq_len: 2, held_out: 0"
+    assert open_index(prepared(a_job(tmp_path, tokenizer_folder, data))).train[0].documents == 1

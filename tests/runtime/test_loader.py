@@ -111,3 +111,17 @@ def test_what_a_sample_raises_comes_with_its_ids(num_workers):
 def test_an_iterable_is_sent_to_streams():
     with pytest.raises(RunError, match=r"R066.*list_iterator"):
         Loader(iter([1]), collate_fn=None, num_workers=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "told"),
+    [
+        ([], {}, "given 0 samples"),
+        ([1], {"num_workers": -1}, "num_workers -1"),
+        (torch.utils.data.DataLoader([1]), {}, "of a DataLoader its .dataset"),
+    ],
+)
+def test_what_no_batch_comes_from_is_refused(dataset, options, told):
+    with pytest.raises(RunError, match="R066") as caught:
+        Loader(dataset, **{"collate_fn": None, "num_workers": 0, **options})
+    assert told in str(caught.value)

@@ -353,3 +353,8 @@ def test_no_unit_makes_infinity(parse_unit, text):
 @pytest.mark.parametrize("override", [f"data.seq_len={10**23}", f"train.steps={10**30}"])
 def test_numbers_that_have_surely_a_digit_too_many_are_refused(override):
     assert only(GOOD, override).code == "J010"
+
+
+def test_a_key_like_none_of_a_source_lists_those_of_sources():
+    found = only(GOOD.replace('path: "text/*.txt"', "sources: [{path: x, zzz: 1}]"))
+    assert found.fix.startswith("known keys are path,")

@@ -155,6 +155,7 @@ def export(asked: Export, card: Callable[[Exported], str], *, check: bool = True
     with _unfinished(asked.out) as folder:
         done = convert(replace(asked.conversion, out=str(folder)))
         _write_tokenizer(asked.job, folder)
+        _pad_classifier(folder)
         done = replace(done, notes=(*done.notes, *_end_at_turns(asked.job, folder)))
         if base is not None:
             _copy_licence(base, folder)
@@ -267,6 +268,25 @@ def _write_tokenizer(job: Job, folder: Path) -> None:
     template = job.spec.model.chat_template
     if template != "auto":
         shutil.copy(job.folder / template, folder / "chat_template.jinja")
+
+
+def _pad_classifier(folder: Path) -> None:
+    """Name the tokenizer's padding in a classifier's config, which takes no batch without it."""
+    config, tokenizer = folder / "config.json", folder / "tokenizer.json"
+    settings = folder / "tokenizer_config.json"
+    if not (config.is_file() and tokenizer.is_file() and settings.is_file()):
+        return
+    known: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+    is_classifier = "SequenceClassification" in str(known.get("architectures"))
+    if not is_classifier or known.get("pad_token_id") is not None:
+        return
+    named = json.loads(settings.read_text(encoding="utf-8")).get("pad_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    added = json.loads(tokenizer.read_text(encoding="utf-8")).get("added_tokens", ())
+    for token in added:
+        if token["content"] == text:
+            known["pad_token_id"] = token["id"]
+            config.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
 
 def _end_at_turns(job: Job, folder: Path) -> Iterator[str]:

@@ -145,7 +145,7 @@ def _try(job: Job, source: Source, recipe: Recipe) -> Iterator[Problem]:
     is_all = len(first) <= _TRIED and len(source.files) == 1
     batch = Encoder(recipe).encode([row for row in first[:_TRIED] if isinstance(row, Row)])
     if batch.refused is not None:
-        raise not_maskable(file, form, *batch.refused)
+        raise not_maskable(file, form, recipe.train_on, *batch.refused)
     unread = [(row.number, row.reason) for row in first[:_TRIED] if not isinstance(row, Row)]
     broken = sorted([*batch.broken, *unread])
     part = Part(

@@ -43,6 +43,10 @@ ROLES = {
 _KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles of OpenAI's messages. A template may print any other one, but no turn of it is found."""
 
+_THOUGHT = ("reasoning_content", "reasoning", "thinking")
+"""Keys of what the assistant thought before it answered: DeepSeek's and Qwen's, OpenRouter's,
+gpt-oss's."""
+
 _OTHER = "~"
 """Is added to a text to see whether a template writes it."""
 
@@ -209,6 +213,12 @@ def _others(
     """What may be left out, and the conversation with something else in its place."""
     if tools:
         yield "the row's tools", messages, None
+    for key in _THOUGHT:
+        if any(isinstance(message.get(key), str) and message[key] for message in messages):
+            others = [
+                {**each, key: f"{each[key]}{_OTHER}"} if key in each else each for each in messages
+            ]
+            yield f"{key} of any message", others, tools
     for number, message in enumerate(messages, 1):
         before, after = messages[: number - 1], messages[number:]
         for key, calls in _calls_of(message, number):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from itertools import chain
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from paceline.errors import JobError
@@ -87,6 +88,8 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
     if form in _TOKEN_FILES:
         return Rows("tokens", {})
     if row is None:
+        if asked == "auto" and PurePath(source.files[0]).suffix.lower() == ".json":
+            raise _one_value(source)
         if asked in ("auto", "text"):
             return Rows("text", {})
         raise _unknown(job, source, None, asked)
@@ -108,6 +111,16 @@ def find_kind(job: Job, source: Source, *, has_template: bool) -> Rows:
     raise _unknown(job, source, names, kind)
 
 
+def _one_value(source: Source) -> JobError:
+    return JobError.of(
+        code="D016",
+        what=f"{source.files[0]} holds JSON that is no list of rows",
+        where=source.where,
+        fix="write its rows as a list, [{...}, {...}], or one on each line (jsonl); to train on "
+        "the raw JSON as text, set data.kind: text",
+    )
+
+
 def _check_asked_for(source: Source, known: set[str], kind: str) -> None:
     """D016, the rows hold what only `data.kind` says how to train on."""
     if {"chosen", "rejected"} <= known:
@@ -118,6 +131,10 @@ def _check_asked_for(source: Source, known: set[str], kind: str) -> None:
         what = "texts with a label"
         fix = "set data.kind: classification and data.labels to train a classifier; to train on "
         fix += "the texts alone, data.kind: text"
+    elif {"completion", "label"} <= known:
+        what = "completions with a label, whose bad ones would be trained on too"
+        fix = "keep the good ones alone, without the label; to train on all of them, set "
+        fix += "data.kind: completion"
     else:
         return
     raise JobError.of(
@@ -185,11 +202,12 @@ def _unknown(job: Job, source: Source, names: set[str] | None, kind: str) -> Job
     has = f"the columns {', '.join(sorted(map(str, names)))}" if names is not None else "no columns"
     asked = "" if kind == "unknown" else f"; data.kind {kind} reads "
     groups = _OF_KIND.get(kind, ())
+    needed = ", ".join(f"{column}: NAME" for column in (groups or (("text",),))[0])
     asked += " or ".join(" and ".join(group) for group in groups)
     return JobError.of(
         code="D016",
         what=f"{source.name} ({source.files[0]}) has {has}{asked}",
         where=source.where,
-        fix="map them: sources: [{path: ..., columns: {text: NAME}}], with what a column is on the "
-        "left and its name in the rows on the right",
+        fix=f"map them: sources: [{{path: ..., columns: {{{needed}}}}}], with what a column is on "
+        "the left and its name in the rows on the right",
     )

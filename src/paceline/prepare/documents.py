@@ -381,7 +381,11 @@ def label_number(label: Any, labels: Sequence[str]) -> int:
     >>> label_number("pos", ("neg", "pos")), label_number(0, ("neg", "pos"))
     (1, 0)
     """
-    if isinstance(label, str | int) and not isinstance(label, bool):
+    if isinstance(label, bool):
+        label = str(label).lower()
+    if isinstance(label, float) and label.is_integer():  # pandas' numbers beside missing ones
+        label = int(label)
+    if isinstance(label, str | int):
         if str(label) in labels:
             return labels.index(str(label))
         if str(label).isdigit() and int(label) < len(labels):

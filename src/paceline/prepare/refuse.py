@@ -300,7 +300,8 @@ def check_samples(job: Job, index: Index) -> None:
             what=f"{source.name} has no sample to train on: {source.documents} documents with "
             f"{source.tokens} tokens, data.seq_len {index.seq_len}{more}",
             where=job.where("data"),
-            fix="lower data.seq_len, or give more documents",
+            fix=f"{'lower' if index.pack == 'windows' else 'raise'} data.seq_len, or give more "
+            "documents",
         )
     asked = job.spec.data.held_out > 0 or job.spec.data.held_out_path is not None
     if asked and not any(source.samples for source in index.held_out):

@@ -117,7 +117,7 @@ def _fill(writer: PartWriter, file: str, recipe: Recipe, workers: Workers, repor
         return
     for rows, batch in workers.encode_all(_batches(file, form, writer)):
         if batch.refused is not None:
-            raise not_maskable(file, form, *batch.refused)
+            raise not_maskable(file, form, recipe.train_on, *batch.refused)
         writer.add(batch, sum(row.is_last for row in rows))
         report(sum(_size(row) for row in rows))
 
@@ -148,12 +148,15 @@ def _size(row: Row) -> int:
     return len(row.value)
 
 
-def not_maskable(file: str, form: str, number: int, reason: str) -> JobError:
+def not_maskable(file: str, form: str, train_on: str, number: int, reason: str) -> JobError:
     """D014: a row whose turns cannot be found in what the template writes."""
+    other = "all, which trains on every token"
+    if train_on == "assistant":
+        other = "last, which needs only the last turn"
     return JobError.of(
         code="D014",
         what=f"the chat template does not show which text is the assistant's: {reason}",
         where=place_of(file, form, number),
         fix="give a template with {% generation %} around the assistant's text by "
-        "model.chat_template, or set data.train_on: last, which needs only the last turn",
+        f"model.chat_template, or set data.train_on: {other}",
     )

@@ -48,7 +48,16 @@ class Loader:
                 what=f"session.loader was given a {type(dataset).__name__}, which has no length or "
                 "no samples by number",
                 where="program",
-                fix="give an iterable to session.stream",
+                fix="give the Dataset itself (of a DataLoader its .dataset), or give "
+                "session.stream an iterable that keeps a state",
+            )
+        if not len(dataset) or num_workers < 0:
+            raise RunError.of(
+                code="R066",
+                what=f"session.loader was given {len(dataset)} samples and num_workers "
+                f"{num_workers}",
+                where="program",
+                fix="give a Dataset with samples, and num_workers of 0 or more",
             )
         self._dataset, self._collate, self._num_workers = dataset, collate_fn, num_workers
         self._rank: DataRank | None = None

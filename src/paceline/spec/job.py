@@ -6,7 +6,7 @@ need the model's or the cluster's numbers live further down the flow, in `parall
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from paceline.spec.alerts import AlertsSpec
 from paceline.spec.cloud import CloudSpec
@@ -28,6 +28,11 @@ from paceline.spec.section import (
     section,
 )
 from paceline.spec.train import TrainSpec
+
+
+def _named(value: object) -> object:
+    """Truth values as names, which Python would count as 1 and 0."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _check_url(value: str) -> str:
@@ -175,9 +180,9 @@ class DataSpec:
     `tokens`: tokenized already (nanoGPT's .bin, Megatron's .bin with .idx, a column). `auto` looks
     at the columns, and never takes pairs by itself."""
 
-    labels: list[str | int] | None = None
+    labels: list[Annotated[str | int, BeforeValidator(_named)]] | None = None
     """Only with `kind: classification`: the classes, in the order of their numbers. Rows name them,
-    or give the number."""
+    or give the number; true and false are names too."""
 
     seq_len: Annotated[Positive, Field(gt=1)] = 256
     """Tokens in one sample."""

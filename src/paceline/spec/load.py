@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -483,10 +483,16 @@ def _section_at(path: _Path, root: Any) -> Any:
         if part not in by_name:
             return None
         is_key = get_origin(by_name[part].type) is dict
-        section = section_in(by_name[part].type)
+        section = _section_of(by_name[part].type)
         if section is None:
             return None
     return section
+
+
+def _section_of(annotation: Any) -> Any:
+    """The section that a field of this type holds, or that each item of its list is, or None."""
+    inner = (_section_of(each) for each in get_args(annotation))
+    return section_in(annotation) or next(filter(None, inner), None)
 
 
 def _help_of(path: _Path, root: Any) -> str | None:

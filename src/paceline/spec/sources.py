@@ -105,11 +105,26 @@ def find_sources(job: Job) -> tuple[Source, ...]:
 
 
 def find_held_out(job: Job) -> Source | None:
-    """The files that are kept for evaluation, where the job names some."""
+    """The files that are kept for evaluation, where the job names some.
+
+    Raises:
+        JobError: D001, a pattern matches no file; J007, one is trained on too.
+    """
     named = job.spec.data.held_out_path
     if named is None:
         return None
-    return _source(job, SourceSpec(path=named), "data.held_out_path", "held-out")
+    held_out = _source(job, SourceSpec(path=named), "data.held_out_path", "held-out")
+    trained = {file for source in find_sources(job) for file in source.files}
+    for file in held_out.files:
+        if file in trained:
+            raise JobError.of(
+                code="J007",
+                what=f"{file} is trained on and held out",
+                where=held_out.where,
+                fix="leave it out of one of them, or give data.held_out in place of "
+                "data.held_out_path",
+            )
+    return held_out
 
 
 def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:
@@ -140,12 +155,35 @@ def _matches(pattern: str, folder: Path) -> Iterator[str]:
             raise _several_splits(pattern, below)
         yield from (str(path) for path in expand(pattern, folder))
         return
-    fsspec = import_fsspec(pattern)
-    files, _ = fsspec.core.url_to_fs(pattern)
     protocol = pattern.partition("://")[0]
-    inner = pattern.partition("://")[2]
-    names = files.glob(inner) if glob.has_magic(inner) else files.find(inner)
-    yield from (f"{protocol}://{str(name).removeprefix(f'{protocol}://')}" for name in names)
+    for name in _names_in_storage(pattern):
+        yield f"{protocol}://{name.removeprefix(f'{protocol}://')}"
+
+
+def _names_in_storage(url: str) -> list[str]:
+    """What a URL means, as its storage names it.
+
+    Raises:
+        JobError: R010, the storage's package is not installed; D002, it cannot be asked.
+    """
+    fsspec = import_fsspec(url)
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+        if glob.has_magic(path):
+            return [str(name) for name in files.glob(path)]
+        return [path] if files.isfile(path) else [str(name) for name in files.find(path)]
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or error.name or "its package"
+        what = f"{url} is read through {package}, which is not installed"
+        fix = f"pip install {package}"
+        raise JobError.of(code="R010", what=what, where="data", fix=fix) from None
+    except Exception as error:  # noqa: BLE001 - each storage's package has errors of its own
+        raise JobError.of(
+            code="D002",
+            what=f"{url} cannot be read: {error or type(error).__name__}",
+            where="data",
+            fix="see that the address is right and can be reached from here with your credentials",
+        ) from None
 
 
 def _several_splits(pattern: str, folder: Path) -> JobError:

@@ -59,7 +59,7 @@ def _words(member: Any) -> Iterator[str]:
 
 
 def _bounded(base: Any, extras: list[Any]) -> str:
-    text = _PLAIN.get(base, "a value")
+    text = ", or ".join(word for member in _members(base) for word in _words(member)) or "a value"
     limits: dict[str, Any] = {}
     for extra in extras:
         example = next(iter(_examples(extra)), None)
