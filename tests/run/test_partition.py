@@ -135,9 +135,9 @@ SETTINGS = (
     "checkpoint.every=100",
     "evaluate.every=100",
     "recovery.spares=2",
-    "recovery.lease=12",
+    "recovery.lease=24",  # a busy machine lets nobody run for seconds, and only node 1 is cut off
     "recovery.grace=2",
-    "recovery.heartbeat=5",
+    "recovery.heartbeat=15",
 )
 
 

@@ -1,5 +1,6 @@
 """Models built without their numbers, and each rank's part drawn into the split model."""
 
+import functools
 import random
 from typing import Any
 
@@ -41,8 +42,14 @@ def one_process(name: str) -> dict[str, Any]:
     return {n: p.detach().numpy() for n, p in make(name).named_parameters()}
 
 
+@functools.cache
+def meshes_of(layout: Layout) -> strategy.Meshes:
+    """Made once for all models: each has groups with threads of their own, 800 in all otherwise."""
+    return strategy.make_meshes(layout, "cpu")
+
+
 def built(name: str, layout: Layout) -> tuple[nn.Module, strategy.Meshes]:
-    meshes = strategy.make_meshes(layout, "cpu")
+    meshes = meshes_of(layout)
     blueprint = Blueprint(lambda: make(name), SEED)
     assert blueprint.why_whole is None, blueprint.why_whole
     model = strategy.apply(

@@ -30,8 +30,9 @@ def read_job(
 
 
 def read_plannable(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """The same job, of which `paceline run` refuses nothing but what is printed on standard error:
-    the model is for another engine, or files are not on this machine.
+    """Read a job that `paceline run` would take too.
+
+    What only another engine or another machine can take is printed on standard error instead.
 
     Raises:
         JobError: Every problem of the file at once, or of the files that it names.

@@ -56,7 +56,7 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     """Why something is missing."""
 
     chosen: tuple["Outputs", ...] = ()
-    """Of the other steps that `evaluate.outputs_every` chose, ascending."""
+    """Outputs at the other steps that `evaluate.outputs_every` chose, ascending."""
 
     last_step: int = 0
     """The run's, when all of this was made."""
