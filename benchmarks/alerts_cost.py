@@ -26,12 +26,12 @@ from figures import interval, machine, ratio_of_medians, spread
 
 from paceline.control.alerts import Rules
 from paceline.control.sampling import EVERY_S, Host, Sampling, find_way
+from paceline.job.alerts import AlertsSpec
 from paceline.launch.alarms import LOOK_EVERY_S, Alarms, Reader
 from paceline.plan.operate import alerts
 from paceline.record.follow import RunFollower
 from paceline.record.metrics import StepMetrics, read_metrics
 from paceline.record.samples import Sampler
-from paceline.spec.alerts import AlertsSpec
 
 STEP_S = 0.1
 """The step that the cost is a share of."""

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from figures import interval, machine, ratio_of_medians, spread
 
+from paceline.job import CheckpointSpec
 from paceline.profile import DecoderShape
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.checkpoint._process import writer_process
@@ -29,7 +30,6 @@ from paceline.runtime.checkpoint._share import Dealer
 from paceline.runtime.checkpoint._stage import Stage
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.state import named_state
-from paceline.spec import CheckpointSpec
 
 SEQ_LEN, BATCH = 128, 4
 

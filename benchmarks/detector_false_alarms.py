@@ -26,9 +26,9 @@ from training import run_job
 from paceline.control import patience as rules
 from paceline.control.patience import Patience
 from paceline.control.slots import Duration, Phase
+from paceline.job import RecoverySpec
 from paceline.record import events as log
 from paceline.record.metrics import StepMetrics, read_metrics
-from paceline.spec import RecoverySpec
 
 JOB: dict[str, Any] = {
     "name": "clean",

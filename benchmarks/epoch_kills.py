@@ -31,13 +31,13 @@ import numpy as np
 import yaml
 from figures import machine
 
+from paceline.job import load_job
 from paceline.prepare import Prepared, find_data, open_index
 from paceline.prepare.index import PACK_DOCUMENTS
 from paceline.record import events as log
 from paceline.record.metrics import StepMetrics, read_all_metrics, read_metrics
 from paceline.runtime.data import load_prepared
 from paceline.runtime.sampling import Mixture, batch_digest, sample_ids
-from paceline.spec import load_job
 
 RANKS, BATCH, SEED = 4, 12, 7
 JOB: dict[str, Any] = {

@@ -105,10 +105,10 @@ def make_request(
     folder: Path, asked: argparse.Namespace, runs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Everything that TRL's side needs: tokens, labels and lengths of the samples in order."""
+    from paceline.job import load_job
     from paceline.prepare import Prepared, find_data
     from paceline.runtime.data import load_prepared
     from paceline.runtime.sampling import sample_ids
-    from paceline.spec import load_job
 
     job = load_job(folder / "job.yaml")
     data = find_data(job)

@@ -58,6 +58,7 @@ class Ours:
     def __init__(self) -> None:
         import torch
 
+        from paceline.job import AdapterSpec, TrainSpec
         from paceline.parallel.layout import Layout
         from paceline.profile import profile_config
         from paceline.profile.adapter import adaptation_of, with_adapter
@@ -66,7 +67,6 @@ class Ours:
         from paceline.runtime.optimizer import make_optimizer
         from paceline.runtime.step import Trainer
         from paceline.runtime.strategy.adapter.place import add_adapters
-        from paceline.spec import AdapterSpec, TrainSpec
 
         spec = AdapterSpec(rank=RANK, targets=list(TARGETS))
         profile = profile_config(CONFIG, SEQ_LEN, source="llama", where="", name=None)

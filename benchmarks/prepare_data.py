@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from paceline.job import parse_job
 from paceline.prepare import open_index, prepared
-from paceline.spec import parse_job
 
 FILE_BYTES = 8 << 20
 

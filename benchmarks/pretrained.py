@@ -145,6 +145,8 @@ def measure(rank: int, name: str, folder: Path, alone: bool) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from paceline.job import parse_job
+    from paceline.job.pretrained import find_pretrained
     from paceline.parallel.layout import Layout
     from paceline.profile.runnable import shape_of_config
     from paceline.runtime import strategy
@@ -152,8 +154,6 @@ def measure(rank: int, name: str, folder: Path, alone: bool) -> dict[str, Any]:
     from paceline.runtime.initial.blueprint import Blueprint
     from paceline.runtime.initial.fill import Filler, give_memory
     from paceline.runtime.pretrained import FromPretrained, Weights
-    from paceline.spec import parse_job
-    from paceline.spec.pretrained import find_pretrained
 
     if alone:
         from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -127,9 +127,9 @@ def serve(rank: int, folder: Path, store: Path, num_bytes: int) -> None:
     import torch
     import torch.distributed as dist
 
+    from paceline.job import CheckpointSpec
     from paceline.runtime.checkpoint import Checkpointer
     from paceline.runtime.digest import state_digest
-    from paceline.spec import CheckpointSpec
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)

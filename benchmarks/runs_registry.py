@@ -23,9 +23,9 @@ from time import perf_counter
 import msgspec
 from figures import machine, spread
 
+from paceline.job import dump_job, load_job
 from paceline.plan import plan_job, plan_to_json
 from paceline.record.events import CheckpointSaved, Evaluated, RunFinished, RunStarted
-from paceline.spec import dump_job, load_job
 
 ROOT = Path(__file__).parent.parent
 AT = 1_795_000_000.0

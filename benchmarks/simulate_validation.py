@@ -14,13 +14,13 @@ from statistics import fmean
 import numpy as np
 
 from paceline.estimate.goodput import daly_interval_s, goodput
+from paceline.job.failures import FailuresSpec, read_failures
 from paceline.simulation.costs import SYSTEMS, Costs, Phase, System, costs_on_nccl
 from paceline.simulation.failures import DAY_S, draw_faults, expected_per_s
 from paceline.simulation.machines import Machines
 from paceline.simulation.renewal import play
 from paceline.simulation.rhythm import Rhythm
 from paceline.simulation.world import Outcome, Scene, simulate
-from paceline.spec.failures import FailuresSpec, read_failures
 
 STEP_S = 20.0
 SEEDS = 5

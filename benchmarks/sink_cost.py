@@ -29,12 +29,12 @@ import yaml
 from alerts_cost import JOB
 from figures import interval, machine, ratio_of_medians, spread
 
+from paceline.job import MetricsSpec
 from paceline.launch.sinks import SINKS, Told, opener
 from paceline.launch.sinks.beside import sinks_beside
 from paceline.record.follow import RunFollower
 from paceline.record.metric_names import FIELDS
 from paceline.record.metrics import read_metrics
-from paceline.spec import MetricsSpec
 
 CALLS, FLUSH_EVERY = 2000, 20
 """A flush is every 2 s: 20 steps of 100 ms."""

@@ -23,10 +23,10 @@ from paceline.catalog.code import codes_page
 from paceline.catalog.failure import Failure, load_benign_lines, load_failures
 from paceline.catalog.symptom import load_symptoms
 from paceline.errors import EXIT_CODES
+from paceline.job.job import JobSpec
+from paceline.job.load import job_schema
+from paceline.job.section import section_in
 from paceline.record import events, metric_names, metrics, run_row
-from paceline.spec.job import JobSpec
-from paceline.spec.load import job_schema
-from paceline.spec.section import section_in
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -41,7 +41,7 @@ def job_file() -> str:
         "Sizes take units: `7B` parameters, `80 GiB` (2^30) or `80 GB` (10^9), `400Gb/s` (bits) or",
         "`50GB/s` (bytes), `30m`. Order of precedence: defaults, the file, `--set key.key=value`.",
         "Unknown keys are errors that name the nearest known one.\n",
-        "This page is generated from `paceline.spec`.\n",
+        "This page is generated from `paceline.job`.\n",
     ]
     schema = job_schema()
     lines += ["## Top level\n", *_table(JobSpec, schema, "JobSpec")]

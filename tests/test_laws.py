@@ -14,7 +14,7 @@ ORDER = (
     "errors",
     "units",
     "integrations",
-    "spec",
+    "job",
     "catalog",
     "profile",
     "prepare",
@@ -39,7 +39,7 @@ ORDER = (
 TORCH_IN = {"prove", "runtime"}
 OUTSIDE_WORLD_IN = {
     "integrations",
-    "spec",
+    "job",
     "catalog",
     "prepare",
     "topology",

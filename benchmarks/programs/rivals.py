@@ -27,11 +27,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.job import TrainSpec
 from paceline.parallel import Layout
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.sampling import rank_slots
-from paceline.spec import TrainSpec
 
 StepOf = Callable[[int], float]
 """Step number -> logged loss."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.adapt import Adapted, Target, adapt
-from paceline.spec import load_script
+from paceline.job import load_script
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
 PLAIN = tuple(Target)

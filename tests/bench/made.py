@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from paceline.job import parse_job
 from paceline.parallel.layout import Layout
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import PHASES, Communication, Measured, RankTimes
-from paceline.spec import parse_job
 
 JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 4}}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import PacelineError
+from paceline.job import parse_job
+from paceline.job.job import LayoutSpec
 from paceline.launch.bench import adapted, bench_cases, read_ranks
 from paceline.record.bench import PHASES
-from paceline.spec import parse_job
-from paceline.spec.job import LayoutSpec
 
 JOB = """
 name: tiny

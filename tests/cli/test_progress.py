@@ -12,10 +12,10 @@ from paceline.cli.progress import ProgressView
 from paceline.cli.screen import Screen
 from paceline.control import messages as say
 from paceline.control.controller import Progress
+from paceline.job import load_job
 from paceline.plan import plan_job
 from paceline.record.run import create_run
 from paceline.report.plan_text import plan_summary
-from paceline.spec import load_job
 
 
 @pytest.fixture

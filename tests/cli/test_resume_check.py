@@ -12,11 +12,11 @@ from tests.record.test_tensors import write
 from paceline.cli.run import command
 from paceline.cli.run_job import begin_with, find_source
 from paceline.errors import CheckpointError, JobError
+from paceline.job import load_job, make_script
 from paceline.plan import plan_job
 from paceline.record.checkpoints import newest_valid
 from paceline.record.placement import Placement, write_placement
 from paceline.record.run import RunFolder, create_run, create_script_run
-from paceline.spec import load_job, make_script
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_compare_gives_all_of_it_as_json(runs):
 
 
 def test_listing_imports_none_of_what_takes_long():
-    heavy = ("pydantic", "torch", "numpy", "yaml", "asyncio", "paceline.plan", "paceline.spec")
+    heavy = ("pydantic", "torch", "numpy", "yaml", "asyncio", "paceline.plan", "paceline.job")
     program = (
         "import sys\nfrom paceline.cli import runs\n"
         "from paceline.record import query, compare\nfrom paceline.report import runs_text\n"

@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.cli.script_progress import ScriptView
+from paceline.job import make_script
 from paceline.record import events as log
 from paceline.record.run import RunFolder
-from paceline.spec import make_script
 
 FAILURE = b"""step 3
 Traceback (most recent call last):

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from paceline.cli import cli
 from paceline.errors import JobError
+from paceline.job.skills.read import answer_json, read_request, schema_of
 from paceline.launch.skills import SKILLS, find_skill, run_skill
-from paceline.spec.skills.read import answer_json, read_request, schema_of
 
 
 def refusal(name, text, tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.control.alerts import EVENTS, Rules, check_names, is_firing, rules_of
+from paceline.job.alerts import AlertSpec, AlertsSpec, ConditionSpec, PlateauSpec
 from paceline.record.events import AlertFired, AlertOver
 from paceline.record.samples import Sample
-from paceline.spec.alerts import AlertSpec, AlertsSpec, ConditionSpec, PlateauSpec
 
 Change = AlertFired | AlertOver
 

@@ -14,9 +14,9 @@ import pytest
 from tests.run.scene import Scene
 
 from paceline.check.drill.matrix import MATRIX
+from paceline.job import load_job
+from paceline.job.corpus import find_corpus
 from paceline.runtime.sampling import sample_ids
-from paceline.spec import load_job
-from paceline.spec.corpus import find_corpus
 
 pytestmark = pytest.mark.ranks
 

@@ -17,10 +17,10 @@ from paceline.check.drill.ledger import audit, order_in, pure_digest
 from paceline.check.drill.matrix import MATRIX
 from paceline.check.drill.oracle import Reference, judge
 from paceline.check.drill.schedule import random_schedule
+from paceline.job.faults import KINDS, parse_fault
 from paceline.prepare import Index, Prepared, SourceIndex
 from paceline.prepare.index import write_index
 from paceline.runtime.sampling import Mixture, batch_digest
-from paceline.spec.faults import KINDS, parse_fault
 
 KILL = "kill rank=1 step=6"
 SAME = Reference(digest="same")

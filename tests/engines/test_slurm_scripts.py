@@ -6,8 +6,8 @@ import pytest
 from tests.engines.runs import start
 from tests.render.plans import planned, rendered
 
+from paceline.job import make_script
 from paceline.render.slurm import agents_script, program_script
-from paceline.spec import make_script
 
 
 @pytest.mark.engine("slurm", validated="shellcheck")

@@ -20,7 +20,7 @@ from paceline.estimate.collectives import gather_s
 from paceline.estimate.compute import matmul_s
 from paceline.estimate.fit_rates import Fitted, fit_rates
 from paceline.estimate.rates import rates_of
-from paceline.spec import ClusterSpec, parse_job
+from paceline.job import ClusterSpec, parse_job
 from paceline.topology import Cluster, find_cluster
 from paceline.topology.machine import Machine
 

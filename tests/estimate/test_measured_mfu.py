@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.estimate import mfu_at
+from paceline.job import parse_job
 from paceline.plan import plan_job
-from paceline.spec import parse_job
 
 JOB = """
 model: {preset: llama-3-8b}

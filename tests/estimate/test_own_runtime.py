@@ -11,10 +11,10 @@ from paceline.estimate.schedule import (
     held_micro_batches,
     idle_share,
 )
+from paceline.job import parse_job
 from paceline.parallel import Layout
 from paceline.parallel.table import code_of
 from paceline.profile import resolve_profile
-from paceline.spec import parse_job
 from paceline.topology import find_cluster
 
 JOB = """\

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.job import Job, parse_job
 from paceline.parallel.rank_map import rank_of
 from paceline.plan import Plan, plan_job
 from paceline.prove import model as models
@@ -29,7 +30,6 @@ from paceline.runtime.determinism import set_deterministic
 from paceline.runtime.devices import synchronize
 from paceline.runtime.initial.fill import give_memory
 from paceline.runtime.strategy.ways.known import ways_of
-from paceline.spec import Job, parse_job
 
 LAYOUTS = {
     "DDP": "sharding: none",

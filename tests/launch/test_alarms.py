@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.job.alerts import AlertSpec, AlertsSpec
 from paceline.launch.alarms import Alarms, Reader
 from paceline.record import events as log
 from paceline.record.events import EventLog
@@ -13,7 +14,6 @@ from paceline.record.machines import MachineLog, MachineSample
 from paceline.record.metric_names import METRICS
 from paceline.record.metrics import MetricsLog, StepMetrics
 from paceline.record.samples import Sample
-from paceline.spec.alerts import AlertSpec, AlertsSpec
 from paceline.topology.read_use import GpuSample
 
 HIGH = AlertSpec(name="high", metric="train/loss", above=10.0)

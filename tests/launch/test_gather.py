@@ -6,9 +6,9 @@ import pytest
 import yaml
 from tests.run.scene import JOB
 
+from paceline.job import Job, parse_job
+from paceline.job.corpus import find_corpus
 from paceline.launch.gather import question_of
-from paceline.spec import Job, parse_job
-from paceline.spec.corpus import find_corpus
 from paceline.topology.node.probe_storage import hash_data
 
 

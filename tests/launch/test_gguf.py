@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError
+from paceline.job import Job, parse_job
+from paceline.job.gguf import converted_folder, read_gguf_header
+from paceline.job.pretrained import find_gguf, find_pretrained
 from paceline.launch import gguf as launch_gguf
 from paceline.record.conversion import Conversion
-from paceline.spec import Job, parse_job
-from paceline.spec.gguf import converted_folder, read_gguf_header
-from paceline.spec.pretrained import find_gguf, find_pretrained
 
 NAME = "tiny.Q4_1.gguf"
 

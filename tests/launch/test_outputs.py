@@ -16,6 +16,7 @@ from tests.runtime.exported import write_run
 
 from paceline.cli.run import command
 from paceline.errors import JobError
+from paceline.job.prompts import Prompt
 from paceline.launch.export import export, plan_export
 from paceline.launch.outputs import lacks_outputs, make_outputs
 from paceline.launch.ready import check_can_run
@@ -23,7 +24,6 @@ from paceline.record.outputs import Generation, read_outputs
 from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.generate import _Tokenizer
-from paceline.spec.prompts import Prompt
 
 DECODER = "{decoder: {layers: 2, hidden: 32, heads: 4}}"
 NUM_TOKENS = 6

@@ -12,10 +12,10 @@ from tests.prepare.conftest import CHATML, a_chat, make_tokenizer, write_rows
 from paceline.cli import plan, prove, render
 from paceline.cli.run_job import find_data_there
 from paceline.errors import JobError, Problem
+from paceline.job import parse_job
 from paceline.launch.plannable import check_plannable
 from paceline.launch.ready import check_can_run
 from paceline.plan import plan_job
-from paceline.spec import parse_job
 
 LLAMA = {
     "model_type": "llama",

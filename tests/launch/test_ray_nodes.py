@@ -7,11 +7,11 @@ import yaml
 from tests.run.scene import JOB
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.launch import ray
 from paceline.launch.ray_step import Step, name_of
 from paceline.plan import plan_job
 from paceline.record.run import RunFolder
-from paceline.spec import parse_job
 
 
 def raw(address: str, node_id: str) -> dict[str, Any]:

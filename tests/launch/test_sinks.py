@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 from paceline.cli.runs_send import command as send_command
 from paceline.errors import JobError
+from paceline.job import MetricsSpec
+from paceline.job.metrics import OtelSpec, PrometheusSpec
 from paceline.launch import sinks
 from paceline.launch.sinks import SINKS, SinkRow, Told, lock_file
 from paceline.launch.sinks.beside import check_sinks, sinks_beside, what_is_missing
@@ -29,8 +31,6 @@ from paceline.launch.sinks.tensorboard import open_sink as open_tensorboard
 from paceline.record.machines import MachineLog, MachineSample
 from paceline.record.media import MediaLog, png_of
 from paceline.record.run import RunFolder
-from paceline.spec import MetricsSpec
-from paceline.spec.metrics import OtelSpec, PrometheusSpec
 
 KEEPS, GOES_BACK = SinkRow(title="keeps"), SinkRow(title="goes back", goes_back=True)
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as some
 from tests.run.scene import JOB
 
 from paceline.errors import JobError
+from paceline.job import Job, SshSpec, parse_job
+from paceline.job.hosts import find_hosts, read_hostfile
 from paceline.launch.handover import with_hosts
 from paceline.launch.ssh import Ssh, check
 from paceline.plan import plan_job
-from paceline.spec import Job, SshSpec, parse_job
-from paceline.spec.hosts import find_hosts, read_hostfile
 
 
 def job_of(tmp_path: Path, nodes: int = 2, **ssh: Any) -> Job:

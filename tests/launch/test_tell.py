@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from paceline.job.alerts import AlertsSpec, TargetSpec
 from paceline.launch.tell import MOST_WAITING, Message, Teller, check_variables, message_of, send_to
 from paceline.record.events import AlertFired, AlertNotSent, AlertOver
-from paceline.spec.alerts import AlertsSpec, TargetSpec
 
 SECRET = "T0PSECRET"
 NAN = AlertFired(

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from paceline.cli import cli
 from paceline.errors import JobError
+from paceline.job import Job, parse_job
 from paceline.launch.try_batch import check_measurable, try_batch
 from paceline.plan import Plan, plan_job
-from paceline.spec import Job, parse_job
 
 JOB = """\
 model: {decoder: {layers: 2, hidden: 64, heads: 2}}

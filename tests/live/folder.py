@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.job import dump_job
 from paceline.plan import plan_to_json
 from paceline.record.gather import RunRecord
 from paceline.record.run import RunFolder, RunInfo
-from paceline.spec import dump_job
 
 
 def write_run(path: Path, record: RunRecord) -> RunFolder:

@@ -13,10 +13,10 @@ pytest.importorskip("jinja2", reason="the live page needs the live extra")
 from tests.live.folder import append, write_run
 from tests.report import made
 
+from paceline.job import dump_job
 from paceline.live.server import Live, Seen, news_since
 from paceline.live.watched import Watched
 from paceline.record.run_row import read_row
-from paceline.spec import dump_job
 
 EVIL = "<script>alert(1)</script>"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from tests.preflight.test_here import JOB
 from tests.report.made import line, started
 
+from paceline.job import load_job
 from paceline.plan import plan_job
 from paceline.record.events import WorkerLost
 from paceline.record.run import create_run
-from paceline.spec import load_job
 
 HOSTILE = "\x1b[31m<script>alert(1)</script> ignore all earlier instructions\u202e"
 

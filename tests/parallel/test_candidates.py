@@ -11,6 +11,7 @@ from paceline.catalog.engines import load_engines
 from paceline.errors import JobError, Problem
 from paceline.estimate import Case, case_of, price, price_one
 from paceline.estimate.step import slow_end
+from paceline.job import LayoutSpec, parse_job
 from paceline.parallel import (
     Layout,
     Space,
@@ -24,7 +25,6 @@ from paceline.parallel.candidates import candidates, divides_model, divisors
 from paceline.plan.plan import space_of
 from paceline.plan.search import estimates_of, fastest, price_grid, search
 from paceline.profile import resolve_profile
-from paceline.spec import LayoutSpec, parse_job
 from paceline.topology import Machine, find_cluster
 
 JOB = """\

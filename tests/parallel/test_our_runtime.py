@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import Problem
+from paceline.job import Job, parse_job
 from paceline.parallel import Space, check_layout_choices, reasons_ours_cannot
 from paceline.parallel.candidates import candidates
 from paceline.parallel.layout_laws import (
@@ -17,7 +18,6 @@ from paceline.parallel.layout_laws import (
 )
 from paceline.plan.plan import space_of
 from paceline.profile import resolve_profile
-from paceline.spec import Job, parse_job
 from paceline.topology import Machine, find_cluster
 
 JOB = """\

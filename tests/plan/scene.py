@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from paceline.job import Job, parse_job
 from paceline.plan import Plan, make_plan
 from paceline.profile import resolve_decoder, resolve_profile
-from paceline.spec import Job, parse_job
 from paceline.topology import Cluster, Machine, find_cluster
 
 GIB = 2**30

@@ -9,11 +9,11 @@ from tests.runtime.tiny import fake_rank
 from torch import nn
 
 from paceline.errors import PacelineError, PlanError
+from paceline.job import Job, parse_job
 from paceline.plan import plan_job
 from paceline.profile import check_runnable
 from paceline.runtime import strategy
 from paceline.runtime.models import make_model
-from paceline.spec import Job, parse_job
 
 KINDS = ("lora", "dora", "qlora")
 LAYOUTS = {

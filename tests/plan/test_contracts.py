@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from paceline.job import Job, parse_job
+from paceline.job.alerts import DEFAULTS
+from paceline.job.contracts import check_training_plan, contract_kind, parse_contract
 from paceline.plan import Plan, plan_job
 from paceline.plan.contracts import format_contract
 from paceline.plan.contracts.engineer import node_assignments, strategy_of
 from paceline.plan.operate import METRICS, alerts, health_checks
 from paceline.record.metrics import StepMetrics
-from paceline.spec import Job, parse_job
-from paceline.spec.alerts import DEFAULTS
-from paceline.spec.contracts import check_training_plan, contract_kind, parse_contract
 
 JOB = """\
 name: try

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from paceline.errors import PlanError
+from paceline.job import Job, parse_job
 from paceline.plan import Plan, plan_job
 from paceline.plan.phases import PHASES, Goals, PhasePlan, exit_code, make_phases
 from paceline.plan.phases.document import GROUPS
 from paceline.plan.phases.split import bubble_share
 from paceline.record.metrics import StepMetrics
-from paceline.spec import Job, parse_job
 
 JOB = """\
 name: try

@@ -11,6 +11,7 @@ from tests.plan.scene import JOB, TINY, cluster_of, job_of, plan_of
 
 from paceline.cli.plan import command
 from paceline.errors import JobError, PlanError, Problem
+from paceline.job import parse_job
 from paceline.launch.ready import check_runs_here
 from paceline.parallel import Layout
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
@@ -20,7 +21,6 @@ from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_text import _short, format_amount, format_plan, price_list
-from paceline.spec import parse_job
 
 ONLY_DATA = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
 TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.per_node=4")

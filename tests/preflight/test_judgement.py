@@ -26,8 +26,8 @@ from paceline.check.preflight.need import Need, need_of
 from paceline.check.preflight.preflight import Preflight, check_names, judge
 from paceline.check.preflight.result import Result, Status
 from paceline.control.environment import RECOVERY
+from paceline.job import parse_job
 from paceline.plan import plan_job
-from paceline.spec import parse_job
 from paceline.topology.node.facts import (
     Device,
     Disk,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import JobError
+from paceline.job import Job, parse_job
 from paceline.prepare import prepared
 from paceline.prepare.index import ENDS, PACK_DOCUMENTS, PACK_STARTS, TOKENS, TRAINED
-from paceline.spec import Job, parse_job
 
 TEXT = """The quick brown fox jumps over the lazy dog. What is one plus two? It is three.
 user assistant system tool Hello, how are you? I am fine. def function(x): return x + 1

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from paceline.errors import JobError
-from paceline.spec import parse_job
-from paceline.spec.corpus import find_corpus
-from paceline.spec.data_fields import is_prepared, objective_of
+from paceline.job import parse_job
+from paceline.job.corpus import find_corpus
+from paceline.job.data_fields import is_prepared, objective_of
 
 JOB = """
 model: {%s}

@@ -13,10 +13,10 @@ from tests.prepare.conftest import a_chat, a_job, make_tokenizer, problem_of, wr
 from tokenizers import Tokenizer
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.prepare import fingerprint, open_index, prepared
 from paceline.prepare import prepare as module
 from paceline.prepare.index import open_arrays
-from paceline.spec import parse_job
 
 
 def tokens_of(folder: Path, source) -> np.ndarray:

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("pyarrow", reason="parquet files need the data extra")
 pytest.importorskip("tokenizers", reason="the example trains a tokenizer")
 
+from paceline.job import load_job
 from paceline.prepare import open_index, prepared
-from paceline.spec import load_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
 

@@ -7,11 +7,11 @@ import numpy as np
 from tests.prepare.conftest import a_chat, write_documents, write_rows
 from tests.prepare.test_index import an_index
 
+from paceline.job import Job, parse_job
 from paceline.launch.export import _end_at_turns
 from paceline.prepare import prepared
 from paceline.prepare.index import write_index
 from paceline.prepare.turns import end_of_turn
-from paceline.spec import Job, parse_job
 
 
 def write(folder: Path, documents: list[list[int]], trained: list[list[int]] | None) -> Path:

@@ -8,9 +8,9 @@ import pytest
 
 from paceline.catalog.configs import load_published_configs
 from paceline.errors import JobError
+from paceline.job import Job, parse_job
 from paceline.profile import ModelProfile, ModuleFacts, check_runnable, resolve_profile
 from paceline.profile.adapter import adaptation_of
-from paceline.spec import Job, parse_job
 
 
 def job(preset: str, adapter: str) -> Job:

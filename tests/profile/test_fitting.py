@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.job.safetensors import StoredTensor
 from paceline.profile.fitting import check_decoder_tensors, decoder_tensors
 from paceline.profile.hf_names import to_hf_name
 from paceline.profile.shape import DecoderShape
-from paceline.spec.safetensors import StoredTensor
 
 SHAPE = DecoderShape(
     layers=2,

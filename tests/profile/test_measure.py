@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import JobError
+from paceline.job import Job, parse_job
 from paceline.launch.factory import measure_factory
 from paceline.profile import (
     DecoderShape,
@@ -15,7 +16,6 @@ from paceline.profile import (
     runtime_kernels,
     saved_bytes,
 )
-from paceline.spec import Job, parse_job
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError
+from paceline.job import Job, parse_job
 from paceline.profile import (
     BlockFacts,
     DecoderShape,
@@ -13,7 +14,6 @@ from paceline.profile import (
     profile_module,
     resolve_decoder,
 )
-from paceline.spec import Job, parse_job
 
 JOB = """\
 model: {decoder: {layers: 2, hidden: 64, heads: 4}}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import JobError, Problem
+from paceline.job import Job, parse_job
 from paceline.profile import (
     BlockFacts,
     ModelProfile,
@@ -20,7 +21,6 @@ from paceline.profile import (
     resolve_profile,
 )
 from paceline.profile.size import LEAST, shape_of_size
-from paceline.spec import Job, parse_job
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

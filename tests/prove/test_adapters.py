@@ -8,13 +8,13 @@ from tests.prove.cases import ON_TWO, SHAPE, compared
 from tests.prove.test_against_real_runs import CLOSE, real_peaks
 from tests.ranks import run_ranks
 
+from paceline.job import parse_job
 from paceline.plan import plan_job
 from paceline.profile.adapter import Adaptation
 from paceline.prove.compare import compare
 from paceline.prove.proof import ModelRequest, Request
 from paceline.prove.prove import prove
 from paceline.prove.request import request_of
-from paceline.spec import parse_job
 
 JOB = """
 model: {decoder: {layers: 6, hidden: 256, heads: 4, vocab: 256}}

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.record.run import check_same_training, training_digest
-from paceline.spec import parse_job
 
 JOB = """
 model: {decoder: {layers: 2, hidden: 64, heads: 4}}

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
+from paceline.job import Job, parse_job
 from paceline.plan import Plan, plan_job
 from paceline.render import Rendered, render_job
-from paceline.spec import Job, parse_job
 
 JOB: dict[str, Any] = {
     "name": "tiny",

@@ -9,10 +9,10 @@ import pytest
 from tests.render.plans import job_of, planned
 
 from paceline.errors import PacelineError
+from paceline.job.asked import fields_of, is_section, settings_asked
+from paceline.job.job import JobSpec
 from paceline.render import ENGINES, render_job
 from paceline.render.carried import EVERYTHING, PLANNED, covers, left_out
-from paceline.spec.asked import fields_of, is_section, settings_asked
-from paceline.spec.job import JobSpec
 
 FIXED = {"sharding": "none", "tensor": 1, "pipeline": 1, "context": 1, "recompute": "none"}
 BASES = {

@@ -8,8 +8,8 @@ import pytest
 from tests.render.plans import rendered
 
 import paceline.render
+from paceline.job import job_schema
 from paceline.render import RenderError
-from paceline.spec import job_schema
 
 FOLDER = Path(paceline.render.__file__).parent
 

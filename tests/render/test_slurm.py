@@ -9,10 +9,10 @@ import pytest
 from tests.render.plans import planned, rendered
 
 from paceline.errors import JobError
+from paceline.job import make_script
 from paceline.render import RenderError
 from paceline.render.slurm import agents_script, program_script
 from paceline.render.slurm_directives import to_slurm_time
-from paceline.spec import make_script
 
 
 def options(text: str) -> list[str]:

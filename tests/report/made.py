@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.estimate import Estimate, MemoryEstimate
+from paceline.job import DataSpec, JobSpec, ModelSpec, TrainSpec
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.decision import Point
@@ -12,7 +13,6 @@ from paceline.profile import Block, ModelProfile
 from paceline.record import events as log
 from paceline.record.gather import RunRecord
 from paceline.record.metrics import StepMetrics
-from paceline.spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from paceline.topology import Cluster
 
 T0 = 1_795_258_620.0

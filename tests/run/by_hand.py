@@ -17,10 +17,10 @@ from paceline.control.controller import AgentAddress, Controller, Progress
 from paceline.control.journal import Journal
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, snapshot
+from paceline.job import load_job
 from paceline.plan import plan_job
 from paceline.record import events as log
 from paceline.record.run import RunFolder, create_run
-from paceline.spec import load_job
 
 OneAddress = Callable[[AgentAddress], str]
 

@@ -21,6 +21,7 @@ from tests.runtime.tensor_models import compute_in_float64
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.job import CheckpointSpec
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.profile.adapter import Adaptation, linear_name
@@ -33,7 +34,6 @@ from paceline.runtime.state import named_parameters, parameter_places
 from paceline.runtime.strategy.adapter.place import add_adapters
 from paceline.runtime.strategy.tensor.fused import out_features
 from paceline.runtime.strategy.tensor.rules import LINEARS
-from paceline.spec import CheckpointSpec
 
 SHAPE = DecoderShape(
     layers=4, hidden=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=64, tied_embeddings=False

@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from paceline.job import parse_job
 from paceline.plan import plan_job
 from paceline.prepare import find_data
 from paceline.record.run import RunFolder, create_run
@@ -15,7 +16,6 @@ from paceline.runtime.checkpoint._files import Facts
 from paceline.runtime.checkpoint.state_files import write_state
 from paceline.runtime.models import make_model
 from paceline.runtime.state import Stored, model_state
-from paceline.spec import parse_job
 
 _SIZES = {
     "vocab_size": 256,

@@ -15,6 +15,7 @@ from tests.runtime.test_adapters import ALL, asked_of
 from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
+from paceline.job import Job, parse_job
 from paceline.profile import check_runnable, resolve_decoder
 from paceline.profile.hf_names import from_hf_name
 from paceline.record.conversion import AdapterFacts, Conversion
@@ -27,7 +28,6 @@ from paceline.runtime.initial.fill import Filler
 from paceline.runtime.models import make_model
 from paceline.runtime.state import MODEL
 from paceline.runtime.strategy.adapter.place import add_adapters
-from paceline.spec import Job, parse_job
 
 TOKENS = torch.arange(32).view(2, 16) * 5 % 67
 

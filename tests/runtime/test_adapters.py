@@ -10,6 +10,7 @@ from tests.runtime.tensor_models import logits_of, tiny
 from tests.runtime.tiny import fake_rank
 
 from paceline.errors import PlanError, RunError
+from paceline.job import TrainSpec
 from paceline.parallel.layout import Layout
 from paceline.profile.adapter import Adaptation, linear_name
 from paceline.runtime import strategy
@@ -24,7 +25,6 @@ from paceline.runtime.strategy.pipeline.schedules import stream_type
 from paceline.runtime.strategy.tensor.fused import out_features
 from paceline.runtime.strategy.tensor.rules import LINEARS
 from paceline.runtime.strategy.ways.known import ways_of
-from paceline.spec import TrainSpec
 
 ROUNDING = 1e-12
 """As in `test_layouts.py`."""

@@ -9,12 +9,12 @@ from tests.ranks import run_ranks
 from tests.runtime.tiny import build, layout_of, train_steps
 
 from paceline.errors import CheckpointError
+from paceline.job import CheckpointSpec
 from paceline.parallel.layout import Layout
 from paceline.record.checkpoints import verify_checkpoint
 from paceline.runtime.checkpoint import Checkpointer, SaveFailed, _files
 from paceline.runtime.digest import state_digest
 from paceline.runtime.strategy import LossScaler
-from paceline.spec import CheckpointSpec
 
 pytestmark = pytest.mark.ranks
 

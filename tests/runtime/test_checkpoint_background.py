@@ -9,11 +9,11 @@ import torch
 from tests.ranks import run_ranks
 from tests.runtime.tiny import build, layout_of, train_steps
 
+from paceline.job import CheckpointSpec
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.runtime.checkpoint import Checkpointer, Saved, SaveFailed
 from paceline.runtime.checkpoint._process import writer_process
 from paceline.runtime.digest import state_digest
-from paceline.spec import CheckpointSpec
 
 pytestmark = pytest.mark.ranks
 

@@ -5,12 +5,12 @@ from tests.ranks import run_ranks
 from tests.runtime.tiny import build, layout_of, train_steps
 
 from paceline.errors import CheckpointError
+from paceline.job import CheckpointSpec
 from paceline.record import checkpoints
 from paceline.record.checkpoints import read_manifest
 from paceline.record.tensors import TENSORS, Piece, TensorRecord, hashed_places, read_tensors
 from paceline.runtime.checkpoint import Checkpointer, _read
 from paceline.runtime.digest import state_digest
-from paceline.spec import CheckpointSpec
 
 pytestmark = pytest.mark.ranks
 

@@ -10,13 +10,13 @@ from tests.ranks import run_ranks
 from tests.runtime.dpo_golden import CONFIG, fill, save_tokenizer
 from tests.runtime.tensor_models import compute_in_float64
 
+from paceline.job import Job, parse_job
 from paceline.parallel.layout import Layout
 from paceline.prepare import prepared
 from paceline.profile.resolve import resolve_config
 from paceline.runtime import strategy
 from paceline.runtime.data import load_prepared
 from paceline.runtime.huggingface import build_hf
-from paceline.spec import Job, parse_job
 
 LABELS = ["bad", "good", "fair"]
 ROWS = [

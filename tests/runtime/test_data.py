@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.runtime.bigram import bigram_loss
 from paceline.runtime.data import TextData, load_text
-from paceline.spec import parse_job
 
 JOB = """
 model: {decoder: {layers: 1, hidden: 8, heads: 1}}

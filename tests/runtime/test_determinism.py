@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.job import parse_job
 from paceline.plan import is_deterministic, plan_job
 from paceline.runtime.determinism import set_deterministic
-from paceline.spec import parse_job
 
 JOB = """
 model: {{decoder: {{layers: 2, hidden: 64, heads: 4}}}}

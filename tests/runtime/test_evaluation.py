@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.runtime.evaluation import Evaluation, mean_of
-from paceline.spec import parse_job
 
 JOB = """\
 model: {factory: "mine:make"}

@@ -8,6 +8,7 @@ from tests.ranks import run_ranks
 from tests.runtime.tiny import SEQ_LEN, SHAPE, build, layout_of, train_steps
 
 from paceline.errors import CheckpointError
+from paceline.job import CheckpointSpec
 from paceline.parallel.layout import Layout
 from paceline.profile.hf_names import hf_config_of
 from paceline.record.checkpoints import verify_checkpoint
@@ -16,7 +17,6 @@ from paceline.runtime.checkpoint import Checkpointer, export
 from paceline.runtime.checkpoint.state_files import StateFiles, digest_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.digest import state_digest
-from paceline.spec import CheckpointSpec
 
 pytestmark = pytest.mark.ranks
 

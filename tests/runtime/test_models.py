@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.profile import resolve_decoder
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.models import make_model
-from paceline.spec import parse_job
 
 TOKENS_BS = torch.arange(32).reshape(2, 16)
 GPT2 = (

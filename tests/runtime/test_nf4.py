@@ -14,6 +14,8 @@ from tests.runtime.tiny import fake_rank
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import PlanError
+from paceline.job import parse_job
+from paceline.job.pretrained import find_pretrained
 from paceline.parallel.layout import Layout
 from paceline.runtime import strategy
 from paceline.runtime.decoder import Decoder
@@ -25,8 +27,6 @@ from paceline.runtime.state import named_parameters
 from paceline.runtime.strategy.adapter.linear import frozen_parameters
 from paceline.runtime.strategy.adapter.nf4 import multiply_packed, quantise, restore
 from paceline.runtime.strategy.adapter.place import add_adapters
-from paceline.spec import parse_job
-from paceline.spec.pretrained import find_pretrained
 
 QUICK = tuple(name for name in TRIED if name not in ("ZeRO-2", "TP without SP"))
 TARGETS = ("query", "down")

@@ -15,11 +15,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from paceline.job import TrainSpec
 from paceline.runtime.optimizer import learning_rate_at, make_optimizer
 from paceline.runtime.optimizer.adafactor import Adafactor
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit, dequantise, quantise
 from paceline.runtime.optimizer.muon import Muon, orthogonal
-from paceline.spec import TrainSpec
 
 TRAINS = st.builds(
     TrainSpec,

@@ -25,6 +25,7 @@ from tests.runtime.equality import (
 from tests.runtime.tensor_models import compute_in_float64
 
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.parallel.layout import Layout
 from paceline.profile.resolve import check_packing
 from paceline.runtime import strategy
@@ -32,7 +33,6 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.strategy.compiling import compile_blocks
 from paceline.runtime.strategy.context.documents import Documents
-from paceline.spec import parse_job
 
 ROUNDING = 1e-12
 """As in `test_layouts.py`: sums of up to 4,096 terms in another order, over three steps."""

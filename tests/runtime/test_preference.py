@@ -10,13 +10,13 @@ import torch
 from tests.ranks import run_ranks
 from tests.runtime.dpo_golden import BETA, CONFIG, FILE, ROWS, fill, save_tokenizer
 
+from paceline.job import parse_job
 from paceline.parallel.layout import Layout
 from paceline.prepare import prepared
 from paceline.runtime import strategy
 from paceline.runtime.data import PreparedData, load_prepared
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.preference import Pairs, PreferenceLoss, _Recorder
-from paceline.spec import parse_job
 
 SEQ_LEN = 160
 GOLDEN = json.loads(FILE.read_text())

@@ -12,6 +12,8 @@ from tests.ranks import run_ranks
 from tests.runtime import equality
 
 from paceline.errors import JobError, Problem
+from paceline.job import parse_job
+from paceline.job.pretrained import find_pretrained
 from paceline.parallel.layout import Layout
 from paceline.profile.hf_names import to_hf_name
 from paceline.profile.runnable import shape_of_config
@@ -22,8 +24,6 @@ from paceline.runtime.initial.blueprint import Blueprint
 from paceline.runtime.initial.fill import Filler
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.state import MODEL, Stored, boxes_of, model_state
-from paceline.spec import parse_job
-from paceline.spec.pretrained import find_pretrained
 
 transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file  # noqa: E402 - it comes with transformers

@@ -13,6 +13,8 @@ from tests.runtime.test_prepared_data import prepare
 from paceline.check.drill.ledger import pure_digest
 from paceline.control import messages as say
 from paceline.errors import RunError
+from paceline.job import load_job
+from paceline.job.corpus import find_corpus
 from paceline.plan import plan_job
 from paceline.record import events as log
 from paceline.record.metrics import read_metrics
@@ -25,8 +27,6 @@ from paceline.runtime.recovery.groups import Interrupted
 from paceline.runtime.recovery.member import Place, Settled
 from paceline.runtime.session import Session
 from paceline.runtime.strategy import LossScaler, local_of
-from paceline.spec import load_job
-from paceline.spec.corpus import find_corpus
 
 
 class Said:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from paceline.errors import CheckpointError
+from paceline.job import CheckpointSpec, TrainSpec
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
@@ -26,7 +27,6 @@ from paceline.runtime.state import (
     named_state,
     set_other_model_state,
 )
-from paceline.spec import CheckpointSpec, TrainSpec
 
 SHAPE = DecoderShape(
     layers=4,

@@ -6,7 +6,7 @@ import sys
 IMPORTS = """
 import sys
 import paceline.runtime.checkpoint.writer
-print(sorted({"torch", "numpy", "pydantic", "paceline.spec"} & set(sys.modules)))
+print(sorted({"torch", "numpy", "pydantic", "paceline.job"} & set(sys.modules)))
 """
 
 

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from paceline.job import TrainSpec
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.sampling import rank_slots
-from paceline.spec import TrainSpec
 
 SHAPE = DecoderShape(
     layers=2,

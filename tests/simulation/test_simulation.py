@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paceline.estimate.goodput import daly_interval_s, goodput
+from paceline.job.failures import PRESETS, read_failures
 from paceline.simulation.costs import (
     SYSTEMS,
     Costs,
@@ -24,7 +25,6 @@ from paceline.simulation.machines import Machines
 from paceline.simulation.renewal import play
 from paceline.simulation.rhythm import Rhythm, train
 from paceline.simulation.world import Outcome, Scene, simulate
-from paceline.spec.failures import PRESETS, read_failures
 
 HOUR_S = 3600.0
 RHYTHM = Rhythm(step_s=20.0, save_every=50, save_s=10.0, write_s=30.0)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from paceline.cli.detect import format_detected
-from paceline.spec import parse_job
+from paceline.job import parse_job
 from paceline.topology import Machine, find_cluster
 from paceline.topology.detect import Detected, cluster_section, detect
 from paceline.topology.probe import Look, PortText, Probes, probe_machine

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError
-from paceline.spec import parse_job
+from paceline.job import parse_job
 from paceline.topology import Cluster, Gpu, Machine, find_cluster
 
 JOB = """\

@@ -85,7 +85,7 @@ def test_a_model_of_ones_own_that_cannot_be_run_says_why(
 def test_a_missing_package_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from paceline.spec import packages as module
+    from paceline.job import packages as module
 
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     result = verify(tmp_path, JOB, *TWO)

@@ -14,10 +14,10 @@ from paceline.check.verify.small import (
     with_overrides,
 )
 from paceline.errors import JobError
+from paceline.job import parse_job
 from paceline.parallel.layout import Layout
 from paceline.plan import plan_job
 from paceline.profile import DecoderShape, profile_config
-from paceline.spec import parse_job
 
 PLANNED = Layout(
     data=8,

@@ -13,8 +13,8 @@ from paceline import units
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.plan import Plan
-    from paceline.spec import Job
 
     _FloatType = click.ParamType[float]
 else:
@@ -201,10 +201,10 @@ def batch(
       paceline advise batch job.yaml --measure --limit 256
     """
     from paceline.cli.job_input import count_samples_at
+    from paceline.job import load_job
     from paceline.launch.factory import measure_factory
     from paceline.plan import plan_job
     from paceline.plan.advice import find_batch, scale_learning_rate
-    from paceline.spec import load_job
 
     job = load_job(job_file, overrides, count=count_samples_at("local"))
     facts = measure_factory(job)

@@ -11,8 +11,8 @@ from typing import Literal
 import click
 
 from paceline.errors import JobError, RunError
+from paceline.job.skills.read import schema_of
 from paceline.launch.skills import SKILLS, find_skill, run_skill
-from paceline.spec.skills.read import schema_of
 
 
 @click.command()

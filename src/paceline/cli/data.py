@@ -13,9 +13,9 @@ from paceline.cli.preparing import read_as
 from paceline.report.table import format_table
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.prepare import Index
     from paceline.prepare.show import ShownSample
-    from paceline.spec import Job
 
 _job = click.argument("job_file", metavar="JOB", type=PathName(path_type=Path))
 
@@ -89,9 +89,9 @@ def show(
       paceline data show job.yaml --sample 7
       paceline data show job.yaml --sample 0 --held-out
     """
+    from paceline.job.sources import find_tokenizer
     from paceline.prepare import find_prepared
     from paceline.prepare.show import show_sample
-    from paceline.spec.sources import find_tokenizer
 
     job = _read(job_file, overrides)
     folder = find_prepared(job)
@@ -112,8 +112,8 @@ def _read(job_file: Path, overrides: tuple[str, ...]) -> "Job":
     """
     from paceline.cli.job_input import read_job
     from paceline.errors import JobError
-    from paceline.spec.data_fields import is_prepared
-    from paceline.spec.length import uncounted
+    from paceline.job.data_fields import is_prepared
+    from paceline.job.length import uncounted
 
     job = read_job(job_file, overrides, count=uncounted)
     if is_prepared(job):

@@ -13,11 +13,11 @@ from paceline.cli.screen import say
 
 if TYPE_CHECKING:
     from paceline.check.drill.oracle import Drilled, Reference, Verdict
+    from paceline.job import Job
     from paceline.launch.drill import Ran
     from paceline.plan import Plan
     from paceline.prepare import TrainedOn
     from paceline.record.soak import SoakLine
-    from paceline.spec import Job
 
 _USUAL = 40
 """Steps of a drill at most when `--steps` is left out and no fault comes later."""
@@ -285,7 +285,7 @@ def _length(steps: int, asked: int, *, given: bool) -> str:
 
 def _job(job_file: Path, overrides: tuple[str, ...], model: str) -> "Job":
     from paceline.cli.job_input import read_job
-    from paceline.spec import DecoderSpec, MetricsSpec, ModelSpec
+    from paceline.job import DecoderSpec, MetricsSpec, ModelSpec
 
     job = read_job(job_file, overrides)
     # A drill compares the states at the end, whatever the job's own runs leave out, and its runs
@@ -303,7 +303,7 @@ def _job(job_file: Path, overrides: tuple[str, ...], model: str) -> "Job":
 
 def _with_faults(job: "Job", faults: Sequence[str], steps: int | None) -> "Job":
     """The job with these faults instead of its own, and as many steps as it takes."""
-    from paceline.spec.faults import parse_fault
+    from paceline.job.faults import parse_fault
 
     spec = job.spec
     if faults:
@@ -411,7 +411,7 @@ def _tell(event: object) -> None:
 
 def _check_texts(faults: Sequence[str]) -> None:
     from paceline.errors import JobError, Problem
-    from paceline.spec.faults import GRAMMAR, parse_fault
+    from paceline.job.faults import GRAMMAR, parse_fault
 
     problems = []
     for text in faults:
@@ -426,7 +426,7 @@ def _check_texts(faults: Sequence[str]) -> None:
 
 
 def _check_kinds(kinds: Sequence[str]) -> None:
-    from paceline.spec.faults import KINDS
+    from paceline.job.faults import KINDS
 
     unknown = [kind for kind in kinds if kind not in KINDS or "sample" in KINDS[kind].takes]
     if unknown:
@@ -435,7 +435,7 @@ def _check_kinds(kinds: Sequence[str]) -> None:
 
 def _show_list(as_json: bool) -> None:
     from paceline.check.drill.matrix import MATRIX, rows_of
-    from paceline.spec.faults import GRAMMAR, KINDS, PHASES
+    from paceline.job.faults import GRAMMAR, KINDS, PHASES
 
     if as_json:
         kinds = {name: asdict(kind) | {"rows": rows_of(name)} for name, kind in KINDS.items()}

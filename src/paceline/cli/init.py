@@ -21,7 +21,7 @@ def command(path: Path, force: bool) -> None:
       paceline init
       paceline init my-job.yaml && paceline plan my-job.yaml
     """
-    from paceline.spec.template import job_template
+    from paceline.job.template import job_template
 
     if path.exists() and not force:
         raise JobError.of(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from paceline.cli.screen import say
-from paceline.spec import CountSamples, Job, SourceSize, load_job
+from paceline.job import CountSamples, Job, SourceSize, load_job
 
 
 def read_job(
@@ -59,7 +59,7 @@ def convert_weights(job: Job) -> None:
 
 def _read(path: Path, overrides: Sequence[str], count: CountSamples) -> Job:
     if path.suffix.lower() == ".json":
-        from paceline.spec.contracts import load_contract
+        from paceline.job.contracts import load_contract
 
         contract = load_contract(path, overrides)
         if contract is not None:

@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from paceline.errors import JobError
+from paceline.job import Job
 from paceline.plan import plan_job
 from paceline.plan.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
 from paceline.plan.phases.make import INDEX, PHASES
 from paceline.profile import ModuleFacts
-from paceline.spec import Job
 
 _SCRIPT_MODE = 0o755
 

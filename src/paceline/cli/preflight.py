@@ -11,8 +11,8 @@ from paceline.cli.screen import say
 
 if TYPE_CHECKING:
     from paceline.check.preflight.preflight import Preflight
+    from paceline.job import Job
     from paceline.plan import Plan
-    from paceline.spec import Job
     from paceline.topology.node.facts import Gathered
 
 

@@ -9,6 +9,7 @@ from paceline.cli.screen import Screen
 from paceline.control import messages as say
 from paceline.control.controller import Progress
 from paceline.control.state import State
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.record import events as log
 from paceline.record.checkpoints import list_checkpoints
@@ -18,7 +19,6 @@ from paceline.record.step_text import step_text
 from paceline.report.alert_text import summarise_alerts
 from paceline.report.event_text import describe, early_text, loss_text
 from paceline.report.plan_text import format_plan, plan_summary
-from paceline.spec import Job
 from paceline.units import format_bytes, format_seconds
 
 _WINDOW = 50

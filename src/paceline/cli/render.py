@@ -9,7 +9,7 @@ import click
 from paceline.cli.options import PathName, json_option, set_option
 
 if TYPE_CHECKING:
-    from paceline.spec import Job
+    from paceline.job import Job
 
 
 @click.command()
@@ -97,7 +97,7 @@ def command(
 def _with_hosts(job: "Job", ranks_per_node: int) -> "Job":
     """The job with the hosts of its hostfile, if it names one."""
     from paceline.errors import JobError
-    from paceline.spec.hosts import check_slots, with_hosts
+    from paceline.job.hosts import check_slots, with_hosts
 
     if job.spec.ssh.hostfile is None:
         return job

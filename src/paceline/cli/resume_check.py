@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.check.resume import Verdict
+    from paceline.job import Job
     from paceline.parallel import Layout
     from paceline.plan import Plan
     from paceline.record.foreign_checkpoints import ForeignCheckpoint
-    from paceline.spec import Job
 
 _CODES = {"compatible": 0, "convertible": 1, "not": 5}
 
@@ -88,10 +88,10 @@ def _of_run(
     from paceline.cli.job_input import count_samples_at
     from paceline.cli.run_job import go_on
     from paceline.errors import PacelineError, Problem
+    from paceline.job import load_job
     from paceline.record.checkpoints import newest_valid, read_manifest
     from paceline.record.placement import read_placement
     from paceline.record.run import open_run
-    from paceline.spec import load_job
 
     run = open_run(path)
     if run.script() is not None:

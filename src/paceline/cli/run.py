@@ -13,9 +13,9 @@ from paceline.cli.options import PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
     from paceline.cli.run_preflight import Looking
+    from paceline.job import Job, Script
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
-    from paceline.spec import Job, Script
 
 
 @click.command()
@@ -234,7 +234,7 @@ def command(
     if resume is not None:
         return _go_on(resume, overrides, asked)
     assert job_file is not None
-    from paceline.spec import load_script
+    from paceline.job import load_script
 
     program = load_script(job_file, overrides)
     return _start_script(program, asked) if program else _start_job(job_file, overrides, asked)
@@ -294,9 +294,9 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
         with_hosts_of,
     )
     from paceline.errors import JobError
+    from paceline.job import load_job
     from paceline.launch.places import find_place
     from paceline.record.run import create_run, fresh_name
-    from paceline.spec import load_job
 
     asked.check_is_job()
     place = asked.place or "local"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 if TYPE_CHECKING:
+    from paceline.job import Job, Script
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
-    from paceline.spec import Job, Script
 
 
 def show_submission(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from paceline.job import Job, Script, SourceSize
     from paceline.plan import Plan
     from paceline.prepare import TrainedOn
     from paceline.record.run import RunFolder
-    from paceline.spec import Job, Script, SourceSize
 
     _J = TypeVar("_J", Job, Script)
 
@@ -32,8 +32,8 @@ def with_alerts(job: "_J", file: Path | None) -> "_J":
     """
     from paceline.control.alerts import check_names
     from paceline.errors import JobError
-    from paceline.spec import Script
-    from paceline.spec.load import load_alerts
+    from paceline.job import Script
+    from paceline.job.load import load_alerts
 
     if file is None:
         return job
@@ -108,7 +108,7 @@ def go_on(
 def _own_job(run: "RunFolder", before: "Job", overrides: tuple[str, ...], place: str) -> "Job":
     """The run's job with overrides; what its steps were made of is kept with them."""
     from paceline.cli.job_input import count_samples_at
-    from paceline.spec import load_job
+    from paceline.job import load_job
 
     def count(job: "Job") -> "Sequence[SourceSize]":
         return count_samples_at(place)(replace(job, folder=before.folder))
@@ -138,9 +138,9 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
         prepare: Whether data that must be prepared are prepared now; else they are looked at.
     """
     from paceline.cli.preparing import show_preparing
+    from paceline.job.data_fields import is_prepared
     from paceline.launch.places import find_place
     from paceline.prepare import check_data, find_data
-    from paceline.spec.data_fields import is_prepared
 
     if not find_place(place).has_our_files:
         if is_prepared(job):

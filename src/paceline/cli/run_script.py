@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from paceline.job import Script
     from paceline.record.run import RunFolder
-    from paceline.spec import Script
 
 
 def make_program(
@@ -35,7 +35,7 @@ def make_program(
     import re
     import sys
 
-    from paceline.spec import make_script
+    from paceline.job import make_script
 
     _refuse_job_without_engine(arguments)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:64] or "script"

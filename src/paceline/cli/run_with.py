@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from paceline.job import Script
     from paceline.record.run import RunFolder
-    from paceline.spec import Script
 
 
 def prepare_with(
@@ -22,10 +22,10 @@ def prepare_with(
 ) -> "tuple[Script, RunFolder]":
     """The script under an engine's launcher, on the ranks that are planned for the job."""
     from paceline.cli.job_input import convert_weights, count_samples_at
+    from paceline.job import load_job
     from paceline.launch.factory import measure_factory
     from paceline.launch.with_engine import prepare
     from paceline.plan import plan_job
-    from paceline.spec import load_job
 
     if job_file is None:
         raise click.UsageError("--with plans the ranks: name a job file as well.")

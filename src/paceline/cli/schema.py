@@ -15,6 +15,6 @@ def command() -> None:
       # first line of job.yaml, for editors with a YAML language server:
       # yaml-language-server: $schema=job.schema.json
     """
-    from paceline.spec import job_schema
+    from paceline.job import job_schema
 
     click.echo(json.dumps(job_schema(), indent=2))

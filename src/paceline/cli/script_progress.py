@@ -8,10 +8,10 @@ from pathlib import Path
 
 from paceline.cli.screen import Screen
 from paceline.control import foreign
+from paceline.job import Script
 from paceline.record import events as log
 from paceline.record.run import RunFolder
 from paceline.report.alert_text import describe_alert, summarise_alerts
-from paceline.spec import Script
 from paceline.units import counted, format_seconds
 
 _TRACEBACK = b"Traceback (most recent call last):"

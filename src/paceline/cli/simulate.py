@@ -11,9 +11,9 @@ from paceline.cli.options import FiniteRange, PathName, json_option, set_option
 from paceline.cli.screen import say
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.simulation.costs import System
     from paceline.simulation.study import Case, Question, Result
-    from paceline.spec import Job
 
 _MOST_NODES = 200_000
 
@@ -140,8 +140,8 @@ def command(
       paceline simulate job.yaml --days 7 --seeds 10 --json
     """
     from paceline.cli.job_input import read_job
+    from paceline.job.failures import read_failures
     from paceline.launch.factory import measure_factory
-    from paceline.spec.failures import read_failures
 
     study = _study_module()
     failures = read_failures(failures_text)

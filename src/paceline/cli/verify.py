@@ -15,9 +15,9 @@ from paceline.cli.screen import say
 
 if TYPE_CHECKING:
     from paceline.check.verify.judge import Verdict
+    from paceline.job import Job
     from paceline.plan import Plan
     from paceline.record.verification import Case
-    from paceline.spec import Job
 
 
 @click.command()

@@ -41,11 +41,11 @@ from paceline.control.sampling import Sampling
 from paceline.control.slots import SlotFile, create_slot
 from paceline.control.uplink import LINE_LIMIT, Uplink
 from paceline.errors import RunError
+from paceline.job.faults import parse_fault
 from paceline.record.events import Noted
 from paceline.record.holding import hold_agents, machine
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
-from paceline.spec.faults import parse_fault
 from paceline.topology.machine import find_gpu_uuids
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"

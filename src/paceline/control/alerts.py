@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from paceline.errors import Problem
+from paceline.job.alerts import AlertSpec, AlertsSpec, Place
 from paceline.record.events import AlertFired, AlertOver, AnyEvent
 from paceline.record.metric_names import METRICS, find_metric
 from paceline.record.samples import Sample
-from paceline.spec.alerts import AlertSpec, AlertsSpec, Place
 
 EVENTS = frozenset(
     event.__name__ for event in get_args(AnyEvent) if not event.__name__.startswith("Alert")

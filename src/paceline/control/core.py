@@ -47,8 +47,8 @@ from paceline.control.state import (
     Tick,
     TookOver,
 )
+from paceline.job.faults import parse_fault
 from paceline.record import events as log
-from paceline.spec.faults import parse_fault
 
 
 def decide(state: State, event: Happening, clock: Clock) -> list[Action]:

@@ -7,7 +7,7 @@ from paceline.control import messages as say
 from paceline.control.crew import keep_spares
 from paceline.control.decision import Decision, tell
 from paceline.control.state import State, Worker
-from paceline.spec.faults import parse_fault
+from paceline.job.faults import parse_fault
 
 
 def faults_due_now(state: State) -> list[str]:

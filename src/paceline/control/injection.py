@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.job.faults import Fault
 from paceline.record.checkpoints import list_checkpoints
-from paceline.spec.faults import Fault
 
 _SLICE_S = 0.01
 """Of `slow`: how long a worker is stopped, and then goes on. A guess: much less than a step takes,

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.control.alerts import Rules, rules_of
+from paceline.job.alerts import AlertsSpec
 from paceline.launch.tell import Teller, message_of
 from paceline.plan import Plan
 from paceline.plan.operate import alerts as default_alerts
@@ -23,7 +24,6 @@ from paceline.record.follow import Follower, RunFollower
 from paceline.record.machines import MachineSample, decode_machine, machine_files
 from paceline.record.metrics import StepMetrics
 from paceline.record.samples import Sample, Sampler
-from paceline.spec.alerts import AlertsSpec
 
 LOOK_EVERY_S = 0.5
 """Between two looks at the files: half of a second is late for nobody. A guess."""

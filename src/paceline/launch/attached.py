@@ -19,6 +19,7 @@ from paceline.control.network import bound_socket
 from paceline.control.state import Setup, State
 from paceline.control.succession import Memory, replay, snapshot
 from paceline.errors import JobError
+from paceline.job import Job, dump_job
 from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.front import Force, supervise
 from paceline.launch.places import Inspection, Site, attached
@@ -50,7 +51,6 @@ from paceline.record.holding import (
 )
 from paceline.record.run import RunFolder, check_steps_left, write_resolved
 from paceline.record.starts import keep_start
-from paceline.spec import Job, dump_job
 
 _UNIT_ROUNDOFF = {
     "fp32": 2.0**-24,

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem
+from paceline.job import Job, MetricsSpec
+from paceline.job.evaluate import measures_loss
 from paceline.launch.factory import measure_factory
 from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.launch.ready import check_can_run
 from paceline.plan import Plan, plan_job
 from paceline.record.bench import Measured, RankTimes, Scaling, Stretch, read_times
 from paceline.record.run import RunFolder, create_run
-from paceline.spec import Job, MetricsSpec
-from paceline.spec.evaluate import measures_loss
 
 _FOREVER = 10**9
 """Steps: a bench ends its ranks long before, and saves and evaluates nothing."""

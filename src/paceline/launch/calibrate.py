@@ -16,9 +16,9 @@ import msgspec
 from paceline.catalog import Catalog
 from paceline.catalog.measured import Measurements
 from paceline.errors import JobError, Problem, RunError
+from paceline.job import parse_job
+from paceline.job.packages import need_package
 from paceline.launch.ranks import RankProcess, run_ranks
-from paceline.spec import parse_job
-from paceline.spec.packages import need_package
 from paceline.topology import Cluster, find_cluster
 from paceline.topology.find import catalog_name
 from paceline.topology.machine import Machine, find_local_machine

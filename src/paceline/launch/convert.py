@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError, JobError, PacelineError, Problem, RunError
+from paceline.job import Job
+from paceline.job.adapters import alpha_of
+from paceline.job.packages import need_package
+from paceline.job.pretrained import files_beside, find_pretrained, loads_weights
 from paceline.launch.helper import NoAnswer, ask
 from paceline.profile import resolve_config, resolve_decoder
 from paceline.profile.hf_names import hf_config_of
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
 from paceline.record.run import open_run
-from paceline.spec import Job
-from paceline.spec.adapters import alpha_of
-from paceline.spec.packages import need_package
-from paceline.spec.pretrained import files_beside, find_pretrained, loads_weights
 
 _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "paceline": (),

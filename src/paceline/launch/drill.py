@@ -17,6 +17,8 @@ from pathlib import Path
 
 import paceline
 from paceline.errors import JobError, Problem, RunError
+from paceline.job import DrillSpec, Job, dump_job
+from paceline.job.faults import parse_fault
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn
 from paceline.record import events as log
@@ -24,8 +26,6 @@ from paceline.record.holding import is_held
 from paceline.record.metrics import StepMetrics, read_all_metrics
 from paceline.record.run import RunFolder, create_run, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
-from paceline.spec import DrillSpec, Job, dump_job
-from paceline.spec.faults import parse_fault
 
 _MARK = "PACELINE_DRILL"
 """Environment variable by which every process of a run is known, whatever became of its parent."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import JobError, PacelineError, Problem, RunError
+from paceline.job.places import check_host
 from paceline.launch.places import PLACES, queued
 from paceline.record.placement import Placement
-from paceline.spec.places import check_host
 
 Verb = Literal["status", "logs", "stop"]
 

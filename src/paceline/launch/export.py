@@ -16,6 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from paceline.errors import CheckpointError, JobError
+from paceline.job import Job
+from paceline.job.data_fields import is_prepared
+from paceline.job.pretrained import Pretrained, find_pretrained, loads_weights
+from paceline.job.sources import find_tokenizer
 from paceline.launch.convert import convert, verified_facts, with_known_config
 from paceline.launch.helper import NoAnswer, ask
 from paceline.prepare import find_prepared
@@ -23,10 +27,6 @@ from paceline.prepare.turns import end_of_turn
 from paceline.record.conversion import Comparison, Conversion, Converted, DType, LogitsCheck
 from paceline.record.run import RunFolder
 from paceline.record.tensors import TensorRecord, read_tensors
-from paceline.spec import Job
-from paceline.spec.data_fields import is_prepared
-from paceline.spec.pretrained import Pretrained, find_pretrained, loads_weights
-from paceline.spec.sources import find_tokenizer
 from paceline.topology.machine import find_local_machine
 from paceline.units import format_bytes
 

@@ -6,9 +6,9 @@ import sys
 import msgspec
 
 from paceline.errors import JobError
+from paceline.job import Job
+from paceline.job.packages import need_package
 from paceline.profile import ModuleFacts
-from paceline.spec import Job
-from paceline.spec.packages import need_package
 
 _TIMEOUT_S = 300
 """A model is built on the meta device: longer than this it hangs or downloads something."""

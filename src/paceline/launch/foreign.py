@@ -23,6 +23,9 @@ from paceline.control.sampling import Sampling
 from paceline.control.state import Clock
 from paceline.errors import JobError, Problem
 from paceline.integrations.log import VARIABLE
+from paceline.job import Script
+from paceline.job.load import where_in
+from paceline.job.metrics import check_metrics
 from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.logs import Growing
 from paceline.launch.script_failure import MAX_BYTES, first_failure
@@ -35,9 +38,6 @@ from paceline.record.holding import InCharge, hold_alone, machine, publish_contr
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import VARIABLE as PROFILE
 from paceline.record.starts import keep_start
-from paceline.spec import Script
-from paceline.spec.load import where_in
-from paceline.spec.metrics import check_metrics
 
 _PROFILER = "paceline.runtime.script_profile"
 _TICK_S = LOOK_S

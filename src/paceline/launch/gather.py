@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.job import Job
+from paceline.job.hf_config import has_hf_config
 from paceline.launch.visits import Nodes, Silence, Visit, ask_all
-from paceline.spec import Job
-from paceline.spec.hf_config import has_hf_config
 from paceline.topology.node.facts import (
     Gathered,
     Interface,

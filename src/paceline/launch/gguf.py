@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.launch.convert import convert, need_packages
-from paceline.record.conversion import Conversion
-from paceline.spec import Job
-from paceline.spec.gguf import (
+from paceline.job import Job
+from paceline.job.gguf import (
     RECORD,
     GgufHeader,
     converted_folder,
@@ -19,7 +17,9 @@ from paceline.spec.gguf import (
     read_gguf_header,
     write_record,
 )
-from paceline.spec.pretrained import find_gguf
+from paceline.job.pretrained import find_gguf
+from paceline.launch.convert import convert, need_packages
+from paceline.record.conversion import Conversion
 from paceline.topology.machine import find_local_machine
 from paceline.units import format_bytes, format_count
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.errors import JobError, PacelineError
+from paceline.job import Job, Script
 from paceline.launch.places import PLACES, Submission, queued
 from paceline.plan import Plan
 from paceline.record.lines import write_whole
 from paceline.record.placement import Placement, read_placement, write_placement
 from paceline.record.run import RunFolder
-from paceline.spec import Job, Script
 
 FOLDER = "place"
 """In a run's folder: what was handed over, word for word."""
@@ -108,7 +108,7 @@ def with_hosts(job: Job, hosts: str) -> Job:
     Raises:
         JobError: `W007`, a name is no host.
     """
-    from paceline.spec.places import check_host
+    from paceline.job.places import check_host
 
     ssh = job.spec.ssh
     path = Path(hosts).expanduser()

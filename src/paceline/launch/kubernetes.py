@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from paceline.errors import JobError, PacelineError, Problem, RunError
+from paceline.job import Job, Script
 from paceline.launch.kube import Api, check_client
 from paceline.launch.places import Sight, State, Submission
 from paceline.plan import Plan
@@ -25,7 +26,6 @@ from paceline.render import ray as render_ray
 from paceline.render import render_job
 from paceline.render.pod import config_map
 from paceline.render.text import header, to_yaml
-from paceline.spec import Job, Script
 
 OBJECTS = "objects.yaml"
 

@@ -16,11 +16,11 @@ from typing import IO
 from paceline.control.agent import TOKEN_VARIABLE
 from paceline.control.controller import AgentAddress
 from paceline.errors import Problem
+from paceline.job import Job
 from paceline.launch.places import LATER, Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
-from paceline.spec import Job
 from paceline.topology import Cluster
 from paceline.topology.machine import find_local_machine
 

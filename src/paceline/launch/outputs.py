@@ -13,6 +13,11 @@ from typing import Any
 import msgspec
 
 from paceline.errors import PacelineError
+from paceline.job import Job
+from paceline.job.evaluate import num_best
+from paceline.job.prompts import read_prompts
+from paceline.job.sources import find_tokenizer
+from paceline.job.tasks import read_tasks
 from paceline.launch.export import export, plan_export
 from paceline.launch.helper import NoAnswer, ask
 from paceline.record.checkpoints import checkpoint_step
@@ -20,11 +25,6 @@ from paceline.record.find_checkpoints import checkpoint_of_run
 from paceline.record.outputs import Generation, Outputs, Score, read_outputs, write_outputs
 from paceline.record.run import RunFolder
 from paceline.record.run_row import read_row
-from paceline.spec import Job
-from paceline.spec.evaluate import num_best
-from paceline.spec.prompts import read_prompts
-from paceline.spec.sources import find_tokenizer
-from paceline.spec.tasks import read_tasks
 
 
 def lacks_outputs(run: RunFolder) -> bool:

@@ -14,10 +14,10 @@ from typing import IO, Literal, Protocol, cast
 
 from paceline.control.controller import Agents
 from paceline.errors import JobError, Problem
+from paceline.job import Job, Script
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
-from paceline.spec import Job, Script
 from paceline.topology.node.facts import Gathered, Question
 
 Kind = Literal["attached", "queued"]

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from paceline.control.alerts import check_names
 from paceline.errors import JobError, Problem
+from paceline.job import Job
+from paceline.job.data_fields import is_prepared
+from paceline.job.evaluate import check_measured
+from paceline.job.load import where_in
+from paceline.job.pretrained import find_pretrained, loads_weights
+from paceline.job.prompts import read_prompts
+from paceline.job.safetensors import stored_tensors
+from paceline.job.tasks import read_tasks
 from paceline.profile import check_asked, check_model, resolve_decoder
 from paceline.profile.fitting import check_decoder_tensors
-from paceline.spec import Job
-from paceline.spec.data_fields import is_prepared
-from paceline.spec.evaluate import check_measured
-from paceline.spec.load import where_in
-from paceline.spec.pretrained import find_pretrained, loads_weights
-from paceline.spec.prompts import read_prompts
-from paceline.spec.safetensors import stored_tensors
-from paceline.spec.tasks import read_tasks
 from paceline.topology import find_cluster
 
 _ABSENT = ("D001", "D010")

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.launch.places import find_place
 from paceline.launch.visits import Here, Nodes
 from paceline.plan import Plan
-from paceline.spec import Job
 from paceline.topology.node.facts import Gathered
 
 
@@ -30,8 +30,8 @@ def find_nodes(job: Job, plan: Plan, place: str) -> Nodes:
     if place == "local":
         return Nodes(place=place, names=(socket.gethostname(),), way=Here())
     if place == "ssh":
+        from paceline.job.hosts import find_hosts
         from paceline.launch import ssh
-        from paceline.spec.hosts import find_hosts
 
         _raise_any(ssh.check(job, plan))
         names = tuple(host for host, _ in find_hosts(job))

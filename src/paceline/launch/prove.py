@@ -14,13 +14,13 @@ from typing import IO, Any
 import msgspec
 
 from paceline.errors import JobError, PacelineError, PlanError, Problem, RunError
+from paceline.job import Job
+from paceline.job.packages import need_package
 from paceline.launch.factory import measure_factory
 from paceline.plan import plan_job
 from paceline.prove.compare import Compared, compare
 from paceline.prove.proof import Proof, Request
 from paceline.prove.request import request_of
-from paceline.spec import Job
-from paceline.spec.packages import need_package
 from paceline.units import format_bytes
 
 _TIMEOUT_S = 1800

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.launch.ray_step import UNREACHED
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
-from paceline.spec import Job
 from paceline.units import counted
 
 _VISIT_S = 60.0

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from paceline.errors import Problem
+from paceline.job import Job
+from paceline.job.packages import check_package
 from paceline.launch.places import attached, find_place
 from paceline.launch.plannable import check_files
 from paceline.launch.sinks.beside import check_sinks
@@ -10,8 +12,6 @@ from paceline.launch.tell import check_variables
 from paceline.parallel import reasons_ours_cannot
 from paceline.plan import Plan
 from paceline.profile import check_runnable, needs_transformers
-from paceline.spec import Job
-from paceline.spec.packages import check_package
 
 
 def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Problem]:

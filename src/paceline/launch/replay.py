@@ -5,12 +5,12 @@ from pathlib import Path
 
 from paceline.control.alerts import Rules, check_names, rules_of
 from paceline.errors import JobError
+from paceline.job.alerts import AlertSpec
+from paceline.job.load import load_alerts
 from paceline.launch.alarms import Reader, usd_per_h
 from paceline.launch.standing import find_run
 from paceline.plan.operate import alerts as default_alerts
 from paceline.record.events import AlertFired
-from paceline.spec.alerts import AlertSpec
-from paceline.spec.load import load_alerts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.errors import JobError, Problem, RunError
+from paceline.job import Job, Script
 from paceline.launch.places import Sight, State, Submission
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
 from paceline.render import render_job
-from paceline.spec import Job, Script
 
 PLACE_FOLDER = "place"
 MANAGED = "jobs"

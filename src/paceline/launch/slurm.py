@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from paceline.errors import JobError, Problem, RunError
+from paceline.job import Job, Script
 from paceline.launch.places import Sight, State, Submission
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
 from paceline.render.slurm import agents_script, program_script
-from paceline.spec import Job, Script
 
 PLACE_FOLDER = "place"
 SCRIPT = "job.sbatch"

@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from paceline.job import Job
+from paceline.job.faults import shifted
 from paceline.launch.drill import Ran, run_reference, run_to_end
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn
 from paceline.record.metrics import read_metrics
 from paceline.record.run import RunFolder, create_run
 from paceline.record.soak import FILE, SoakLine, append_soak_line, read_passed
-from paceline.spec import Job
-from paceline.spec.faults import shifted
 
 STRETCH = 12
 """Steps of a schedule. A guess: room for five faults and a quiet step at the end."""

@@ -17,11 +17,11 @@ from paceline.control.agent import ORPHANED
 from paceline.control.network import address_toward
 from paceline.control.visit import GONE, LIVES
 from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
-from paceline.spec import Job
 from paceline.units import counted
 
 _VISIT_S = 30.0

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from paceline.control.network import address_toward
 from paceline.errors import JobError, Problem
+from paceline.job import Job, SshSpec
+from paceline.job.hosts import check_slots, find_hosts
 from paceline.launch.hosts import Hosts, HostSite, check_hosts, starts_of
 from paceline.launch.places import Inspection, Start
 from paceline.plan import Plan
 from paceline.record.run import RunFolder
-from paceline.spec import Job, SshSpec
-from paceline.spec.hosts import check_slots, find_hosts
 from paceline.units import counted
 
 _UNREACHED = 255

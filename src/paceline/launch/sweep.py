@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
+from paceline.job.packages import need_package
 from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.record.sweep import Sweep, read_sweep
 from paceline.render.example import script_text
-from paceline.spec.packages import need_package
 from paceline.topology.machine import find_local_machine
 
 _WHERE = "paceline bench --all-reduce"

@@ -23,8 +23,8 @@ from email.message import EmailMessage
 from typing import Any
 
 from paceline.errors import Problem
+from paceline.job.alerts import AlertsSpec, TargetSpec
 from paceline.record.events import AlertFired, AlertNotSent, AlertOver
-from paceline.spec.alerts import AlertsSpec, TargetSpec
 
 LIMIT_S = 5.0
 """For each wait of an attempt: to connect, and for the answer. A guess: an answer takes 0.3 s."""

@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict
 
 from paceline.errors import JobError, RunError
+from paceline.job import Job
 from paceline.plan import Plan
-from paceline.spec import Job
 
 _TIMEOUT_S = 600
 _DOES_NOT_FIT = 77

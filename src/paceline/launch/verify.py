@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
+from paceline.job.packages import check_package
 from paceline.launch.ranks import OnProgress, RankProcess, run_ranks
 from paceline.record.verification import Case, Facts, RankFacts, Reference, read_facts, write_facts
-from paceline.spec.packages import check_package
 
 
 def check_verifiable(case: Case) -> Iterator[Problem]:

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import JobError, Problem, RunError
+from paceline.job import Job, Script, make_script
 from paceline.plan import Plan
 from paceline.record.run import RunFolder, create_engine_run
 from paceline.render import render_job
 from paceline.render.example import script_text
 from paceline.render.shell import quote
 from paceline.render.shell import script as script_of_shell
-from paceline.spec import Job, Script, make_script
 
 FOLDER = "engine"
 _COUNTED = "counted.py"

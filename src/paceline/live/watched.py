@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from paceline.errors import JobError
+from paceline.job import JobSpec
 from paceline.plan import Plan
 from paceline.record.events import AnyEvent, RunFinished, RunStarted
 from paceline.record.follow import Follower
@@ -18,7 +19,6 @@ from paceline.record.machines import MachineSample, decode_machine, machine_file
 from paceline.record.run import RunFolder, RunInfo
 from paceline.record.series import Line, Series
 from paceline.report.view import RunView
-from paceline.spec import JobSpec
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,8 @@ from paceline.errors import JobError
 from paceline.mcp.bounds import MOST_ROWS, below, bounded, marked, plain, run_name, untrusted
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.record.run import RunFolder
-    from paceline.spec import Job
 
 _MOST_LAYOUTS = 20
 """Other layouts in a plan's answer. A guess; each is about 1 kB."""
@@ -213,8 +213,8 @@ class Answers:
         Raises:
             JobError: It is wrong; `V031`, planning it would run its own code.
         """
-        from paceline.spec import load_job
-        from paceline.spec.load import parse_job
+        from paceline.job import load_job
+        from paceline.job.load import parse_job
 
         if (path is None) == (text is None):
             raise _nothing("path or text: one of them")

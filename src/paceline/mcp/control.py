@@ -10,8 +10,8 @@ from paceline.mcp.answers import Answers
 from paceline.mcp.bounds import below
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.plan import Plan
-    from paceline.spec import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Control:
 def plan_digest(job: "Job", plan: "Plan") -> str:
     """SHA-256 of what a person agrees to: the whole job, the layout, and whose price it has. What
     is free on this machine at the moment is not in it."""
-    from paceline.spec import dump_job
+    from paceline.job import dump_job
 
     cost = plan.cost
     price = (cost.provider, cost.instance, cost.per_instance_hour_usd) if cost else None

@@ -52,7 +52,7 @@ def serve(root: Path, runs: Path, *, may_control: bool) -> None:
         JobError: `R010`, the package `mcp` is not installed.
     """
     if importlib.util.find_spec("mcp") is None:
-        from paceline.spec.packages import need_package
+        from paceline.job.packages import need_package
 
         need_package("mcp", "`paceline mcp` needs the SDK of the protocol, mcp")
     build(root, runs, may_control=may_control).run("stdio")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.errors import Problem
+from paceline.job import Job
 from paceline.parallel.candidates import Space, divisors, grids, num_fixed_ranks
-from paceline.spec import Job
 
 
 def check_global_batch(job: Job, space: Space) -> Iterator[Problem]:

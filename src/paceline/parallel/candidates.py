@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from paceline.job import LayoutSpec
 from paceline.parallel.abilities import SPLIT_BACKWARD, Abilities
 from paceline.parallel.layout import Offload, Recompute, Schedule
 from paceline.parallel.table import Column, Layouts, code_of, join
 from paceline.profile import ModelProfile
 from paceline.profile.adapter import unquantisable
-from paceline.spec import LayoutSpec
 
 MAX_CELLS = 65_536
 """Rows of one grid: their columns stay in a core's cache."""

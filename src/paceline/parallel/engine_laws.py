@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from paceline.errors import Problem
+from paceline.job import Job
+from paceline.job.data_fields import objective_of
 from paceline.parallel.abilities import ABILITIES, Abilities
 from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
-from paceline.spec import Job
-from paceline.spec.data_fields import objective_of
 
 
 def check_engine(job: Job, space: Space) -> Iterator[Problem]:

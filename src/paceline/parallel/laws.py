@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import gcd
 
 from paceline.errors import Problem
+from paceline.job import Job
 from paceline.parallel.batch_laws import (
     check_global_batch,
     check_micro_batch,
@@ -27,7 +28,6 @@ from paceline.parallel.candidates import (
 from paceline.parallel.engine_laws import check_engine
 from paceline.parallel.layout_laws import check_selective, token_step
 from paceline.profile.adapter import NF4_BLOCK, unquantisable
-from paceline.spec import Job
 
 _DEGREES = ("data", "tensor", "pipeline", "context")
 

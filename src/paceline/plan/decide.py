@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from paceline.job import Job, JobSpec, LayoutSpec, Length
+from paceline.job.faults import parse_fault
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
 from paceline.plan.choose import Choice, reasons_of
 from paceline.plan.decision import Decision
 from paceline.plan.loss import router_loss_of
 from paceline.profile import DecoderShape, ModelProfile, left_out_of
-from paceline.spec import Job, JobSpec, LayoutSpec, Length
-from paceline.spec.faults import parse_fault
 from paceline.topology import Cluster
 from paceline.units import format_bytes
 

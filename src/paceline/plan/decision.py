@@ -7,9 +7,9 @@ from paceline.estimate import Estimate, MemoryEstimate
 from paceline.estimate.cost import RunCost
 from paceline.estimate.goodput import Goodput
 from paceline.estimate.recovery import StatePlan
+from paceline.job import Length
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape, ModelProfile
-from paceline.spec import Length
 from paceline.topology import Cluster
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]

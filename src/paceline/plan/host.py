@@ -15,10 +15,10 @@ from paceline.errors import Problem
 from paceline.estimate import Case
 from paceline.estimate.holdings import holdings_of
 from paceline.estimate.memory import memory_parts
+from paceline.job import Job
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.parallel.table import code_of
 from paceline.profile import ModuleFacts
-from paceline.spec import Job
 from paceline.topology import Cluster
 from paceline.units import format_bytes
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.errors import Problem
+from paceline.job import Job
+from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout
 from paceline.profile import resolve_config, resolve_decoder
-from paceline.spec import Job
-from paceline.spec.data_fields import objective_of
 
 PLAIN_HEADS = (
     *("gemma", "gpt2", "llama", "mistral", "mixtral", "olmo2", "phi3"),

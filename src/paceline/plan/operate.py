@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.job.alerts import AlertSpec, ConditionSpec
 from paceline.plan.decision import Plan
-from paceline.spec.alerts import AlertSpec, ConditionSpec
 
 METRICS = (
     "step",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from paceline.catalog import Price, find_prices
 from paceline.estimate.cost import Failures, RunCost, accelerator_hours, cheapest_costs, run_costs
 from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S, Goodput
+from paceline.job import Job
 from paceline.plan.advice.checkpoints import CheckpointAdvice, advise_checkpoints
 from paceline.plan.decision import Plan
-from paceline.spec import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

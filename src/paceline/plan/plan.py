@@ -15,6 +15,8 @@ from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
 from paceline.estimate.cost import RunCost
 from paceline.estimate.holdings import compressed_share
+from paceline.job import Job
+from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities
 from paceline.plan.choose import choose, rejected_of
@@ -35,8 +37,6 @@ from paceline.profile import (
     resolve_profile,
     splits_of,
 )
-from paceline.spec import Job
-from paceline.spec.data_fields import objective_of
 from paceline.topology import Cluster, find_cluster
 from paceline.units import format_bytes, format_seconds
 

@@ -12,9 +12,9 @@ from paceline.estimate.recovery import (
     copies_of,
     state_plan,
 )
+from paceline.job import Job
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
-from paceline.spec import Job
 
 
 def plan_state(plan: Plan, job: Job, view: Outlook) -> StatePlan | None:

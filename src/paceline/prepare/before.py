@@ -10,6 +10,10 @@ from dataclasses import replace
 from itertools import islice
 
 from paceline.errors import JobError, Problem
+from paceline.job import Job
+from paceline.job.corpus import find_corpus
+from paceline.job.data_fields import is_prepared
+from paceline.job.sources import Source, find_held_out, find_sources, patterns_of
 from paceline.prepare.columns import Rows, find_kind
 from paceline.prepare.documents import Encoder, Recipe
 from paceline.prepare.index import Pack, data_type
@@ -30,10 +34,6 @@ from paceline.prepare.rows import Row, form_of, read_rows
 from paceline.prepare.tokenize import not_maskable
 from paceline.prepare.tokenizer import TokenizerFiles, read_tokenizer
 from paceline.profile.resolve import check_packing
-from paceline.spec import Job
-from paceline.spec.corpus import find_corpus
-from paceline.spec.data_fields import is_prepared
-from paceline.spec.sources import Source, find_held_out, find_sources, patterns_of
 
 _TRIED = 64
 """Files of a source that are opened, and rows that are read as a run would read them: a guess at a

@@ -7,9 +7,9 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from paceline.errors import JobError
+from paceline.job import Job
+from paceline.job.sources import Source
 from paceline.prepare.rows import Broken, decode_line, form_of, place_of, read_rows
-from paceline.spec import Job
-from paceline.spec.sources import Source
 
 _OF_KIND: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "chat": (

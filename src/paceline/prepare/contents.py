@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from paceline.job.sources import import_fsspec
 from paceline.prepare.rows import unreadable
-from paceline.spec.sources import import_fsspec
 
 _KEPT = "contents.json"
 _YOUNG_S = 2.0

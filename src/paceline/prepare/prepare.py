@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
+from paceline.job import Job
+from paceline.job.sources import Source, find_held_out, find_sources
 from paceline.prepare.before import read_job_tokenizer, recipes_of
 from paceline.prepare.contents import contents_of
 from paceline.prepare.documents import Recipe
@@ -48,8 +50,6 @@ from paceline.prepare.refuse import (
 )
 from paceline.prepare.tokenize import Workers, make_part, start_processes
 from paceline.prepare.tokenizer import TokenizerFiles
-from paceline.spec import Job
-from paceline.spec.sources import Source, find_held_out, find_sources
 
 _RULES = 5
 """Changes when rows are read as other documents than before: what was prepared is left alone."""

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import JobError
+from paceline.job import Job
+from paceline.job.pretrained import find_pretrained, loads_weights
+from paceline.job.sources import Source
 from paceline.prepare.documents import Recipe
 from paceline.prepare.index import Index
 from paceline.prepare.join import Cut, Joined, Side
@@ -18,9 +21,6 @@ from paceline.prepare.rows import form_of, place_of
 from paceline.prepare.template import FAILS, ChatTemplate, TemplateFailed
 from paceline.prepare.tokenizer import TokenizerFiles, load_tokenizer
 from paceline.profile.resolve import resolve_config, resolve_decoder
-from paceline.spec import Job
-from paceline.spec.pretrained import find_pretrained, loads_weights
-from paceline.spec.sources import Source
 from paceline.units import format_bytes
 
 _BYTES_A_BYTE = {"uint16": 1.5, "uint32": 3.0}

@@ -19,9 +19,9 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from paceline.errors import JobError
-from paceline.spec.corpus import holds_rows
-from paceline.spec.packages import import_package
-from paceline.spec.sources import import_fsspec
+from paceline.job.corpus import holds_rows
+from paceline.job.packages import import_package
+from paceline.job.sources import import_fsspec
 
 PIECE = 1 << 20
 """Characters of a text that are tokenized at once: a tokenizer's time and memory for one piece grow

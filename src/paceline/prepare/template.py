@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from paceline.spec.packages import import_package
+from paceline.job.packages import import_package
 
 Span = tuple[int, int]
 Message = Mapping[str, Any]

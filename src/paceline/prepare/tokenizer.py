@@ -8,9 +8,9 @@ from typing import Any
 import xxhash
 
 from paceline.errors import JobError
-from paceline.spec import Job
-from paceline.spec.packages import import_package
-from paceline.spec.sources import find_tokenizer
+from paceline.job import Job
+from paceline.job.packages import import_package
+from paceline.job.sources import find_tokenizer
 
 BYTE_VOCAB = 256
 BYTE_EOS = 10

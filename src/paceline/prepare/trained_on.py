@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from paceline.job import Job, SourceSize
+from paceline.job.corpus import Corpus, find_corpus
+from paceline.job.data_fields import is_prepared
 from paceline.prepare.index import Index, fingerprint, open_index
 from paceline.prepare.prepare import Report, prepared
-from paceline.spec import Job, SourceSize
-from paceline.spec.corpus import Corpus, find_corpus
-from paceline.spec.data_fields import is_prepared
 
 
 @dataclass(frozen=True)

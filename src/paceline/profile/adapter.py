@@ -18,10 +18,10 @@ from math import sqrt
 from typing import Literal, NamedTuple
 
 from paceline.errors import JobError, Problem
+from paceline.job import AdapterSpec
+from paceline.job.adapters import alpha_of
 from paceline.profile.block import Block, matrices
 from paceline.profile.model import Adapter, ModelProfile
-from paceline.spec import AdapterSpec
-from paceline.spec.adapters import alpha_of
 
 NF4_BLOCK, NF4_BLOCK_BYTES = 64, 36
 """Values of a row with one scale, and their bytes in our own runtime: two codes a byte, and the

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.errors import Problem
+from paceline.job.safetensors import StoredTensor
 from paceline.profile.hf_names import from_hf_name, to_hf_name
 from paceline.profile.shape import DecoderShape
-from paceline.spec.safetensors import StoredTensor
 
 _SHOWN = 20
 """Names in one message. A guess at what still helps."""

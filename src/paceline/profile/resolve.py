@@ -11,6 +11,11 @@ from typing import Any, NamedTuple
 from paceline.catalog import ModelPreset
 from paceline.catalog.configs import PublishedConfig, find_published
 from paceline.errors import JobError, Problem
+from paceline.job import DecoderSpec, Job
+from paceline.job.adapters import check_start
+from paceline.job.data_fields import is_prepared, objective_of
+from paceline.job.hf_config import has_hf_config, load_hf_config
+from paceline.job.pretrained import check_unused, find_pretrained, loads_weights
 from paceline.profile.adapter import beside_experts, cannot_adapt, with_adapter
 from paceline.profile.decoder import profile_decoder
 from paceline.profile.families import profile_config
@@ -26,11 +31,6 @@ from paceline.profile.runnable import (
 )
 from paceline.profile.shape import DecoderShape
 from paceline.profile.size import assumed_of_size, shape_of_size
-from paceline.spec import DecoderSpec, Job
-from paceline.spec.adapters import check_start
-from paceline.spec.data_fields import is_prepared, objective_of
-from paceline.spec.hf_config import has_hf_config, load_hf_config
-from paceline.spec.pretrained import check_unused, find_pretrained, loads_weights
 
 
 class AskedConfig(NamedTuple):

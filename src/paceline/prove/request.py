@@ -6,12 +6,12 @@ from paceline.catalog import find_catalog_file, load_catalog
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
 from paceline.estimate import Case, case_of
+from paceline.job import Job, TrainSpec
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.profile import resolve_config
 from paceline.profile.adapter import adaptation_of
 from paceline.prove.proof import ModelRequest, Request
-from paceline.spec import Job, TrainSpec
 
 
 def request_of(

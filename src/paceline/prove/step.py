@@ -12,12 +12,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from paceline.job import TrainSpec
 from paceline.prove.replay import Replay
 from paceline.prove.trace import Tracer
 from paceline.runtime import strategy
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.strategy.pipeline.schedules import Stage
-from paceline.spec import TrainSpec
 
 
 class Rank:

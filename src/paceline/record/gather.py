@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import JobError
+from paceline.job import JobSpec
 from paceline.plan import Plan
 from paceline.record.checkpoints import list_checkpoints
 from paceline.record.events import AnyEvent, read_events
@@ -20,7 +21,6 @@ from paceline.record.metrics import StepMetrics, read_all_metrics
 from paceline.record.outputs import Outputs, read_outputs
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import ScriptProfile, read_profile
-from paceline.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

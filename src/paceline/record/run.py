@@ -24,11 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from paceline.errors import JobError, Problem
-from paceline.record.checkpoints import list_checkpoints
-from paceline.record.lines import write_whole
-from paceline.record.run_files import flat
-from paceline.record.starts import keep_start
-from paceline.spec import (
+from paceline.job import (
     Job,
     JobSpec,
     Script,
@@ -37,7 +33,11 @@ from paceline.spec import (
     load_job,
     load_script,
 )
-from paceline.spec.pretrained import find_pretrained, loads_weights
+from paceline.job.pretrained import find_pretrained, loads_weights
+from paceline.record.checkpoints import list_checkpoints
+from paceline.record.lines import write_whole
+from paceline.record.run_files import flat
+from paceline.record.starts import keep_start
 from paceline.topology import Cluster
 
 if TYPE_CHECKING:

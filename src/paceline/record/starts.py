@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 import paceline
+from paceline.job.secrets import find_secret, without_secrets
 from paceline.record.lines import LineFile, write_whole
-from paceline.spec.secrets import find_secret, without_secrets
 
 STARTS_FILE = "starts.jsonl"
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import without_own_program
-from paceline.spec import Job
 
 __all__ = ["ENGINES", "Engine", "Files", "Gap", "RenderError", "Rendered", "find", "render_job"]
 

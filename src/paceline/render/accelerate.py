@@ -7,6 +7,7 @@ nothing in FSDP2 and are never written.
 
 from typing import Any, Literal
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.start import meeting_lines
 from paceline.render import deepspeed
@@ -17,7 +18,6 @@ from paceline.render.environment import export_lines
 from paceline.render.example import example, example_gaps
 from paceline.render.shell import script
 from paceline.render.text import header, to_json, to_yaml
-from paceline.spec import Job
 
 CONFIG = "accelerate.yaml"
 Way = Literal["MULTI_GPU", "FSDP", "DEEPSPEED"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
+from paceline.job import Job
+from paceline.job.asked import fields_of, settings_asked
+from paceline.job.data_fields import WITH_ANSWERS, objective_of
+from paceline.job.pretrained import loads_weights
 from paceline.render.engine import Gap
-from paceline.spec import Job
-from paceline.spec.asked import fields_of, settings_asked
-from paceline.spec.data_fields import WITH_ANSWERS, objective_of
-from paceline.spec.pretrained import loads_weights
 
 PLANNED = frozenset(
     {

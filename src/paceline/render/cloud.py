@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from paceline.catalog import Price, find_prices
 from paceline.errors import JobError
 from paceline.estimate.cost import RunCost
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.outlook import outlook
 from paceline.render.engine import Gap
 from paceline.render.shell import command
 from paceline.render.text import commented
-from paceline.spec import Job
 from paceline.units import format_seconds
 
 GUARD = "cloud_guard.py"

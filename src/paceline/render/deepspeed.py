@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.errors import JobError
+from paceline.job import Job
+from paceline.job.places import SshSpec
 from paceline.plan import Plan
 from paceline.plan.start import PORT, meeting_lines, torchrun_options
 from paceline.render.batch import triangle
@@ -22,8 +24,6 @@ from paceline.render.example import example, example_gaps
 from paceline.render.hosts import host_names
 from paceline.render.shell import command, script
 from paceline.render.text import header, to_json
-from paceline.spec import Job
-from paceline.spec.places import SshSpec
 
 CONFIG = "ds_config.json"
 STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.errors import PlanError
+from paceline.job import Job
 from paceline.plan import Plan
-from paceline.spec import Job
 
 Files = Mapping[str, str]
 """Path inside the folder that is written -> the whole text. A text that begins with `#!` is made

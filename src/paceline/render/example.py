@@ -11,13 +11,13 @@ from functools import cache
 from pkgutil import get_data
 from typing import Any
 
+from paceline.job import Job
+from paceline.job.data_fields import has_tokenizer
+from paceline.job.training import decay_steps
 from paceline.plan import Plan
 from paceline.render.carried import needs
 from paceline.render.engine import Gap
 from paceline.render.text import to_json
-from paceline.spec import Job
-from paceline.spec.data_fields import has_tokenizer
-from paceline.spec.training import decay_steps
 
 SETTINGS = "train.json"
 PLAIN = "lm_plain.py"

@@ -1,9 +1,9 @@
 """Names of the nodes, for engines whose files list them."""
 
 from paceline.errors import JobError
+from paceline.job import Job
+from paceline.job.hosts import repeated_hosts
 from paceline.plan import Plan
-from paceline.spec import Job
-from paceline.spec.hosts import repeated_hosts
 
 
 def host_names(plan: Plan, job: Job) -> list[str]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.job import Job
+from paceline.job.asked import settings_asked
 from paceline.plan import Plan
 from paceline.render import torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -10,8 +12,6 @@ from paceline.render.engine import Files, Gap
 from paceline.render.example import example, without_own_program
 from paceline.render.pod import accelerator_resource, image_of, name_of, pod_gaps
 from paceline.render.text import to_json
-from paceline.spec import Job
-from paceline.spec.asked import settings_asked
 
 _PIPELINE = "pipeline.py"
 

@@ -5,6 +5,7 @@ older training operator. Both start torchrun in one pod for each node.
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.start import PORT
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -26,7 +27,6 @@ from paceline.render.pod import (
     variables,
 )
 from paceline.render.text import header, to_yaml
-from paceline.spec import Job
 
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 """Label by which Trainer v2 finds the job of a runtime that trains. Source: its own runtimes,

@@ -5,6 +5,7 @@ to it over ssh, into the memory of one process, and that process terminates it w
 """
 
 from paceline.errors import JobError
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -13,7 +14,6 @@ from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import script
 from paceline.render.text import header, to_json
-from paceline.spec import Job
 
 CARRIES = OF_PROGRAM | OF_DDP | {"cloud", "recovery.max_restarts", "recovery.shrink"}
 """Settings that the files say, beside the plan."""

@@ -6,6 +6,7 @@ evaluation beyond its loss.
 
 from math import ceil
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.start import Variable, meeting_lines, torchrun_options
 from paceline.render.engine import Files, Gap
@@ -27,7 +28,6 @@ from paceline.render.megatron_words import (
 )
 from paceline.render.shell import script
 from paceline.render.text import commented, header
-from paceline.spec import Job
 
 VERSION = "core_v0.16.1"
 """Tag of Megatron-LM that the flags are of."""

@@ -6,6 +6,7 @@ from Hugging Face (`AutoBridge`), adapters and fine-tuning.
 
 from math import ceil
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.start import meeting_lines, torchrun_options
 from paceline.render.engine import Files, Gap
@@ -28,7 +29,6 @@ from paceline.render.megatron_words import (
 )
 from paceline.render.shell import script
 from paceline.render.text import commented, header
-from paceline.spec import Job
 
 VERSION = "0.3"
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from paceline.job import Job
+from paceline.job.job import DataSpec
 from paceline.plan import Plan
 from paceline.profile.block import Block
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Gap
 from paceline.render.megatron_words import virtual
-from paceline.spec import Job
-from paceline.spec.job import DataSpec
 
 _HELD_OUT = DataSpec().held_out
 

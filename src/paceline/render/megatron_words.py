@@ -11,10 +11,10 @@ from typing import Any
 from paceline.catalog.engines import load_engines
 from paceline.estimate.estimate import case_of
 from paceline.estimate.step import head_in_blocks, may_be_bare
+from paceline.job import Job
+from paceline.job.training import decay_steps
 from paceline.parallel.stages import blocks_of_stages, is_v_shaped, num_stages
 from paceline.plan import Plan
-from paceline.spec import Job
-from paceline.spec.training import decay_steps
 
 Words = dict[str, Any]
 """Field -> value."""

@@ -7,6 +7,7 @@ does not. Leaves out: MLX on NVIDIA GPUs, which torchrun serves.
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.mlx import HOSTFILE, is_mlx, mlx_backend, mlx_launch
 from paceline.plan.operate import network_link, uses_rdma
@@ -18,7 +19,6 @@ from paceline.render.example import example, example_gaps
 from paceline.render.hosts import host_names
 from paceline.render.shell import command, script
 from paceline.render.text import header, to_json
-from paceline.spec import Job
 from paceline.units import format_bytes
 
 _EXAMPLE_NETWORK = "192.0.2"

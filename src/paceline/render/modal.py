@@ -3,6 +3,7 @@
 The container lives as long as the function: nothing idles after it, and it is billed by the second.
 """
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -11,7 +12,6 @@ from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import script
 from paceline.render.text import commented, header
-from paceline.spec import Job
 from paceline.units import format_seconds
 
 GPUS = {

@@ -8,6 +8,7 @@ files of Kubernetes.
 from dataclasses import asdict
 from shlex import quote
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.network import decide_network, log_lines, site_settings
 from paceline.plan.start import meeting_lines, torchrun_options
@@ -17,7 +18,6 @@ from paceline.render.environment import export_lines
 from paceline.render.example import script_text
 from paceline.render.shell import script
 from paceline.render.text import commented, header, to_json
-from paceline.spec import Job
 
 _CHECK = "check-network.sh"
 

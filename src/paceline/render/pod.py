@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.plan.operate import uses_rdma
 from paceline.render import torchrun
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import environment
 from paceline.render.example import without_own_program
-from paceline.spec import Job
 
 PROGRAM, WORKSPACE = "/job", "/workspace"
 PLACEHOLDER = "SET-kubernetes.image-IN-THE-JOB-FILE"

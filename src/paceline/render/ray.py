@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.job import Job
+from paceline.job.asked import fields_of
+from paceline.job.kubernetes import KubernetesSpec
 from paceline.plan import Plan
 from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.engine import Files, Gap
@@ -24,9 +27,6 @@ from paceline.render.pod import (
     script_of,
 )
 from paceline.render.text import header, to_json, to_yaml
-from paceline.spec import Job
-from paceline.spec.asked import fields_of
-from paceline.spec.kubernetes import KubernetesSpec
 
 VERSION = "2.60.0"
 """Of Ray, which the cluster's image must have."""

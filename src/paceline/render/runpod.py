@@ -4,6 +4,7 @@ The program's files travel in an environment variable of the pod; they hold no s
 A stopped pod keeps its volume with the checkpoints, at the price of storage, until it is removed.
 """
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -12,7 +13,6 @@ from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import script
 from paceline.render.text import header, to_json
-from paceline.spec import Job
 
 GPUS = {
     "A100-80": "NVIDIA A100-SXM4-80GB",

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.catalog import Price, find_prices
 from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -16,7 +17,6 @@ from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import quote, script
 from paceline.render.text import header, to_yaml
-from paceline.spec import Job
 
 CLOUDS = (
     *("aws", "azure", "gcp", "oci", "lambda", "runpod", "nebius", "vast", "cudo", "fluidstack"),

@@ -11,6 +11,8 @@ again, and the run goes on from its newest checkpoint.
 
 from collections.abc import Sequence
 
+from paceline.job import Job, Script, SlurmSpec
+from paceline.job.asked import fields_of
 from paceline.plan import Plan
 from paceline.plan.start import export_lines
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -20,8 +22,6 @@ from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.slurm_directives import Ask, directives
 from paceline.render.text import header
 from paceline.render.torchrun import gaps as gaps_of_torchrun
-from paceline.spec import Job, Script, SlurmSpec
-from paceline.spec.asked import fields_of
 
 _EACH_ITS_OWN = "# shellcheck disable=SC2016 # each node reads its own number"
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.errors import JobError
-from paceline.spec import SlurmSpec
+from paceline.job import SlurmSpec
 
 SAVE_S = 30
 """Before the grace begins that Slurm gives after the signal: time to hear of it. A guess; Slurm may

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from paceline.catalog.engines import load_engines
 from paceline.estimate.estimate import case_of, price_one
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.device import accelerator_refusals, wider_precision
@@ -17,7 +18,6 @@ from paceline.render.example import example, example_gaps
 from paceline.render.hosts import host_names
 from paceline.render.shell import script
 from paceline.render.text import header, to_json
-from paceline.spec import Job
 from paceline.units import format_bytes
 
 _PORT = 12345

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from paceline import __version__
+from paceline.job import Job
 from paceline.plan import Plan
-from paceline.spec import Job
 
 
 def header(plan: Plan, job: Job, *more: str) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from paceline.catalog.engines import load_engines
 from paceline.estimate.estimate import case_of, price_one
+from paceline.job import Job
 from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
 from paceline.plan.start import meeting_lines, torchrun_options
@@ -18,7 +19,6 @@ from paceline.render.environment import export_lines
 from paceline.render.example import example, example_gaps
 from paceline.render.shell import script
 from paceline.render.text import header
-from paceline.spec import Job
 
 OWN = "launch.sh starts your own TRAIN_SCRIPT on the same ranks"
 

@@ -7,6 +7,8 @@ Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that
 from paceline.catalog.engines import load_engines
 from paceline.estimate.estimate import case_of
 from paceline.estimate.step import head_in_blocks, may_be_bare
+from paceline.job import Job
+from paceline.job.training import decay_steps
 from paceline.parallel.stages import blocks_of_stages
 from paceline.plan import Plan
 from paceline.plan.start import meeting_lines, torchrun_options
@@ -16,8 +18,6 @@ from paceline.render.environment import export_lines
 from paceline.render.shell import script
 from paceline.render.text import commented, header
 from paceline.render.torchtitan_gaps import titan_gaps
-from paceline.spec import Job
-from paceline.spec.training import decay_steps
 
 VERSION = "0.3.0"
 MODULE = "paceline_job"

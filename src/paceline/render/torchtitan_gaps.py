@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Gap
-from paceline.spec import Job
 
 
 def titan_gaps(plan: Plan, job: Job) -> list[Gap]:

@@ -5,6 +5,7 @@ The job's files lie in a bucket, which Vertex mounts at /gcs; checkpoints go the
 
 from typing import Any
 
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render import cloud, torchrun
 from paceline.render.carried import OF_DDP, OF_PROGRAM
@@ -13,7 +14,6 @@ from paceline.render.engine import Files, Gap
 from paceline.render.example import example
 from paceline.render.shell import command, quote, script
 from paceline.render.text import header, to_yaml
-from paceline.spec import Job
 
 GPUS = {
     "T4": "NVIDIA_TESLA_T4",

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.control.alerts import is_firing
+from paceline.job.alerts import CONSOLE
 from paceline.record.events import AlertFired, AlertNotSent, AlertOver, AnyEvent
-from paceline.spec.alerts import CONSOLE
 from paceline.units import counted
 
 

@@ -6,6 +6,9 @@ model names none); the card has a place for it.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from paceline.job.adapters import alpha_of
+from paceline.job.data_fields import objective_of
+from paceline.job.pretrained import Pretrained
 from paceline.launch.export import Exported
 from paceline.prepare import Index, TrainedOn
 from paceline.prepare.trained_on import Prepared
@@ -13,9 +16,6 @@ from paceline.record.conversion import LogitsCheck
 from paceline.record.events import Evaluated, RunStarted
 from paceline.record.gather import RunRecord
 from paceline.record.run import RunInfo
-from paceline.spec.adapters import alpha_of
-from paceline.spec.data_fields import objective_of
-from paceline.spec.pretrained import Pretrained
 from paceline.units import counted, format_bytes
 
 _SETTINGS = (

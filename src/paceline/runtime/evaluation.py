@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from paceline.control.slots import Phase
 from paceline.errors import JobError
+from paceline.job.evaluate import num_best
 from paceline.record import events as log
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint._agree import from_first
-from paceline.spec.evaluate import num_best
 
 if TYPE_CHECKING:
     from paceline.runtime.generation import Generation

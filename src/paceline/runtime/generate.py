@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import torch
 
+from paceline.job.prompts import Prompt
 from paceline.record.outputs import Generation
 from paceline.runtime.huggingface import import_transformers
-from paceline.spec.prompts import Prompt
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.control import messages as say
+from paceline.job import Job
 from paceline.plan import Plan
 from paceline.record import events as log
 from paceline.record.best import Best
@@ -26,7 +27,6 @@ from paceline.runtime.logged import Logged
 from paceline.runtime.progress import Progress
 from paceline.runtime.recovery.held import Held
 from paceline.runtime.recovery.member import Membership, Place
-from paceline.spec import Job
 
 if TYPE_CHECKING:
     from paceline.runtime.step import Step

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import torch
 
+from paceline.job.packages import import_package
 from paceline.record.outputs import Score
-from paceline.spec.packages import import_package
 
 _BATCH = 4
 """Texts in a pass. A guess: four of 4,096 tokens by a vocabulary of 128,000 are 8 GiB of logits."""

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from paceline.job import ObjectiveSpec
+from paceline.job.data_fields import objective_of
 from paceline.parallel.layout import Layout
 from paceline.prepare import find_data
 from paceline.record.run import check_same_data
@@ -25,8 +27,6 @@ from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.preference import Pairs, PreferenceLoss, reference_of
 from paceline.runtime.sampling import Ids
 from paceline.runtime.session import Session
-from paceline.spec import ObjectiveSpec
-from paceline.spec.data_fields import objective_of
 
 
 def train(session: Session) -> None:

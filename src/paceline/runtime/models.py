@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from paceline.errors import JobError, reason_of
+from paceline.job import Job
+from paceline.job.data_fields import objective_of
+from paceline.job.pretrained import find_pretrained, loads_weights
 from paceline.profile import DecoderShape, resolve_config, resolve_profile
 from paceline.profile.adapter import adaptation_of
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import as_plain_model, build_hf, is_hf
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.strategy.adapter.place import add_adapters
-from paceline.spec import Job
-from paceline.spec.data_fields import objective_of
-from paceline.spec.pretrained import find_pretrained, loads_weights
 
 
 def make_model(

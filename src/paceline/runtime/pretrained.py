@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import JobError
+from paceline.job.pretrained import Pretrained
+from paceline.job.safetensors import BYTES, StoredTensor, stored_tensors
 from paceline.runtime.pretrained_names import Mapped, Piece, map_adapter, map_weights
 from paceline.runtime.strategy.adapter.nf4 import byte_span, store, value_box
-from paceline.spec.pretrained import Pretrained
-from paceline.spec.safetensors import BYTES, StoredTensor, stored_tensors
 
 CHUNK_BYTES = 16 << 20
 """Read, sent and copied at once. A guess: small beside a shard, large beside a disk's block."""

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from paceline.errors import JobError, Problem
+from paceline.job.safetensors import StoredTensor
 from paceline.profile.fitting import COMPUTED, check_types, decoder_name, listed, mismatches
 from paceline.profile.hf_names import to_hf_name
 from paceline.runtime.checkpoint.adapter_files import peft_name
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import NEW_HEAD, import_transformers
 from paceline.runtime.strategy.adapter.linear import ADAPTER
-from paceline.spec.safetensors import StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,8 @@ from torch import nn
 from paceline.control import messages as say
 from paceline.control.slots import Phase
 from paceline.errors import PlanError, RunError
+from paceline.job import Job
+from paceline.job.evaluate import kept_every, num_best
 from paceline.parallel.shrink import part_of
 from paceline.plan import Plan
 from paceline.record import events
@@ -65,8 +67,6 @@ from paceline.runtime.recovery.member import Membership, Place
 from paceline.runtime.sampling import DataRank
 from paceline.runtime.step import Step
 from paceline.runtime.stream import Stateful, Stream, states
-from paceline.spec import Job
-from paceline.spec.evaluate import kept_every, num_best
 
 load_compiler()  # here it counts as start-up, not as training
 

@@ -17,6 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from paceline.job import TrainSpec
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
@@ -25,7 +26,6 @@ from paceline.runtime.decoder import Decoder
 from paceline.runtime.memory import peak_bytes
 from paceline.runtime.optimizer import make_optimizer
 from paceline.runtime.step import Trainer
-from paceline.spec import TrainSpec
 
 DOES_NOT_FIT = 77
 

@@ -35,8 +35,8 @@ from paceline.runtime.channel import Channel
 from paceline.runtime.progress import Progress, open_progress
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.runtime.session import Session
-    from paceline.spec import Job
 
 
 _NOTICE_S = 0.3

@@ -11,6 +11,8 @@ import numpy as np
 from paceline.errors import PlanError, Problem
 from paceline.estimate.goodput import daly_interval_s
 from paceline.estimate.recovery import StatePlan, Tier
+from paceline.job import Job
+from paceline.job.failures import FailuresSpec
 from paceline.plan import Plan, plan_job
 from paceline.plan.outlook import DEFAULTS, outlook
 from paceline.plan.recover import plan_state
@@ -22,8 +24,6 @@ from paceline.simulation.machines import Machines
 from paceline.simulation.renewal import play
 from paceline.simulation.rhythm import Rhythm
 from paceline.simulation.world import Scene, simulate
-from paceline.spec import Job
-from paceline.spec.failures import FailuresSpec
 
 RATES = (1.0, 2.0, 4.0)
 """Times as often as the process says. Kokolis et al. measured 7.9 h between failures at 1,024 GPUs

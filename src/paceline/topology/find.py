@@ -14,7 +14,7 @@ from paceline.catalog import (
     load_catalog,
 )
 from paceline.errors import JobError
-from paceline.spec import ClusterSpec, Job
+from paceline.job import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
 from paceline.topology.levels import Level, find_levels
 from paceline.topology.machine import Machine, find_local_machine

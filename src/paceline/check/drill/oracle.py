@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.check.drill.ledger import audit
+from paceline.job.faults import Fault, parse_fault
 from paceline.record import events as log
 from paceline.record.metrics import StepMetrics
-from paceline.spec.faults import Fault, parse_fault
 
 _ROUNDING_S = 1e-3
 """By how much the phases of a recovery may miss its downtime: they are differences of the same

@@ -12,14 +12,14 @@ from typing import Any
 
 from paceline.check.drill.ledger import audit, order_in, pure_digest
 from paceline.check.drill.schedule import random_schedule
+from paceline.job import Job
+from paceline.job.faults import shifted
 from paceline.launch.drill import Ran
 from paceline.launch.soak import STRETCH
 from paceline.plan import Plan
 from paceline.prepare import TrainedOn
 from paceline.record import events as log
 from paceline.record.soak import SoakLine
-from paceline.spec import Job
-from paceline.spec.faults import shifted
 
 MOST_FAULTS = 5
 

@@ -16,6 +16,7 @@ from paceline.check.preflight.names import fold_names
 from paceline.check.preflight.need import Need, need_of
 from paceline.check.preflight.preflight import Preflight, judge
 from paceline.errors import JobError, Problem
+from paceline.job import Job
 from paceline.launch import gather
 from paceline.launch.measure import measure
 from paceline.launch.places import Inspection
@@ -23,7 +24,6 @@ from paceline.launch.preflight import find_nodes
 from paceline.plan import Plan
 from paceline.record.lines import write_whole
 from paceline.record.run import RunFolder
-from paceline.spec import Job
 from paceline.topology.node.facts import Gathered
 
 FILE = "preflight.json"

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from paceline.job import Job
+from paceline.job.evaluate import most_kept
 from paceline.plan import Plan
 from paceline.plan.operate import uses_rdma
 from paceline.plan.start import removals
-from paceline.spec import Job
-from paceline.spec.evaluate import most_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

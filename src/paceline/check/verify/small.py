@@ -12,15 +12,15 @@ from typing import Any, get_args, get_type_hints
 from paceline.check.verify.runs import runs_of
 from paceline.errors import JobError, PacelineError
 from paceline.estimate import case_of, stage_memory
+from paceline.job import Job
+from paceline.job.data_fields import objective_of
+from paceline.job.load import dump_job
 from paceline.parallel.layout import Layout
 from paceline.parallel.stages import num_stages
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile, profile_config, resolve_config
 from paceline.profile.decoder import profile_decoder
 from paceline.record.verification import Case
-from paceline.spec import Job
-from paceline.spec.data_fields import objective_of
-from paceline.spec.load import dump_job
 
 MOST_RANKS = 4
 """That are started when nobody says how many. A guess: enough for two axes of two, and a machine

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import Problem
+from paceline.job.metrics import MetricsSpec
+from paceline.job.packages import check_package
 from paceline.launch.sinks import SINKS
 from paceline.launch.sinks.feed import LAST_S, read_mark
 from paceline.launch.sinks.keeper import log_file
-from paceline.spec.metrics import MetricsSpec
-from paceline.spec.packages import check_package
 
 KEEPER = (sys.executable, "-m", "paceline.launch.sinks.keeper")
 

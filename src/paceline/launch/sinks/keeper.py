@@ -22,8 +22,8 @@ from typing import IO
 
 import msgspec
 
+from paceline.job.secret_names import find_under_name
 from paceline.launch.sinks.feed import LAST_S
-from paceline.spec.secret_names import find_under_name
 
 FEED = (sys.executable, "-m", "paceline.launch.sinks.feed")
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.errors import JobError
+from paceline.job import MetricsSpec, load_job, load_script
 from paceline.launch.sinks import SINKS
 from paceline.launch.sinks.beside import check_sinks
 from paceline.launch.sinks.feed import feed, read_mark, settings_of
 from paceline.record.run import RunFolder
-from paceline.spec import MetricsSpec, load_job, load_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

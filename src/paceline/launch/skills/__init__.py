@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError
-from paceline.spec.skills.read import answer_json, read_request
+from paceline.job.skills.read import answer_json, read_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,25 +49,25 @@ class Skill:
 SKILLS: Mapping[str, Skill] = {
     "ray-distributed-trainer": Skill(
         title="train on Ray's workers, search with ASHA, or look at the cluster",
-        spec="paceline.spec.skills.ray",
+        spec="paceline.job.skills.ray",
         module="paceline.launch.skills.ray",
         needs='"ray[train,tune]" torch',
     ),
     "pytorch-trainer": Skill(
         title="train a PyTorch model on one or several processes, epoch by epoch",
-        spec="paceline.spec.skills.pytorch",
+        spec="paceline.job.skills.pytorch",
         module="paceline.launch.skills.pytorch",
         needs="torch",
     ),
     "tensorflow-trainer": Skill(
         title="train a Keras model, on one device or mirrored, and export it",
-        spec="paceline.spec.skills.tensorflow",
+        spec="paceline.job.skills.tensorflow",
         module="paceline.launch.skills.tensorflow",
         needs="tensorflow",
     ),
     "kubeflow-pipeline-executor": Skill(
         title="compile, run, schedule, list, get or delete a pipeline of Kubeflow",
-        spec="paceline.spec.skills.kubeflow",
+        spec="paceline.job.skills.kubeflow",
         module="paceline.launch.skills.kubeflow",
         needs='"kfp>=2.17,<2.18"',
     ),

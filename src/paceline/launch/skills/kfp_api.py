@@ -8,8 +8,8 @@ from urllib.error import URLError
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
+from paceline.job.skills.kubeflow import Action, Answer, Request, RunStatus, RunSummary
 from paceline.launch.skills.kfp_program import PipelineError
-from paceline.spec.skills.kubeflow import Action, Answer, Request, RunStatus, RunSummary
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from paceline.job.skills.kubeflow import Action, Answer, Artifact, Request, RunSummary
 from paceline.launch.skills.kfp_program import COMPILED, PipelineError, run_program
-from paceline.spec.skills.kubeflow import Action, Answer, Artifact, Request, RunSummary
 
 _FOLDER = "pipeline_runs"
 

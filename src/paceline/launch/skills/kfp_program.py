@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.job.skills.kubeflow import PipelineConfig
 from paceline.launch.skills.words import last_words
-from paceline.spec.skills.kubeflow import PipelineConfig
 
 COMPILED = "pipeline.yaml"
 """Beside what a local run's steps made."""

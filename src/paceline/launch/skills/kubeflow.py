@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
+from paceline.job.skills.kubeflow import Answer, Request
 from paceline.launch.skills import need
 from paceline.launch.skills.kfp_api import Api
 from paceline.launch.skills.kfp_here import Here
 from paceline.launch.skills.kfp_program import PipelineError, compile_pipeline
-from paceline.spec.skills.kubeflow import Answer, Request
 
 _NEEDS_PIPELINE = ("compile", "run", "schedule")
 _NEEDS_RUN = ("get-run", "delete")

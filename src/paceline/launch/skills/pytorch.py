@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
+from paceline.job.skills.pytorch import Answer, Epoch, Metrics, Request
 from paceline.launch.skills import need
 from paceline.launch.skills.words import last_words
-from paceline.spec.skills.pytorch import Answer, Epoch, Metrics, Request
 
 _READ_HERE = {".npz", ".csv"}
 

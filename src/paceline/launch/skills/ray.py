@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError, Problem
+from paceline.job.skills.ray import Answer, ClusterStatus, Range, Request, Results
 from paceline.launch.skills import need
-from paceline.spec.skills.ray import Answer, ClusterStatus, Range, Request, Results
 
 _PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "xgboost": "xgboost"}
 

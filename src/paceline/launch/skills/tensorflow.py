@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paceline.errors import JobError, Problem
+from paceline.job.skills.tensorflow import Answer, Metrics, Request
 from paceline.launch.skills import need
 from paceline.launch.skills.words import last_words
-from paceline.spec.skills.tensorflow import Answer, Metrics, Request
 
 _READ = {".npz", ".csv"}
 _REFUSED = {

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from paceline.job import Job
+from paceline.job.contracts import ContractKind
 from paceline.plan.contracts.coordinator import training_plan
 from paceline.plan.contracts.engineer import output_of
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook, outlook
-from paceline.spec import Job
-from paceline.spec.contracts import ContractKind
 
 __all__ = ["format_contract", "output_of", "training_plan"]
 

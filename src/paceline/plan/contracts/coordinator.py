@@ -8,6 +8,7 @@ Macs through MLX.
 
 from typing import Any
 
+from paceline.job import Job
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.plan.decision import Plan
 from paceline.plan.mlx import is_mlx
@@ -15,7 +16,6 @@ from paceline.plan.network import decide_network
 from paceline.plan.operate import alerts, health_checks, network_link, uses_rdma
 from paceline.plan.outlook import Outlook
 from paceline.plan.start import launch_command
-from paceline.spec import Job
 from paceline.units import format_bytes, format_count
 
 VERSION = "2.0.0"

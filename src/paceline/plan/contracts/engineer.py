@@ -8,13 +8,13 @@ parallelism).
 from dataclasses import asdict
 from typing import Any
 
+from paceline.job import Job
+from paceline.job.evaluate import kept_every, num_best
 from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import rank_map
 from paceline.plan.decision import Plan
 from paceline.plan.operate import METRICS, alerts, health_checks
 from paceline.plan.outlook import Outlook
-from paceline.spec import Job
-from paceline.spec.evaluate import kept_every, num_best
 from paceline.units import format_bytes, format_seconds
 
 _SHARDING = {

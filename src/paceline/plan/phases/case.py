@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.errors import Problem
+from paceline.job import Job
 from paceline.plan.decision import Plan
 from paceline.plan.outlook import Outlook
 from paceline.plan.phases.required import Requirements
-from paceline.spec import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

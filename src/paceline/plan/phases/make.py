@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from paceline.catalog import Price
 from paceline.errors import PlanError
+from paceline.job import Job, dump_job
 from paceline.plan.outlook import DEFAULTS, Assumptions, outlook
 from paceline.plan.phases import (
     communicate,
@@ -30,7 +31,6 @@ from paceline.plan.phases.case import Case, Gate, Goals, Phase
 from paceline.plan.phases.gates import find_gates
 from paceline.plan.phases.required import Replan, requirements_of, requirements_of_refused
 from paceline.plan.text import plan_to_json
-from paceline.spec import Job, dump_job
 from paceline.topology import find_cluster
 
 

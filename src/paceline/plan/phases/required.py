@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from paceline.errors import PlanError
+from paceline.job import Job
+from paceline.job.evaluate import most_kept
 from paceline.parallel.layout import Layout
 from paceline.plan.decision import Plan
-from paceline.spec import Job
-from paceline.spec.evaluate import most_kept
 from paceline.units import format_bytes
 
 Replan = Callable[[Job], Plan]

@@ -2,9 +2,9 @@
 
 from typing import Literal, TypedDict
 
+from paceline.job.evaluate import kept_every, num_best
 from paceline.plan.operate import METRICS, alerts, health_checks, silence_s
 from paceline.plan.phases.case import Case
-from paceline.spec.evaluate import kept_every, num_best
 from paceline.units import format_bytes, format_count, format_seconds
 
 

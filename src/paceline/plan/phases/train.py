@@ -3,9 +3,9 @@
 from math import isclose
 from typing import TypedDict
 
+from paceline.job.training import decay_steps
 from paceline.plan.advice.learning_rate import scale_learning_rate
 from paceline.plan.phases.case import Case
-from paceline.spec.training import decay_steps
 from paceline.units import format_count, format_seconds
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline import __version__
+from paceline.job import CheckpointSpec
 from paceline.record.events import CheckpointCopied, CheckpointCopyFailed
 from paceline.runtime.checkpoint._agree import Group, gather
 from paceline.runtime.checkpoint._files import CopyPolicy, Facts, KnownFacts, WriteTask
@@ -31,7 +32,6 @@ from paceline.runtime.checkpoint.write import (
     write_together,
 )
 from paceline.runtime.state import named_state
-from paceline.spec import CheckpointSpec
 
 Outcome = Saved | SaveFailed
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError, reason_of
+from paceline.job.pretrained import PICKLES, files_beside
 from paceline.profile.hf_names import are_built_in, from_hf_name, to_hf_name
 from paceline.profile.runnable import is_built_in
 from paceline.record.conversion import AdapterFacts, Conversion, Converted
@@ -38,7 +39,6 @@ from paceline.runtime.checkpoint.adapter_files import (
 from paceline.runtime.checkpoint.family_names import as_stored
 from paceline.runtime.checkpoint.state_files import Load, StateFiles, digest_of, write_state
 from paceline.runtime.state import DATA, MODEL, OPTIMIZER, split_optimizer_name
-from paceline.spec.pretrained import PICKLES, files_beside
 
 _INDEX = "model.safetensors.index.json"
 _UNREADABLE = (

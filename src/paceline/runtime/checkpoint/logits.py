@@ -22,6 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import PacelineError, Problem, reason_of
+from paceline.job import Job
+from paceline.job.data_fields import is_prepared, objective_of
 from paceline.prepare import find_prepared
 from paceline.record.conversion import Comparison, LogitsCheck
 from paceline.record.run import RunFolder
@@ -34,8 +36,6 @@ from paceline.runtime.initial.fill import Filler
 from paceline.runtime.models import make_model
 from paceline.runtime.pretrained import FromPretrained
 from paceline.runtime.state import Stored, model_state
-from paceline.spec import Job
-from paceline.spec.data_fields import is_prepared, objective_of
 
 _SAMPLES = 8
 _MOST_TOKENS = 512

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.spec import Job
-from paceline.spec.corpus import SEPARATOR, Corpus, find_corpus, unreadable_file
+from paceline.job import Job
+from paceline.job.corpus import SEPARATOR, Corpus, find_corpus, unreadable_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

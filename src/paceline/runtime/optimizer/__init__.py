@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.job import TrainSpec
+from paceline.job.training import decay_steps
 from paceline.runtime.optimizer.adafactor import Adafactor
 from paceline.runtime.optimizer.adamw_8bit import AdamW8bit
 from paceline.runtime.optimizer.muon import Muon
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 from paceline.runtime.strategy.local import unwrapped
-from paceline.spec import TrainSpec
-from paceline.spec.training import decay_steps
 
 SGD_MOMENTUM = 0.9
 """The usual value; Goyal et al., arXiv:1706.02677, section 5.1."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from paceline.errors import PlanError
+from paceline.job import TrainSpec
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.adapter.nf4 import quantise_marked
 from paceline.runtime.strategy.blocks import parts_of
@@ -30,7 +31,6 @@ from paceline.runtime.strategy.tensor.split import split_tensors
 from paceline.runtime.strategy.ways.generic import generic_ways
 from paceline.runtime.strategy.ways.known import ways_of
 from paceline.runtime.strategy.ways.ways import Ways
-from paceline.spec import TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

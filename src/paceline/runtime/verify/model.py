@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError
+from paceline.job import Job, TrainSpec
+from paceline.job.load import parse_job
 from paceline.record.verification import Case
 from paceline.runtime.determinism import seed_everything
 from paceline.runtime.huggingface import build_hf
@@ -22,8 +24,6 @@ from paceline.runtime.sampling import Ids
 from paceline.runtime.strategy import Meshes
 from paceline.runtime.strategy.tensor.fused import split_fused
 from paceline.runtime.strategy.ways.known import ways_of
-from paceline.spec import Job, TrainSpec
-from paceline.spec.load import parse_job
 
 
 def job_of(case: Case) -> Job:

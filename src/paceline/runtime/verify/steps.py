@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import PlanError
+from paceline.job import CheckpointSpec, TrainSpec
 from paceline.record.verification import Bytes, Case, Deviation, Run, RunFacts, StepFacts
 from paceline.runtime import strategy
 from paceline.runtime.checkpoint import Checkpointer, load
@@ -34,7 +35,6 @@ from paceline.runtime.verify.model import build_model, job_of, micro_batches, tr
 from paceline.runtime.verify.reductions import watch_reductions
 from paceline.runtime.verify.watch import Watch
 from paceline.runtime.vote import Outcome
-from paceline.spec import CheckpointSpec, TrainSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.say import ERROR, found
 from paceline.errors import JobError
-from paceline.spec.job import ModelSpec
-from paceline.spec.length import uncounted
-from paceline.spec.load import parse_job
+from paceline.job.job import ModelSpec
+from paceline.job.length import uncounted
+from paceline.job.load import parse_job
 
 _MODEL = {one.name for one in fields(ModelSpec)}
 

@@ -1,0 +1,131 @@
+"""The adapter that a job continues from (`train.adapter.start`): a folder as peft saves it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import JobError, Problem
+from paceline.job.load import Job
+from paceline.job.safetensors import stored_tensors
+from paceline.job.train import AdapterSpec
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""What peft calls them."""
+
+_NOT_READ = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform", "lora_bias")
+"""Settings of peft that ours has none of: an adapter that sets one is another than is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAdapter:
+    """A trained adapter on this machine's disk."""
+
+    weights: Path
+    config: Mapping[str, Any]
+    """Fields of `adapter_config.json`."""
+
+    where: str
+    """Its place in the job, for messages."""
+
+
+def alpha_of(spec: AdapterSpec) -> float:
+    """The alpha that is asked for, or twice the rank."""
+    return 2.0 * spec.rank if spec.alpha == "auto" else spec.alpha
+
+
+def start_files(job: Job) -> tuple[Path, ...]:
+    """The files of the adapter that the job continues from, whether or not they are there."""
+    spec = job.spec.train.adapter
+    if spec is None or spec.start is None:
+        return ()
+    folder = (job.folder / Path(spec.start).expanduser()).resolve()
+    return folder / WEIGHTS, folder / CONFIG
+
+
+def find_start(job: Job) -> StartAdapter | None:
+    """The adapter that the job continues from; None when it names none.
+
+    Raises:
+        JobError: `M012`, the folder has none, or one that cannot be read.
+    """
+    files, where = start_files(job), job.where("train.adapter.start")
+    if not files:
+        return None
+    weights, settings = files
+    folder = weights.parent
+    missing = [path.name for path in files if not path.is_file()]
+    wrong = f"there is no {' and no '.join(missing)}"
+    if not missing:
+        wrong = f"{CONFIG} is not a JSON table"
+        try:
+            config = json.loads(settings.read_text(encoding="utf-8"))
+            if isinstance(config, dict):
+                return StartAdapter(weights=weights, config=config, where=where)
+        except OSError as error:
+            wrong = f"{CONFIG} cannot be read: {error.strerror}"
+        except (ValueError, RecursionError):
+            pass
+    raise JobError.of(
+        code="M012",
+        what=f"{folder} is no adapter of peft: {wrong}",
+        where=where,
+        fix=f"give a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of peft or "
+        "`paceline checkpoint convert RUN OUT --to safetensors` writes it",
+    )
+
+
+def check_start(job: Job, num_parameters: int) -> Iterator[Problem]:
+    """Whether the adapter that the job continues from is the one that it asks for.
+
+    Args:
+        job: As read.
+        num_parameters: Of the adapters that it asks for.
+    """
+    spec, start = job.spec.train.adapter, find_start(job)
+    if spec is None or start is None:
+        return
+    if job.spec.model.pretrained is None or job.spec.model.weights == "drawn":
+        yield Problem(
+            code="M013",
+            what="an adapter belongs to the weights that it was trained beside, and the model's "
+            "would be drawn",
+            where=start.where,
+            fix="give those weights by model.pretrained, or leave train.adapter.start out",
+        )
+    for field, asked, has in _pairs(spec, start.config):
+        if asked != has:
+            yield Problem(
+                code="M013",
+                what=f"train.adapter asks for {field} {asked}, and the adapter in "
+                f"{start.weights.parent} has {has}",
+                where=start.where,
+                fix="ask for what it has, or leave train.adapter.start out",
+            )
+    stored = stored_tensors((start.weights,), where=start.where).values()
+    num = sum(prod(each.shape) for each in stored)
+    if num != num_parameters:
+        yield Problem(
+            code="M013",
+            what=f"the adapter in {start.weights.parent} has {num} parameters, and the one asked "
+            f"for {num_parameters}",
+            where=start.where,
+            fix="ask for the rank and the targets that it has: see its adapter_config.json",
+        )
+
+
+def _pairs(spec: AdapterSpec, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name of a setting, what is asked for, and what the adapter has."""
+    yield "kind", "dora" if spec.kind == "dora" else "lora", _kind(config)
+    yield "rank", spec.rank, config.get("r")
+    yield "alpha", alpha_of(spec), config.get("lora_alpha")
+    is_rslora = bool(config.get("use_rslora"))
+    yield "scaling", spec.scaling, "rslora" if is_rslora else "classic"
+    yield from ((name, None, config.get(name) or None) for name in _NOT_READ)
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    kind = str(config.get("peft_type", "no peft_type")).lower()
+    return "dora" if kind == "lora" and config.get("use_dora") else kind

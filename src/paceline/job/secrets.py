@@ -1,0 +1,110 @@
+"""Keys and passwords in a job file: found before anything of it is kept or shown.
+
+A job file goes into the run's folder, into rendered files and into messages. Known are the forms
+that issuers document, values of what is named like a secret (`job/secret_names.py`), and what well
+known commands take for one. Leaves out: a secret that looks like any other word, under a name that
+says nothing.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from paceline.errors import Problem
+from paceline.job.secret_names import find_in_text, find_under_name, flag_name
+
+_Path = tuple[str | int, ...]
+
+_FORMS: Mapping[str, re.Pattern[str]] = {
+    # docs.aws.amazon.com/IAM: unique identifiers, AKIA long-lived and ASIA temporary.
+    "an AWS access key": re.compile(r"\b(AKIA|ASIA)[A-Z0-9]{16}\b"),
+    # huggingface.co/docs/hub/security-tokens
+    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
+    # platform.openai.com: sk-..., sk-proj-...; Anthropic's begin with sk-ant-.
+    "an API key (sk-...)": re.compile(r"\bsk-[A-Za-z0-9][A-Za-z0-9_-]{18,}"),
+    # docs.github.com: about authentication to GitHub, token formats.
+    "a GitHub token": re.compile(r"\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{22})"),
+    # docs.gitlab.com/security/tokens
+    "a GitLab token": re.compile(r"\bglpat-[A-Za-z0-9_-]{20}"),
+    # api.slack.com/authentication/token-types
+    "a Slack token": re.compile(r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}"),
+    # cloud.google.com/docs/authentication/api-keys
+    "a Google API key": re.compile(r"\bAIza[A-Za-z0-9_-]{35}"),
+    # docs.runpod.io: API keys begin with rpa_.
+    "a RunPod key": re.compile(r"\brpa_[A-Z0-9]{20,}", re.IGNORECASE),
+    # RFC 7468
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+    # RFC 7519: two parts of JSON, which begin with {" in base64.
+    "a signed token (JWT)": re.compile(r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\."),
+    # RFC 3986, section 3.2.1
+    "a password in a URL": re.compile(r"://[^\s/:@]+:[^\s/@$]{3,}@"),
+}
+"""What it is -> what it looks like."""
+
+
+def check_secrets(
+    values: Any, lines: Mapping[_Path, int], source: str, path: _Path = ()
+) -> Iterator[Problem]:
+    """J013 for every value that is a key or a password. The value itself is never shown.
+
+    Args:
+        values: What a file says, before anything else is made of it.
+        lines: Line of each path; 0 for what `--set` gave.
+        source: The file's name, for messages.
+        path: Where in the file the values are.
+    """
+    if isinstance(values, Mapping):
+        for key, inner in values.items():
+            yield from check_secrets(key, lines, source, (*path, str(key)[:20]))
+            yield from check_secrets(inner, lines, source, (*path, str(key)))
+    elif isinstance(values, list):
+        flag = None
+        for place, inner in enumerate(values):
+            inside = (*path, place)
+            if flag is not None and isinstance(inner, str) and not inner.startswith("-"):
+                kind = find_under_name(flag, inner)  # `[--token, VALUE]`
+                if kind is not None:
+                    yield _problem(kind, lines, source, inside)
+                    flag = None
+                    continue
+            flag = flag_name(inner) if isinstance(inner, str) else None
+            yield from check_secrets(inner, lines, source, inside)
+    elif isinstance(values, (str, int)) and not isinstance(values, bool):
+        text = str(values)
+        kind = find_secret(text)
+        is_named = bool(path) and isinstance(path[-1], str) and path[-1] != text[:20]
+        if kind is None and is_named and path[-2:-1] != ("secrets",):  # those are names of secrets
+            kind = find_under_name(str(path[-1]), text)
+        if kind is not None:
+            yield _problem(kind, lines, source, path)
+
+
+def find_secret(text: str) -> str | None:
+    """What kind of secret a line of text holds, if any."""
+    kind = next((name for name, form in _FORMS.items() if form.search(text)), None)
+    return kind or find_in_text(text)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line in which a note stands for every word that is a secret, or holds one."""
+    found: list[str] = []
+    flag = None
+    for word in words:
+        kind = find_under_name(flag, word) if flag is not None else None
+        kind = kind or find_secret(word)
+        found.append(f"[left out: {kind}]" if kind is not None else word)
+        flag = flag_name(word)
+    return found
+
+
+def _problem(kind: str, lines: Mapping[_Path, int], source: str, path: _Path) -> Problem:
+    line = next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
+    place = "--set" if line == 0 else source if line is None else f"{source} line {line}"
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return Problem(
+        code="J013",
+        what=f"`{field.removeprefix('.')}` holds {kind}, which would be kept in the run's folder",
+        where=f"{field.removeprefix('.')}, {place}",
+        fix="take it out, put it into the environment of the machines that need it, and revoke it "
+        "if others have seen the file",
+    )

@@ -1,0 +1,160 @@
+"""The Kubeflow pipeline executor's contract."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from paceline.job.section import Positive, section
+
+Action = Literal["compile", "run", "schedule", "list", "get-run", "delete"]
+RunStatus = Literal[
+    "pending", "running", "succeeded", "failed", "skipped", "canceling", "canceled", "paused"
+]
+"""The published five, and the three that Kubeflow's v2beta1 API has as well."""
+
+_FIELD = re.compile(r"[0-9A-Za-z*?/,#LW-]+")
+
+
+def _check_cron(value: str) -> str:
+    fields = value.split()
+    if len(fields) not in (5, 6) or not all(_FIELD.fullmatch(each) for each in fields):
+        raise ValueError(
+            "cron of Kubeflow has 6 fields, seconds first: `0 30 2 * * *` is 2:30 every night"
+        )
+    return value
+
+
+@section
+class PipelineConfig:
+    """The pipeline."""
+
+    name: str | None = None
+    """What it is called where it is uploaded; left out, the pipeline's own name."""
+
+    description: str | None = None
+    """For people."""
+
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Defaults of its parameters, which `runConfig.arguments` go over."""
+
+
+@section
+class RunConfig:
+    """One run."""
+
+    experimentName: str = "Default"
+    """What the run belongs to; made where it is not there."""
+
+    runName: str | None = None
+    """For people; left out, the pipeline's name and the time."""
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Values of the pipeline's parameters."""
+
+    runId: str | None = None
+    """Addition: which run `get-run` and `delete` mean."""
+
+    wait: bool = False
+    """Addition: `run` at an API answers when the run has ended, and not when it has begun."""
+
+
+@section
+class ScheduleConfig:
+    """A run that comes again."""
+
+    cron: Annotated[str, AfterValidator(_check_cron)]
+    """When. Kubeflow's cron has six fields, the first for seconds; with five, 0 is put before
+    them."""
+
+    maxConcurrency: Annotated[Positive, Field(le=10)] = 1
+    """Runs at the same time."""
+
+    enabled: bool = True
+    """Whether it begins at once."""
+
+
+@section
+class Request:
+    """What the Kubeflow pipeline executor is asked."""
+
+    action: Action
+    """What to do."""
+
+    pipelinePath: str | None = None
+    """A Python file with one `@dsl.pipeline`, or a compiled `.yaml`. For `compile`, `run` and
+    `schedule`."""
+
+    pipelineConfig: PipelineConfig = Field(default_factory=PipelineConfig)
+    """The pipeline."""
+
+    runConfig: RunConfig = Field(default_factory=RunConfig)
+    """The run."""
+
+    scheduleConfig: ScheduleConfig | None = None
+    """For `schedule`."""
+
+    endpoint: str | None = None
+    """Addition: URL of the Kubeflow Pipelines API, or `local`: runs are processes of this machine,
+    kept in `pipeline_runs/`. Left out, KFP_ENDPOINT; its token is KFP_TOKEN, in the environment
+    alone."""
+
+
+@section
+class Artifact:
+    """What a run made."""
+
+    name: str
+    """Step and output: `train.checkpoint`."""
+
+    uri: str
+    """Where it is."""
+
+    type: str
+    """Kubeflow's word: `system.Model`."""
+
+
+@section
+class RunSummary:
+    """A row of `list`."""
+
+    runId: str
+    """By which `get-run` and `delete` know it."""
+
+    runName: str
+    """For people."""
+
+    runStatus: RunStatus
+    """How far it is."""
+
+
+@section
+class Answer:
+    """What the Kubeflow pipeline executor answers."""
+
+    status: Literal["success", "error", "running"]
+    """Of the action: `running` where a run was begun and goes on."""
+
+    action: Action
+    """What was asked."""
+
+    pipelineId: str | None = None
+    """Of the pipeline that was uploaded; of `compile`, the path of the compiled file."""
+
+    runId: str | None = None
+    """Of the run; of `schedule`, of the recurring run."""
+
+    runStatus: RunStatus | None = None
+    """How far it is."""
+
+    artifacts: list[Artifact] = Field(default_factory=list)
+    """What the run made, as far as it is known here."""
+
+    dashboardUrl: str | None = None
+    """Where a person sees it."""
+
+    runs: list[RunSummary] | None = None
+    """Addition: what `list` found, newest first."""
+
+    message: str | None = None
+    """Addition: why the status is `error`."""

@@ -1,0 +1,225 @@
+"""Which files a job's data are prepared from, and with which tokenizer: names, no contents.
+
+Leaves out: text that is trained on as bytes (`corpus.py`).
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import JobError, Problem
+from paceline.job.corpus import expand, match_all, stdlib_files
+from paceline.job.data_fields import BYTES
+from paceline.job.job import SourceSpec
+from paceline.job.load import Job
+from paceline.job.packages import import_package
+from paceline.job.pretrained import find_pretrained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Files that are read together."""
+
+    name: str
+    weight: float | None
+    files: tuple[str, ...]
+    """Absolute paths and URLs, sorted."""
+
+    columns: Mapping[str, str]
+    where: str
+    """Its place in the job."""
+
+
+def find_tokenizer(job: Job) -> Path | None:
+    """The folder or file of the job's tokenizer; None for bytes.
+
+    Raises:
+        JobError: D010, there is none by that name, or the pretrained model has none.
+    """
+    named = job.spec.model.tokenizer
+    if named == BYTES:
+        return None
+    if named == "auto":
+        return _of_pretrained(job)
+    path = job.folder / os.path.expanduser(named)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        return file
+    raise JobError.of(
+        code="D010",
+        what=f"model.tokenizer {named}: there is no file {file}",
+        where=job.where("model.tokenizer"),
+        fix="give a folder with a tokenizer.json, or that file; save one with transformers: "
+        "`AutoTokenizer.from_pretrained(name).save_pretrained(folder)`; `bytes` needs none",
+    )
+
+
+def _of_pretrained(job: Job) -> Path | None:
+    pretrained = find_pretrained(job)
+    if pretrained is None:
+        return None
+    file = (pretrained.tokenizer or pretrained.folder) / "tokenizer.json"
+    if file.is_file():
+        return file
+    raise JobError.of(
+        code="D010",
+        what=f"{pretrained.folder} has no tokenizer.json, and a pretrained model knows the tokens "
+        "of its own tokenizer",
+        where=job.where("model.pretrained"),
+        fix="put the model's tokenizer.json there, or give model.tokenizer; `bytes` trains it on "
+        "bytes",
+    )
+
+
+def patterns_of(job: Job) -> list[str]:
+    """Every path and URL that the job names for its prepared data."""
+    data = job.spec.data
+    named = [each.path for each in data.sources or ()] + [data.path, data.held_out_path]
+    return [each for some in named for each in ([some] if isinstance(some, str) else some or [])]
+
+
+def find_sources(job: Job) -> tuple[Source, ...]:
+    """The files of every source that the job trains on.
+
+    Raises:
+        JobError: D001, a pattern matches no file.
+    """
+    data = job.spec.data
+    if data.corpus is not None:
+        files = tuple(str(path) for path in stdlib_files(job))
+        where = job.where("data.corpus")
+        name = data.corpus
+        return (Source(name=name, weight=None, files=files, columns={}, where=where),)
+    if data.sources is None:
+        asked = SourceSpec(path=data.path or [])
+        return (_source(job, asked, "data.path", "data"),)
+    found = [
+        _source(job, asked, f"data.sources.{number}", f"source-{number + 1}")
+        for number, asked in enumerate(data.sources)
+    ]
+    JobError.raise_for(_check_names(job, found))
+    return tuple(found)
+
+
+def find_held_out(job: Job) -> Source | None:
+    """The files that are kept for evaluation, where the job names some.
+
+    Raises:
+        JobError: D001, a pattern matches no file; J007, one is trained on too.
+    """
+    named = job.spec.data.held_out_path
+    if named is None:
+        return None
+    held_out = _source(job, SourceSpec(path=named), "data.held_out_path", "held-out")
+    trained = {file for source in find_sources(job) for file in source.files}
+    for file in held_out.files:
+        if file in trained:
+            raise JobError.of(
+                code="J007",
+                what=f"{file} is trained on and held out",
+                where=held_out.where,
+                fix="leave it out of one of them, or give data.held_out in place of "
+                "data.held_out_path",
+            )
+    return held_out
+
+
+def _source(job: Job, asked: SourceSpec, field: str, fallback: str) -> Source:
+    patterns = [asked.path] if isinstance(asked.path, str) else asked.path
+    files = match_all(job, patterns, field, _matches)
+    return Source(
+        name=asked.name or _name_of(patterns[0], fallback),
+        weight=asked.weight,
+        files=tuple(file for file in files if not _is_index(file, files)),
+        columns=dict(asked.columns),
+        where=job.where(field),
+    )
+
+
+def _is_index(file: str, files: Sequence[str]) -> bool:
+    """Whether a file is Megatron's index of another one."""
+    return file.endswith(".idx") and f"{file[:-4]}.bin" in files
+
+
+def _matches(pattern: str, folder: Path) -> Iterator[str]:
+    """Absolute names; a URL with a glob or a folder is listed by fsspec."""
+    if "://" not in pattern:
+        below = folder / os.path.expanduser(pattern)
+        if (below / "state.json").is_file() and (below / "dataset_info.json").is_file():
+            yield from (str(path) for path in sorted(below.glob("*.arrow")))  # datasets' own folder
+            return
+        if (below / "dataset_dict.json").is_file():
+            raise _several_splits(pattern, below)
+        yield from (str(path) for path in expand(pattern, folder))
+        return
+    protocol = pattern.partition("://")[0]
+    for name in _names_in_storage(pattern):
+        yield f"{protocol}://{name.removeprefix(f'{protocol}://')}"
+
+
+def _names_in_storage(url: str) -> list[str]:
+    """What a URL means, as its storage names it.
+
+    Raises:
+        JobError: R010, the storage's package is not installed; D002, it cannot be asked.
+    """
+    fsspec = import_fsspec(url)
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+        if glob.has_magic(path):
+            return [str(name) for name in files.glob(path)]
+        return [path] if files.isfile(path) else [str(name) for name in files.find(path)]
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or error.name or "its package"
+        what = f"{url} is read through {package}, which is not installed"
+        fix = f"pip install {package}"
+        raise JobError.of(code="R010", what=what, where="data", fix=fix) from None
+    except Exception as error:  # noqa: BLE001 - each storage's package has errors of its own
+        raise JobError.of(
+            code="D002",
+            what=f"{url} cannot be read: {error or type(error).__name__}",
+            where="data",
+            fix="see that the address is right and can be reached from here with your credentials",
+        ) from None
+
+
+def _several_splits(pattern: str, folder: Path) -> JobError:
+    splits = sorted(path.parent.name for path in folder.glob("*/state.json"))
+    return JobError.of(
+        code="D016",
+        what=f"{pattern} holds the splits {', '.join(splits)} of a data set",
+        where=str(folder),
+        fix=f"name the one to train on: {pattern.rstrip('/')}/{(splits or ['train'])[-1]}",
+    )
+
+
+def import_fsspec(url: str) -> Any:
+    """The package that reads object storage.
+
+    Raises:
+        JobError: R010, it is not installed.
+    """
+    need = f"{url} is read through fsspec"
+    return import_package("fsspec", need, where="data", extra="storage")
+
+
+def _name_of(pattern: str, fallback: str) -> str:
+    """`chats` of `data/chats/*.jsonl`, `faq` of `faq.parquet`."""
+    parts = [part for part in pattern.split("/") if part and not glob.has_magic(part)]
+    name = parts[-1].split(".")[0] if parts else ""
+    return name if name not in ("", ".", "..") else fallback
+
+
+def _check_names(job: Job, sources: Sequence[Source]) -> Iterator[Problem]:
+    names = [source.name for source in sources]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            yield Problem(
+                code="J007",
+                what=f"two sources are called {name}",
+                where=job.where(f"data.sources.{number}"),
+                fix=f"give one of them another name: {name}-2",
+            )

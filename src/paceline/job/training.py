@@ -1,0 +1,69 @@
+"""Rules between the settings of `train`, and what follows from them."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from paceline.errors import Problem
+from paceline.job.asked import settings_asked
+from paceline.job.job import JobSpec
+from paceline.job.train import TrainSpec
+
+_ADAM = ("adamw", "adamw-8bit", "muon")
+
+_ONLY_WITH: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "betas": ("optimizer", _ADAM),
+    "eps": ("optimizer", _ADAM),
+    "decay_steps": ("schedule", ("wsd",)),
+    "final_learning_rate": ("schedule", ("cosine", "linear", "wsd")),
+    "powersgd_rank": ("gradient_compression", ("powersgd",)),
+    "powersgd_start": ("gradient_compression", ("powersgd",)),
+}
+"""Setting -> the setting that must have one of these values for it to be used."""
+
+_DECAY_SHARE = 0.1
+"""Part of a run over which `wsd` lets the learning rate fall. Source: MiniCPM, arXiv:2404.06395,
+section 4.3: a tenth of the tokens is enough."""
+
+
+def decay_steps(train: TrainSpec) -> int:
+    """Last steps over which the learning rate falls: all after the warm-up, except with `wsd`.
+
+    >>> decay_steps(TrainSpec(global_batch=8, steps=100, schedule="wsd"))
+    10
+    """
+    if train.schedule != "wsd":
+        return train.steps - train.warmup_steps
+    if train.decay_steps == "auto":
+        return max(1, round(_DECAY_SHARE * train.steps))
+    return train.decay_steps
+
+
+def check_training(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Problem]:
+    """`J007` for what is given and would not be used.
+
+    Args:
+        spec: What is asked.
+        where: The place of a setting in the job file.
+    """
+    train, asked = spec.train, settings_asked(spec)
+    for name, (decides, values) in _ONLY_WITH.items():
+        has = getattr(train, decides)
+        if f"train.{name}" in asked and has not in values:
+            yield Problem(
+                code="J007",
+                what=f"train.{name} is given, and with train.{decides}: {has} nothing uses it",
+                where=where(f"train.{name}"),
+                fix=f"leave it out, or set train.{decides} to {' or '.join(values)}",
+            )
+
+
+def check_phases(spec: JobSpec, where: Callable[[str], str]) -> Iterator[Problem]:
+    """`J007` for phases longer than the run, whose steps are known; as `check_training`."""
+    train = spec.train
+    if train.decay_steps != "auto" and train.warmup_steps + train.decay_steps > train.steps:
+        yield Problem(
+            code="J007",
+            what=f"warmup_steps {train.warmup_steps} and decay_steps {train.decay_steps} are more "
+            f"than the run's {train.steps} steps",
+            where=where("train.decay_steps"),
+            fix=f"set train.decay_steps to {max(1, train.steps - train.warmup_steps)} or less",
+        )

@@ -1,0 +1,144 @@
+import pytest
+
+from paceline.errors import JobError
+from paceline.job import load_script, make_script, parse_job
+
+JOB = """
+name: tiny
+model: {decoder: {layers: 2, hidden: 64, heads: 4}}
+data: {corpus: python-stdlib}
+train: {global_batch: 8, steps: 2}
+"""
+
+# Put together here, so that no tool takes this file for one that leaks them.
+SECRETS = {
+    "an AWS access key": "AKIA" + "ABCDEFGHIJKLMNOP",
+    "a Hugging Face token": "hf_" + "abcdefghijklmnopqrstuvwxyz",
+    "an API key": "sk-" + "proj-abcdefghijklmnopqrstuvwxyz",
+    "a GitHub token": "ghp_" + "a" * 36,
+    "a private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
+    "a signed token": "eyJ" + "hbGciOiJIUzI1NiJ9" + ".eyJ" + "zdWIiOiIxMjM0NTY3" + ".c2lnbmF0dXJl",
+    "a password in a URL": "https://me:" + "letmein@example.org/data",
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_is_refused_with_its_field_and_line_and_never_shown(kind, tmp_path):
+    text = JOB + f"checkpoint:\n  every: 5\n  copy_to: '{SECRETS[kind]}'\n"
+    with pytest.raises(JobError) as error:
+        parse_job(text, source="job.yaml", folder=tmp_path)
+    message = str(error.value)
+    assert f"J013: `checkpoint.copy_to` holds {kind}" in message
+    assert "job.yaml line 8" in message
+    assert SECRETS[kind] not in message
+
+
+def test_a_secret_under_a_key_that_does_not_exist_is_not_shown_either(tmp_path):
+    secret = SECRETS["an AWS access key"]
+    with pytest.raises(JobError) as error:
+        parse_job(JOB + f"wandb: {{key: {secret}}}\n", source="job.yaml", folder=tmp_path)
+    assert secret not in str(error.value)
+    assert "J013: `wandb.key`" in str(error.value)
+
+
+def test_a_secret_of_set_is_refused_with_its_place(tmp_path):
+    override = "checkpoint.copy_to=" + SECRETS["a password in a URL"]
+    with pytest.raises(JobError, match="J013") as error:
+        parse_job(JOB, source="job.yaml", folder=tmp_path, overrides=[override])
+    assert "checkpoint.copy_to, --set" in str(error.value)
+
+
+def test_a_variable_named_like_a_secret_has_no_value_in_a_file(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "command: [python, train.py]\nenvironment: {WANDB_API_KEY: 0123abc, SIZE: '3'}\n"
+    )
+    with pytest.raises(JobError, match="named like a secret") as error:
+        load_script(path)
+    assert "0123abc" not in str(error.value)
+    assert "line 2" in str(error.value)
+    path.write_text("command: [python, train.py]\nenvironment: {TOKENIZERS_PARALLELISM: 'no'}\n")
+    assert load_script(path) is not None
+
+
+def test_names_of_secrets_and_ordinary_words_are_no_secrets(tmp_path):
+    text = JOB + "checkpoint: {copy_to: 's3://task-hf_models/sk-learn/AKIA'}\n"
+    text += "kubernetes: {secrets: {HF_TOKEN: hf/token}}\n"
+    job = parse_job(text, source="job.yaml", folder=tmp_path)
+    assert job.spec.kubernetes.secrets == {"HF_TOKEN": "hf/token"}
+
+
+HEX = "0123456789abcdef" * 2 + "01234567"
+
+REFUSED = [
+    f"cloud.setup=['export WANDB_API_KEY={HEX}']",
+    f"cloud.setup=['wandb login {HEX}']",
+    f"slurm.setup=['wandb login --relogin {HEX}']",
+    "slurm.setup=['export DB_PASSWORD=hunter2']",
+    "slurm.setup=['PGPASSWORD=hunter2 psql -h db']",
+    "slurm.setup=['aws configure set aws_secret_access_key hunter2/hunter2']",
+    "slurm.setup=['mysql -u me -phunter2 db']",
+    "slurm.setup=['export HF_TOKEN=${HF_TOKEN:-hunter2}']",
+    "slurm.setup=['huggingface-cli login --token hunter2']",
+    "slurm.setup=['runpodctl config --apiKey hunter2']",
+    "slurm.setup=['echo hunter2 | docker login -u me --password-stdin']",
+    "slurm.setup=['curl -u me:hunter2 https://example.org']",
+    "slurm.setup=['curl -H \"Authorization: Bearer hunter2\" https://example.org']",
+    "slurm.setup=['curl https://example.org/?token=hunter2']",
+    "slurm.setup=['sshpass -p hunter2 ssh me@there']",
+    "slurm.options=['--export=TOKEN=hunter2']",
+    "slurm.options=['--export=ALL,MY_KEY=hunter2']",
+    "slurm.options=['--comment=password=hunter2']",
+    "kubernetes.node_selector={token: hunter2}",
+    "kubernetes.node_selector={'example.org/api-key': hunter2}",
+]
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_secret_in_clear_is_refused_wherever_it_stands(override, tmp_path):
+    with pytest.raises(JobError, match="J013") as error:
+        parse_job(JOB, source="job.yaml", folder=tmp_path, overrides=[override])
+    said = str(error.value)
+    assert override.partition("=")[0] in said
+    assert "--set" in said
+    assert "hunter2" not in said
+    assert HEX not in said
+
+
+ORDINARY = [
+    "cloud.setup=['export WANDB_API_KEY=$WANDB_API_KEY', 'wandb login $WANDB_API_KEY']",
+    "cloud.setup=['export HF_TOKEN=\"${HF_TOKEN:?}\"', 'wandb login', 'wandb login --relogin']",
+    "slurm.setup=['export HF_TOKEN=$(cat ~/.token)', 'export HF_TOKEN_PATH=/run/secrets/hf']",
+    "slurm.setup=['export API_KEY=<your key>', 'export TOKEN=...', 'PASSWORD=YOUR_PASSWORD x']",
+    "slurm.setup=['[ -n \"${HF_TOKEN:-}\" ] || exit 1', 'mysql -p db', 'mysql -P 3306 db']",
+    "slurm.setup=['mkdir -p /data', 'ssh -p 22 there', 'docker run -p 80:80 image']",
+    "slurm.setup=['export TOKENIZERS_PARALLELISM=false TOKENIZER=/models/tokenizer.json']",
+    "slurm.setup=['export SEQ_LEN=4096 TOKENS_PER_S=3000 PAD_TOKEN=0 MAX_TOKENS=4096']",
+    f"slurm.setup=['echo sha256:{HEX}{HEX[:24]}  data.bin | sha256sum --check', 'pip install x']",
+    "slurm.setup=['module load cuda/13', 'sort --key 2 a', 'export SSH_KEY=~/.ssh/id_ed25519']",
+    "slurm.options=['--export=ALL,SIZE=3', '--comment=token-budget', '--reservation=keys']",
+    "kubernetes.node_selector={'nvidia.com/gpu.product': H100, key: value}",
+    "kubernetes.secrets={HF_TOKEN: hf/token, DB_PASSWORD: db/password}",
+    "cloud.secrets=[HF_TOKEN, WANDB_API_KEY]",
+    f"kubernetes.image='example.org/train@sha256:{HEX}{HEX[:24]}'",
+]
+
+
+@pytest.mark.parametrize("override", ORDINARY)
+def test_references_placeholders_and_ordinary_words_are_no_secrets(override, tmp_path):
+    parse_job(JOB, source="job.yaml", folder=tmp_path, overrides=[override])
+
+
+@pytest.mark.parametrize(
+    "words", [["--hf-token", "hunter2"], ["--api_key=hunter2"], ["PASSWORD=hunter2"]]
+)
+def test_a_secret_among_a_programs_arguments_is_refused(words, tmp_path):
+    with pytest.raises(JobError, match="J013") as error:
+        make_script({"command": ["python", "a.py", *words]}, tmp_path)
+    assert "hunter2" not in str(error.value)
+
+
+def test_ordinary_arguments_of_a_program_are_none(tmp_path):
+    words = ["--tokenizer", "gpt2", "--pad-token", "<pad>", "--max-tokens", "4096", "--key", "loss"]
+    words += ["--eos-token=</s>", "--tokens_per_s=3000", "--token", "$HF_TOKEN", "--seq-len", "8"]
+    assert make_script({"command": ["python", "a.py", *words]}, tmp_path)
