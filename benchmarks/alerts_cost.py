@@ -28,7 +28,7 @@ from paceline.control.alerts import Rules
 from paceline.control.sampling import EVERY_S, Host, Sampling, find_way
 from paceline.job.alerts import AlertsSpec
 from paceline.launch.alarms import LOOK_EVERY_S, Alarms, Reader
-from paceline.plan.operate import alerts
+from paceline.launch.default_alerts import alerts
 from paceline.record.follow import RunFollower
 from paceline.record.metrics import StepMetrics, read_metrics
 from paceline.record.samples import Sampler

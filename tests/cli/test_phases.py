@@ -8,9 +8,9 @@ import pytest
 
 from paceline.cli.job_input import read_job
 from paceline.cli.phases import show_phases
+from paceline.contracts.phases import Goals
 from paceline.errors import JobError
 from paceline.job import Job, parse_job
-from paceline.plan.phases import Goals
 
 JOB = """\
 model: {preset: llama-3-8b}

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from paceline.cli import cli
+from paceline.contracts.skills import SKILLS, find_skill, run_skill
+from paceline.contracts.skills.messages.read import answer_json, read_request, schema_of
 from paceline.errors import JobError
-from paceline.job.skills.read import answer_json, read_request, schema_of
-from paceline.launch.skills import SKILLS, find_skill, run_skill
 
 
 def refusal(name, text, tmp_path):

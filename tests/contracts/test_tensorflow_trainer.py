@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from paceline.contracts.skills import run_skill
 from paceline.errors import JobError
-from paceline.launch.skills import run_skill
 
 
 def asked(folder: Path, **changes: dict[str, Any]) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.job.skills.read import read_request
-from paceline.launch.skills import find_skill
+from paceline.contracts.skills import find_skill
+from paceline.contracts.skills.messages.read import read_request
 
 SOURCE = Path(__file__).parents[2] / "src"
 TRAINER = """

@@ -8,9 +8,8 @@ import pytest
 from tests.render.plans import planned, rendered
 
 from paceline.errors import JobError
-from paceline.plan.mlx import mlx_backend, mlx_launch
 from paceline.render import RenderError
-from paceline.render.mlx import hostfile
+from paceline.render.mlx import hostfile, mlx_backend, mlx_launch
 
 MACS: dict[str, Any] = {"accelerator": "M3-Ultra", "nodes": 2, "per_node": 1, "network": "auto"}
 PLAIN: dict[str, Any] = {"pipeline": 1, "tensor": 1, "context": 1, "recompute": "none"}

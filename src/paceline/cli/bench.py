@@ -250,7 +250,7 @@ def _print_sweeps(
     """
     from paceline.launch.bench import read_ranks
     from paceline.launch.sweep import sweep_all_reduce
-    from paceline.plan.network import decide_network
+    from paceline.render.fabric import decide_network
     from paceline.report.sweep_text import expected_lines, sweep_lines
 
     max_bytes = _read_size(max_size)

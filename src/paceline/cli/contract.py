@@ -10,9 +10,9 @@ from typing import Literal
 
 import click
 
+from paceline.contracts.skills import SKILLS, find_skill, run_skill
+from paceline.contracts.skills.messages.read import schema_of
 from paceline.errors import JobError, RunError
-from paceline.job.skills.read import schema_of
-from paceline.launch.skills import SKILLS, find_skill, run_skill
 
 
 @click.command()

@@ -59,7 +59,7 @@ def convert_weights(job: Job) -> None:
 
 def _read(path: Path, overrides: Sequence[str], count: CountSamples) -> Job:
     if path.suffix.lower() == ".json":
-        from paceline.job.contracts import load_contract
+        from paceline.contracts.reading import load_contract
 
         contract = load_contract(path, overrides)
         if contract is not None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from paceline.contracts.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
+from paceline.contracts.phases.make import INDEX, PHASES
 from paceline.errors import JobError
 from paceline.job import Job
 from paceline.plan import plan_job
-from paceline.plan.phases import Goals, PhasePlan, exit_code, format_gates, make_phases
-from paceline.plan.phases.make import INDEX, PHASES
 from paceline.profile import ModuleFacts
 
 _SCRIPT_MODE = 0o755

@@ -126,7 +126,7 @@ def command(
     facts = measure_factory(job)
     if phases:
         from paceline.cli.phases import show_phases
-        from paceline.plan.phases import Goals
+        from paceline.contracts.phases import Goals
 
         wanted = job.spec.plan
         _check_given(job, fail_on)
@@ -163,7 +163,7 @@ def command(
         prove_candidates(job, facts, plan, num_proved, as_json=as_json)
         return
     if contract is not None:
-        from paceline.plan.contracts import format_contract
+        from paceline.contracts.writing import format_contract
 
         click.echo(json.dumps(format_contract(plan, job, contract), indent=2))
     else:

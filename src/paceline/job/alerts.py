@@ -22,7 +22,7 @@ DEFAULTS = (
     *("no-progress", "loss-not-finite", "slow", "straggler", "memory-full", "restarted"),
     *("gpu-hot", "gpu-idle", "gpu-spins", "disk-full", "checkpoint-old", "over-budget"),
 )
-"""Names of the rules that `plan.operate.alerts` makes; which of them depends on the plan."""
+"""Names of the rules that `launch.default_alerts` makes; which of them depends on the plan."""
 
 _EVALUATION_LOSS = ("eval/loss", "eval_loss", "val/loss", "val_loss", "held_out_loss", "Loss/val")
 _ENV = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")

@@ -16,9 +16,9 @@ import msgspec
 
 from paceline.control.alerts import Rules, rules_of
 from paceline.job.alerts import AlertsSpec
+from paceline.launch.default_alerts import alerts as default_alerts
 from paceline.launch.tell import Teller, message_of
 from paceline.plan import Plan
-from paceline.plan.operate import alerts as default_alerts
 from paceline.record.events import AlertFired, AlertOver, AnyEvent, Event, Noted, Reported
 from paceline.record.follow import Follower, RunFollower
 from paceline.record.machines import MachineSample, decode_machine, machine_files

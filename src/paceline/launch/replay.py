@@ -8,8 +8,8 @@ from paceline.errors import JobError
 from paceline.job.alerts import AlertSpec
 from paceline.job.load import load_alerts
 from paceline.launch.alarms import Reader, usd_per_h
+from paceline.launch.default_alerts import alerts as default_alerts
 from paceline.launch.standing import find_run
-from paceline.plan.operate import alerts as default_alerts
 from paceline.record.events import AlertFired
 
 

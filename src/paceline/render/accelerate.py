@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.start import meeting_lines
 from paceline.render import deepspeed
 from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines
+from paceline.render.environment import export_lines, meeting_lines
 from paceline.render.example import example, example_gaps
 from paceline.render.shell import script
 from paceline.render.text import header, to_json, to_yaml

@@ -13,13 +13,18 @@ from paceline.errors import JobError
 from paceline.job import Job
 from paceline.job.places import SshSpec
 from paceline.plan import Plan
-from paceline.plan.start import PORT, meeting_lines, torchrun_options
 from paceline.render.batch import triangle
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.deepspeed_pipeline import pipeline_gaps, pipeline_section
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import environment, export_lines
+from paceline.render.environment import (
+    PORT,
+    environment,
+    export_lines,
+    meeting_lines,
+    torchrun_options,
+)
 from paceline.render.example import example, example_gaps
 from paceline.render.hosts import host_names
 from paceline.render.shell import command, script

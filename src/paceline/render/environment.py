@@ -1,8 +1,235 @@
-"""Environment variables of a plan's ranks, each with its reason, and harmful ones to take away.
+"""How the ranks of a plan are started: torchrun's options, the environment variables that are set,
+and those that are removed, each with its reason.
 
-What they are is the plan's (`plan/start.py`), so that its documents and these files agree.
+Not here: variables that only one engine reads, which its renderer adds.
 """
 
-from paceline.plan.start import Removal, Variable, environment, export_lines, removals
+import shlex
+from dataclasses import dataclass
 
-__all__ = ["Removal", "Variable", "environment", "export_lines", "removals"]
+from paceline.plan import Plan
+
+PORT = 29500
+"""PyTorch's usual port of the rendezvous."""
+
+RECORDED_COLLECTIVES = 2000
+"""How many of a rank's last collectives the flight recorder keeps: a minute's and more of most
+layouts, in less than a MiB of the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """An environment variable of every rank."""
+
+    name: str
+    value: str
+    reason: str
+    """Why it is set, and so: one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """An environment variable that people leave set and that harms this plan."""
+
+    name: str
+    reason: str
+    """What it does: one line."""
+
+
+def environment(plan: Plan) -> list[Variable]:
+    """What every rank needs set; whatever has no reason is left to the library."""
+    backend = plan.cluster.backend
+    if backend == "gloo":
+        return [_threads(plan), *_loopback(plan)]
+    return [_threads(plan), *_records(), *_segments(plan)] if backend == "nccl" else []
+
+
+def removals(plan: Plan) -> list[Removal]:
+    """What must not be left set from another machine, an older library or a day of debugging.
+
+    Source: NCCL's user guide, env.html (2.30); PyTorch's torch.distributed and
+    ProcessGroupNCCL environment variables (2.13); mlx issue 3142.
+    """
+    if plan.cluster.backend == "mlx":
+        return [_FAST_SYNCH]
+    if plan.cluster.backend != "nccl":
+        return []
+    return [*_NCCL, *(_RDMA if plan.cluster.uses_rdma else ())]
+
+
+def export_lines(plan: Plan, *, restarts: bool = False) -> list[str]:
+    """The environment as lines of a POSIX shell, each with its reason as a comment.
+
+    `unset` takes away what does not exist without a word, also under `set -u`.
+
+    Args:
+        plan: Its network and ranks.
+        restarts: What is started restarts ranks itself, as torchrun does with `--max-restarts`.
+    """
+    wanted = [*environment(plan), *([_NEW_STORE] if restarts else [])]
+    sets = [f"export {each.name}={shlex.quote(each.value)}  # {each.reason}" for each in wanted]
+    return sets + [f"unset {each.name}  # {each.reason}" for each in removals(plan)]
+
+
+def torchrun_options(plan: Plan, *, least_nodes: int | None = None) -> list[str]:
+    """Words of a shell after `torchrun`, run on every node; quoted where they need it.
+
+    Args:
+        plan: Its nodes and ranks.
+        least_nodes: The job starts and goes on with so many; left out, with all of them.
+    """
+    cluster = plan.cluster
+    ranks = f"--nproc-per-node={cluster.ranks_per_node}"
+    if cluster.num_nodes == 1:
+        return ["--standalone", ranks]
+    least = "" if least_nodes in (None, cluster.num_nodes) else f"{least_nodes}:"
+    return [
+        f"--nnodes={least}{cluster.num_nodes}",
+        ranks,
+        "--rdzv-backend=c10d",
+        '--rdzv-endpoint="$HEAD_ADDRESS:$HEAD_PORT"',
+        '--rdzv-id="$RUN_ID"',
+    ]
+
+
+def meeting_lines(plan: Plan, *, has_name: bool = True) -> list[str]:
+    """Lines of a shell that end a script which does not know where the nodes meet; on one node,
+    none.
+
+    Args:
+        plan: Its nodes.
+        has_name: The rendezvous has a name, as torchrun's.
+    """
+    if plan.cluster.num_nodes == 1:
+        return []
+    lines = [
+        ': "${HEAD_ADDRESS:?set it to the address of the first node, the same on every node}"',
+        f': "${{HEAD_PORT:={PORT}}}"',
+    ]
+    name = ': "${RUN_ID:?set it to one name for the run, the same on every node}"'
+    return [*lines, name] if has_name else lines
+
+
+def _threads(plan: Plan) -> Variable:
+    cores = plan.cluster.cores_per_rank
+    if cores is None or plan.cluster.num_nodes > 1:  # it is this machine's, shared by all nodes
+        why = "cores of a rank are unknown, and one thread never contends: raise it to cores / rank"
+        return Variable(name="OMP_NUM_THREADS", value="1", reason=why)
+    threads = max(1, int(cores))
+    why = f"{cores:g} cores for each rank: more threads than that wait for each other"
+    return Variable(name="OMP_NUM_THREADS", value=str(threads), reason=why)
+
+
+def _loopback(plan: Plan) -> list[Variable]:
+    if plan.cluster.num_nodes > 1:
+        return []
+    why = "one node: gloo else takes the host name's address, which a container may not have"
+    return [Variable(name="GLOO_SOCKET_IFNAME", value="lo", reason=why)]
+
+
+def _records() -> list[Variable]:
+    return [
+        Variable(
+            name="TORCH_NCCL_DUMP_ON_TIMEOUT",
+            value="1",
+            reason="a collective that times out leaves every rank's last ones for torchfrtrace",
+        ),
+        Variable(
+            name="TORCH_FR_BUFFER_SIZE",
+            value=str(RECORDED_COLLECTIVES),
+            reason="how many of them are recorded",
+        ),
+    ]
+
+
+def _segments(plan: Plan) -> list[Variable]:
+    """Where blocks of many sizes come and go. Not on AMD: the setting is NVIDIA's driver's."""
+    layout = plan.layout
+    varies = layout.sharding in ("zero2", "full", "hybrid") or layout.pipeline > 1
+    if not varies or plan.cluster.accelerator.startswith("MI"):
+        return []
+    why = "gathered blocks come and go: segments that grow leave no holes (torch 2.9 and newer)"
+    return [
+        Variable(name="PYTORCH_ALLOC_CONF", value="expandable_segments:True", reason=why),
+    ]
+
+
+_NEW_STORE = Variable(
+    name="TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    value="1",
+    reason="a restart meets in a new store: in the old one are addresses of ranks that ended",
+)
+"""Seen with torch 2.13: torchrun keeps its store over restarts, without a prefix for each
+(torch/distributed/rendezvous.py, `_create_c10d_store`), and a rank that comes 10 s before another
+connects to where that one was, four times in vain."""
+
+_FAST_SYNCH = Removal(
+    name="MLX_METAL_FAST_SYNCH",
+    reason="1 can deadlock the GPU (mlx issue 3142); off is the default",
+)
+
+_NCCL = (
+    Removal(
+        name="NCCL_ALGO",
+        reason="for debugging: NCCL chooses by size, and since 2.24 a wrong word ends the run",
+    ),
+    Removal(
+        name="NCCL_PROTO",
+        reason="for debugging: LL128 forced where the hardware lacks it corrupts data",
+    ),
+    Removal(
+        name="NCCL_NTHREADS",
+        reason="64, 128, 256 or 512, and NCCL knows which; 4 is no value",
+    ),
+    Removal(
+        name="NCCL_BUFFSIZE",
+        reason="4 MiB is the default; 8 takes twice the memory on every channel",
+    ),
+    Removal(
+        name="NCCL_MIN_NCHANNELS",
+        reason="replaced by NCCL_MIN_CTAS in 2.17; more channels take multiprocessors from compute",
+    ),
+    Removal(
+        name="NCCL_P2P_LEVEL",
+        reason="a number is the old form and 5 is SYS, across sockets; unset, NCCL measures",
+    ),
+    Removal(
+        name="NCCL_P2P_DISABLE",
+        reason="1 sends between GPUs of a node through the host's memory",
+    ),
+    Removal(
+        name="NCCL_SHM_DISABLE",
+        reason="1 sends between GPUs of a node over the network where they lack P2P",
+    ),
+    Removal(
+        name="NCCL_NET_GDR_LEVEL",
+        reason="a number is the old form and 5 is SYS, which can be slower; unset is automatic",
+    ),
+    Removal(
+        name="NCCL_IB_GDR_LEVEL",
+        reason="the name of NCCL_NET_GDR_LEVEL before 2.4",
+    ),
+    Removal(
+        name="TORCH_NCCL_BLOCKING_WAIT",
+        reason="1 holds the host at every collective, and nothing overlaps",
+    ),
+    Removal(
+        name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        reason="3 is the default; with 1 the flight recorder cannot dump, with 0 a hang never ends",
+    ),
+    Removal(
+        name="NCCL_ASYNC_ERROR_HANDLING",
+        reason="the same by its name before torch 2.2",
+    ),
+)
+
+_RDMA = (
+    Removal(
+        name="NCCL_IB_DISABLE",
+        reason="0 is the default, and 1 falls back to TCP on a network that has RDMA",
+    ),
+    Removal(
+        name="NCCL_NET_GDR_READ",
+        reason="NCCL sets it by the topology: 0 copies what is sent through the host",
+    ),
+)

@@ -7,9 +7,9 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.start import PORT
 from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.engine import Files, Gap
+from paceline.render.environment import PORT
 from paceline.render.example import example
 from paceline.render.pod import (
     WORKSPACE,

@@ -8,9 +8,8 @@ from math import ceil
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.start import Variable, meeting_lines, torchrun_options
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines
+from paceline.render.environment import Variable, export_lines, meeting_lines, torchrun_options
 from paceline.render.megatron_gaps import core_gaps
 from paceline.render.megatron_words import (
     SHARDING,

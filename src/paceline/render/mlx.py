@@ -9,8 +9,6 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.mlx import HOSTFILE, is_mlx, mlx_backend, mlx_launch
-from paceline.plan.operate import network_link, uses_rdma
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.device import wider_precision
 from paceline.render.engine import Files, Gap
@@ -34,6 +32,12 @@ _NO_PRECISION = {
 }
 """Precision -> why MLX does not train in it."""
 
+THUNDERBOLT_PORTS = {"M3-Ultra": 6, "M4-Max": 4}
+"""Of Thunderbolt 5 on a Mac Studio, which is the most that such a chip comes with (a MacBook Pro
+has 3). Source: apple.com, technical specifications of Mac Studio (2025)."""
+
+HOSTFILE = "hosts.json"
+
 CARRIES = OF_PROGRAM | {"ssh.hosts"}
 """Settings that the files say, beside the plan."""
 
@@ -51,6 +55,30 @@ def render(plan: Plan, job: Job) -> Files:
         files[HOSTFILE] = to_json(hostfile(plan, job))
         files["hosts.sh"] = _hosts(plan, job)
     return files
+
+
+def is_mlx(plan: Plan) -> bool:
+    """Whether the target is Macs."""
+    return plan.cluster.backend == "mlx"
+
+
+def mlx_backend(plan: Plan) -> str:
+    """`jaccl` where the link has RDMA and every Mac a port for every other one, `jaccl-ring` where
+    the ports are too few for that, and `ring` over TCP."""
+    if not plan.cluster.uses_rdma:
+        return "ring"
+    ports = THUNDERBOLT_PORTS.get(plan.cluster.accelerator, 3)
+    return "jaccl" if plan.cluster.num_nodes - 1 <= ports else "jaccl-ring"
+
+
+def mlx_launch(plan: Plan) -> list[str]:
+    """`mlx.launch` with flags that it has (0.32). What it runs comes after `--`: without that it
+    executes the named file itself."""
+    if plan.cluster.is_local or plan.cluster.num_nodes == 1:
+        where = ["--hosts", "127.0.0.1", "-n", str(plan.cluster.num_ranks)]
+    else:
+        where = ["--hostfile", HOSTFILE]
+    return ["mlx.launch", *where, "--backend", mlx_backend(plan), "--"]
 
 
 def hostfile(plan: Plan, job: Job) -> dict[str, Any]:
@@ -142,12 +170,13 @@ def _mac_check(plan: Plan) -> list[str]:
     if not is_mlx(plan):
         return []
     needed = ["--memory-bytes", str(plan.estimate.memory.known_bytes)]
-    rdma = ["--rdma"] if uses_rdma(plan) else []
+    rdma = ["--rdma"] if plan.cluster.uses_rdma else []
     return ['"$python" ' + command("mlx_check.py", "mac", *needed, *rdma)]
 
 
 def _hosts(plan: Plan, job: Job) -> str:
-    over = "thunderbolt" if (network_link(plan) or "").startswith("thunderbolt") else "ethernet"
+    link = plan.cluster.network_link or ""
+    over = "thunderbolt" if link.startswith("thunderbolt") else "ethernet"
     words = ["--over", over, "--backend", mlx_backend(plan), "--output-hostfile", HOSTFILE]
     return script(
         header(plan, job, "Writes hosts.json: asks every Mac for its cables and addresses."),
@@ -164,7 +193,7 @@ def _about(plan: Plan, job: Job) -> list[str]:
     of = f"of {format_bytes(plan.cluster.memory_bytes)}"
     about = [f"Memory of each rank (estimated): {format_bytes(memory.known_bytes)} {of}:"]
     about.append(f"  {parts}.")
-    if is_mlx(plan) and uses_rdma(plan):
+    if is_mlx(plan) and plan.cluster.uses_rdma:
         macs, way = plan.cluster.num_nodes, mlx_backend(plan)
         cables = "a Thunderbolt 5 cable between every two" if way == "jaccl" else "a ring of cables"
         about.append(

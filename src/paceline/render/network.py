@@ -10,12 +10,11 @@ from shlex import quote
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.network import decide_network, log_lines, site_settings
-from paceline.plan.start import meeting_lines, torchrun_options
 from paceline.render.carried import EVERYTHING
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines
+from paceline.render.environment import export_lines, meeting_lines, torchrun_options
 from paceline.render.example import script_text
+from paceline.render.fabric import decide_network, log_lines, site_settings
 from paceline.render.shell import script
 from paceline.render.text import commented, header, to_json
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.operate import uses_rdma
 from paceline.render import torchrun
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import environment
@@ -162,7 +161,7 @@ def pod_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             where="kubernetes.accelerator_resource",
             fix="kubernetes.accelerator_resource: as `kubectl describe node` shows it",
         )
-    if uses_rdma(plan) and plan.cluster.num_nodes > 1 and spec.rdma_resource is None:
+    if plan.cluster.uses_rdma and plan.cluster.num_nodes > 1 and spec.rdma_resource is None:
         yield Gap(
             what="RDMA between nodes",
             where="kubernetes.rdma_resource",

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from paceline.job import Job, Script, SlurmSpec
 from paceline.job.asked import fields_of
 from paceline.plan import Plan
-from paceline.plan.start import export_lines
 from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.engine import Files, Gap
+from paceline.render.environment import export_lines
 from paceline.render.example import example
 from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.slurm_directives import Ask, directives

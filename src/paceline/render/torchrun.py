@@ -11,11 +11,10 @@ from paceline.estimate.estimate import case_of, price_one
 from paceline.job import Job
 from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
-from paceline.plan.start import meeting_lines, torchrun_options
 from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines
+from paceline.render.environment import export_lines, meeting_lines, torchrun_options
 from paceline.render.example import example, example_gaps
 from paceline.render.shell import script
 from paceline.render.text import header

@@ -11,10 +11,9 @@ from paceline.job import Job
 from paceline.job.training import decay_steps
 from paceline.parallel.stages import blocks_of_stages
 from paceline.plan import Plan
-from paceline.plan.start import meeting_lines, torchrun_options
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.engine import Files, Gap
-from paceline.render.environment import export_lines
+from paceline.render.environment import export_lines, meeting_lines, torchrun_options
 from paceline.render.shell import script
 from paceline.render.text import commented, header
 from paceline.render.torchtitan_gaps import titan_gaps

@@ -8,6 +8,9 @@ from paceline.topology.levels import Known, Level
 
 __all__ = ["Cluster", "Known", "Level"]
 
+_RDMA_LINKS = ("infiniband", "roce", "efa", "slingshot", "omni-path")
+"""How the names of links with remote memory access begin, in the catalog."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -77,6 +80,18 @@ class Cluster:
     def num_ranks(self) -> int:
         """Ranks on all nodes."""
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def network_link(self) -> str | None:
+        """The catalog's name of the link between nodes; None on one node, or when it is unknown."""
+        has_network = self.levels and self.levels[-1].name == "network"
+        return self.levels[-1].link if has_network else None
+
+    @property
+    def uses_rdma(self) -> bool:
+        """Whether the nodes reach each other over a link with remote memory access."""
+        link = self.network_link or ""
+        return link.startswith(_RDMA_LINKS) or link.endswith("jaccl")
 
     @property
     def name(self) -> str:

@@ -7,8 +7,7 @@ from typing import Literal
 from paceline.job import Job
 from paceline.job.evaluate import most_kept
 from paceline.plan import Plan
-from paceline.plan.operate import uses_rdma
-from paceline.plan.start import removals
+from paceline.render.environment import removals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ def need_of(job: Job, plan: Plan, *, place: str) -> Need:
         is_apart=place != "local" and cluster.num_nodes > 1,
         has_host_names=place != "ray",
         reads_visible=place != "ray",
-        wants_rdma=cluster.num_nodes > 1 and uses_rdma(plan),
+        wants_rdma=cluster.num_nodes > 1 and plan.cluster.uses_rdma,
         rank_bytes=rank_bytes,
         host_bytes=plan.host_bytes + (rank_bytes * cluster.ranks_per_node if on_cpu else 0),
         checkpoint_bytes=plan.estimate.num_checkpoint_bytes,

@@ -1,0 +1,92 @@
+"""What the contracts write about starting and watching a run: the command, the metrics of a step,
+and checks on every node, each a command with what it must print."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from paceline.plan import Plan
+from paceline.record.metrics import StepMetrics
+from paceline.render.environment import torchrun_options
+from paceline.render.mlx import is_mlx, mlx_launch
+
+METRICS = tuple(
+    field.name for field in fields(StepMetrics) if field.name not in ("num_steps", "not_finite")
+)
+"""Every field of a line of `metrics.jsonl` (docs/reference/metrics.md) but those of scripts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """A command that must print something, on every node."""
+
+    name: str
+    command: str
+    expect: str
+    """What its output must be, or contain."""
+
+    when: Literal["before the start", "every minute"]
+
+
+def health_checks(plan: Plan) -> tuple[HealthCheck, ...]:
+    """What must hold on every node of the plan's cluster."""
+    cluster = plan.cluster
+    found: list[HealthCheck] = []
+    if cluster.backend == "nccl":
+        found += [
+            HealthCheck(
+                name="accelerators",
+                command="nvidia-smi --query-gpu=index --format=csv,noheader | wc -l",
+                expect=str(cluster.ranks_per_node),
+                when="before the start",
+            ),
+            HealthCheck(
+                name="memory errors",
+                command="nvidia-smi --query-gpu=ecc.errors.uncorrected.volatile.total "
+                "--format=csv,noheader | sort -u",
+                expect="0",
+                when="every minute",
+            ),
+        ]
+        if plan.cluster.uses_rdma:
+            found.append(
+                HealthCheck(
+                    name="network ports",
+                    command="cat /sys/class/infiniband/*/ports/*/state | sort -u",
+                    expect="4: ACTIVE",
+                    when="before the start",
+                )
+            )
+    if cluster.backend == "mlx":
+        found.append(
+            HealthCheck(
+                name="mlx",
+                command='python3 -c "import mlx.core as mx; print(mx.metal.is_available())"',
+                expect="True",
+                when="before the start",
+            )
+        )
+    found += [
+        HealthCheck(
+            name="shared memory",
+            command="df --output=avail -B1 /dev/shm | tail -1",
+            expect="at least 1073741824",
+            when="before the start",
+        ),
+        HealthCheck(
+            name="checkpoint storage",
+            command="test -w runs && df --output=avail -B1 runs | tail -1",
+            expect=f"at least {3 * plan.estimate.num_checkpoint_bytes}",
+            when="before the start",
+        ),
+    ]
+    return tuple(found)
+
+
+def launch_command(plan: Plan) -> str:
+    """The command that starts the plan's ranks, run on every node (torchrun) or on one (MLX).
+
+    Its upper-case words are environment variables of the launch script.
+    """
+    if is_mlx(plan):
+        return " ".join([*mlx_launch(plan), "python3", "train.py"])
+    return " ".join(["torchrun", *torchrun_options(plan), "train.py"])

@@ -1,0 +1,191 @@
+"""Phase 16: everything in one document, for programs and for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from paceline.contracts.phases.case import Case, Gate, Phase
+from paceline.units import format_bytes, format_count, format_seconds
+
+PROCESS_ID = "distributed-training-orchestration"
+VERSION = "1.0.0"
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "distributionStrategy": ("parallelization-strategy",),
+    "resourceAllocation": ("resource-assessment", "model-analysis"),
+    "trainingPlan": ("training-configuration", "distributed-hyperparameters"),
+    "performanceOptimizations": ("memory-optimization", "performance-optimization"),
+    "faultToleranceConfig": ("fault-tolerance",),
+    "dataStrategy": ("data-distribution",),
+    "communicationPlan": ("communication-optimization", "gradient-synchronization"),
+    "monitoringPlan": ("monitoring-plan",),
+    "costAnalysis": ("cost-estimation",),
+    "launchConfiguration": ("launch-orchestration",),
+    "validationPlan": ("validation-plan",),
+}
+"""Group of the final object -> phases whose output it holds, by name."""
+
+
+class Documentation(TypedDict):
+    """Phase 16."""
+
+    json: str
+    markdown: str
+    nextSteps: list[str]
+    executiveSummary: str
+    quickReference: dict[str, str]
+
+
+def document(case: Case) -> Documentation:
+    """The names of the documents, the summary, and what to do next."""
+    return {
+        "json": "final-training-plan.json",
+        "markdown": "final-training-plan.md",
+        "nextSteps": next_steps(case),
+        "executiveSummary": summary(case),
+        "quickReference": quick_reference(case),
+    }
+
+
+def summary(case: Case) -> str:
+    """The plan in two sentences."""
+    plan, view = case.plan, case.view
+    if not case.feasible:
+        return (
+            f"{plan.profile.name} does not fit: it takes {case.required.ranks} ranks, or "
+            f"{format_bytes(case.required.memory_bytes)} an accelerator."
+        )
+    time = (
+        "in a time that is unknown"
+        if view.wall_s is None
+        else f"in about {format_seconds(view.wall_s)}, failures included"
+    )
+    cost = next((each for each in view.costs if each.way == "on demand"), None)
+    dollars = "" if cost is None else f", for ${cost.usd:,.0f} at {cost.provider} ({cost.as_of})"
+    return (
+        f"Train {plan.profile.name} ({format_count(plan.profile.num_parameters)} parameters) on "
+        f"{plan.cluster.name} as {plan.layout.name}: {plan.layout.global_batch} samples a step, "
+        f"{view.num_steps} steps {time}{dollars}. The fullest rank holds "
+        f"{format_bytes(plan.estimate.memory.known_bytes)} of "
+        f"{format_bytes(plan.cluster.usable_bytes)}. All of it is estimated."
+    )
+
+
+def quick_reference(case: Case) -> dict[str, str]:
+    """The figures one looks up."""
+    plan, view = case.plan, case.view
+    layout, rate = plan.layout, plan.estimate.tokens_per_s
+    found = {
+        "layout": layout.name,
+        "batch": f"{layout.micro_batch} x {layout.accumulation} x {layout.data} data ranks = "
+        f"{layout.global_batch}",
+        "precision": plan.precision,
+        "memory": f"{format_bytes(plan.estimate.memory.known_bytes)} a rank",
+        "checkpoint": f"every {plan.checkpoint_every} steps",
+        "learning rate": f"{case.job.spec.train.learning_rate:g}",
+        "start": "bash launch-script.sh",
+    }
+    if view.step_s is not None:
+        found["step"] = format_seconds(view.step_s)
+    if rate is not None:
+        found["rate"] = f"{format_count(rate)} tokens/s"
+    if view.accelerator_hours is not None:
+        found["accelerator-hours"] = f"{view.accelerator_hours:,.0f}"
+    return found
+
+
+def next_steps(case: Case) -> list[str]:
+    """What to do now."""
+    if not case.feasible:
+        return [
+            "choose one of phase 7's changes",
+            (
+                f"or a cluster of {case.required.ranks} ranks, or accelerators with "
+                f"{format_bytes(case.required.memory_bytes)}"
+            ),
+        ]
+    return [
+        "read phase 11: batch and learning rate",
+        "run phase 13's validation script on every node",
+        "run phase 15's three steps, and compare memory_bytes and tokens_per_s with its baselines",
+        "bash launch-script.sh",
+    ]
+
+
+def final_object(case: Case, phases: Sequence[Phase], gates: Sequence[Gate]) -> dict[str, Any]:
+    """The whole plan as JSON values: eleven groups and the metadata."""
+    by_name = {phase.name: dict(phase.output) for phase in phases}
+    if not case.feasible:
+        return {
+            "success": False,
+            "phase": "resource-assessment",
+            "requiredResources": by_name["resource-assessment"]["minimumRequirements"],
+            "reason": str(case.refused),
+            "alternatives": by_name["memory-optimization"]["aggressiveOptimizations"],
+            "metadata": _metadata(case),
+        }
+    found: dict[str, Any] = {"success": True}
+    for group, names in GROUPS.items():
+        found[group] = (
+            by_name[names[0]] if len(names) == 1 else {name: by_name[name] for name in names}
+        )
+    found["gates"] = [
+        {
+            "phase": gate.phase,
+            "name": gate.name,
+            "status": gate.status,
+            "summary": gate.summary,
+            "problem": None if gate.problem is None else str(gate.problem),
+        }
+        for gate in gates
+    ]
+    return found | {"metadata": _metadata(case)}
+
+
+def _metadata(case: Case) -> dict[str, str | None]:
+    return {"processId": PROCESS_ID, "timestamp": case.created, "version": VERSION}
+
+
+def markdown(case: Case, gates: Sequence[Gate]) -> str:
+    """The plan on one page for people."""
+    plan = case.plan
+    lines = [f"# Training plan: {case.job.spec.name}", "", summary(case), ""]
+    if case.refused is not None:
+        lines += ["```text", str(case.refused), "```", ""]
+    lines += ["| | |", "| --- | --- |"]
+    lines += [f"| {name} | {value} |" for name, value in quick_reference(case).items()]
+    lines += ["", "## Memory of the fullest rank", "", "| part | bytes |", "| --- | ---: |"]
+    lines += [
+        f"| {name} | {'unknown' if size is None else format_bytes(size)} |"
+        for name, size in plan.estimate.memory.parts.items()
+        if size != 0
+    ]
+    if plan.estimate.terms:
+        lines += ["", "## A step's time", "", "| term | seconds |", "| --- | ---: |"]
+        lines += [
+            f"| {name} | {format_seconds(seconds)} |"
+            for name, seconds in plan.estimate.terms.items()
+            if seconds
+        ]
+    if case.view.costs:
+        lines += [
+            "",
+            "## Cost",
+            "",
+            "| where | dollars | hours | price of |",
+            "| --- | ---: | ---: | --- |",
+        ]
+        lines += [
+            f"| {cost.provider} {cost.instance} x {cost.num_instances}, {cost.way} | "
+            f"{cost.usd:,.0f} | {cost.hours:,.1f} | {cost.as_of} |"
+            for cost in case.view.costs[:8]
+        ]
+    lines += ["", "## Gates", ""]
+    lines += [
+        f"- phase {gate.phase}, {gate.name}: **{gate.status}**. {gate.summary}" for gate in gates
+    ]
+    if plan.decisions:
+        lines += ["", "## Decided", ""]
+        lines += [f"- `{each.field}` = {each.value}: {each.reason}" for each in plan.decisions]
+    lines += ["", "## Next", ""]
+    lines += [f"{number}. {step}" for number, step in enumerate(next_steps(case), 1)]
+    return "\n".join([*lines, ""])

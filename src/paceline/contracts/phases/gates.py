@@ -1,0 +1,196 @@
+"""Where somebody may want to stop: five gates, and the last yes before the launch."""
+
+from collections.abc import Iterator
+
+from paceline.contracts.phases.case import Case, Gate
+from paceline.contracts.phases.cost import cheapest_on_demand
+from paceline.contracts.phases.memory import optimise_memory
+from paceline.contracts.phases.split import choose_strategy
+from paceline.errors import Problem
+from paceline.units import format_bytes, format_seconds
+
+GATE_EXIT_CODE = 3
+"""As of a plan that does not fit."""
+
+
+def find_gates(case: Case) -> tuple[Gate, ...]:
+    """Every gate, in order; after one that stops, only those that explain it."""
+    return tuple(_gates(case))
+
+
+def exit_code(gates: tuple[Gate, ...], *, yes: bool = False, fail_on_gate: bool = False) -> int:
+    """What the command ends with: 3 when the plan is infeasible, or with `--fail-on gate` when any
+    gate failed, or one wants a review and `--yes` is not given; else 0."""
+    if any(gate.stops and gate.status == "failed" for gate in gates):
+        return GATE_EXIT_CODE
+    if not fail_on_gate:
+        return 0
+    wanted = ("failed",) if yes else ("failed", "review")
+    return GATE_EXIT_CODE if any(gate.status in wanted for gate in gates) else 0
+
+
+def _gates(case: Case) -> Iterator[Gate]:
+    yield _resources(case)
+    if not case.feasible:
+        yield _memory(case)
+        return
+    yield _strategy(case)
+    yield _memory(case)
+    layout, train = case.plan.layout, case.job.spec.train
+    yield Gate(
+        phase=11,
+        name="Hyper-parameter Review",
+        status="review",
+        summary=f"batch {layout.global_batch}, learning rate {train.learning_rate:g}, "
+        f"{train.warmup_steps} steps of warm-up, {train.optimizer}",
+    )
+    yield _budget(case)
+    yield from _deadline(case)
+    yield Gate(phase=16, name="Approve launch", status="review", summary="start it, or not")
+
+
+def _resources(case: Case) -> Gate:
+    least = case.required
+    need = (
+        f"{least.ranks} ranks, or {format_bytes(least.memory_bytes)} an accelerator with as many "
+        "as there are"
+    )
+    if case.refused is None:
+        return Gate(
+            phase=1,
+            name="Resource Assessment Review",
+            status="passed",
+            summary=f"feasible on {case.plan.cluster.name}",
+        )
+    return Gate(
+        phase=1,
+        name="Resource Assessment Review",
+        status="failed",
+        stops=True,
+        summary=f"needs {need}",
+        problem=Problem(
+            code="P020",
+            what=f"not feasible: the job needs {need}. {case.refused.what}",
+            where=case.refused.where,
+            fix=case.refused.fix,
+        ),
+    )
+
+
+def _strategy(case: Case) -> Gate:
+    strategy = choose_strategy(case)
+    summary = strategy["expectedScalingEfficiency"]
+    if strategy["viable"]:
+        return Gate(phase=3, name="Strategy Viability", status="passed", summary=summary)
+    return Gate(
+        phase=3,
+        name="Strategy Viability",
+        status="failed",
+        summary=summary,
+        problem=Problem(
+            code="P021",
+            what=f"{case.plan.layout.name} is hardly viable: {summary}; "
+            + "; ".join(strategy["challenges"]),
+            where=case.job.where("layout"),
+            fix="; ".join(dict.fromkeys(strategy["mitigations"]))
+            or "use fewer ranks, or a larger batch",
+        ),
+    )
+
+
+def _memory(case: Case) -> Gate:
+    memory = optimise_memory(case)
+    have = f"{memory['requiredMemory']} of {memory['availableMemory']} a rank"
+    if not memory["memoryExceeded"]:
+        return Gate(phase=7, name="Memory Constraint", status="passed", summary=have)
+    options = memory["aggressiveOptimizations"]
+    return Gate(
+        phase=7,
+        name="Memory Constraint Warning",
+        status="failed",
+        summary=f"{have}, {memory['memoryGap']} too much",
+        problem=Problem(
+            code="P022",
+            what=f"the leanest plan needs {have}: {memory['memoryGap']} too much",
+            where=case.job.where("cluster"),
+            fix="; or ".join(f"{each['setting']} saves {each['saves']}" for each in options),
+        ),
+    )
+
+
+def _budget(case: Case) -> Gate:
+    budget, chosen = case.goals.budget_usd, cheapest_on_demand(case)
+    if chosen is None:
+        unknown = f"the cost is unknown: no price of {case.plan.cluster.accelerator}"
+        return Gate(
+            phase=14,
+            name="Budget Constraint",
+            status="passed" if budget is None else "review",
+            summary=unknown,
+        )
+    cost = f"${chosen.usd:,.0f} at {chosen.provider} on demand ({chosen.as_of})"
+    if budget is None or chosen.usd <= budget:
+        limit = "no budget was given" if budget is None else f"the budget is ${budget:,.0f}"
+        return Gate(phase=14, name="Budget Constraint", status="passed", summary=f"{cost}; {limit}")
+    return Gate(
+        phase=14,
+        name="Budget Constraint Warning",
+        status="failed",
+        summary=f"{cost}, the budget is ${budget:,.0f}",
+        problem=Problem(
+            code="P023",
+            what=f"the run costs {cost}, ${chosen.usd - budget:,.0f} over the budget of "
+            f"${budget:,.0f}",
+            where="--budget",
+            fix="; or ".join(cheaper_plans(case, budget)),
+        ),
+    )
+
+
+def cheaper_plans(case: Case, budget: float) -> list[str]:
+    """What would stay within a budget, at least in part."""
+    found = [
+        f"{cost.provider} {cost.instance}, {cost.way}: ${cost.usd:,.0f}"
+        for cost in case.view.costs
+        if cost.usd <= budget
+    ][:3]
+    chosen = cheapest_on_demand(case)
+    if chosen is not None:
+        steps = int(case.view.num_steps * budget / chosen.usd)
+        found.append(f"train.steps: {steps}, which the budget pays for at {chosen.provider}")
+    return found
+
+
+def _deadline(case: Case) -> Iterator[Gate]:
+    deadline, wall_s = case.goals.deadline_s, case.view.wall_s
+    if deadline is None or wall_s is None:
+        return
+    summary = f"{format_seconds(wall_s)}, the deadline is {format_seconds(deadline)}"
+    if wall_s <= deadline:
+        yield Gate(phase=14, name="Deadline", status="passed", summary=summary)
+        return
+    times = wall_s / deadline
+    nodes = case.plan.cluster.num_nodes
+    yield Gate(
+        phase=14,
+        name="Deadline Warning",
+        status="failed",
+        summary=summary,
+        problem=Problem(
+            code="P024",
+            what=f"the run takes {summary}: {times:.2g} times too long",
+            where="--deadline",
+            fix=f"set cluster.nodes to at least {-(-nodes * wall_s // deadline):.0f} (more, since "
+            f"it does not scale perfectly); or train.steps to {int(case.view.num_steps / times)}",
+        ),
+    )
+
+
+def format_gates(gates: tuple[Gate, ...]) -> str:
+    """Every gate on a line, and under it what is wrong."""
+    lines = []
+    for gate in gates:
+        lines.append(f"phase {gate.phase:>2}  {gate.status:<7} {gate.name}: {gate.summary}")
+        if gate.problem is not None:
+            lines.append("          " + str(gate.problem).replace("\n", "\n          "))
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""Phase 13: what is typed to start it."""
+
+from typing import TypedDict
+
+from paceline.contracts.operate import health_checks, launch_command
+from paceline.contracts.phases.case import Case
+from paceline.render.environment import (
+    PORT,
+    environment,
+    export_lines,
+    meeting_lines,
+)
+from paceline.render.mlx import is_mlx
+
+_SLURM = "paceline render job.yaml --for slurm --out launch"
+"""Writes the files that are submitted."""
+
+_RANK_VARIABLES = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
+
+
+class LaunchNetwork(TypedDict):
+    """Where the ranks meet."""
+
+    masterAddress: str
+    port: int
+    interface: str
+
+
+class LaunchOrchestration(TypedDict):
+    """Phase 13."""
+
+    launchScript: str
+    environmentConfig: dict[str, str]
+    method: str
+    nodeSetup: list[str]
+    jobSpecification: dict[str, str]
+    hostfile: list[str]
+    network: LaunchNetwork
+    validationScript: str
+    debuggingScript: str
+    instructions: list[str]
+
+
+def plan_launch(case: Case) -> LaunchOrchestration:
+    """Scripts that start, check and debug the run on the plan's nodes."""
+    plan = case.plan
+    cluster = plan.cluster
+    several = cluster.num_nodes > 1
+    return {
+        "launchScript": launch_script(case),
+        "environmentConfig": {each.name: each.value for each in environment(plan)},
+        "method": "paceline run on this machine"
+        if cluster.is_local
+        else "mlx.launch from one machine"
+        if is_mlx(plan)
+        else f"torchrun on each of {cluster.num_nodes} nodes",
+        "nodeSetup": [
+            f"the same code and packages on all {cluster.num_nodes} nodes, at the same path",
+            "the folder `runs` on storage that every node sees",
+        ]
+        if several
+        else ["nothing: one node"],
+        "jobSpecification": {"scheduler": "slurm", "command": _SLURM} if several else {},
+        "hostfile": [f"node-{node}" for node in range(cluster.num_nodes)],
+        "network": {
+            "masterAddress": "127.0.0.1" if not several else "$HEAD_ADDRESS",
+            "port": PORT,
+            "interface": "the default route's; set NCCL_SOCKET_IFNAME only where that is wrong",
+        },
+        "validationScript": validation_script(case),
+        "debuggingScript": _debugging(case),
+        "instructions": _instructions(case),
+    }
+
+
+def launch_script(case: Case) -> str:
+    """A bash script that starts the plan's ranks; on several nodes it is run on each."""
+    plan, cluster = case.plan, case.plan.cluster
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {plan.layout.name} on {cluster.name}",
+        (
+            f"# {plan.layout.micro_batch} a micro-batch x {plan.layout.accumulation} accumulated x "
+            f"{plan.layout.data} data ranks = {plan.layout.global_batch} samples a step"
+        ),
+        "set -euo pipefail",
+        'cd "$(dirname "$0")"',
+        *export_lines(plan),
+    ]
+    if cluster.is_local:
+        return "\n".join([*lines, 'exec paceline run job.yaml "$@"', ""])
+    lines.append(': "${TRAIN_SCRIPT:=train.py}"  # your script; the layout is in job.yaml')
+    if not is_mlx(plan):
+        lines += meeting_lines(plan)
+    elif cluster.num_nodes > 1:
+        lines.append('test -s hosts.json || { echo "hosts.json is missing" >&2; exit 2; }')
+    command = launch_command(plan).replace("train.py", '"$TRAIN_SCRIPT" "$@"')
+    return "\n".join([*lines, f"exec {command}", ""])
+
+
+def validation_script(case: Case) -> str:
+    """A bash script that runs the health checks of one node and says which failed."""
+    lines = [
+        "#!/usr/bin/env bash",
+        "set -uo pipefail",
+        "failed=0",
+        "check() {  # name, what is expected, command",
+        '  local got; got="$(bash -c "$3" 2>&1)"',
+        '  case "$2" in',
+        '    "at least "*) [ "${got//[!0-9]/}" -ge "${2#at least }" ] 2>/dev/null && return ;;',
+        '    *) [[ "$got" == *"$2"* ]] && return ;;',
+        "  esac",
+        '  echo "FAIL $1: expected $2, got: $got" >&2; failed=1',
+        "}",
+    ]
+    lines += [
+        f"check {_quoted(check.name)} {_quoted(check.expect)} {_quoted(check.command)}"
+        for check in health_checks(case.plan)
+        if check.when == "before the start"
+    ]
+    return "\n".join([*lines, 'exit "$failed"', ""])
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _debugging(case: Case) -> str:
+    lines = ["#!/usr/bin/env bash", "set -uo pipefail"]
+    if case.plan.cluster.backend == "nccl":
+        # DETAIL undoes the recovery of `paceline run` (control/environment.py).
+        level = "INFO" if case.plan.engine == "paceline" else "DETAIL"
+        lines += [
+            f"export NCCL_DEBUG=INFO TORCH_DISTRIBUTED_DEBUG={level} TORCH_CPP_LOG_LEVEL=INFO",
+            "nvidia-smi topo -m",
+        ]
+    lines += [
+        f'for name in {_RANK_VARIABLES}; do echo "$name=${{!name:-not set}}"; done',
+        'bash "$(dirname "$0")/launch-script.sh" "$@" 2>&1 | tee debug.log',
+    ]
+    if case.plan.cluster.backend == "nccl":
+        lines.append("grep -o 'Using network [A-Za-z]*' debug.log | sort | uniq -c")
+    return "\n".join([*lines, ""])
+
+
+def _instructions(case: Case) -> list[str]:
+    plan, cluster = case.plan, case.plan.cluster
+    if cluster.is_local:
+        return ["bash launch-script.sh"]
+    if is_mlx(plan):
+        return ["write hosts.json on one Mac", "TRAIN_SCRIPT=train.py bash launch-script.sh"]
+    if cluster.num_nodes == 1:
+        return ["bash launch-script.sh on the node"]
+    return [
+        "run the validation script on every node; none may print FAIL",
+        (
+            "HEAD_ADDRESS=<first node> RUN_ID=<name> bash launch-script.sh on every node, within "
+            "ten minutes of each other"
+        ),
+        f"or on Slurm: `{_SLURM}`, and submit what it writes once",
+    ]

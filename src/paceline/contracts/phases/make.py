@@ -1,0 +1,231 @@
+"""The sixteen phases of a plan, all or one, and the files they make.
+
+Everything is worked out from the plan and the job: no network, no clock, the same again for the
+same input. So a phase can be made alone, and a folder of phases can be gone on with: `phases.json`
+keeps a digest of what each was made from.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, get_type_hints
+
+from paceline.catalog import Price
+from paceline.contracts.phases import (
+    communicate,
+    cost,
+    launch,
+    memory,
+    resources,
+    split,
+    survive,
+    train,
+    validate,
+)
+from paceline.contracts.phases import document as final
+from paceline.contracts.phases.case import Case, Gate, Goals, Phase
+from paceline.contracts.phases.gates import find_gates
+from paceline.contracts.phases.required import Replan, requirements_of, requirements_of_refused
+from paceline.errors import PlanError
+from paceline.job import Job, dump_job
+from paceline.plan.outlook import DEFAULTS, Assumptions, outlook
+from paceline.plan.text import plan_to_json
+from paceline.topology import find_cluster
+
+
+class Row(NamedTuple):
+    """One phase: its name, and what makes its output, which says of what type that is."""
+
+    name: str
+    make: Callable[[Case], Any]
+    file: str | None = None
+    """Where it is not `phase<N>-<name>.json`."""
+
+    @property
+    def schema(self) -> type:
+        """Of the output."""
+        returned: type = get_type_hints(self.make)["return"]
+        return returned
+
+
+PHASES: Mapping[int, Row] = dict(
+    enumerate(
+        (
+            Row("resource-assessment", resources.assess_resources),
+            Row("model-analysis", resources.analyse_model),
+            Row("parallelization-strategy", split.choose_strategy),
+            Row("data-distribution", split.distribute_data),
+            Row("communication-optimization", communicate.plan_communication),
+            Row("gradient-synchronization", communicate.synchronise_gradients),
+            Row("memory-optimization", memory.optimise_memory),
+            Row("fault-tolerance", survive.survive_faults),
+            Row("monitoring-plan", survive.plan_monitoring),
+            Row("training-configuration", train.configure_training),
+            Row(
+                "distributed-hyperparameters",
+                train.choose_hyperparameters,
+                "phase11-hyperparameters.json",
+            ),
+            Row("performance-optimization", train.optimise_performance),
+            Row("launch-orchestration", launch.plan_launch),
+            Row("cost-estimation", cost.estimate_cost),
+            Row("validation-plan", validate.plan_validation),
+            Row("training-plan-documentation", final.document),
+        ),
+        start=1,
+    )
+)
+"""Number -> phase."""
+
+EXPLAIN_A_REFUSAL = (1, 2, 7)
+"""Phases that say why nothing fits and what would; the others would be about nothing."""
+
+INDEX = "phases.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePlan:
+    """What `paceline plan --phases` prints or writes."""
+
+    phases: tuple[Phase, ...]
+    gates: tuple[Gate, ...]
+
+    files: Mapping[str, str]
+    """Name -> whole text, of the phases that were made and of the documents."""
+
+    kept: tuple[str, ...] = ()
+    """Files that were made before from the same input, and are left as they are."""
+
+
+def make_phases(
+    job: Job,
+    replan: Replan,
+    *,
+    goals: Goals | None = None,
+    only: int | None = None,
+    index: str | None = None,
+    created: str | None = None,
+    prices: Iterable[Price] | None = None,
+    assumptions: Assumptions = DEFAULTS,
+) -> PhasePlan:
+    """The phases of a job's plan with their gates and files.
+
+    Args:
+        job: What is asked.
+        replan: The planner: `lambda job: plan_job(job, facts)`. It is asked again for changed jobs
+            where nothing fits.
+        goals: Budget and deadline; left out, the job's own.
+        only: Number of the one phase that is wanted; None is all.
+        index: Text of the folder's `phases.json`, where it is gone on with.
+        created: When, as text, for the metadata; left out, the output depends on nothing but the
+            input.
+        prices: Of the accelerator; left out, the catalog's.
+        assumptions: In place of the defaults.
+
+    Raises:
+        PlanError: Nothing fits, and for another reason than memory: the batch does not divide.
+        ValueError: There is no such phase.
+    """
+    if only is not None and only not in PHASES:
+        raise ValueError(f"there is no phase {only}; they are 1 to {len(PHASES)}")
+    asked = job.spec.plan
+    goals = goals or Goals(budget_usd=asked.budget, deadline_s=asked.deadline)
+    case = _case(job, replan, goals, created, prices, assumptions)
+    gates = find_gates(case)
+    numbers = tuple(PHASES) if case.feasible else EXPLAIN_A_REFUSAL
+    phases = tuple(_phase(number, case) for number in numbers)
+    if only is not None:
+        phases = tuple(phase for phase in phases if phase.number == only)
+        gates = tuple(gate for gate in gates if gate.phase == only or gate.stops)
+    digest, made_before = _digest(case), _read_index(index)
+    files: dict[str, str] = {}
+    kept = []
+    for phase in phases:
+        if made_before.get(phase.file) == digest:
+            kept.append(phase.file)
+        else:
+            files[phase.file] = _json(phase.output)
+    if only is None:
+        files |= _documents(case, phases, gates)
+    listed = {**made_before, **{phase.file: digest for phase in phases}}
+    files[INDEX] = _json(listed)
+    return PhasePlan(phases=phases, gates=gates, files=files, kept=tuple(kept))
+
+
+def _case(
+    job: Job,
+    replan: Replan,
+    goals: Goals,
+    created: str | None,
+    prices: Iterable[Price] | None,
+    assumptions: Assumptions,
+) -> Case:
+    refused = available = None
+    try:
+        plan = replan(job)
+        required = requirements_of(plan, job)
+    except PlanError as error:
+        refused = error.problems[0]
+        if refused.code != "P001":
+            raise
+        available = find_cluster(job.spec.cluster, job).usable_bytes
+        required, plan = requirements_of_refused(job, replan, available)
+    return Case(
+        job=job,
+        plan=plan,
+        view=outlook(plan, job, prices=prices, assumptions=assumptions),
+        required=required,
+        goals=goals,
+        refused=refused,
+        available_bytes=available,
+        created=created,
+    )
+
+
+def _phase(number: int, case: Case) -> Phase:
+    row = PHASES[number]
+    return Phase(
+        number=number,
+        name=row.name,
+        file=row.file or f"phase{number}-{row.name}.json",
+        output=row.make(case),
+    )
+
+
+def _documents(case: Case, phases: tuple[Phase, ...], gates: tuple[Gate, ...]) -> Mapping[str, str]:
+    found = {
+        "final-training-plan.json": _json(final.final_object(case, phases, gates)),
+        "final-training-plan.md": final.markdown(case, gates),
+        "job.yaml": dump_job(case.job.spec),
+    }
+    if case.feasible:
+        found["launch-script.sh"] = launch.launch_script(case)
+    return found
+
+
+def _digest(case: Case) -> str:
+    """Of everything that the phases are made from, but the day and how long the search took."""
+    parts = (
+        dump_job(case.job.spec),
+        plan_to_json(replace(case.plan, search_s=0.0)).decode(),
+        repr(case.goals),
+        repr(case.view.assumptions),
+        repr(case.view.costs),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _read_index(text: str | None) -> dict[str, str]:
+    """What was made before; a file that is not ours counts as nothing made."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: digest for name, digest in found.items() if isinstance(digest, str)}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"

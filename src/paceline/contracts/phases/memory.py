@@ -1,0 +1,121 @@
+"""Phase 7: what the fullest rank holds, and what would make it hold less."""
+
+from typing import TypedDict
+
+from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.required import savings
+from paceline.contracts.phases.resources import available_of
+from paceline.units import format_bytes
+
+_STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3, "hybrid": 3}
+_BREAKDOWN = {
+    "params": ("parameters", "master copy"),
+    "activations": ("activations",),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "overhead": ("overhead", "slack"),
+}
+"""The schema's word -> parts of the estimate; what is left are buffers."""
+
+
+class Breakdown(TypedDict):
+    """Bytes of the fullest rank by part."""
+
+    params: int
+    activations: int | None
+    gradients: int
+    optimizer: int
+    buffers: int
+    overhead: int
+
+
+class Option(TypedDict):
+    """A change that needs less."""
+
+    name: str
+    saves: str
+    savesBytes: int
+    setting: str
+    costs: str
+
+
+class MemoryOptimization(TypedDict):
+    """Phase 7."""
+
+    requiredMemory: str
+    availableMemory: str
+    memoryExceeded: bool
+    requiredBytes: int
+    availableBytes: int
+    memoryGap: str
+    memoryGapBytes: int
+    breakdown: Breakdown
+    activationCheckpointing: dict[str, str | int | bool]
+    zero: dict[str, int | str]
+    cpuOffloading: dict[str, bool | str]
+    efficientAttention: str
+    aggressiveOptimizations: list[Option]
+    finalMemoryEstimate: str
+    finalMemoryEstimateBytes: int | None
+
+
+def optimise_memory(case: Case) -> MemoryOptimization:
+    """The plan's memory by part, the gap where there is one, and what would close it."""
+    plan, layout = case.plan, case.plan.layout
+    memory = plan.estimate.memory
+    whole = available_of(case)
+    available = int(whole * (1 - case.job.spec.plan.head_room))
+    gap = max(0, memory.known_bytes - available)
+    if not case.feasible:
+        gap = max(gap, case.required.memory_bytes - whole)
+    return {
+        "requiredMemory": format_bytes(memory.known_bytes),
+        "availableMemory": format_bytes(available),
+        "memoryExceeded": not case.feasible,
+        "requiredBytes": memory.known_bytes,
+        "availableBytes": available,
+        "memoryGap": format_bytes(gap),
+        "memoryGapBytes": gap,
+        "breakdown": _breakdown(case),
+        "activationCheckpointing": {
+            "enabled": layout.recompute != "none",
+            "mode": layout.recompute,
+            "everyBlocks": layout.recompute_every,
+        },
+        "zero": {"stage": _STAGES[layout.sharding], "over": layout.shard_degree},
+        "cpuOffloading": {
+            "enabled": layout.offload != "none",
+            "what": "nothing"
+            if layout.offload == "none"
+            else f"optimizer state on {layout.offload}",
+        },
+        "efficientAttention": "scaled_dot_product_attention: the scores are never written out "
+        "where a flash kernel runs",
+        "aggressiveOptimizations": [
+            {
+                "name": each.change,
+                "saves": format_bytes(each.saves_bytes),
+                "savesBytes": each.saves_bytes,
+                "setting": each.field,
+                "costs": each.costs,
+            }
+            for each in savings(plan, case.job, available)
+        ],
+        "finalMemoryEstimate": format_bytes(memory.known_bytes)
+        + ("" if memory.total_bytes is not None else " and unknown activations"),
+        "finalMemoryEstimateBytes": memory.total_bytes,
+    }
+
+
+def _breakdown(case: Case) -> Breakdown:
+    parts = case.plan.estimate.memory.parts
+    sums = {word: sum(parts.get(name) or 0 for name in names) for word, names in _BREAKDOWN.items()}
+    rest = case.plan.estimate.memory.known_bytes - sum(sums.values())
+    return {
+        "params": sums["params"],
+        "activations": None if parts.get("activations") is None else sums["activations"],
+        "gradients": sums["gradients"],
+        "optimizer": sums["optimizer"],
+        "buffers": rest,
+        "overhead": sums["overhead"],
+    }

@@ -1,0 +1,357 @@
+"""Phases 1 and 2: what there is, and what the model is made of."""
+
+from typing import Literal, NotRequired, TypedDict
+
+from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
+from paceline.estimate.cost import training_flops
+from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
+
+_NARROW = 0.1
+"""Share of the usable memory below which what is left counts as scarce."""
+
+
+class MinimumRequirements(TypedDict):
+    """The least that the job runs on."""
+
+    minGPUs: int
+    minMemoryPerGPU: str
+    minBandwidth: str | None
+    minStorage: str
+    minMemoryPerGPUBytes: int
+    minBandwidthBytesPerSecond: float | None
+    minStorageBytes: int
+    basis: str
+
+
+class Bottleneck(TypedDict):
+    """What is scarce."""
+
+    resource: str
+    severity: Literal["critical", "high", "medium", "low"]
+    impact: str
+    mitigation: str
+
+
+class StorageSystem(TypedDict):
+    """What the checkpoints need of the storage; what it is, the job does not say."""
+
+    type: str
+    capacity: str
+    throughput: str
+    iops: int | None
+
+
+class ResourceAssessment(TypedDict):
+    """Phase 1."""
+
+    feasible: bool
+    availableGPUs: int
+    availableNodes: int
+    minimumRequirements: MinimumRequirements
+    gpuType: str
+    memoryPerGPU: str
+    memoryPerGPUBytes: int
+    interconnectType: str
+    interconnectBandwidth: str
+    interconnectBytesPerSecond: float | None
+    storageSystem: StorageSystem
+    computationalRequirements: dict[str, float | str | None]
+    bottlenecks: list[Bottleneck]
+    deploymentOptions: list[str]
+    estimatedCost: str | None
+    estimatedCostUSD: float | None
+    refusal: NotRequired[str]
+
+
+def assess_resources(case: Case) -> ResourceAssessment:
+    """Whether the cluster can train the job, and what it needs at the least."""
+    cluster, view = case.plan.cluster, case.view
+    rate = cluster.network_bytes_per_s if cluster.num_nodes > 1 else cluster.link_bytes_per_s
+    demand = [cost for cost in view.costs if cost.way == "on demand"]
+    cheapest = demand[0] if demand and case.feasible else None
+    found: ResourceAssessment = {
+        "feasible": case.feasible,
+        "availableGPUs": cluster.num_ranks,
+        "availableNodes": cluster.num_nodes,
+        "minimumRequirements": minimum_of(case),
+        "gpuType": cluster.accelerator,
+        "memoryPerGPU": format_bytes(_memory_of(case)),
+        "memoryPerGPUBytes": _memory_of(case),
+        "interconnectType": case.plan.cluster.network_link or "inside one node",
+        "interconnectBandwidth": _rate(rate),
+        "interconnectBytesPerSecond": rate,
+        "storageSystem": {
+            "type": "must be seen by every node; which it is, the job does not say",
+            "capacity": f"at least {format_bytes(case.required.storage_bytes)}",
+            "throughput": (
+                f"{format_bytes(view.assumptions.storage_bytes_per_s)}/s a node assumed: a "
+                f"checkpoint is written in {format_seconds(view.write_s)}"
+            ),
+            "iops": None,
+        },
+        "computationalRequirements": _compute(case),
+        "bottlenecks": bottlenecks_of(case),
+        "deploymentOptions": [
+            f"{cost.provider} {cost.instance} x {cost.num_instances}, {cost.way}: "
+            f"${cost.usd:,.0f} ({cost.as_of})"
+            for cost in (view.costs[:5] if case.feasible else ())
+        ],
+        "estimatedCost": None
+        if cheapest is None
+        else f"${cheapest.usd:,.2f} on demand, {cheapest.provider}",
+        "estimatedCostUSD": None if cheapest is None else cheapest.usd,
+    }
+    if case.refused is not None:
+        found["refusal"] = str(case.refused)
+    return found
+
+
+def minimum_of(case: Case) -> MinimumRequirements:
+    """The least that the job runs on, in the contract's words."""
+    least = case.required
+    return {
+        "minGPUs": least.ranks,
+        "minMemoryPerGPU": format_bytes(least.memory_bytes),
+        "minBandwidth": None
+        if least.network_bytes_per_s is None
+        else f"{_rate(least.network_bytes_per_s)} a node",
+        "minStorage": format_bytes(least.storage_bytes),
+        "minMemoryPerGPUBytes": least.memory_bytes,
+        "minBandwidthBytesPerSecond": least.network_bytes_per_s,
+        "minStorageBytes": least.storage_bytes,
+        "basis": least.basis,
+    }
+
+
+def bottlenecks_of(case: Case) -> list[Bottleneck]:
+    """What limits the plan, from its memory and the terms of its step."""
+    plan = case.plan
+    found: list[Bottleneck] = []
+    memory, usable = plan.estimate.memory.known_bytes, available_of(case)
+    if not case.feasible or memory > usable * (1 - _NARROW):
+        over = not case.feasible
+        found.append(
+            {
+                "resource": "accelerator memory",
+                "severity": "critical" if over else "medium",
+                "impact": f"{format_bytes(memory)} needed of {format_bytes(usable)} a rank",
+                "mitigation": "phase 7 lists what needs less",
+            }
+        )
+    step_s = plan.estimate.step_s
+    for name, seconds in sorted(plan.estimate.terms.items(), key=lambda term: -term[1]):
+        if step_s and name not in ("compute", "optimizer") and seconds > _NARROW * step_s:
+            share = seconds / step_s
+            found.append(
+                {
+                    "resource": _RESOURCES.get(name, name),
+                    "severity": "high" if share > 0.3 else "medium",
+                    "impact": f"{name} takes {share:.0%} of a step of {format_seconds(step_s)}",
+                    "mitigation": _MITIGATIONS.get(name, "measure it on a short run"),
+                }
+            )
+    return found
+
+
+_RESOURCES = {
+    "recompute": "compute",
+    "tensor": "links inside a node",
+    "context": "network",
+    "expert": "network",
+    "pipeline": "idle stages",
+    "data": "network between data ranks",
+    "stragglers": "slowest rank",
+}
+_MITIGATIONS = {
+    "recompute": "more memory a rank would do without recomputation",
+    "tensor": "a smaller tensor degree, where the memory allows it",
+    "context": "a faster network, or shorter samples",
+    "expert": "experts inside a node",
+    "pipeline": "more micro-batches a step, or interleaved stages",
+    "data": "a larger global batch, which reduces more rarely for each sample",
+    "stragglers": "compare vote_s of the ranks, and take out the slow one",
+}
+
+
+class ModelSize(TypedDict):
+    """What the model takes, before it is split."""
+
+    totalParameters: int
+    trainable: int
+    memoryFootprint: str
+    activationMemory: str | None
+    optimizerMemory: str
+    totalMemoryRequired: str
+    totalMemoryRequiredBytes: int | None
+
+
+class Layer(TypedDict):
+    """A kind of layer."""
+
+    name: str
+    count: int
+    parametersEach: int
+
+
+class ComputationalProfile(TypedDict):
+    """FLOPs of one sample."""
+
+    forwardFLOPs: float | None
+    backwardFLOPs: float | None
+    totalFLOPs: float | None
+    per: str
+
+
+class Stage(TypedDict):
+    """What a pipeline stage holds."""
+
+    stage: int
+    blocks: str
+    holds: str
+
+
+class ModelAnalysis(TypedDict):
+    """Phase 2."""
+
+    modelSize: ModelSize
+    fitsInSingleGPU: bool
+    requiresModelParallelism: bool
+    requiresSharding: bool
+    layerAnalysis: list[Layer]
+    partitionPoints: list[int]
+    computationalProfile: ComputationalProfile
+    dataDependencies: list[str]
+    pipelineStageSuggestions: list[Stage]
+    assumed: list[str]
+
+
+def analyse_model(case: Case) -> ModelAnalysis:
+    """What the model is made of, and where it can be cut."""
+    plan, profile = case.plan, case.plan.profile
+    layout = plan.layout
+    state = STATE_BYTES_PER_PARAMETER * profile.num_trained_parameters
+    activations = plan.estimate.memory.parts.get("activations")
+    split = layout.tensor * layout.context * layout.pipeline
+    whole = None if activations is None else state + activations * split
+    fits = case.feasible and whole is not None and whole < plan.cluster.usable_bytes
+    forward = profile.forward_flops_per_sample
+    return {
+        "modelSize": {
+            "totalParameters": profile.num_parameters,
+            "trainable": profile.num_trained_parameters,
+            "memoryFootprint": f"{format_bytes(4 * profile.num_parameters)} in float32",
+            "activationMemory": None
+            if activations is None
+            else f"{format_bytes(activations)} on the fullest rank in micro-batches of "
+            f"{layout.micro_batch}, recompute {layout.recompute}",
+            "optimizerMemory": f"{format_bytes(8 * profile.num_trained_parameters)} for two "
+            "float32 moments",
+            "totalMemoryRequired": f"{format_bytes(state)} of state"
+            + ("" if whole is None else f", {format_bytes(whole)} with activations"),
+            "totalMemoryRequiredBytes": whole,
+        },
+        "fitsInSingleGPU": fits,
+        "requiresModelParallelism": split > 1,
+        "requiresSharding": layout.shard_degree > 1,
+        "layerAnalysis": _layers(case),
+        "partitionPoints": _cuts(profile.num_blocks, layout.pipeline * layout.chunks),
+        "computationalProfile": {
+            "forwardFLOPs": forward,
+            "backwardFLOPs": None if forward is None else 2 * forward,
+            "totalFLOPs": None if forward is None else 3 * forward,
+            "per": "sample; recomputation adds at most one more forward pass",
+        },
+        "dataDependencies": [
+            "every block needs the one before it",
+            "the loss needs the last block and the output matrix"
+            + (", which is the embedding" if getattr(profile, "tied", False) else ""),
+        ],
+        "pipelineStageSuggestions": _stages(case),
+        "assumed": list(getattr(profile, "assumed", ())),
+    }
+
+
+def _layers(case: Case) -> list[Layer]:
+    profile = case.plan.profile
+    found: list[Layer] = []
+    if profile.num_blocks:
+        found.append(
+            {
+                "name": "block (the largest kind)",
+                "count": profile.num_blocks,
+                "parametersEach": profile.num_block_parameters,
+            }
+        )
+    found.append(
+        {
+            "name": "embedding, final norm and output",
+            "count": 1,
+            "parametersEach": profile.num_root_parameters,
+        }
+    )
+    return found
+
+
+def _cuts(num_blocks: int, parts: int) -> list[int]:
+    """The first block of each part but the first, in parts as even as whole blocks allow.
+
+    >>> _cuts(32, 4)
+    [8, 16, 24]
+    """
+    return [num_blocks * part // parts for part in range(1, parts)] if num_blocks >= parts else []
+
+
+def _stages(case: Case) -> list[Stage]:
+    layout, count = case.plan.layout, case.plan.profile.num_blocks
+    parts = layout.pipeline * layout.chunks
+    if layout.pipeline == 1:
+        return []
+    edges = [0, *_cuts(count, parts), count]
+    found: list[Stage] = []
+    for stage in range(layout.pipeline):
+        mine = range(stage, parts, layout.pipeline)
+        ranges = ", ".join(f"{edges[part]}-{edges[part + 1] - 1}" for part in mine)
+        ends = [
+            name
+            for name, here in (
+                ("embedding", stage == 0),
+                ("output matrix and loss", stage == layout.pipeline - 1),
+            )
+            if here
+        ]
+        found.append({"stage": stage, "blocks": ranges, "holds": ", ".join(["blocks", *ends])})
+    return found
+
+
+def _compute(case: Case) -> dict[str, float | str | None]:
+    plan, view = case.plan, case.view
+    peak = plan.cluster.peak_flops_per_s.get(plan.precision)
+    tokens = view.num_tokens
+    return {
+        "FLOPs": None
+        if tokens is None
+        else training_flops(
+            plan.profile.num_parameters, tokens, recompute=plan.layout.recompute == "full"
+        ),
+        "tokens": None if tokens is None else format_count(tokens),
+        "peakPerGPU": None if peak is None else format_flops_per_s(peak),
+        "GPUHours": view.accelerator_hours if case.feasible else None,
+    }
+
+
+def _memory_of(case: Case) -> int:
+    """What the cluster has; where nothing fits, the plan is that of a larger one."""
+    asked = case.job.spec.cluster.memory
+    if case.feasible:
+        return case.plan.cluster.memory_bytes
+    return asked if isinstance(asked, int) else case.available_bytes or 0
+
+
+def available_of(case: Case) -> int:
+    """Bytes a rank may use: what was free, or what the job declares."""
+    return case.plan.cluster.usable_bytes if case.feasible else _memory_of(case)
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return "unknown" if bytes_per_s is None else f"{bytes_per_s * 8 / 1e9:.4g} Gb/s"

@@ -1,0 +1,284 @@
+"""Phases 3 and 4: how the work and the data are split."""
+
+from typing import Literal, TypedDict
+
+from paceline.contracts.phases.case import Case
+from paceline.contracts.phases.resources import bottlenecks_of
+from paceline.contracts.writing.engineer import degrees_of, sharding_of, strategy_of
+from paceline.units import format_bytes, format_count, format_seconds
+
+STRATEGIES = (
+    "data-parallelism",
+    "model-parallelism",
+    "pipeline-parallelism",
+    "tensor-parallelism",
+    "hybrid-3d-parallelism",
+)
+
+_LEAST_EFFICIENCY = 0.5
+"""Below this share of a step spent on work, a strategy is called not viable: a convention."""
+
+_NUM_ALTERNATIVES = 5
+
+
+class Communication(TypedDict):
+    """What a rank sends in one step."""
+
+    allReduceVolume: str
+    allReduceBytes: int
+    p2pVolume: str
+    frequency: str
+    overlappable: bool
+
+
+class Alternative(TypedDict):
+    """A layout that lost."""
+
+    strategy: str
+    pros: list[str]
+    cons: list[str]
+    stepSeconds: float | None
+    memoryBytes: int
+
+
+class ParallelizationStrategy(TypedDict):
+    """Phase 3."""
+
+    recommendedStrategy: Literal[
+        "data-parallelism",
+        "model-parallelism",
+        "pipeline-parallelism",
+        "tensor-parallelism",
+        "hybrid-3d-parallelism",
+    ]
+    viable: bool
+    expectedScalingEfficiency: str
+    expectedScalingEfficiencyShare: float | None
+    shardingStrategy: str
+    dataParallelConfig: dict[str, int | str]
+    tensorParallelConfig: dict[str, int | bool] | None
+    pipelineParallelConfig: dict[str, int | str | float] | None
+    contextParallelConfig: dict[str, int | str] | None
+    expertParallelConfig: dict[str, int] | None
+    hybridConfig: dict[str, int | str]
+    communicationPattern: Communication
+    frameworkRecommendation: str
+    alternatives: list[Alternative]
+    challenges: list[str]
+    mitigations: list[str]
+
+
+def choose_strategy(case: Case) -> ParallelizationStrategy:
+    """The plan's layout in the words of the schema, and what lost against it."""
+    plan, layout = case.plan, case.plan.layout
+    share = working_share(case)
+    limits = bottlenecks_of(case)
+    return {
+        "recommendedStrategy": strategy_of(layout),  # type: ignore[typeddict-item]
+        "viable": case.feasible and (share is None or share >= _LEAST_EFFICIENCY),
+        "expectedScalingEfficiency": "unknown: the step's time is"
+        if share is None
+        else f"{share:.1%} of a step is compute and optimizer; the rest waits (estimated)",
+        "expectedScalingEfficiencyShare": share,
+        "shardingStrategy": sharding_of(layout),
+        "dataParallelConfig": {
+            "degree": layout.data,
+            "shardDegree": layout.shard_degree,
+            "sharding": layout.sharding,
+        },
+        "tensorParallelConfig": None
+        if layout.tensor == 1
+        else {"degree": layout.tensor, "sequenceParallel": layout.sequence_parallel},
+        "pipelineParallelConfig": None
+        if layout.pipeline == 1
+        else {
+            "degree": layout.pipeline,
+            "schedule": layout.schedule,
+            "chunks": layout.chunks,
+            "microBatches": layout.accumulation,
+            "bubbleShare": bubble_share(layout.pipeline, layout.accumulation, layout.chunks),
+        },
+        "contextParallelConfig": None
+        if layout.context == 1
+        else {"degree": layout.context, "kind": layout.context_kind},
+        "expertParallelConfig": None if layout.expert == 1 else {"degree": layout.expert},
+        "hybridConfig": {
+            "dp": layout.data,
+            "tp": layout.tensor,
+            "pp": layout.pipeline,
+            "cp": layout.context,
+            "ep": layout.expert,
+            "totalGPUs": layout.num_ranks,
+            "topology": "ranks count tensor first, then context, data, pipeline; "
+            f"{plan.cluster.ranks_per_node} to a node",
+        },
+        "communicationPattern": communication_of(case),
+        "frameworkRecommendation": _framework(case),
+        "alternatives": _alternatives(case),
+        "challenges": [limit["impact"] for limit in limits],
+        "mitigations": [limit["mitigation"] for limit in limits],
+    }
+
+
+def working_share(case: Case) -> float | None:
+    """Share of a step that is compute, recomputation left out, and the optimizer."""
+    price = case.plan.estimate
+    if not price.step_s:
+        return None
+    return min(
+        1.0, sum(price.terms.get(name, 0.0) for name in ("compute", "optimizer")) / price.step_s
+    )
+
+
+def bubble_share(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Share of a step in which a stage idles, for 1F1B and its interleaved form.
+
+    Source: Narayanan et al., arXiv:2104.04473, section 2.2, as a share of the whole.
+
+    >>> round(bubble_share(4, 16), 3), round(bubble_share(8, 32, 2), 3)
+    (0.158, 0.099)
+    """
+    return (stages - 1) / (chunks * micro_batches + stages - 1)
+
+
+def communication_of(case: Case) -> Communication:
+    """What the fullest rank sends in one step for its data and pipeline groups."""
+    layout, profile = case.plan.layout, case.plan.profile
+    part = profile.num_trained_parameters / (layout.tensor * layout.pipeline)
+    ranks = layout.data * layout.context
+    times = 3 if layout.sharding in ("full", "hybrid") else 2
+    volume = round(4 * part * times * (ranks - 1) / ranks)
+    sends = "none: one stage"
+    if layout.pipeline > 1:
+        sends = (
+            f"{2 * layout.accumulation * layout.chunks} sends a step, activations and their "
+            "gradients of one micro-batch each"
+        )
+    return {
+        "allReduceVolume": f"{format_bytes(volume)} a rank and step"
+        + (
+            ": parameters gathered twice, gradients scattered once (an upper bound, in float32)"
+            if times == 3
+            else ": gradients in float32, there and back"
+        ),
+        "allReduceBytes": volume,
+        "p2pVolume": sends,
+        "frequency": "after every micro-batch"
+        if layout.reduce_every_micro_batch
+        else "once a step, after the last micro-batch",
+        "overlappable": ranks > 1,
+    }
+
+
+def _framework(case: Case) -> str:
+    if case.plan.cluster.backend == "mlx":
+        return "MLX"
+    layout = case.plan.layout
+    used = [
+        name
+        for name, here in (
+            ("DistributedDataParallel", layout.sharding == "none" and layout.data > 1),
+            ("ZeroRedundancyOptimizer", layout.sharding == "zero1"),
+            ("fully_shard (FSDP2)", layout.sharding in ("zero2", "full", "hybrid")),
+            ("DTensor tensor parallelism", layout.tensor > 1),
+            ("torch.distributed.pipelining", layout.pipeline > 1),
+            ("context parallelism", layout.context > 1),
+        )
+        if here
+    ]
+    return f"PyTorch: {', '.join(used) if used else 'one process, nothing to wrap'}"
+
+
+def _alternatives(case: Case) -> list[Alternative]:
+    plan = case.plan
+    found: list[Alternative] = []
+    for each in plan.rejected[:_NUM_ALTERNATIVES]:
+        memory, least = each.estimate.memory.known_bytes, plan.estimate.memory.known_bytes
+        step_s = each.estimate.step_s
+        pros = []
+        if memory < least:
+            pros.append(f"{format_bytes(least - memory)} less a rank")
+        if step_s is not None and plan.estimate.step_s and step_s < plan.estimate.step_s:
+            pros.append(f"{format_seconds(plan.estimate.step_s - step_s)} shorter a step")
+        found.append(
+            {
+                "strategy": f"{each.layout.name}, micro-batches of {each.layout.micro_batch}, "
+                f"recompute {each.layout.recompute}",
+                "pros": pros,
+                "cons": [each.reason],
+                "stepSeconds": step_s,
+                "memoryBytes": memory,
+            }
+        )
+    return found
+
+
+class ShardingConfig(TypedDict):
+    """Who reads what."""
+
+    method: str
+    shardsPerWorker: int
+    shuffling: str
+    samplerType: str
+
+
+class DataDistribution(TypedDict):
+    """Phase 4."""
+
+    appliesTo: str
+    loadingStrategy: str
+    shardingConfig: ShardingConfig
+    workerCount: int
+    prefetch: dict[str, int | str | bool]
+    caching: str
+    storage: str
+    augmentation: dict[str, str]
+    imbalanceHandling: str
+    estimatedThroughput: str | None
+    estimatedSamplesPerSecond: float | None
+
+
+def distribute_data(case: Case) -> DataDistribution:
+    """Which rank reads which samples."""
+    plan, layout, spec = case.plan, case.plan.layout, case.job.spec
+    step_s = plan.estimate.step_s
+    rate = None if not step_s else layout.global_batch / step_s
+    source = spec.data.corpus or spec.data.path or "the program's own data"
+    tokens = plan.estimate.tokens_per_s
+    return {
+        "appliesTo": case.applies_to,
+        "loadingStrategy": "every rank computes which samples of the step are its own, and reads "
+        "only those",
+        "shardingConfig": {
+            "method": "by slot of the global batch",
+            "shardsPerWorker": layout.micro_batch * layout.accumulation,
+            "shuffling": f"a seeded permutation of every epoch (seed {spec.train.seed})",
+            "samplerType": "a pure function of seed, step and slot: no set_epoch to forget, and no "
+            "state to save",
+        },
+        "workerCount": 0 if spec.program is None else layout.data,
+        "prefetch": {
+            "factor": 0,
+            "buffer": "none: a sample is a slice of memory",
+            "pin": plan.cluster.backend == "nccl",
+        },
+        "caching": "the text is held in each rank's host memory",
+        "storage": f"{source}",
+        "augmentation": {
+            "where": "none",
+            "determinism": "generators are seeded by seed, step and rank",
+        },
+        "imbalanceHandling": f"all {layout.data} data ranks read {layout.micro_batch} samples a "
+        "micro-batch, so none waits for a longer one",
+        "estimatedThroughput": None
+        if rate is None
+        else f"{rate:.4g} samples/s"
+        + ("" if tokens is None else f", {format_count(tokens)} tokens/s")
+        + " are read (estimated)",
+        "estimatedSamplesPerSecond": rate,
+    }
+
+
+def degrees(case: Case) -> dict[str, int]:
+    """Degree of every way of splitting."""
+    return degrees_of(case.plan.layout)

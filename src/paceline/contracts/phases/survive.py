@@ -1,0 +1,216 @@
+"""Phases 8 and 9: what happens when something fails, and how it is seen."""
+
+from typing import Literal, TypedDict
+
+from paceline.contracts.operate import METRICS, health_checks
+from paceline.contracts.phases.case import Case
+from paceline.job.evaluate import kept_every, num_best
+from paceline.launch.default_alerts import alerts, silence_s
+from paceline.units import format_bytes, format_count, format_seconds
+
+
+class StorageLocation(TypedDict):
+    """Where checkpoints are."""
+
+    primary: str
+    backup: str
+    type: str
+
+
+class FaultTolerance(TypedDict):
+    """Phase 8."""
+
+    appliesTo: str
+    strategy: str
+    checkpointFrequency: str
+    checkpointFrequencySteps: int
+    advisedFrequencySteps: int | None
+    storageLocation: StorageLocation
+    components: list[str]
+    format: str
+    rotation: dict[str, int | str | None]
+    recoveryPlan: dict[str, bool | int | str]
+    elastic: dict[str, int | str]
+    failureDetection: dict[str, str]
+    gracefulDegradation: list[str]
+    estimatedRecoveryTime: str
+    estimatedRecoverySeconds: float
+    expectedFailuresPerDay: float | None
+    expectedUsefulShare: float | None
+    reason: str | None
+
+
+def survive_faults(case: Case) -> FaultTolerance:
+    """Checkpoints and restarts, with what failures are expected to cost."""
+    plan, view, spec = case.plan, case.view, case.job.spec
+    good, best = view.goodput, view.checkpoints
+    every = plan.checkpoint_every
+    period = "" if view.step_s is None else f", {format_seconds(every * view.step_s)}"
+    ranks = plan.cluster.num_ranks
+    return {
+        "appliesTo": case.applies_to,
+        "strategy": "sharded checkpoints written in the background; on a failure all workers are "
+        "fenced and started again from the newest valid one",
+        "checkpointFrequency": f"every {every} steps{period}",
+        "checkpointFrequencySteps": every,
+        "advisedFrequencySteps": None if best is None else best.every_steps,
+        "storageLocation": {
+            "primary": "runs/<run>/checkpoints on storage that every node sees",
+            "backup": "none: copy kept checkpoints to an object store",
+            "type": "shared file system",
+        },
+        "components": [
+            "parameters",
+            "optimizer state",
+            "buffers",
+            "step, from which samples and learning rate follow",
+        ],
+        "format": "torch.distributed.checkpoint, "
+        f"{format_bytes(plan.estimate.num_checkpoint_bytes)}, with hashes and a COMMIT mark",
+        "rotation": {
+            "keepLatest": spec.checkpoint.keep_last,
+            "keepBest": num_best(spec),
+            "period": kept_every(spec),
+        },
+        "recoveryPlan": {
+            "automatic": True,
+            "maxAttempts": spec.recovery.max_restarts,
+            "fallback": "a checkpoint that fails its hash is refused and the one before it taken",
+        },
+        "elastic": {
+            "min": ranks,
+            "max": ranks,
+            "up": "resume by hand on more ranks: samples stay the same",
+            "down": "resume by hand on fewer ranks, with more accumulation and the same batch",
+        },
+        "failureDetection": {
+            "interval": "at once for a process that ends",
+            "timeout": f"{format_seconds(silence_s(plan))} without a finished step for "
+            "one that hangs",
+            "mechanism": "process exit on the node, and the age of the last line of metrics.jsonl",
+        },
+        "gracefulDegradation": [
+            "a full disk costs that checkpoint, not the run",
+            "a loss that is not finite refuses the step on all ranks",
+            f"SIGTERM saves at the next step boundary, within {spec.recovery.grace:g} s",
+        ],
+        "estimatedRecoveryTime": f"{format_seconds(view.restart_s)}: restart assumed "
+        f"{format_seconds(view.assumptions.restart_s)}, reading {format_seconds(view.write_s)}",
+        "estimatedRecoverySeconds": view.restart_s,
+        "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
+        "expectedUsefulShare": None if good is None else good.useful,
+        "reason": None if best is None else best.reason,
+    }
+
+
+class AlertingRule(TypedDict):
+    """A threshold."""
+
+    condition: str
+    threshold: str
+    severity: Literal["critical", "warning", "info"]
+    action: str
+
+
+class MonitoringPlan(TypedDict):
+    """Phase 9."""
+
+    appliesTo: str
+    metrics: list[str]
+    alertingRules: list[AlertingRule]
+    gpuMetrics: list[str]
+    cpuMetrics: list[str]
+    memoryMetrics: list[str]
+    networkMetrics: list[str]
+    diskMetrics: list[str]
+    healthChecks: list[dict[str, str]]
+    profiling: dict[str, str]
+    logging: dict[str, str]
+    dashboards: list[str]
+    baselines: dict[str, float | None]
+    bottleneckDetection: list[dict[str, str]]
+
+
+def plan_monitoring(case: Case) -> MonitoringPlan:
+    """What is recorded, what raises an alarm, and what the run is compared with."""
+    plan = case.plan
+    price, train = plan.estimate, case.job.spec.train
+    mfu = getattr(price, "mfu", None)
+    on_gpu = plan.cluster.backend == "nccl"
+    rate = price.tokens_per_s
+    return {
+        "appliesTo": case.applies_to,
+        "metrics": list(METRICS),
+        "alertingRules": [
+            {
+                "condition": rule.condition,
+                "threshold": rule.threshold,
+                "severity": rule.severity,
+                "action": rule.action,
+            }
+            for rule in alerts(plan)
+        ],
+        "gpuMetrics": ["utilization.gpu", "temperature.gpu", "power.draw", "ecc.errors"]
+        if on_gpu
+        else [],
+        "cpuMetrics": ["data_s (waiting for samples)", "forward_s"],
+        "memoryMetrics": ["memory_bytes"],
+        "networkMetrics": ["backward_s (reduction included)", "vote_s (waiting for the slowest)"],
+        "diskMetrics": ["seconds of each save, in events.jsonl"],
+        "healthChecks": [
+            {
+                "name": check.name,
+                "command": check.command,
+                "expect": check.expect,
+                "when": check.when,
+            }
+            for check in health_checks(plan)
+        ],
+        "profiling": {
+            "tools": "torch.profiler; nsys where CUDA is",
+            "frequency": f"steps 10 to 12 of {train.steps}, once a change",
+        },
+        "logging": {
+            "level": "INFO",
+            "format": "one JSON object a line (metrics.jsonl, events.jsonl), text by rank in logs/",
+            "aggregation": "rank 0 writes the metrics",
+            "retention": "as long as the run's folder",
+        },
+        "dashboards": [
+            "runs/<run>/report.html",
+            *(
+                ["tensorboard --logdir runs"]
+                if "tensorboard" in case.job.spec.metrics.wanted
+                else []
+            ),
+        ],
+        "baselines": {
+            "step_s": price.step_s,
+            "tokens_per_s": rate,
+            "mfu": mfu,
+            "memory_bytes": price.memory.total_bytes,
+        },
+        "bottleneckDetection": _symptoms(rate),
+    }
+
+
+def _symptoms(rate: float | None) -> list[dict[str, str]]:
+    slow = "" if rate is None else f" below {format_count(0.8 * rate)}"
+    return [
+        {
+            "symptom": f"tokens_per_s{slow}, data_s grows",
+            "diagnosis": "the data or the host: compare with a run on samples in memory",
+        },
+        {
+            "symptom": "vote_s grows, forward_s does not",
+            "diagnosis": "one slow rank: its clock, its temperature, its network",
+        },
+        {
+            "symptom": "backward_s grows with the ranks",
+            "diagnosis": "exposed reduction: phase 5's buckets, or a larger batch",
+        },
+        {
+            "symptom": "grad_norm jumps, then the loss is null",
+            "diagnosis": "learning rate too high or a bad sample: samples_digest names the step's",
+        },
+    ]

@@ -1,0 +1,241 @@
+"""Phases 10, 11 and 12: the training itself, its hyper-parameters, and what makes it fast."""
+
+from math import isclose
+from typing import TypedDict
+
+from paceline.contracts.phases.case import Case
+from paceline.job.training import decay_steps
+from paceline.plan.advice.learning_rate import scale_learning_rate
+from paceline.units import format_count, format_seconds
+
+
+class ConfigFiles(TypedDict):
+    """Which file says what."""
+
+    main: str
+    distributed: str
+    data: str
+
+
+class TrainingConfiguration(TypedDict):
+    """Phase 10."""
+
+    framework: str
+    estimatedDuration: str
+    estimatedDurationSeconds: float | None
+    configFiles: ConfigFiles
+    init: str
+    wrapping: str
+    loader: str
+    optimizer: dict[str, str | float | list[float]]
+    scheduler: dict[str, str | int | float]
+    loop: str
+    precision: str
+    throughput: str | None
+
+
+def configure_training(case: Case) -> TrainingConfiguration:
+    """What runs, for how long, and which file says so."""
+    plan, view, train = case.plan, case.view, case.job.spec.train
+    rate = plan.estimate.tokens_per_s
+    return {
+        "framework": "MLX" if plan.cluster.backend == "mlx" else "PyTorch",
+        "estimatedDuration": "unknown: the step's time is"
+        if view.wall_s is None
+        else f"{format_seconds(view.wall_s)} for {train.steps} steps, failures included",
+        "estimatedDurationSeconds": view.wall_s,
+        "configFiles": {
+            "main": "job.yaml",
+            "distributed": "launch-script.sh",
+            "data": "job.yaml, section data",
+        },
+        "init": f"weights from seed {train.seed}, the same on every number of ranks",
+        "wrapping": plan.layout.name,
+        "loader": "phase 4",
+        "optimizer": _optimizer(case),
+        "scheduler": {
+            "kind": train.schedule,
+            "warmupSteps": train.warmup_steps,
+            "steps": train.steps,
+            "decaySteps": 0 if train.schedule == "constant" else decay_steps(train),
+            "finalShare": train.final_learning_rate,
+        },
+        "loop": f"{plan.layout.accumulation} micro-batches of {plan.layout.micro_batch} a step, "
+        "then one vote of all ranks whether to apply it",
+        "precision": f"{plan.precision}; parameters, reductions and optimizer state in float32",
+        "throughput": None if rate is None else f"{format_count(rate)} tokens/s (estimated)",
+    }
+
+
+def _optimizer(case: Case) -> dict[str, str | float | list[float]]:
+    train = case.job.spec.train
+    found: dict[str, str | float | list[float]] = {
+        "name": train.optimizer,
+        "learningRate": train.learning_rate,
+        "weightDecay": train.weight_decay,
+    }
+    if train.optimizer.startswith("adamw"):
+        found["betas"] = list(train.betas)
+    return found
+
+
+class Guideline(TypedDict):
+    """Another size of the cluster."""
+
+    numGPUs: int
+    batch: int
+    lr: float
+    rule: str
+
+
+class Hyperparameters(TypedDict):
+    """Phase 11."""
+
+    globalBatchSize: int
+    microBatchSize: int
+    learningRate: float
+    optimizer: str
+    gradientAccumulationSteps: int
+    dataParallelSize: int
+    learningRateScaling: dict[str, str | float]
+    warmup: dict[str, int | str]
+    betas: list[float] | None
+    weightDecay: float
+    clipping: float | None
+    scalingGuidelines: list[Guideline]
+    search: dict[str, str | list[float]]
+
+
+def choose_hyperparameters(case: Case) -> Hyperparameters:
+    """Batch and learning rate, and how they would follow another size of the cluster."""
+    layout, train = case.plan.layout, case.job.spec.train
+    kind = "sgd" if train.optimizer == "sgd" else "adamw"
+
+    def scaled(batch: int) -> tuple[float, float, float, str]:
+        found = scale_learning_rate(
+            train.learning_rate, base_batch=train.global_batch, batch=batch, optimizer=kind
+        )
+        return found.learning_rate, found.linear_rate, found.sqrt_rate, found.rule
+
+    rate, linear, root, rule = scaled(layout.global_batch)
+    assert isclose(rate, train.learning_rate) or layout.global_batch != train.global_batch
+    guidelines: list[Guideline] = []
+    for times in (1, 2, 4, 8):
+        lr, *_, how = scaled(times * layout.global_batch)
+        guidelines.append(
+            {
+                "numGPUs": times * layout.num_ranks,
+                "batch": times * layout.global_batch,
+                "lr": lr,
+                "rule": how,
+            }
+        )
+    return {
+        "globalBatchSize": layout.global_batch,
+        "microBatchSize": layout.micro_batch,
+        "learningRate": rate,
+        "optimizer": train.optimizer,
+        "gradientAccumulationSteps": layout.accumulation,
+        "dataParallelSize": layout.data,
+        "learningRateScaling": {
+            "rule": rule,
+            "linear": linear,
+            "sqrt": root,
+            "baselineBatch": train.global_batch,
+            "baselineRate": train.learning_rate,
+            "source": "linear: arXiv:1706.02677 (SGD); square root: arXiv:2205.10287 (Adam)",
+        },
+        "warmup": {"steps": train.warmup_steps, "shape": "linear from zero"},
+        "betas": list(train.betas) if train.optimizer.startswith("adamw") else None,
+        "weightDecay": train.weight_decay,
+        "clipping": train.clip_norm,
+        "scalingGuidelines": guidelines,
+        "search": {
+            "method": "short runs at a third, once and three times the rate",
+            "learningRates": [rate / 3, rate, 3 * rate],
+        },
+    }
+
+
+class AppliedOptimization(TypedDict):
+    """One thing that makes it faster, and whether the plan does it."""
+
+    name: str
+    applied: bool
+    why: str
+
+
+class PerformanceOptimization(TypedDict):
+    """Phase 12."""
+
+    appliedOptimizations: list[AppliedOptimization]
+    expectedSpeedup: str
+    expectedSpeedupFactor: float | None
+    kernelFusion: str
+    precision: str
+    compiler: str
+    flashAttention: str
+    cudnn: dict[str, bool]
+    checklist: list[str]
+
+
+def optimise_performance(case: Case) -> PerformanceOptimization:
+    """What the plan does for speed; the speed-up is against one rank, from its own estimate."""
+    plan, layout = case.plan, case.plan.layout
+    mlx = plan.cluster.backend == "mlx"
+    narrow = plan.precision != "fp32"
+    factor = _speedup(case)
+    return {
+        "appliedOptimizations": [
+            {
+                "name": plan.precision,
+                "applied": narrow,
+                "why": f"matrix multiplications in {plan.precision}"
+                if narrow
+                else f"{plan.cluster.accelerator} gains nothing from a narrower type here",
+            },
+            {
+                "name": "fused optimizer",
+                "applied": True,
+                "why": "one pass over parameters, gradients and state",
+            },
+            {
+                "name": "overlapped communication",
+                "applied": layout.data > 1,
+                "why": "gradients are reduced during the backward pass",
+            },
+            {
+                "name": "recomputation",
+                "applied": layout.recompute != "none",
+                "why": f"recompute {layout.recompute}: it costs time and makes room",
+            },
+        ],
+        "expectedSpeedup": "unknown"
+        if factor is None
+        else f"{factor:.4g}x of one rank's rate on {layout.num_ranks} ranks (estimated; at most: "
+        "one rank would not fit it)",
+        "expectedSpeedupFactor": factor,
+        "kernelFusion": f"{'mx' if mlx else 'torch'}.compile fuses what stands between matrices; "
+        "it is not in the estimate",
+        "precision": plan.precision,
+        "compiler": "mx.compile of the step"
+        if mlx
+        else "torch.compile of each block: one compilation for all",
+        "flashAttention": "mx.fast.scaled_dot_product_attention"
+        if mlx
+        else "scaled_dot_product_attention picks the flash kernel in bf16 on CUDA",
+        "cudnn": {"benchmark": False, "deterministic": False, "TF32": False},
+        "checklist": [
+            "measure tokens_per_s for 50 steps before and after each change",
+            f"vote_s stays below a tenth of step_s on all {layout.num_ranks} ranks",
+            "memory_bytes stays below phase 7's estimate",
+        ],
+    }
+
+
+def _speedup(case: Case) -> float | None:
+    price = case.plan.estimate
+    if not price.step_s:
+        return None
+    useful = price.terms.get("compute", 0.0) + price.terms.get("optimizer", 0.0)
+    return case.plan.layout.num_ranks * min(1.0, useful / price.step_s) if useful else None

@@ -1,0 +1,266 @@
+"""The engineer's input context as a job."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from paceline import units
+from paceline.contracts.reading.translation import ContractText, Translation
+
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "modelConfig": {"path": "text", "size": "text", "framework": "text"},
+    "dataConfig": {
+        "path": "text",
+        "size": "text",
+        "sharding": "text",
+        "sequenceLength": "a whole number",
+    },
+    "clusterConfig": {
+        "numNodes": "a whole number",
+        "gpusPerNode": "a whole number",
+        "networkBandwidth": "text",
+        "gpuType": "text",
+        "gpuMemory": "text",
+    },
+    "trainingConfig": {
+        "batchSize": "a whole number",
+        "epochs": "a whole number",
+        "parallelismStrategy": "text",
+        "optimizer": "text",
+        "learningRate": "a number",
+        "steps": "a whole number",
+    },
+}
+"""Section -> key -> its kind. `sequenceLength`, `gpuType`, `gpuMemory`, `optimizer`, `learningRate`
+and `steps` are additions: the contract has no place for what they say."""
+
+_REQUIRED = ("modelConfig", "dataConfig", "clusterConfig")
+
+ASSUMED_ACCELERATOR = "H100-SXM"
+_ASSUMED_SEQ_LEN = 4096
+_ASSUMED_BATCH = 256
+_ASSUMED_STEPS = 1000
+_BYTES_PER_TOKEN = 4.0
+"""Of English text with a vocabulary of about 100,000: a guess, tokenizers differ by half."""
+
+_STRATEGIES: Mapping[str, Mapping[str, object]] = {
+    "auto": {},
+    "data": {"tensor": 1, "pipeline": 1, "context": 1},
+    "data-parallelism": {"tensor": 1, "pipeline": 1, "context": 1},
+    "data-parallel": {"tensor": 1, "pipeline": 1, "context": 1},
+    "ddp": {"sharding": "none", "tensor": 1, "pipeline": 1, "context": 1},
+    "zero-1": {"sharding": "zero1"},
+    "zero-2": {"sharding": "zero2"},
+    "zero-3": {"sharding": "full"},
+    "fsdp": {"sharding": "full"},
+    "full-shard": {"sharding": "full"},
+    "hsdp": {"sharding": "hybrid"},
+    "hybrid-shard": {"sharding": "hybrid"},
+    "model": {},
+    "model-parallelism": {},
+    "tensor": {},
+    "tensor-parallelism": {},
+    "pipeline": {},
+    "pipeline-parallelism": {},
+    "hybrid": {},
+    "3d": {},
+    "hybrid-3d-parallelism": {},
+}
+"""Strategy -> what it fixes of the layout. Those that name no degree fix nothing."""
+
+_NAMES_NO_DEGREE = {name for name, fixed in _STRATEGIES.items() if not fixed} - {"auto"}
+
+
+def job_of_input_context(contract: ContractText, overrides: Sequence[str]) -> Translation:
+    """The job that a plan is asked for in the engineer's contract."""
+    made = Translation(contract=contract)
+    for name in contract.value:
+        if name not in KEYS:
+            made.unknown(name, name, list(KEYS))
+    sections = {
+        name: made.section(name, keys, required=name in _REQUIRED) for name, keys in KEYS.items()
+    }
+    model, data, cluster, train = (sections[name] for name in KEYS)
+    made.set("name", "contract")
+    _model(made, model, overrides)
+    seq_len = _data(made, data, overrides)
+    ranks = _cluster(made, cluster, overrides)
+    _train(made, train, data, seq_len, ranks)
+    return made
+
+
+def is_set(overrides: Sequence[str], *keys: str) -> bool:
+    """Whether `--set` gives one of these keys, or something under them.
+
+    >>> is_set(["model.preset=llama-3-8b"], "model")
+    True
+    """
+    given = [each.partition("=")[0].strip() for each in overrides]
+    return any(each == key or each.startswith(f"{key}.") for each in given for key in keys)
+
+
+def _model(made: Translation, model: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    framework = model.get("framework", "pytorch").lower()
+    if framework not in ("pytorch", "torch"):
+        made.note(
+            f"modelConfig.framework is {framework}: memory and time are estimated for PyTorch's "
+            "way of holding the same model"
+        )
+    if is_set(overrides, "model"):
+        made.set("model", {})
+        return
+    path, size = model.get("path"), model.get("size")
+    if path is not None:
+        made.set("model", _model_at(made, path))
+        if size is not None:
+            made.note(f"modelConfig.size {size} is not used: the path says the model exactly")
+    elif size is not None:
+        count = made.read("modelConfig.size", size, units.parse_count, "7B or 350M")
+        if count is not None:
+            made.set("model.size", size)
+    else:
+        made.wrong(
+            "modelConfig",
+            "`modelConfig` says neither the model's path nor its size",
+            'add "size": "7B", or "path" with a config.json, a preset\'s name or module:function',
+            code="J020",
+        )
+
+
+def _model_at(made: Translation, path: str) -> dict[str, str]:
+    """A factory, a config.json, a folder with one, or else the name of a preset."""
+    if ":" in path and "/" not in path:
+        return {"factory": path}
+    here = made.contract.folder / path
+    if path.endswith(".json"):
+        return {"hf_config": path}
+    if here.is_dir() or "/" in path:
+        return {"hf_config": f"{path.rstrip('/')}/config.json"}
+    return {"preset": path}
+
+
+def _data(made: Translation, data: Mapping[str, Any], overrides: Sequence[str]) -> int:
+    path = data.get("path")
+    if path is not None:
+        made.set("data.path", path)
+    elif not is_set(overrides, "data.path", "data.corpus"):
+        made.set("data.path", "data")
+        made.note("dataConfig.path is missing: the job reads `data`, which a plan does not open")
+    if data.get("sharding") is not None:
+        made.note(
+            f"dataConfig.sharding is {data['sharding']}: here every data rank reads its own "
+            "samples of one seeded order, without shards on disk"
+        )
+    seq_len = data.get("sequenceLength")
+    if seq_len is None:
+        made.note(f"dataConfig.sequenceLength is missing: {_ASSUMED_SEQ_LEN} tokens assumed")
+        seq_len = _ASSUMED_SEQ_LEN
+    made.set("data.seq_len", seq_len)
+    return int(seq_len)
+
+
+def _cluster(made: Translation, cluster: Mapping[str, Any], overrides: Sequence[str]) -> int:
+    kind = cluster.get("gpuType")
+    if kind is not None:
+        made.set("cluster.accelerator", kind)
+    elif not is_set(overrides, "cluster.accelerator"):
+        made.set("cluster.accelerator", ASSUMED_ACCELERATOR)
+        made.note(
+            f"clusterConfig.gpuType is missing: {ASSUMED_ACCELERATOR} assumed; give it, or "
+            "--set cluster.accelerator=..."
+        )
+    nodes = cluster.get("numNodes")
+    if nodes is None:
+        made.note("clusterConfig.numNodes is missing: 1 node assumed")
+    made.set("cluster.nodes", nodes or 1)
+    per_node = cluster.get("gpusPerNode")
+    if per_node is None:
+        made.note("clusterConfig.gpusPerNode is missing: what is usual for the accelerator")
+    else:
+        made.set("cluster.per_node", per_node)
+    network = cluster.get("networkBandwidth")
+    if network is not None:
+        rate = made.read(
+            "clusterConfig.networkBandwidth", network, units.parse_bytes_per_s, "100Gbps"
+        )
+        if rate is not None:
+            made.set("cluster.network", network)
+    memory = cluster.get("gpuMemory")
+    if memory is not None:
+        size = made.read("clusterConfig.gpuMemory", memory, units.parse_bytes, "80GB")
+        if size is not None:
+            made.set("cluster.memory", memory)
+    return (nodes or 1) * (per_node or 8)
+
+
+def _train(
+    made: Translation,
+    train: Mapping[str, Any],
+    data: Mapping[str, Any],
+    seq_len: int,
+    ranks: int,
+) -> None:
+    batch = train.get("batchSize")
+    if batch is None:
+        batch = ceil(max(_ASSUMED_BATCH, ranks) / ranks) * ranks
+        made.note(f"trainingConfig.batchSize is missing: {batch} samples a step assumed")
+    made.set("train.global_batch", batch)
+    for key, name in (("optimizer", "optimizer"), ("learningRate", "learning_rate")):
+        if key in train:
+            made.set(f"train.{name}", train[key])
+    steps = train.get("steps") or _steps(made, train, data, seq_len, batch)
+    made.set("train.steps", steps)
+    _strategy(made, train)
+
+
+def _steps(
+    made: Translation, train: Mapping[str, Any], data: Mapping[str, Any], seq_len: int, batch: int
+) -> int:
+    epochs, size = train.get("epochs"), data.get("size")
+    if size is None:
+        made.note(f"neither dataConfig.size nor steps are given: {_ASSUMED_STEPS} steps assumed")
+        return _ASSUMED_STEPS
+    num_bytes = made.read("dataConfig.size", size, units.parse_bytes, "500GB")
+    if num_bytes is None:
+        return _ASSUMED_STEPS
+    if epochs is None:
+        made.note("trainingConfig.epochs is missing: 1 assumed")
+    samples = num_bytes / _BYTES_PER_TOKEN / seq_len
+    steps: int = max(1, ceil((epochs or 1) * samples / batch))
+    made.note(
+        f"{size} of text are {units.format_count(num_bytes / _BYTES_PER_TOKEN)} tokens at "
+        f"{_BYTES_PER_TOKEN:g} bytes a token (a guess): {steps} steps"
+    )
+    return steps
+
+
+def _strategy(made: Translation, train: Mapping[str, Any]) -> None:
+    asked = train.get("parallelismStrategy")
+    if asked is None:
+        return
+    name = asked.strip().lower().replace("_", "-").replace(" ", "-")
+    name = name if name in _STRATEGIES else name.replace("zero", "zero-")
+    if name not in _STRATEGIES:
+        made.wrong(
+            "trainingConfig.parallelismStrategy",
+            f"`trainingConfig.parallelismStrategy` is {asked!r}, which is not known",
+            f"choose one of {', '.join(_STRATEGIES)}",
+        )
+        return
+    if name in _NAMES_NO_DEGREE:
+        made.note(
+            f"trainingConfig.parallelismStrategy {asked} names no degrees: the plan chooses them; "
+            "fix one with --set, such as --set layout.tensor=8"
+        )
+    for field, value in _STRATEGIES[name].items():
+        if field in layout_fields():
+            made.set(f"layout.{field}", value)
+
+
+def layout_fields() -> set[str]:
+    """Fields that a job can fix of its layout."""
+    from dataclasses import fields
+
+    from paceline.job.job import LayoutSpec
+
+    return {field.name for field in fields(LayoutSpec)}

@@ -1,0 +1,127 @@
+"""Do what a skill's contract asks: train, search, look, compile, run. One module for each skill.
+
+Each has `run(request, folder) -> answer`: the request is its `Request`, paths in it start from
+`folder`, and the answer is its `Answer`. Bad input is a `JobError` before anything is started; work
+that fails is an answer whose status is `error`, with its reason in `message`.
+"""
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.contracts.skills.messages.read import answer_json, read_request
+from paceline.errors import JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """One row of the table of skills."""
+
+    title: str
+    """What it does, for people."""
+
+    spec: str
+    """Module of its `Request` and `Answer`."""
+
+    module: str
+    """Module of its `run`, imported only when it is asked for."""
+
+    needs: str
+    """What to install for it: `pip install ...`."""
+
+    @property
+    def request(self) -> type[Any]:
+        """What goes in."""
+        found: type[Any] = importlib.import_module(self.spec).Request
+        return found
+
+    @property
+    def answer(self) -> type[Any]:
+        """What comes out."""
+        found: type[Any] = importlib.import_module(self.spec).Answer
+        return found
+
+
+SKILLS: Mapping[str, Skill] = {
+    "ray-distributed-trainer": Skill(
+        title="train on Ray's workers, search with ASHA, or look at the cluster",
+        spec="paceline.contracts.skills.messages.ray",
+        module="paceline.contracts.skills.ray",
+        needs='"ray[train,tune]" torch',
+    ),
+    "pytorch-trainer": Skill(
+        title="train a PyTorch model on one or several processes, epoch by epoch",
+        spec="paceline.contracts.skills.messages.pytorch",
+        module="paceline.contracts.skills.pytorch",
+        needs="torch",
+    ),
+    "tensorflow-trainer": Skill(
+        title="train a Keras model, on one device or mirrored, and export it",
+        spec="paceline.contracts.skills.messages.tensorflow",
+        module="paceline.contracts.skills.tensorflow",
+        needs="tensorflow",
+    ),
+    "kubeflow-pipeline-executor": Skill(
+        title="compile, run, schedule, list, get or delete a pipeline of Kubeflow",
+        spec="paceline.contracts.skills.messages.kubeflow",
+        module="paceline.contracts.skills.kubeflow",
+        needs='"kfp>=2.17,<2.18"',
+    ),
+}
+"""The contracts' own names -> the skill."""
+
+
+def find_skill(name: str) -> Skill:
+    """The skill of that name.
+
+    Raises:
+        JobError: `H031`, naming the nearest.
+    """
+    skill = SKILLS.get(name)
+    if skill is None:
+        near = difflib.get_close_matches(name, SKILLS, n=1, cutoff=0.5)
+        names = f"one of {', '.join(SKILLS)}"
+        raise JobError.of(
+            code="H031",
+            what=f"there is no contract {name!r}",
+            where="paceline contract NAME",
+            fix=f"did you mean {near[0]}?" if near else names,
+        )
+    return skill
+
+
+def run_skill(name: str, text: str, *, source: str, folder: Path) -> dict[str, Any]:
+    """What a skill answers to a request, as JSON values of its schema.
+
+    Args:
+        name: One of `SKILLS`.
+        text: The request, one JSON object.
+        source: Where it is from, for messages.
+        folder: Where its relative paths start.
+
+    Raises:
+        JobError: The name, the text or a value is wrong, or a package is missing; nothing was
+            started.
+    """
+    skill = find_skill(name)
+    request = read_request(skill.request, text, source=source)
+    return answer_json(importlib.import_module(skill.module).run(request, folder))
+
+
+def need(package: str, install: str) -> None:
+    """Nothing, when a package can be imported.
+
+    Raises:
+        JobError: `H032`, it cannot.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise JobError.of(
+            code="H032",
+            what=f"this contract needs {package}, which is not installed",
+            where="this Python",
+            fix=f"pip install {install}",
+        )

@@ -1,0 +1,28 @@
+"""A plan in the words of the two older JSON contracts (`reading/` reads them)."""
+
+from typing import Any
+
+from paceline.contracts.reading import ContractKind
+from paceline.contracts.writing.coordinator import training_plan
+from paceline.contracts.writing.engineer import output_of
+from paceline.job import Job
+from paceline.plan.decision import Plan
+from paceline.plan.outlook import Outlook, outlook
+
+__all__ = ["format_contract", "output_of", "training_plan"]
+
+
+def format_contract(
+    plan: Plan, job: Job, kind: ContractKind, view: Outlook | None = None
+) -> dict[str, Any]:
+    """The plan as JSON values in a contract's words.
+
+    Args:
+        plan: As `plan_job` made it.
+        job: Of which it is the plan.
+        kind: `002`, the engineer's output; or `004`, the coordinator's training plan, for CUDA or
+            for MLX by the cluster's accelerator.
+        view: The run that the plan leads to, where prices or assumptions of one's own went in.
+    """
+    view = view or outlook(plan, job)
+    return output_of(plan, job, view) if kind == "002" else training_plan(plan, job, view)

@@ -1,0 +1,256 @@
+"""A plan as the coordinator's training plan, in its twelve sections, true for the plan's target.
+
+The sections and their keys are the contract's; where it asks for what does not exist (a flag of
+`mlx.launch`, a message of NCCL), the key holds what does. docs/guides/contracts.md lists each
+difference. Targets: CUDA (and every other accelerator with NCCL or gloo) through torchrun, and
+Macs through MLX.
+"""
+
+from typing import Any
+
+from paceline.contracts.operate import health_checks, launch_command
+from paceline.job import Job
+from paceline.launch.default_alerts import alerts
+from paceline.plan.advice.learning_rate import scale_learning_rate
+from paceline.plan.decision import Plan
+from paceline.plan.outlook import Outlook
+from paceline.render.fabric import decide_network
+from paceline.render.mlx import is_mlx
+from paceline.units import format_bytes, format_count
+
+VERSION = "2.0.0"
+CHUNK_SAMPLES = 50_000
+"""From this many samples on, the contract trains in chunks that can be resumed one by one."""
+
+
+def training_plan(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
+    """The plan in the coordinator's words."""
+    return {
+        "version": VERSION,
+        "strategy": _strategy(plan),
+        "batch_configuration": _batch(plan, job),
+        "distributed_config": _distributed(plan),
+        "rdma_config": _rdma(plan),
+        "checkpoint_strategy": _checkpoints(plan, job, view),
+        "performance_targets": _targets(plan, view),
+        "verification_steps": _verification(plan),
+        "pre_rdma_sync": _sync(plan),
+        "hardware_calibration": _calibration(plan),
+        "worker_consistency": _consistency(plan),
+        "coordinator_chunking": _chunking(plan, job),
+        "pre_flight_checklist": _preflight(plan),
+    }
+
+
+def _strategy(plan: Plan) -> dict[str, Any]:
+    cluster = plan.cluster
+    how = "MLX" if is_mlx(plan) else "PyTorch"
+    fabric = f", {plan.cluster.network_link} between nodes" if plan.cluster.network_link else ""
+    return {
+        "approach": f"{how}: {plan.layout.name} on {cluster.name}{fabric}",
+        "total_gpus": cluster.num_ranks,
+        "nodes": cluster.num_nodes,
+        "gpus_per_node": cluster.ranks_per_node,
+    }
+
+
+def _batch(plan: Plan, job: Job) -> dict[str, Any]:
+    layout, train = plan.layout, job.spec.train
+    rate = scale_learning_rate(
+        train.learning_rate,
+        base_batch=train.global_batch,
+        batch=layout.global_batch,
+        optimizer="sgd" if train.optimizer == "sgd" else "adamw",
+    )
+    return {
+        "per_gpu_batch_size": layout.micro_batch,
+        "total_batch_size": layout.global_batch,
+        "gradient_accumulation_steps": layout.accumulation,
+        "data_parallel_size": layout.data,
+        "learning_rate": rate.learning_rate,
+        "learning_rate_rule": rate.rule,
+        "base_learning_rate": train.learning_rate,
+        "base_batch_size": train.global_batch,
+        "warmup_epochs": None,
+        "warmup_steps": train.warmup_steps,
+    }
+
+
+def _distributed(plan: Plan) -> dict[str, Any]:
+    if is_mlx(plan):
+        sync = (
+            "mlx.nn.average_gradients(grads)"
+            if plan.layout.sharding == "none"
+            else "mlx.nn.fully_shard(model)"
+        )
+        return {
+            "mlx_launch_command": launch_command(plan),
+            "launch_command": launch_command(plan),
+            "gradient_sync": sync,
+            "unified_memory": True,
+        }
+    sync = {
+        "none": "DistributedDataParallel: all-reduce in float32, overlapped with the backward pass",
+        "zero1": "all-reduce in float32, optimizer state sharded",
+        "zero2": "fully_shard(reshard_after_forward=False): reduce-scatter in float32",
+        "full": "fully_shard: reduce-scatter in float32",
+        "hybrid": "fully_shard on a 2-D mesh: reduce-scatter inside, all-reduce between",
+    }[plan.layout.sharding]
+    return {
+        "mlx_launch_command": None,
+        "launch_command": launch_command(plan),
+        "gradient_sync": sync,
+        "unified_memory": False,
+    }
+
+
+def _rdma(plan: Plan) -> dict[str, Any]:
+    link = plan.cluster.network_link
+    return {
+        "enabled": plan.cluster.uses_rdma,
+        "platform": "macOS 26.2 or newer" if is_mlx(plan) else "Linux",
+        "network": link or "none: one node",
+        "expected_speedup": _speedup(plan),
+        "env_vars": {},
+        "env_vars_reason": (
+            "--backend chooses JACCL; MLX_METAL_FAST_SYNCH can deadlock and stays unset"
+            if is_mlx(plan)
+            else "NCCL finds InfiniBand and GPUDirect itself: NCCL_IB_DISABLE only switches off, "
+            "and a level, a buffer size or an algorithm fixed by hand is usually slower"
+        ),
+    }
+
+
+def _speedup(plan: Plan) -> str | None:
+    """Of the plan's step against TCP: computed from what the step sends."""
+    found = decide_network(plan)
+    if found.choice != "rdma" or not found.others:
+        return None
+    times = ", ".join(f"{each.times_as_long:.2g}x against {each.link}" for each in found.others)
+    return f"{times} (estimated from the step's own messages)"
+
+
+def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
+    good = view.goodput
+    best = view.checkpoints
+    return {
+        "approach": "sharded, copied to the host and written in the background; all ranks restart "
+        "from the newest valid one",
+        "async": True,
+        "compression": "none",
+        "storage": "runs/<run>/checkpoints on storage that every node sees",
+        "frequency": f"every_{plan.checkpoint_every}_steps",
+        "retention": f"last_{job.spec.checkpoint.keep_last}_checkpoints",
+        "expected_recovery_time": (
+            f"{view.restart_s:.0f}s for {plan.cluster.num_ranks} ranks (estimated: "
+            f"{format_bytes(plan.estimate.num_checkpoint_bytes)} read at "
+            f"{format_bytes(view.assumptions.storage_bytes_per_s)}/s a node, a guess)"
+        ),
+        "best_frequency": None if best is None else f"every_{best.every_steps}_steps",
+        "expected_useful_share": None if good is None else good.useful,
+    }
+
+
+def _targets(plan: Plan, view: Outlook) -> dict[str, Any]:
+    price, layout = plan.estimate, plan.layout
+    samples = None if price.step_s is None else layout.global_batch / price.step_s
+    tokens = price.tokens_per_s
+    mfu = getattr(price, "mfu", None)
+    overhead = None if view.goodput is None else view.goodput.terms["saving"]
+    return {
+        "throughput": None if samples is None else f"{samples:.4g} samples/sec",
+        "tokens_per_s": None if tokens is None else f"{format_count(tokens)} tokens/sec",
+        "gpu_utilization": None if mfu is None else f"{mfu:.0%} of peak FLOP/s (MFU, estimated)",
+        "checkpoint_overhead": None if overhead is None else f"{overhead:.2%} (estimated)",
+    }
+
+
+def _verification(plan: Plan) -> list[str]:
+    steps = [
+        f"{check.name}: `{check.command}` prints {check.expect}" for check in health_checks(plan)
+    ]
+    if is_mlx(plan):
+        steps += [
+            "Print mx.get_active_memory() and mx.get_peak_memory() after the first step",
+            f"Print mx.distributed.init().size() on every rank: {plan.cluster.num_ranks}",
+        ]
+    elif plan.cluster.backend == "nccl":
+        if plan.cluster.num_nodes > 1:
+            wanted = "IB" if plan.cluster.uses_rdma else "Socket"
+            steps.append(
+                f"Run once with NCCL_DEBUG=INFO: `grep 'Using network {wanted}'` finds every rank"
+                + ("; `via NET/IB` channels end in /GDRDMA" if plan.cluster.uses_rdma else "")
+            )
+        steps.append(
+            "torch.cuda.max_memory_reserved() after the first step is below the estimate "
+            f"of {format_bytes(plan.estimate.memory.known_bytes)} plus 10 %"
+        )
+    steps.append("Kill one rank at a step of your choice: training resumes with the same losses")
+    return steps
+
+
+def _sync(plan: Plan) -> dict[str, Any]:
+    several = plan.cluster.num_nodes > 1
+    return {
+        "enabled": several,
+        "validate_checksums": True,
+        "block_on_failure": True,
+        "command": ('rsync -a --checksum --itemize-changes ./ "$NODE:$PWD/"' if several else None),
+        "verify": "find . -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum",
+    }
+
+
+def _calibration(plan: Plan) -> dict[str, Any]:
+    share = 1 / plan.cluster.num_nodes
+    return {
+        "enabled": False,
+        "reason": "all nodes are alike, and a synchronous step is as slow as its slowest rank: "
+        "uneven shares need uneven batches and weighted gradients",
+        "nodes": plan.cluster.num_nodes,
+        "workload_share_per_node": share,
+        "measured": None,
+    }
+
+
+def _consistency(plan: Plan) -> dict[str, Any]:
+    return {
+        "enabled": plan.cluster.num_nodes > 1,
+        "threshold": 1.0,
+        "compare": ["code", "job", "python packages", "driver", "NCCL", "torch"],
+        "command": "find . -name '*.py' -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum",
+        "on_mismatch": "block",
+        "byzantine_detection": None,
+        "reason": "one stale rank spoils every gradient, so all hashes must be equal; Krum is for "
+        "gradients and says nothing about hashes",
+    }
+
+
+def _chunking(plan: Plan, job: Job) -> dict[str, Any]:
+    samples = job.spec.train.steps * plan.layout.global_batch
+    return {
+        "enabled": False,
+        "chunk_size": CHUNK_SAMPLES,
+        "samples": samples,
+        "num_chunks": -(-samples // CHUNK_SAMPLES),
+        "reason": "samples are a pure function of seed, step and slot, so a run resumes at any "
+        "step without chunks",
+    }
+
+
+def _preflight(plan: Plan) -> dict[str, Any]:
+    checks = [
+        {
+            "name": check.name,
+            "status": "not run",
+            "command": check.command,
+            "expect": check.expect,
+            "fix_command": None,
+        }
+        for check in health_checks(plan)
+    ]
+    return {
+        "overall": "not run",
+        "blocks_launch": True,
+        "checks": checks,
+        "alerts": [rule.condition for rule in alerts(plan)],
+    }

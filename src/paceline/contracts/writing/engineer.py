@@ -1,0 +1,201 @@
+"""A plan in the engineer's output schema, word for word, and its additions.
+
+Additions, none of which the schema forbids: numbers beside every sentence (`...Bytes`,
+`...Seconds`, `...Steps`), and what its list of strategies cannot say (sharding, context and expert
+parallelism).
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from paceline.contracts.operate import METRICS, health_checks
+from paceline.job import Job
+from paceline.job.evaluate import kept_every, num_best
+from paceline.launch.default_alerts import alerts
+from paceline.parallel.layout import Layout
+from paceline.parallel.rank_map import rank_map
+from paceline.plan.decision import Plan
+from paceline.plan.outlook import Outlook
+from paceline.units import format_bytes, format_seconds
+
+_SHARDING = {
+    "none": "none: every data rank holds the whole of its part (DDP)",
+    "zero1": "optimizer state over the data ranks (ZeRO-1)",
+    "zero2": "optimizer state and gradients over the data ranks (ZeRO-2)",
+    "full": "parameters, gradients and optimizer state over the data ranks (FSDP2, ZeRO-3)",
+}
+
+
+def output_of(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
+    """The plan in the engineer's words."""
+    return {
+        "distributedConfig": _distributed(plan),
+        "resourceAllocation": _resources(plan),
+        "checkpointStrategy": _checkpoints(plan, job, view),
+        "faultTolerance": _faults(plan, job, view),
+        "monitoringSetup": _monitoring(plan, job),
+    }
+
+
+def strategy_of(layout: Layout) -> str:
+    """The nearest of the schema's words: its list has none for sharding, context or experts.
+
+    >>> strategy_of(Layout(data=8, sharding="full", micro_batch=1, accumulation=1))
+    'data-parallelism'
+    """
+    split = [
+        name
+        for name, degree in (
+            ("tensor-parallelism", layout.tensor),
+            ("pipeline-parallelism", layout.pipeline),
+        )
+        if degree > 1
+    ]
+    if not split:
+        return "data-parallelism"
+    if len(split) == 1 and layout.data == 1 and layout.context == 1:
+        return split[0]
+    return "hybrid-3d-parallelism"
+
+
+def sharding_of(layout: Layout) -> str:
+    """What the data ranks share, in words."""
+    if layout.sharding == "hybrid":
+        return (
+            f"parameters, gradients and optimizer state over {layout.shard_degree} ranks, whole "
+            "copies between the groups (HSDP)"
+        )
+    return _SHARDING[layout.sharding]
+
+
+def degrees_of(layout: Layout) -> dict[str, int]:
+    """Degree of every way of splitting."""
+    return {
+        "data": layout.data,
+        "shard": layout.shard_degree,
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "context": layout.context,
+        "expert": layout.expert,
+    }
+
+
+def node_assignments(plan: Plan) -> list[dict[str, int]]:
+    """Every rank's node, accelerator and place on each axis."""
+    per_node = plan.cluster.ranks_per_node
+    return [
+        {
+            "rank": place.rank,
+            "node": place.rank // per_node,
+            "gpu": place.rank % per_node,
+            "tp": place.tensor,
+            "pp": place.pipeline,
+            "dp": place.data,
+            "cp": place.context,
+            "ep": place.expert,
+            "shard": place.shard,
+            "replica": place.replica,
+        }
+        for place in rank_map(plan.layout)
+    ]
+
+
+def _distributed(plan: Plan) -> dict[str, Any]:
+    return {
+        "strategy": strategy_of(plan.layout),
+        "worldSize": plan.layout.num_ranks,
+        "backend": plan.cluster.backend,
+        "initMethod": "env://",
+        "strategyDetail": plan.layout.name,
+        "degrees": degrees_of(plan.layout),
+        "microBatchSize": plan.layout.micro_batch,
+        "gradientAccumulationSteps": plan.layout.accumulation,
+        "globalBatchSize": plan.layout.global_batch,
+        "precision": plan.precision,
+        "recompute": plan.layout.recompute,
+        "offload": plan.layout.offload,
+        "pipelineSchedule": plan.layout.schedule if plan.layout.pipeline > 1 else None,
+    }
+
+
+def _resources(plan: Plan) -> dict[str, Any]:
+    memory, cluster = plan.estimate.memory, plan.cluster
+    known = memory.known_bytes * cluster.ranks_per_node
+    more = "" if memory.total_bytes is not None else " and what is unknown"
+    return {
+        "nodeAssignments": node_assignments(plan),
+        "memoryPerNode": (
+            f"{format_bytes(known)}{more}: {cluster.ranks_per_node} ranks x "
+            f"{format_bytes(memory.known_bytes)} (estimated)"
+        ),
+        "shardingStrategy": sharding_of(plan.layout),
+        "memoryPerNodeBytes": None if memory.total_bytes is None else known,
+        "memoryPerRankBytes": memory.total_bytes,
+        "memoryPerRankParts": dict(memory.parts),
+        "usablePerRankBytes": cluster.usable_bytes,
+        "fullestRankOf": plan.layout.name,
+    }
+
+
+def _checkpoints(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
+    keep = job.spec.checkpoint
+    every = plan.checkpoint_every
+    seconds = None if view.step_s is None else every * view.step_s
+    best = view.checkpoints
+    retention = [f"newest {keep.keep_last}"]
+    if (kept := kept_every(job.spec)) is not None:
+        retention.append(f"every {kept} steps")
+    if num_best(job.spec):
+        retention.append(f"{num_best(job.spec)} with the lowest held-out loss")
+    return {
+        "frequency": f"every {every} steps"
+        + ("" if seconds is None else f", {format_seconds(seconds)} (estimated)"),
+        "storage": "runs/<run>/checkpoints on storage that every node sees: "
+        f"{format_bytes(plan.estimate.num_checkpoint_bytes)} each",
+        "retention": ", ".join(retention),
+        "frequencySteps": every,
+        "intervalSeconds": seconds,
+        "checkpointBytes": plan.estimate.num_checkpoint_bytes,
+        "standstillSeconds": view.save_s,
+        "bestIntervalSteps": None if best is None else best.every_steps,
+        "bestIntervalReason": None if best is None else best.reason,
+    }
+
+
+def _faults(plan: Plan, job: Job, view: Outlook) -> dict[str, Any]:
+    good = view.goodput
+    return {
+        "elasticTraining": False,
+        "recoveryStrategy": (
+            "all workers are ended and started again from the newest valid checkpoint, "
+            f"{job.spec.recovery.max_restarts} times in a row at most without a finished step; the "
+            "number of ranks stays, and can be changed by hand when a run is resumed"
+        ),
+        "healthChecks": [asdict(check) for check in health_checks(plan)],
+        "expectedFailuresPerDay": None if good is None else 24 * good.failures_per_hour,
+        "expectedUsefulShare": None if good is None else good.useful,
+        "expectedRecoverySeconds": view.restart_s,
+        "expectedLostSecondsPerFailure": None if good is None else good.lost_s_per_failure,
+    }
+
+
+def _monitoring(plan: Plan, job: Job) -> dict[str, Any]:
+    tensorboard = "tensorboard" in job.spec.metrics.wanted
+    return {
+        "metrics": list(METRICS),
+        "alerts": [
+            {
+                "condition": rule.condition,
+                "metric": rule.metric or f"event {rule.event}",
+                "threshold": rule.threshold,
+                "steps": rule.steps,
+                "severity": rule.severity,
+                "action": rule.action,
+            }
+            for rule in alerts(plan)
+        ],
+        "dashboardUrl": "http://localhost:6006" if tensorboard else "runs/<run>/report.html",
+        "dashboardCommand": (
+            "tensorboard --logdir runs" if tensorboard else "paceline report runs/<run>"
+        ),
+    }

@@ -1,0 +1,278 @@
+"""A plan in sixteen phases with gates between them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.contracts.phases import PHASES, Goals, PhasePlan, exit_code, make_phases
+from paceline.contracts.phases.document import GROUPS
+from paceline.contracts.phases.split import bubble_share
+from paceline.errors import PlanError
+from paceline.job import Job, parse_job
+from paceline.plan import Plan, plan_job
+from paceline.record.metrics import StepMetrics
+
+JOB = """\
+name: try
+model: {preset: llama-3-8b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
+train: {global_batch: 128, steps: 10000}
+"""
+TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.nodes=1")
+_PLANS: dict[tuple[str, ...], PhasePlan] = {}
+
+
+def job_of(*overrides: str) -> Job:
+    return parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+
+
+def planner(job: Job) -> Plan:
+    return plan_job(job)
+
+
+def phased(*overrides: str, **options: Any) -> PhasePlan:
+    if options:
+        return make_phases(job_of(*overrides), planner, **options)
+    if overrides not in _PLANS:
+        _PLANS[overrides] = make_phases(job_of(*overrides), planner)
+    return _PLANS[overrides]
+
+
+def output(number: int, *overrides: str) -> dict[str, Any]:
+    (phase,) = [each for each in phased(*overrides).phases if each.number == number]
+    return dict(phase.output)
+
+
+def gate(found: PhasePlan, phase: int) -> Any:
+    return next(each for each in found.gates if each.phase == phase)
+
+
+@pytest.mark.parametrize("number", list(PHASES))
+def test_every_phase_is_of_the_form_that_its_schema_says(number: int):
+    row = PHASES[number]
+    text = json.dumps(output(number))
+    checked = msgspec.json.decode(text, type=row.schema, strict=True)
+    assert set(checked) == set(json.loads(text)), "the schema knows every field"
+
+
+def test_the_schemas_of_all_phases_can_be_exported():
+    schemas = {row.name: msgspec.json.schema(row.schema) for row in PHASES.values()}
+    assert len(schemas) == 16
+    assert "feasible" in json.dumps(schemas["resource-assessment"])
+
+
+def test_the_files_have_the_names_of_the_process():
+    files = phased().files
+    for name in (
+        "phase1-resource-assessment.json",
+        "phase11-hyperparameters.json",
+        "final-training-plan.json",
+        "final-training-plan.md",
+        "launch-script.sh",
+        "job.yaml",
+    ):
+        assert name in files
+    assert len([name for name in files if name.startswith("phase") and name[5].isdigit()]) == 16
+
+
+def test_the_final_object_has_eleven_groups_and_metadata():
+    final = json.loads(phased().files["final-training-plan.json"])
+    assert len(GROUPS) == 11
+    assert set(final) == {*GROUPS, "metadata", "gates", "success"}
+    assert set(final["metadata"]) == {"processId", "timestamp", "version"}
+
+
+def test_the_same_input_makes_the_same_bytes():
+    again = make_phases(job_of(), planner)
+    assert again.files == phased().files
+
+
+def test_a_phase_alone_is_the_same_as_among_all():
+    alone = phased(only=7)
+    (phase,) = alone.phases
+    assert phase.output == output(7)
+    assert set(alone.files) == {"phase7-memory-optimization.json", "phases.json"}
+
+
+def test_a_phase_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="there is no phase 17; they are 1 to 16"):
+        phased(only=17)
+
+
+def test_a_folder_is_gone_on_with_and_changed_input_is_made_again():
+    index = phased().files["phases.json"]
+    assert len(phased(index=index).kept) == 16
+    assert phased("train.steps=20000", index=index).kept == ()
+    assert phased(index="not json").kept == ()
+
+
+def test_the_phases_agree_with_the_plan():
+    plan = plan_job(job_of())
+    layout = plan.layout
+    batch = output(11)
+    product = batch["microBatchSize"] * batch["gradientAccumulationSteps"]
+    assert product * batch["dataParallelSize"] == batch["globalBatchSize"] == 128
+    assert output(3)["hybridConfig"]["totalGPUs"] == layout.num_ranks == 16
+    assert output(7)["requiredBytes"] == plan.estimate.memory.known_bytes
+    assert output(8)["checkpointFrequencySteps"] == plan.checkpoint_every
+    assert sum(size or 0 for size in output(7)["breakdown"].values()) == output(7)["requiredBytes"]
+
+
+def test_cost_terms_add_up_and_carry_their_date():
+    cost = output(14)
+    assert cost["providerComparison"]
+    for row in cost["providerComparison"]:
+        assert sum(row["terms"].values()) == pytest.approx(row["usd"])
+        assert row["asOf"]
+
+
+def test_monitoring_names_metrics_that_are_recorded():
+    assert set(output(9)["metrics"]) == set(StepMetrics.__dataclass_fields__)
+
+
+def test_nothing_outdated_is_advised():
+    said = json.dumps([dict(phase.output) for phase in phased().phases])
+    text = re.sub(r"unset \w+  # [^\\]*", "", said)  # what is taken away may be named
+    for word in ("Horovod", "TorchScript", "TensorRT", "NCCL_IB_DISABLE", "GDR_LEVEL", "--gpus "):
+        assert word not in text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("cluster.nodes=1",),
+        (
+            "model={decoder: {layers: 2, hidden: 64, heads: 2}}",
+            "cluster={accelerator: cpu, per_node: 2}",
+            "train.precision=fp32",
+        ),
+    ],
+)
+def test_every_script_is_one_that_bash_can_read(tmp_path: Path, overrides: tuple[str, ...]):
+    made = phased(*overrides)
+    launch = next(phase.output for phase in made.phases if phase.number == 13)
+    scripts = [
+        made.files["launch-script.sh"],
+        launch["validationScript"],
+        launch["debuggingScript"],
+    ]
+    for script in scripts:
+        read = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert read.returncode == 0, read.stderr
+
+
+def test_the_launch_script_says_what_it_lacks(tmp_path: Path):
+    script = tmp_path / "launch-script.sh"
+    script.write_text(phased().files["launch-script.sh"])
+    bash = shutil.which("bash")
+    assert bash is not None
+    ran = subprocess.run([bash, str(script)], text=True, capture_output=True, env={"PATH": "/bin"})
+    assert ran.returncode != 0
+    assert "HEAD_ADDRESS" in ran.stderr
+
+
+def test_the_validation_script_says_what_failed(tmp_path: Path):
+    script = tmp_path / "check.sh"
+    script.write_text(output(13)["validationScript"])
+    ran = subprocess.run(["bash", str(script)], cwd=tmp_path, text=True, capture_output=True)
+    assert ran.returncode == 1
+    assert "FAIL accelerators: expected 8" in ran.stderr
+
+
+def test_a_plan_that_fits_passes_its_gates_but_for_the_reviews():
+    found = phased()
+    assert [each.status for each in found.gates if each.status == "review"] == ["review", "review"]
+    assert {each.phase for each in found.gates} == {1, 3, 7, 11, 14, 16}
+    assert exit_code(found.gates) == 0
+    assert exit_code(found.gates, fail_on_gate=True) == 3
+    assert exit_code(found.gates, fail_on_gate=True, yes=True) == 0
+
+
+def test_what_does_not_fit_says_what_it_needs_at_the_least():
+    found = phased(*TOO_LARGE)
+    assert exit_code(found.gates, yes=True) == 3
+    first = gate(found, 1)
+    assert first.problem.code == "P020"
+    least = output(1, *TOO_LARGE)["minimumRequirements"]
+    assert least["minGPUs"] > 8
+    assert least["minMemoryPerGPUBytes"] > 24 * 10**9
+    assert output(1, *TOO_LARGE)["feasible"] is False
+
+
+def test_the_memory_that_is_available_leaves_head_room():
+    assert output(7)["availableBytes"] == planner(job_of()).limit_bytes
+
+
+def test_what_needs_more_memory_than_there_is_lists_what_saves_some():
+    found = phased(*TOO_LARGE)
+    memory = output(7, *TOO_LARGE)
+    assert memory["memoryExceeded"] is True
+    assert memory["memoryGapBytes"] > 0
+    options = memory["aggressiveOptimizations"]
+    assert len(options) >= 3
+    assert all(option["savesBytes"] > 0 for option in options[:3])
+    assert gate(found, 7).problem.code == "P022"
+
+
+def test_an_infeasible_plan_ends_with_the_required_resources():
+    final = json.loads(phased(*TOO_LARGE).files["final-training-plan.json"])
+    assert final["success"] is False
+    assert final["phase"] == "resource-assessment"
+    assert final["requiredResources"]["minGPUs"] > 8
+    assert "launch-script.sh" not in phased(*TOO_LARGE).files
+
+
+def test_with_the_least_memory_that_is_named_it_does_fit():
+    least = output(1, *TOO_LARGE)["minimumRequirements"]["minMemoryPerGPUBytes"]
+    assert planner(job_of(*TOO_LARGE, f"cluster.memory={least}")).layout.num_ranks == 8
+
+
+def test_a_budget_that_is_too_small_names_what_it_pays_for():
+    found = phased(goals=Goals(budget_usd=100.0))
+    problem = gate(found, 14).problem
+    assert problem.code == "P023"
+    assert "over the budget of $100" in problem.what
+    assert "train.steps:" in problem.fix
+    assert exit_code(found.gates) == 0
+    assert exit_code(found.gates, fail_on_gate=True, yes=True) == 3
+
+
+def test_a_budget_that_is_enough_passes():
+    assert gate(phased(goals=Goals(budget_usd=1e9)), 14).status == "passed"
+
+
+def test_a_deadline_that_is_missed_names_the_nodes_it_takes():
+    found = phased(goals=Goals(deadline_s=60.0))
+    problem = next(each for each in found.gates if each.name == "Deadline Warning").problem
+    assert problem.code == "P024"
+    assert "cluster.nodes" in problem.fix
+
+
+def test_a_batch_that_does_not_divide_is_the_planners_own_problem():
+    with pytest.raises(PlanError) as caught:
+        phased("train.global_batch=7", "layout.data=16")
+    assert all(problem.code != "P001" for problem in caught.value.problems)
+
+
+def test_the_bubble_is_the_published_one():
+    assert bubble_share(4, 16) == pytest.approx(0.158, abs=5e-4)
+    assert bubble_share(8, 32) == pytest.approx(0.179, abs=5e-4)
+    assert bubble_share(8, 32, 2) == pytest.approx(0.099, abs=5e-4)
+
+
+def test_debugging_that_undoes_paceline_runs_recovery_is_for_other_engines():
+    levels = {}
+    for engine in ("paceline", "torchtitan"):
+        launch = next(
+            each.output for each in phased(f"engine={engine}").phases if each.number == 13
+        )
+        levels[engine] = re.findall(r"TORCH_DISTRIBUTED_DEBUG=(\w+)", launch["debuggingScript"])
+    assert levels == {"paceline": ["INFO"], "torchtitan": ["DETAIL"]}

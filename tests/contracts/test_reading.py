@@ -1,0 +1,277 @@
+"""Jobs asked for in the two older JSON contracts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contracts.reading import Contract, contract_kind, load_contract, parse_contract
+from paceline.errors import JobError, Problem
+
+CONTEXT: dict[str, Any] = {
+    "modelConfig": {"path": "llama-3-8b", "framework": "pytorch"},
+    "dataConfig": {"path": "/data/*.txt", "size": "500GB", "sharding": "by file"},
+    "clusterConfig": {"numNodes": 4, "gpusPerNode": 8, "networkBandwidth": "100Gbps"},
+    "trainingConfig": {"batchSize": 512, "epochs": 2, "parallelismStrategy": "fsdp"},
+}
+DOCUMENT_PLAN: dict[str, Any] = {
+    "strategy": {
+        "approach": "MLX distributed with RDMA acceleration",
+        "total_gpus": 8,
+        "nodes": 2,
+        "gpus_per_node": 4,
+    },
+    "batch_configuration": {
+        "per_gpu_batch_size": 64,
+        "total_batch_size": 512,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0.004,
+        "warmup_epochs": 5,
+    },
+    "distributed_config": {
+        "mlx_launch_command": "mlx.launch --gpus 4 --nodes 2 train.py",
+        "gradient_sync": "dist.all_reduce_grads()",
+        "unified_memory": True,
+    },
+    "rdma_config": {
+        "enabled": True,
+        "network": "InfiniBand",
+        "env_vars": {
+            "NCCL_IB_DISABLE": "0",
+            "NCCL_NET_GDR_LEVEL": "5",
+            "NCCL_BUFFSIZE": "8388608",
+        },
+    },
+    "checkpoint_strategy": {
+        "compression": "gzip",
+        "expected_recovery_time": "150s for 4800 devices",
+    },
+    "verification_steps": [
+        "Check NCCL_DEBUG=INFO logs for 'Using network InfiniBand'",
+        "Monitor GPU memory with mlx.metal.device_memory()",
+    ],
+}
+"""The example of the contract, as it was published."""
+
+MODEL = "model.preset=llama-3-8b"
+
+
+def read(value: object, *overrides: str) -> Contract:
+    return parse_contract(
+        json.dumps(value), source="input.json", folder=Path("/nowhere"), overrides=overrides
+    )
+
+
+def changed(section: str, **values: object) -> dict[str, Any]:
+    return {**CONTEXT, section: {**CONTEXT[section], **values}}
+
+
+def without(section: str, key: str) -> dict[str, Any]:
+    kept = {name: value for name, value in CONTEXT[section].items() if name != key}
+    return {**CONTEXT, section: kept}
+
+
+def problems(value: object, *overrides: str) -> list[Problem]:
+    with pytest.raises(JobError) as caught:
+        read(value, *overrides)
+    return list(caught.value.problems)
+
+
+def test_an_input_context_becomes_a_job():
+    contract = read(CONTEXT)
+    spec = contract.job.spec
+    assert contract.kind == "002"
+    assert spec.model.preset == "llama-3-8b"
+    assert (spec.cluster.nodes, spec.cluster.per_node) == (4, 8)
+    assert spec.cluster.network == 12.5e9
+    assert spec.train.global_batch == 512
+    assert spec.layout.sharding == "full"
+    assert spec.data.path == "/data/*.txt"
+
+
+def test_epochs_and_the_size_of_the_data_become_steps():
+    contract = read(CONTEXT)
+    tokens = 2 * 500e9 / 4
+    assert contract.job.spec.train.steps == pytest.approx(tokens / 4096 / 512, abs=1)
+    assert any("(a guess)" in note for note in contract.notes)
+
+
+def test_everything_that_is_assumed_is_said():
+    notes = " ".join(read(CONTEXT).notes)
+    for said in (
+        "gpuType is missing: H100-SXM",
+        "sequenceLength is missing",
+        "sharding is by file",
+    ):
+        assert said in notes
+
+
+def test_what_the_contract_cannot_say_is_set_over_it():
+    contract = read(CONTEXT, "cluster.accelerator=A100-80", "data.seq_len=2048", "train.steps=7")
+    spec = contract.job.spec
+    assert (spec.cluster.accelerator, spec.data.seq_len, spec.train.steps) == (
+        "A100-80",
+        2048,
+        7,
+    )
+    assert "H100" not in " ".join(contract.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "way", "value"),
+    [
+        ("llama-3-8b", "preset", "llama-3-8b"),
+        ("models/mine", "hf_config", "models/mine/config.json"),
+        ("config.json", "hf_config", "config.json"),
+    ],
+)
+def test_a_models_path_is_a_preset_a_folder_or_a_config(path: str, way: str, value: str):
+    spec = read(changed("modelConfig", path=path)).job.spec
+    assert getattr(spec.model, way) == value
+
+
+def test_a_models_size_alone_is_enough():
+    value = {
+        "modelConfig": {"size": "7B", "framework": "pytorch"},
+        "dataConfig": {"size": "500GB"},
+        "clusterConfig": {"numNodes": 2, "gpusPerNode": 8, "networkBandwidth": "100Gbps"},
+    }
+    spec = read(value).job.spec
+    assert spec.model.size == 7_000_000_000
+    assert spec.train.global_batch % 16 == 0
+
+
+def test_an_unknown_key_names_the_nearest_one():
+    (problem,) = problems(changed("clusterConfig", numNode=3))
+    assert problem.code == "J021"
+    assert problem.fix == "did you mean `numNodes`?"
+    assert problem.where == "clusterConfig.numNode, input.json"
+
+
+def test_every_missing_section_is_named_at_once():
+    found = problems({"trainingConfig": {"batchSize": 8}})
+    assert [problem.where for problem in found] == [
+        "modelConfig, input.json",
+        "dataConfig, input.json",
+        "clusterConfig, input.json",
+        "modelConfig, input.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("clusterConfig", "networkBandwidth", "fast", "is not a bandwidth"),
+        ("clusterConfig", "networkBandwidth", "0Gbps", "above zero"),
+        ("dataConfig", "size", "1e999GB", "is no finite number"),
+        ("dataConfig", "size", "500", "no unit of bytes"),
+        ("clusterConfig", "numNodes", "four", "must be a whole number"),
+        ("clusterConfig", "numNodes", 0, "must be above zero"),
+        ("clusterConfig", "gpusPerNode", True, "must be a whole number"),
+        ("trainingConfig", "parallelismStrategy", "magic", "which is not known"),
+        ("modelConfig", "framework", ["a"], "must be text"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_the_contracts_own_words(section, key, value, said):
+    (problem,) = problems(changed(section, **{key: value}))
+    assert problem.code == "J022"
+    assert said in problem.what
+    assert problem.where == f"{section}.{key}, input.json"
+
+
+def test_a_section_that_is_a_list_is_refused():
+    (problem,) = problems({**CONTEXT, "dataConfig": []})
+    assert "section with keys" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("asked", "sharding"), [("ddp", "none"), ("data-parallelism", "auto"), ("FSDP", "full")]
+)
+def test_a_strategy_fixes_what_it_names(asked: str, sharding: str):
+    spec = read(changed("trainingConfig", parallelismStrategy=asked)).job.spec
+    assert spec.layout.sharding == sharding
+
+
+def test_a_strategy_without_degrees_leaves_them_to_the_plan():
+    contract = read(changed("trainingConfig", parallelismStrategy="hybrid-3d-parallelism"))
+    assert contract.job.spec.layout.sharding == "auto"
+    assert any("names no degrees" in note for note in contract.notes)
+
+
+def test_a_missing_batch_is_a_multiple_of_the_ranks():
+    contract = read(without("trainingConfig", "batchSize"))
+    assert contract.job.spec.train.global_batch % 32 == 0
+
+
+def test_a_training_plan_needs_a_model_from_outside():
+    (problem,) = problems(DOCUMENT_PLAN)
+    assert "--set model.preset" in problem.fix
+    assert read(DOCUMENT_PLAN, MODEL).job.spec.model.preset == "llama-3-8b"
+
+
+def test_a_training_plans_cluster_and_batch_are_taken_over():
+    spec = read(DOCUMENT_PLAN, MODEL).job.spec
+    assert (spec.cluster.nodes, spec.cluster.per_node, spec.train.global_batch) == (2, 4, 512)
+    assert spec.train.learning_rate == 0.004
+
+
+def test_the_published_example_is_told_all_that_is_wrong_in_it():
+    findings = read(DOCUMENT_PLAN, MODEL).findings
+    said = "\n".join(str(finding) for finding in findings)
+    assert {finding.code for finding in findings} == {"J023"}
+    for wrong in (
+        "0.004 is the linear rate of 256 samples",
+        "mlx.launch has no --gpus",
+        "no all_reduce_grads",
+        "no mlx.metal.device_memory",
+        "`Using network IB`",
+        "legacy number",
+        "gzip",
+        "neither NCCL nor InfiniBand",
+        "arXiv:2509.03047",
+    ):
+        assert wrong in said
+    assert "total_gpus" not in said
+
+
+def test_sums_that_do_not_add_up_are_named_with_the_right_ones():
+    value = {
+        **DOCUMENT_PLAN,
+        "strategy": {"nodes": 2, "gpus_per_node": 4, "total_gpus": 16},
+        "batch_configuration": {
+            "per_gpu_batch_size": 4,
+            "gradient_accumulation_steps": 4,
+            "total_batch_size": 64,
+        },
+    }
+    said = "\n".join(str(finding) for finding in read(value, MODEL).findings)
+    assert "2 nodes x 4 GPUs is 8, total_gpus says 16" in said
+    assert "4 a GPU x 4 accumulated x 8 GPUs is 128, total_batch_size says 64" in said
+
+
+def test_a_contract_is_known_by_its_keys(tmp_path: Path):
+    assert contract_kind(CONTEXT) == "002"
+    assert contract_kind(DOCUMENT_PLAN) == "004"
+    assert contract_kind({"model": {}, "train": {}}) is None
+    path = tmp_path / "input.json"
+    path.write_text(json.dumps(CONTEXT))
+    contract = load_contract(path)
+    assert contract is not None
+    assert contract.job.folder == tmp_path
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "model: {preset: x}", "\udcff", "[" * 100_000])
+def test_what_is_no_contract_is_left_to_the_job_reader(tmp_path: Path, text: str):
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert load_contract(path) is None
+    assert load_contract(tmp_path / "nothing.json") is None
+
+
+@pytest.mark.parametrize("value", [10**400, 10**16, float("inf"), float("nan"), "\x00", [], {}])
+def test_absurd_numbers_never_show_a_traceback(value: object):
+    for key in ("batchSize", "epochs", "learningRate"):
+        assert problems(changed("trainingConfig", **{key: value}))
+    plan = {**DOCUMENT_PLAN, "batch_configuration": {"total_batch_size": value}}
+    assert problems(plan, MODEL)

@@ -1,0 +1,202 @@
+"""A plan in the words of the two older JSON contracts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.contracts.operate import health_checks
+from paceline.contracts.reading import check_training_plan, contract_kind, parse_contract
+from paceline.contracts.writing import format_contract
+from paceline.contracts.writing.engineer import node_assignments, strategy_of
+from paceline.job import Job, parse_job
+from paceline.job.alerts import DEFAULTS
+from paceline.launch.default_alerts import alerts
+from paceline.plan import Plan, plan_job
+
+JOB = """\
+name: try
+model: {preset: llama-3-8b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
+train: {global_batch: 128, steps: 10000}
+"""
+SPLIT = ("layout.tensor=4", "layout.pipeline=2")
+SEVEN_SECTIONS = {
+    "strategy": {"approach", "total_gpus", "nodes", "gpus_per_node"},
+    "batch_configuration": {
+        "per_gpu_batch_size",
+        "total_batch_size",
+        "gradient_accumulation_steps",
+        "learning_rate",
+        "warmup_epochs",
+    },
+    "distributed_config": {"mlx_launch_command", "gradient_sync", "unified_memory"},
+    "rdma_config": {"enabled", "platform", "network", "expected_speedup", "env_vars"},
+    "checkpoint_strategy": {
+        "approach",
+        "async",
+        "compression",
+        "storage",
+        "frequency",
+        "retention",
+        "expected_recovery_time",
+    },
+    "performance_targets": {"throughput", "gpu_utilization", "checkpoint_overhead"},
+}
+OUTPUT_SCHEMA = {
+    "distributedConfig": {
+        "strategy": str,
+        "worldSize": int,
+        "backend": str,
+        "initMethod": str,
+    },
+    "resourceAllocation": {
+        "nodeAssignments": list,
+        "memoryPerNode": str,
+        "shardingStrategy": str,
+    },
+    "checkpointStrategy": {"frequency": str, "storage": str, "retention": str},
+    "faultTolerance": {
+        "elasticTraining": bool,
+        "recoveryStrategy": str,
+        "healthChecks": list,
+    },
+    "monitoringSetup": {"metrics": list, "alerts": list, "dashboardUrl": str},
+}
+_PLANS: dict[tuple[str, ...], tuple[Job, Plan]] = {}
+
+
+def planned(*overrides: str) -> tuple[Job, Plan]:
+    if overrides not in _PLANS:
+        job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+        _PLANS[overrides] = job, plan_job(job)
+    return _PLANS[overrides]
+
+
+def formatted(kind: Any, *overrides: str) -> dict[str, Any]:
+    job, plan = planned(*overrides)
+    return json.loads(json.dumps(format_contract(plan, job, kind)))
+
+
+def test_the_engineers_output_has_every_field_of_the_schema_in_its_type():
+    found = formatted("002")
+    assert set(found) == set(OUTPUT_SCHEMA)
+    for section, fields in OUTPUT_SCHEMA.items():
+        for name, kind in fields.items():
+            assert type(found[section][name]) is kind, f"{section}.{name}"
+
+
+def test_every_rank_has_a_node_and_a_place():
+    _, plan = planned(*SPLIT)
+    rows = node_assignments(plan)
+    assert len(rows) == 16
+    assert [row["rank"] for row in rows] == list(range(16))
+    assert {row["node"] for row in rows} == {0, 1}
+    places = {(row["tp"], row["pp"], row["dp"], row["cp"]) for row in rows}
+    assert len(places) == 16
+    assert rows[5]["gpu"] == 5
+    assert rows[5]["tp"] == 1
+
+
+def test_memory_of_a_node_is_that_of_its_ranks():
+    _, plan = planned()
+    resources = formatted("002")["resourceAllocation"]
+    assert resources["memoryPerNodeBytes"] == 8 * plan.estimate.memory.known_bytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "strategy"), [((), "data-parallelism"), (SPLIT, "hybrid-3d-parallelism")]
+)
+def test_the_strategy_is_the_nearest_word_that_the_schema_has(overrides, strategy):
+    if not overrides:
+        overrides = ("layout.tensor=1", "layout.pipeline=1", "layout.context=1")
+    _, plan = planned(*overrides)
+    assert strategy_of(plan.layout) == strategy
+
+
+@pytest.mark.parametrize("overrides", [(), SPLIT])
+def test_a_training_plan_agrees_with_itself(overrides: tuple[str, ...]):
+    found = formatted("004", *overrides)
+    assert check_training_plan(found, "plan.json") == []
+    strategy, batch = found["strategy"], found["batch_configuration"]
+    assert strategy["nodes"] * strategy["gpus_per_node"] == strategy["total_gpus"]
+    product = batch["per_gpu_batch_size"] * batch["gradient_accumulation_steps"]
+    assert product * batch["data_parallel_size"] == batch["total_batch_size"] == 128
+
+
+def test_a_training_plan_has_all_twelve_sections_with_their_keys():
+    found = formatted("004")
+    for section, keys in SEVEN_SECTIONS.items():
+        assert keys <= set(found[section]), section
+    assert isinstance(found["verification_steps"], list)
+    assert found["version"] == "2.0.0"
+    for section in (
+        "pre_rdma_sync",
+        "hardware_calibration",
+        "worker_consistency",
+        "coordinator_chunking",
+        "pre_flight_checklist",
+    ):
+        assert isinstance(found[section], dict)
+
+
+def test_a_training_plan_can_be_read_back_as_a_job():
+    text = json.dumps(formatted("004"))
+    assert contract_kind(json.loads(text)) == "004"
+    contract = parse_contract(
+        text, source="plan.json", folder=Path("/nowhere"), overrides=["model.preset=llama-3-8b"]
+    )
+    assert contract.findings == ()
+    assert contract.job.spec.train.global_batch == 128
+
+
+def test_a_plan_for_gpus_starts_torchrun_and_sets_no_nccl_variable():
+    found = formatted("004")
+    assert found["distributed_config"]["mlx_launch_command"] is None
+    assert "torchrun --nnodes=2 --nproc-per-node=8" in found["distributed_config"]["launch_command"]
+    assert found["rdma_config"]["env_vars"] == {}
+    assert any("Using network IB" in step for step in found["verification_steps"])
+    assert found["checkpoint_strategy"]["compression"] == "none"
+
+
+def test_a_plan_for_macs_starts_mlx_with_flags_that_exist():
+    overrides = (
+        "cluster.accelerator=M2-Ultra",
+        "cluster.nodes=2",
+        "cluster.per_node=1",
+        "model.preset=llama-3.2-1b",
+        "train.global_batch=8",
+        "layout.sharding=none",
+    )
+    found = formatted("004", *overrides)
+    command = found["distributed_config"]["mlx_launch_command"]
+    assert command.startswith("mlx.launch --hostfile hosts.json --backend ")
+    assert "--gpus" not in command
+    assert found["distributed_config"]["gradient_sync"] == "mlx.nn.average_gradients(grads)"
+    assert found["distributed_config"]["unified_memory"] is True
+    assert "NCCL" not in json.dumps(found["verification_steps"])
+    assert check_training_plan(found, "plan.json") == []
+
+
+def test_the_alerts_of_a_contract_are_the_rules_that_the_run_judges():
+    _, plan = planned()
+    listed = formatted("002")["monitoringSetup"]["alerts"]
+    assert [row["condition"] for row in listed] == [rule.condition for rule in alerts(plan)]
+    assert all(row["metric"] and row["action"] for row in listed)
+    assert {rule.name for rule in alerts(plan)} <= set(DEFAULTS)
+
+
+def test_a_rate_below_the_plans_range_is_slow():
+    _, plan = planned()
+    (slow,) = (rule for rule in alerts(plan) if rule.name == "slow")
+    assert slow.below is not None
+    assert slow.below <= 0.8 * (plan.estimate.tokens_per_s or 0)
+
+
+def test_health_checks_are_commands_with_what_they_print():
+    _, plan = planned()
+    checks = health_checks(plan)
+    assert {"accelerators", "network ports", "checkpoint storage"} <= {each.name for each in checks}
+    assert all(each.command and each.expect for each in checks)
