@@ -12,6 +12,8 @@ from paceline.catalog import (
     load_links,
     load_model_presets,
 )
+from paceline.catalog._rows import with_likes
+from paceline.catalog.engines import load_engines
 from paceline.errors import JobError
 
 
@@ -26,6 +28,17 @@ def test_every_group_of_an_accelerators_numbers_names_its_source():
         if name != "cpu":
             groups = {"peak", "memory", "link", "network", "overhead"}
             assert groups <= set(accelerator.sources), name
+
+
+def test_a_row_that_is_like_another_has_its_own_names_and_sources():
+    base = {"x": 1, "y": 2, "aliases": ["b"], "sources": {"x": "sheet", "y": "sheet"}}
+    rows = with_likes({"a": base, "c": {"like": "a", "y": 3, "sources": {"y": "guess"}}})
+    assert rows["c"] == {"x": 1, "y": 3, "sources": {"x": "sheet", "y": "guess"}}
+
+
+def test_every_engine_names_a_source_of_its_own():
+    sources = [engine.source for engine in load_engines().values()]
+    assert len(set(sources)) == len(sources)
 
 
 def test_the_accelerators_that_people_have_are_there():

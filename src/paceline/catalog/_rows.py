@@ -96,6 +96,31 @@ def one_of(*choices: str) -> Callable[[object], str]:
     return read
 
 
+_OWN_KEYS = ("like", "aliases", "smi_names")
+"""Keys that `like` does not take over: a spelling stands for one row."""
+
+
+def with_likes(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows, each laid over the earlier row that its `like` names.
+
+    >>> with_likes({"a": {"x": 1, "y": 2, "aliases": ["b"]}, "c": {"like": "a", "y": 3}})["c"]
+    {'x': 1, 'y': 3}
+    """
+    whole: dict[str, dict[str, Any]] = {}
+    for name, row in rows.items():
+        whole[name] = {**row} if "like" not in row else laid_over(whole[row["like"]], row)
+    return whole
+
+
+def laid_over(base: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the file over the one that it is `like`; `sources` key by key."""
+    own = {key: value for key, value in row.items() if key != "like"}
+    whole = {key: value for key, value in base.items() if key not in _OWN_KEYS} | own
+    if isinstance(base.get("sources"), Mapping) and isinstance(own.get("sources", {}), Mapping):
+        whole["sources"] = {**base["sources"], **own.get("sources", {})}
+    return whole
+
+
 def read_row(
     keys: Mapping[str, Key],
     row: Mapping[str, Any],

@@ -1,13 +1,12 @@
 """Software that runs a training step: what it keeps and what it hides, from `engines.toml`."""
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
+from paceline.catalog.load import read_shipped
 from paceline.errors import JobError
 
 
@@ -56,8 +55,7 @@ class Engine:
 @cache
 def load_engines() -> Mapping[str, Engine]:
     """Every engine of the catalog by its name."""
-    text = (files("paceline.catalog") / "engines.toml").read_text(encoding="utf-8")
-    rows = tomllib.loads(text)
+    rows = read_shipped("engines.toml")
     return {
         name: Engine(
             name=name, **(row | {key: tuple(row[key]) for key in ("aliases", "graphs_on")})

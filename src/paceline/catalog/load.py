@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from paceline.catalog._rows import no_such, read_row
+from paceline.catalog._rows import no_such, read_row, with_likes
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
 from paceline.catalog.link import LINK_KEYS, Link, make_link
 from paceline.errors import JobError
@@ -119,5 +119,6 @@ def accelerator_spellings(accelerators: Mapping[str, Accelerator]) -> dict[str, 
 
 @cache
 def read_shipped(name: str) -> dict[str, Any]:
-    """The tables of a TOML file of the catalog."""
-    return tomllib.loads((files("paceline.catalog") / name).read_text(encoding="utf-8"))
+    """The rows of a TOML file of the catalog, whole: what `like` takes over is in them."""
+    rows = tomllib.loads((files("paceline.catalog") / name).read_text(encoding="utf-8"))
+    return with_likes(rows)

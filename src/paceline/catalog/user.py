@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.catalog._rows import Key, no_such, read_row, text, unknown_key
+from paceline.catalog._rows import Key, laid_over, no_such, read_row, text, unknown_key
 from paceline.catalog.accelerator import ACCELERATOR_KEYS, Accelerator, make_accelerator
 from paceline.catalog.efficiency_keys import check_efficiencies
 from paceline.catalog.link import LINK_KEYS, Link, make_link
@@ -29,9 +29,6 @@ CATALOG_FILE = "paceline-catalog.toml"
 """Read when it lies beside the job file."""
 
 _TABLES = ("accelerators", "links", "prices", "efficiencies")
-_NAMES_OF = ("aliases", "smi_names")
-"""Not taken over by `like`: a spelling stands for one accelerator."""
-
 _T = TypeVar("_T")
 
 
@@ -161,11 +158,9 @@ class _Merge:
             base = self._base(name, row, raw, known, where)
             if base is None:
                 continue
-            own = {key: value for key, value in row.items() if key != "like"}
-            whole = {**base, **own}
-            given = isinstance(own.get("sources", {}), Mapping)
-            if base and given and "sources" in self._keys:
-                whole["sources"] = {**base.get("sources", {}), **_changed(own, self._file)}
+            whole = laid_over(base, row) if "like" in row else {**base, **row}
+            if base and "sources" in self._keys and isinstance(row.get("sources", {}), Mapping):
+                whole["sources"] = {**base.get("sources", {}), **_changed(row, self._file)}
             values, problems = read_row(
                 self._keys,
                 whole,
@@ -194,7 +189,7 @@ class _Merge:
         like = row["like"]
         found = known.get(like.strip().lower()) if isinstance(like, str) else None
         if found is not None:
-            return {key: value for key, value in raw[found].items() if key not in _NAMES_OF}
+            return raw[found]
         code = "T001" if self._table == "accelerators" else "T004"
         spellings = {**self._spellings, **{each: each for each in raw}}
         kind = self._table.removesuffix("s")
@@ -205,7 +200,7 @@ class _Merge:
 
 def _changed(own: Mapping[str, Any], file: str) -> dict[str, str]:
     """Sources of a changed row: those it gives, and which keys came from the file."""
-    keys = ", ".join(key for key in own if key not in ("source", "sources"))
+    keys = ", ".join(key for key in own if key not in ("like", "source", "sources"))
     return {**own.get("sources", {}), **({file: keys} if keys else {})}
 
 
