@@ -7,19 +7,18 @@ from paceline.catalog import (
     accelerator_spellings,
     find_accelerator,
     find_link,
-    find_model_preset,
     load_accelerators,
     load_links,
-    load_model_presets,
 )
 from paceline.catalog._rows import with_likes
+from paceline.catalog.configs import find_published, load_published_configs
 from paceline.catalog.engines import load_engines
 from paceline.errors import JobError
 
 
 def test_every_entry_names_its_source():
     entries = (*load_accelerators().values(), *load_links().values())
-    for entry in (*entries, *load_model_presets().values()):
+    for entry in (*entries, *load_published_configs().values()):
         assert entry.source
 
 
@@ -166,9 +165,9 @@ def test_an_unknown_link_names_the_nearest():
 
 def test_an_unknown_preset_names_the_nearest():
     with pytest.raises(JobError, match="did you mean `llama-3-8b`"):
-        find_model_preset("llama3-8b", where="here")
+        find_published("llama3-8b", where="here")
 
 
 def test_a_name_like_none_lists_all():
     with pytest.raises(JobError, match="choose one of tiny, llama-2-7b"):
-        find_model_preset("zzzzzz", where="here")
+        find_published("zzzzzz", where="here")

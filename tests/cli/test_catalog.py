@@ -54,7 +54,7 @@ def test_prices_of_an_accelerator_come_cheapest_first_with_date_and_source():
 
 def test_one_link_and_one_model_show_every_field():
     assert "collective_share     0.75" in call("catalog", "links", "nvlink-4").output
-    assert "layers               126" in call("catalog", "models", "llama-3-405b").output
+    assert "num_hidden_layers    126" in call("catalog", "models", "llama-3-405b").output
 
 
 def test_an_accelerator_without_a_price_says_how_to_add_one():

@@ -3,14 +3,11 @@
 from paceline.catalog.accelerator import PRECISIONS, Accelerator, Backend
 from paceline.catalog.link import Link
 from paceline.catalog.load import (
-    ModelPreset,
     accelerator_spellings,
     find_accelerator,
     find_link,
-    find_model_preset,
     load_accelerators,
     load_links,
-    load_model_presets,
 )
 from paceline.catalog.price import Price, cheapest_prices, find_prices, load_prices
 from paceline.catalog.user import (
@@ -28,7 +25,6 @@ __all__ = [
     "Backend",
     "Catalog",
     "Link",
-    "ModelPreset",
     "Price",
     "accelerator_spellings",
     "built_in_catalog",
@@ -36,11 +32,9 @@ __all__ = [
     "find_accelerator",
     "find_catalog_file",
     "find_link",
-    "find_model_preset",
     "find_prices",
     "load_accelerators",
     "load_catalog",
     "load_links",
-    "load_model_presets",
     "load_prices",
 ]

@@ -5,7 +5,6 @@ A catalog file of the reader's own is merged over them in `user.py`.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -17,25 +16,6 @@ from paceline.errors import JobError
 
 if TYPE_CHECKING:
     from paceline.catalog.user import Catalog
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPreset:
-    """Sizes of a published decoder, named as in `profile.DecoderShape`."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    tied_embeddings: bool
-    qkv_bias: bool
-    rope_theta: float
-    norm_eps: float
-    source: str
 
 
 @cache
@@ -53,14 +33,6 @@ def load_links() -> Mapping[str, Link]:
     return {
         name: make_link(name, read_row(LINK_KEYS, row, where=name, file="")[0])
         for name, row in read_shipped("links.toml").items()
-    }
-
-
-@cache
-def load_model_presets() -> Mapping[str, ModelPreset]:
-    """Every published model of the catalog by its name."""
-    return {
-        name: ModelPreset(name=name, **row) for name, row in read_shipped("models.toml").items()
     }
 
 
@@ -96,19 +68,6 @@ def find_link(name: str, *, where: str, catalog: "Catalog | None" = None) -> Lin
     if found is None:
         raise JobError(no_such("T004", "link", name, {each: each for each in links}, where))
     return found
-
-
-def find_model_preset(name: str, *, where: str) -> ModelPreset:
-    """The published model of that name.
-
-    Raises:
-        JobError: `M001`, naming the nearest one; `where` is its place in the job.
-    """
-    known = load_model_presets()
-    if name in known:
-        return known[name]
-    names = {each: each for each in known}
-    raise JobError(no_such("M001", "model preset", name, names, where))
 
 
 def accelerator_spellings(accelerators: Mapping[str, Accelerator]) -> dict[str, str]:

@@ -11,9 +11,11 @@ import click
 from paceline.cli.options import PathName, json_option
 from paceline.cli.output_file import write_new
 from paceline.report.table import format_table
+from paceline.units import format_count
 
 if TYPE_CHECKING:
     from paceline.catalog import Accelerator, Catalog, Price
+    from paceline.catalog.configs import PublishedConfig
 
 _KINDS = ("accelerators", "links", "prices", "models")
 
@@ -93,13 +95,8 @@ def _kind(kind: str) -> str:
 
 def _data(catalog: "Catalog", kind: str | None, name: str | None) -> Any:
     """What is shown, for machines: the fields of the dataclasses."""
-    from paceline.catalog import (
-        find_accelerator,
-        find_link,
-        find_model_preset,
-        find_prices,
-        load_model_presets,
-    )
+    from paceline.catalog import find_accelerator, find_link, find_prices
+    from paceline.catalog.configs import find_published, load_published_configs
 
     if kind is None:
         return {each: _data(catalog, each, None) for each in _KINDS} | {
@@ -117,8 +114,8 @@ def _data(catalog: "Catalog", kind: str | None, name: str | None) -> Any:
         return [asdict(each) for each in catalog.links.values()]
     if kind == "models":
         if name is not None:
-            return asdict(find_model_preset(name, where="NAME"))
-        return [asdict(each) for each in load_model_presets().values()]
+            return _model(find_published(name, where="NAME"))
+        return [_model(each) for each in load_published_configs().values()]
     rows = catalog.prices
     if name is not None:
         known = find_accelerator(name, where="NAME", catalog=catalog)
@@ -141,19 +138,19 @@ def _lines(catalog: "Catalog", kind: str | None, name: str | None) -> Iterator[s
     elif kind == "links":
         yield from _one_row(_data(catalog, kind, name)) if name else _links(catalog)
     elif kind == "models":
-        yield from _one_row(_data(catalog, kind, name)) if name else _models()
+        yield from _one_model(_data(catalog, kind, name)) if name else _models()
     else:
         yield from _prices_of(catalog, name) if name else _prices(catalog)
 
 
 def _overview(catalog: "Catalog") -> Iterator[str]:
-    from paceline.catalog import load_model_presets
+    from paceline.catalog.configs import load_published_configs
 
     mapped = sum(price.accelerator is not None for price in catalog.prices)
     yield f"accelerators  {len(catalog.accelerators)}"
     yield f"links         {len(catalog.links)}"
     yield f"prices        {len(catalog.prices)}, {mapped} of them of an accelerator above"
-    yield f"models        {len(load_model_presets())}"
+    yield f"models        {len(load_published_configs())}"
     if catalog.source is not None:
         yield f"file          {catalog.source}: no problem found"
         yield f"changes       {', '.join(sorted(catalog.changed)) or 'no accelerator and no link'}"
@@ -255,15 +252,26 @@ def _links(catalog: "Catalog") -> Iterator[str]:
 
 
 def _models() -> Iterator[str]:
-    from paceline.catalog import load_model_presets
+    from paceline.catalog.configs import load_published_configs
 
-    rows: list[tuple[str, ...]] = [
-        ("NAME", "LAYERS", "HIDDEN", "HEADS", "KV HEADS", "FFN", "VOCAB", "SOURCE")
-    ]
-    for each in load_model_presets().values():
-        sizes = (each.layers, each.hidden, each.heads, each.kv_heads, each.ffn, each.vocab)
-        rows.append((each.name, *map(str, sizes), each.source))
+    rows: list[tuple[str, ...]] = [("NAME", "FAMILY", "PARAMETERS", "SOURCE")]
+    for model in map(_model, load_published_configs().values()):
+        count = format_count(model["num_parameters"])
+        rows.append((model["name"], model["config"]["model_type"], count, model["source"]))
     yield format_table(rows)
+
+
+def _model(published: "PublishedConfig") -> dict[str, Any]:
+    from paceline.profile import profile_config
+
+    counted = profile_config(published.config, 1).num_parameters
+    return asdict(published) | {"num_parameters": counted}
+
+
+def _one_model(row: dict[str, Any]) -> Iterator[str]:
+    yield from _one_row({key: value for key, value in row.items() if key != "config"})
+    yield ""
+    yield from _one_row(row["config"])
 
 
 def _prices(catalog: "Catalog") -> Iterator[str]:

@@ -13,12 +13,13 @@ class _Command(click.Command):
     """Lists the catalog's names in its help, and reads the catalog only then."""
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        from paceline.catalog import load_accelerators, load_model_presets
+        from paceline.catalog import load_accelerators
+        from paceline.catalog.configs import load_published_configs
         from paceline.catalog.engines import load_engines
 
         with formatter.section("Names in the catalog"):
             rows: list[tuple[str, str]] = [
-                ("model.preset", ", ".join(load_model_presets())),
+                ("model.preset", f"{len(load_published_configs())}: paceline catalog models"),
                 ("cluster.accelerator", ", ".join(load_accelerators())),
                 ("engine", ", ".join(load_engines())),
             ]

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.check.resume import Verdict
     from paceline.job import Job
     from paceline.parallel import Layout
@@ -140,6 +138,7 @@ def _of_foreign(
     found: "ForeignCheckpoint", job_file: Path, overrides: tuple[str, ...]
 ) -> "Verdict":
     from paceline.check.resume import judge_foreign
+    from paceline.profile.resolve import written_config
 
     job, plan = _planned(job_file, overrides)
     return judge_foreign(
@@ -147,7 +146,7 @@ def _of_foreign(
         engine=plan.engine,
         layout=plan.layout,
         job=str(job_file),
-        config=_config_of(job),
+        config=written_config(job),
     )
 
 
@@ -158,18 +157,6 @@ def _planned(job_file: Path, overrides: tuple[str, ...]) -> "tuple[Job, Plan]":
 
     job = read_job(job_file, overrides)
     return job, plan_job(job, measure_factory(job))
-
-
-def _config_of(job: "Job") -> "Mapping[str, Any] | None":
-    """The config.json of the job's model, as Hugging Face would have it."""
-    from paceline.profile import resolve_config, resolve_decoder
-    from paceline.profile.hf_names import hf_config_of
-
-    found = resolve_config(job)
-    if found is not None:
-        return found.config
-    shape = resolve_decoder(job)
-    return None if shape is None else hf_config_of(shape, job.spec.data.seq_len)
 
 
 def _readable(path: Path, find: Any) -> "ForeignCheckpoint | None":

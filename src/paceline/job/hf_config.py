@@ -42,7 +42,7 @@ def load_hf_config(job: Job) -> HfConfig:
         path = path / "config.json"
     fix = (
         "give the path of a config.json, relative to the job file, or the name of a "
-        "published model; `paceline plan --help` lists them"
+        "published model; `paceline catalog models` lists them"
     )
     return read_hf_config(path, where=where, fix=fix)
 

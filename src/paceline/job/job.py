@@ -99,7 +99,7 @@ class ModelSpec:
     """The built-in decoder, by its sizes."""
 
     preset: str | None = None
-    """A published model by name, such as `llama-3-8b`; `paceline plan --help` lists them."""
+    """A published model by name, such as `llama-3-8b`; `paceline catalog models` lists them."""
 
     hf_config: str | None = None
     """Path to a Hugging Face `config.json`, or a published model by name. Thirty families are

@@ -12,8 +12,7 @@ from paceline.job.adapters import alpha_of
 from paceline.job.packages import need_package
 from paceline.job.pretrained import files_beside, find_pretrained, loads_weights
 from paceline.launch.helper import NoAnswer, ask
-from paceline.profile import resolve_config, resolve_decoder
-from paceline.profile.hf_names import hf_config_of
+from paceline.profile.resolve import written_config
 from paceline.record.checkpoints import read_manifest, verify_checkpoint
 from paceline.record.conversion import AdapterFacts, Conversion, Converted, Form
 from paceline.record.run import open_run
@@ -88,16 +87,12 @@ def with_known_config(asked: Conversion) -> Conversion:
         return replace(asked, config=config, beside=files_beside(own.parent))
     try:
         job = open_run(source.parent.parent).job()
-        found = resolve_config(job)
-        shape = resolve_decoder(job) if found is None else None
+        known = written_config(job)
         pretrained = find_pretrained(job)
     except PacelineError:
         if asked.merge:
             raise
         return asked  # no run around it: a model nobody described
-    known: Mapping[str, Any] | None = None if found is None else found.config
-    if shape is not None:
-        known = hf_config_of(shape, job.spec.data.seq_len)
     adapters = _adapters(job, known)
     if asked.merge and (adapters is None or not adapters.weights):
         lacks = "adapters" if adapters is None else "model.pretrained"

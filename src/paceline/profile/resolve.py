@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from paceline.catalog import ModelPreset
-from paceline.catalog.configs import PublishedConfig, find_published
+from paceline.catalog.configs import find_published
 from paceline.errors import JobError, Problem
 from paceline.job import DecoderSpec, Job
 from paceline.job.adapters import check_start
@@ -20,6 +19,7 @@ from paceline.profile.adapter import beside_experts, cannot_adapt, with_adapter
 from paceline.profile.decoder import profile_decoder
 from paceline.profile.families import profile_config
 from paceline.profile.fields import divisors, nearest
+from paceline.profile.hf_names import hf_config_of
 from paceline.profile.model import ModelProfile
 from paceline.profile.module import ModuleFacts, profile_module
 from paceline.profile.runnable import (
@@ -71,7 +71,10 @@ def resolve_profile(job: Job, facts: ModuleFacts | None = None) -> ModelProfile:
     else:
         shape = resolve_decoder(job)
         assert shape is not None, "only a config.json or a factory may be of another family"
-        profile = profile_decoder(shape, seq_len, name=_name(job), assumed=_assumed(job, shape))
+        size = model.size
+        name = "decoder" if size is None else f"{size / 1e9:.4g}B"
+        assumed = () if size is None else tuple(assumed_of_size(size, shape))
+        profile = profile_decoder(shape, seq_len, name=name, assumed=assumed)
     adapter = job.spec.train.adapter
     return with_adapter(profile, adapter, family=family, where=job.where("train.adapter"))
 
@@ -92,10 +95,7 @@ def resolve_decoder(job: Job) -> DecoderShape | None:
     if model.factory is not None:
         return None
     asked = _config(job)
-    if asked is None:
-        preset = _published(job)
-        assert isinstance(preset, ModelPreset), "all else has a config"
-        return _shape_of_preset(preset)
+    assert asked is not None, "every other model has a config"
     _profile_config(asked, 1)
     if objective_of(job.spec) == "classification":
         return None
@@ -111,6 +111,17 @@ def resolve_config(job: Job) -> AskedConfig | None:
         JobError: It is unknown or cannot be read.
     """
     return None if job.spec.model.factory is not None else _config(job)
+
+
+def written_config(job: Job) -> Mapping[str, Any] | None:
+    """The config.json to write beside the model's weights, as transformers reads it; None for code
+    of the reader's own. A published model's has only sizes in it, so the built-in decoder's is
+    written in full."""
+    asked = resolve_config(job)
+    shape = resolve_decoder(job) if asked is None or asked.name is not None else None
+    if shape is not None:
+        return hf_config_of(shape, job.spec.data.seq_len)
+    return None if asked is None else asked.config
 
 
 def needs_transformers(job: Job) -> bool:
@@ -301,38 +312,18 @@ def _own_config(job: Job) -> AskedConfig | None:
     name = job.spec.model.hf_config
     if name is not None and ("/" in name or name.endswith(".json")):
         load_hf_config(job)  # raises that there is no such file
-    published = _published(job)
-    if not isinstance(published, PublishedConfig):
+    if name is None:
+        name, where = job.spec.model.preset, job.where("model.preset")
+    if name is None:
         return None
-    where = where if name is not None else job.where("model.preset")
+    published = find_published(name, where=where)
     return AskedConfig(published.config, published.name, where, published.name)
-
-
-def _published(job: Job) -> ModelPreset | PublishedConfig | None:
-    model = job.spec.model
-    if model.preset is not None:
-        return find_published(model.preset, where=job.where("model.preset"))
-    if model.hf_config is not None:
-        return find_published(model.hf_config, where=job.where("model.hf_config"))
-    return None
 
 
 def _profile_config(asked: AskedConfig, seq_len: int) -> ModelProfile:
     return profile_config(
         asked.config, seq_len, source=asked.source, where=asked.where, name=asked.name
     )
-
-
-def _name(job: Job) -> str:
-    model = job.spec.model
-    if model.size is not None:
-        return f"{model.size / 1e9:.4g}B"
-    return model.preset or model.hf_config or "decoder"
-
-
-def _assumed(job: Job, shape: DecoderShape) -> tuple[str, ...]:
-    size = job.spec.model.size
-    return () if size is None else tuple(assumed_of_size(size, shape))
 
 
 def _shape_of_spec(job: Job, spec: DecoderSpec) -> DecoderShape:
@@ -361,22 +352,6 @@ def ffn_width(hidden: int) -> int:
     352
     """
     return -(-8 * hidden // (3 * 32)) * 32
-
-
-def _shape_of_preset(preset: ModelPreset) -> DecoderShape:
-    return DecoderShape(
-        layers=preset.layers,
-        hidden=preset.hidden,
-        heads=preset.heads,
-        kv_heads=preset.kv_heads,
-        head_dim=preset.head_dim,
-        ffn=preset.ffn,
-        vocab=preset.vocab,
-        tied_embeddings=preset.tied_embeddings,
-        qkv_bias=preset.qkv_bias,
-        rope_theta=preset.rope_theta,
-        norm_eps=preset.norm_eps,
-    )
 
 
 def _check_sizes(shape: DecoderShape, job: Job) -> Iterator[Problem]:
