@@ -10,7 +10,7 @@ from tests.command import run_command
 from paceline.errors import JobError
 from paceline.launch import selftest
 from paceline.launch.selftest import choose_ranks, run_selftest
-from paceline.topology.machine import Gpu, Machine
+from paceline.topology import FoundGpu, Machine
 
 CPUS = Machine(
     num_cores=2, clock_hz=None, simd_bytes=None, has_bf16=False,
@@ -19,7 +19,7 @@ CPUS = Machine(
 
 
 def with_gpus(count: int) -> Machine:
-    gpus = tuple(Gpu(name="NVIDIA L4", memory_bytes=24 * 2**30) for _ in range(count))
+    gpus = tuple(FoundGpu(name="NVIDIA L4", memory_bytes=24 * 2**30) for _ in range(count))
     return Machine(
         num_cores=2, clock_hz=None, simd_bytes=None, has_bf16=False,
         memory_bytes=2**34, available_bytes=2**33, gpus=gpus,

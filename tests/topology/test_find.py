@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import JobError
 from paceline.job import parse_job
-from paceline.topology import Cluster, Gpu, Machine, find_cluster
+from paceline.topology import Cluster, FoundGpu, Machine, find_cluster
 
 JOB = """\
 model: {decoder: {layers: 2, hidden: 64, heads: 4}}
@@ -17,7 +17,7 @@ train: {global_batch: 8, steps: 100}
 GIB = 2**30
 
 
-def machine(num_cores: float = 4, gpus: tuple[Gpu, ...] = ()) -> Machine:
+def machine(num_cores: float = 4, gpus: tuple[FoundGpu, ...] = ()) -> Machine:
     return Machine(
         num_cores=num_cores,
         clock_hz=2e9,
@@ -29,8 +29,8 @@ def machine(num_cores: float = 4, gpus: tuple[Gpu, ...] = ()) -> Machine:
     )
 
 
-def h100s(count: int) -> tuple[Gpu, ...]:
-    return (Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984),) * count
+def h100s(count: int) -> tuple[FoundGpu, ...]:
+    return (FoundGpu(name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984),) * count
 
 
 def find(here: Machine, *overrides: str) -> Cluster:
@@ -97,13 +97,13 @@ def test_more_ranks_than_gpus_are_refused():
 
 
 def test_different_gpus_in_one_machine_are_refused():
-    gpus = (*h100s(1), Gpu(name="NVIDIA L4", memory_bytes=24_152_899_584))
+    gpus = (*h100s(1), FoundGpu(name="NVIDIA L4", memory_bytes=24_152_899_584))
     with pytest.raises(JobError, match="T003: this machine has different GPUs"):
         find(machine(gpus=gpus))
 
 
 def test_a_gpu_that_the_catalog_lacks_has_memory_and_no_rates():
-    gpu = Gpu(name="NVIDIA GeForce GTX 970", memory_bytes=4 * GIB)
+    gpu = FoundGpu(name="NVIDIA GeForce GTX 970", memory_bytes=4 * GIB)
     cluster = find(machine(gpus=(gpu,)))
     assert cluster.accelerator == "NVIDIA GeForce GTX 970"
     assert cluster.memory_bytes == 4 * GIB

@@ -6,11 +6,12 @@ if TYPE_CHECKING:
     from paceline.topology.cluster import Cluster, Known
     from paceline.topology.find import find_cluster
     from paceline.topology.levels import Level, find_levels
-    from paceline.topology.machine import Gpu, Machine, find_local_machine
+    from paceline.topology.machine import Machine, find_local_machine
+    from paceline.topology.read_nvidia import FoundGpu
 
 __all__ = [
     "Cluster",
-    "Gpu",
+    "FoundGpu",
     "Known",
     "Level",
     "Machine",
@@ -21,7 +22,7 @@ __all__ = [
 
 _WHERE = {
     "Cluster": "cluster",
-    "Gpu": "machine",
+    "FoundGpu": "read_nvidia",
     "Known": "cluster",
     "Level": "levels",
     "Machine": "machine",

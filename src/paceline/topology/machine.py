@@ -14,20 +14,14 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
+from paceline.topology.read_nvidia import QUERY, FoundGpu, read_gpu_query
+
 _G = TypeVar("_G")
 _SMI_TIMEOUT_S = 10
 _SMI_NOTHING = (6, 9)
 """How nvidia-smi ends where it finds no GPU, and no driver. Source: its manual, RETURN VALUE."""
 _NO_LIMIT = 2**60
 """cgroup v1 writes a number about this large for "no limit"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU as its own tool reports it."""
-
-    name: str
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +53,7 @@ class Machine:
     available_bytes: int
     """What of it was free, or could be freed, when looked at."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[FoundGpu, ...]
     why_no_gpus: str | None = None
     """What keeps GPUs from being seen that are here, or may be; None on a machine without any."""
 
@@ -164,23 +158,13 @@ def read_cpu_max(text: str) -> float | None:
     return int(match[1]) / int(match[2]) if match else None
 
 
-def read_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """GPUs in the output of `nvidia-smi --query-gpu=name,memory.total --format=csv,noheader`.
-
-    >>> read_nvidia_smi("NVIDIA H200, 143771 MiB\\n")
-    (Gpu(name='NVIDIA H200', memory_bytes=150754820096),)
-    """
-    rows = re.finditer(r"^(.+), (\d+) MiB\s*$", text, re.M)
-    return tuple(Gpu(name=row[1].strip(), memory_bytes=int(row[2]) * 2**20) for row in rows)
-
-
 def visible_gpus(gpus: tuple[_G, ...], visible: str | None) -> tuple[_G, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves; all of them when it is unset or names UUIDs.
 
     CUDA stops at the first number that is no GPU, and PyTorch sees none where one is named twice.
 
-    >>> visible_gpus((Gpu(name="a", memory_bytes=1), Gpu(name="b", memory_bytes=1)), "1,-1,0")
-    (Gpu(name='b', memory_bytes=1),)
+    >>> visible_gpus(("a", "b"), "1,-1,0")
+    ('b',)
     """
     if visible is None:
         return gpus
@@ -272,7 +256,7 @@ def _memory() -> tuple[int, int]:
     return total, available
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
+def _gpus() -> tuple[tuple[FoundGpu, ...], str | None]:
     """The GPUs that PyTorch sees, and why there are none although there should be some."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):  # how one asks for CPUs
@@ -282,7 +266,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
         files = sorted(Path("/dev").glob("nvidia[0-9]*"))
         return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
     try:
-        done = _ask_smi(tool, "name,memory.total")
+        done = _ask_smi(tool, QUERY)
     except subprocess.TimeoutExpired:
         return (), f"nvidia-smi does not answer within {_SMI_TIMEOUT_S} s"
     except OSError as error:
@@ -292,7 +276,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
     if done.returncode != 0:
         lines = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
         return (), f"nvidia-smi ends with {done.returncode}: {lines[0]}"
-    gpus = read_nvidia_smi(done.stdout)
+    gpus = read_gpu_query(done.stdout)
     seen = visible_gpus(gpus, visible)
     if gpus and not seen:
         return (), f"CUDA_VISIBLE_DEVICES={visible!r} shows none of {len(gpus)} GPUs"
