@@ -23,12 +23,12 @@ import torch.distributed as dist
 from figures import interval, machine, ratio_of_medians, spread
 from torch import Tensor
 
+from paceline.choices import Precision
 from paceline.parallel.layout import Layout
 from paceline.prepare.pack import pack_documents
 from paceline.profile import DecoderShape
 from paceline.runtime import strategy
 from paceline.runtime.decoder import Decoder
-from paceline.runtime.strategy.precision import Precision
 from paceline.runtime.strategy.train import IGNORED, Batch
 
 SEQ_LEN, BATCH, NUM_DOCUMENTS = 512, 8, 96

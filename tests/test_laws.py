@@ -14,6 +14,7 @@ ROOT = Path(paceline.__file__).parent
 ORDER = (
     "errors",
     "units",
+    "choices",
     "integrations",
     "job",
     "catalog",

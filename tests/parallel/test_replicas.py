@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from paceline.parallel.layout import Layout, Sharding
+from paceline.choices import Sharding
+from paceline.parallel.layout import Layout
 from paceline.parallel.rank_map import coordinates
 from paceline.parallel.replicas import neighbour_of, replicas_of
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.parallel.layout import Layout, Sharding
+from paceline.choices import Sharding
+from paceline.parallel.layout import Layout
 from paceline.parallel.replicas import replicas_of
 from paceline.parallel.shrink import part_of, rounding_bound, shrunk
 from paceline.runtime.sampling import rank_slots

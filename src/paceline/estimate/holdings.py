@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from paceline.catalog.engines import Engine
+from paceline.choices import Compression
 from paceline.estimate.memory import Holdings
 from paceline.estimate.step import Traffic
 from paceline.parallel.table import Layouts
@@ -20,9 +20,6 @@ MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02
 scale for each block of 256, arXiv:2110.02861. Muon: one momentum for its matrices; embeddings and
 norms, which AdamW updates, left out (Jordan et al., 2024). Adafactor: one row and one column for
 each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
-
-Compression = Literal["none", "bf16", "fp16", "powersgd"]
-"""`train.gradient_compression`: what replicas' gradients are sent as."""
 
 _OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
 """Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""

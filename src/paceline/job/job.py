@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from paceline.choices import ContextKind, Objective, Offload, Recompute, Schedule, Sharding
 from paceline.job.alerts import AlertsSpec
 from paceline.job.cloud import CloudSpec
 from paceline.job.evaluate import EvaluateSpec
@@ -254,7 +255,7 @@ class LayoutSpec:
     data: Positive | Auto = "auto"
     """Ranks that hold the same part of the model and read different samples."""
 
-    sharding: Literal["auto", "none", "zero1", "zero2", "full", "hybrid"] = "auto"
+    sharding: Literal["auto", Sharding] = "auto"
     """What the data ranks share. `none`: nothing, each holds its part whole (DDP). `zero1`:
     optimizer state. `zero2`: also gradients. `full`: also parameters (FSDP2, ZeRO-3). `hybrid`: as
     `full` inside groups of `shard` ranks, whole copies between the groups (HSDP)."""
@@ -272,7 +273,7 @@ class LayoutSpec:
     pipeline: Positive | Auto = "auto"
     """Groups of ranks (stages) that hold consecutive blocks."""
 
-    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"] = "auto"
+    schedule: Literal["auto", Schedule] = "auto"
     """Order of the micro-batches in a pipeline."""
 
     chunks: Positive | Auto = "auto"
@@ -282,7 +283,7 @@ class LayoutSpec:
     context: Positive | Auto = "auto"
     """Ranks that share the tokens of one sample."""
 
-    context_kind: Literal["auto", "ring", "ulysses"] = "auto"
+    context_kind: Literal["auto", ContextKind] = "auto"
     """`ring`: keys and values travel round. `ulysses`: tokens are exchanged for heads."""
 
     expert: Positive | Auto = "auto"
@@ -291,14 +292,14 @@ class LayoutSpec:
     micro_batch: Positive | Auto = "auto"
     """Samples one rank computes at once. micro_batch x accumulation x data = global batch."""
 
-    recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    recompute: Literal["auto", Recompute] = "auto"
     """What is computed again in the backward pass instead of kept: nothing, what is cheap, or whole
     blocks."""
 
     recompute_every: Positive | Auto = "auto"
     """Only with `full`: every how many blocks one is recomputed."""
 
-    offload: Literal["auto", "none", "cpu", "nvme"] = "auto"
+    offload: Literal["auto", Offload] = "auto"
     """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk.
     `auto` leaves the accelerator only when nothing fits there."""
 
@@ -310,7 +311,7 @@ class LayoutSpec:
 class PlanSpec:
     """What the best layout is, and what a plan must keep to."""
 
-    objective: Literal["time", "cost", "ranks"] = "time"
+    objective: Objective = "time"
     """`time`: the shortest run on all of the cluster. `cost`: the fewest dollars; fewer ranks are
     tried as well. `ranks`: the fewest accelerators that fit and keep the deadline."""
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from paceline.choices import Compression, Optimizer, Precision
 from paceline.job.section import Auto, Bytes, Count, Number, Positive, Whole, section
 
 
@@ -80,7 +81,7 @@ class TrainSpec:
     """In place of `steps`: tokens that are read, such as `10B`. A step reads `global_batch` x
     `data.seq_len`, padding included."""
 
-    optimizer: Literal["adamw", "adamw-8bit", "muon", "adafactor", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """`adamw` keeps two float32 moments for each parameter, `adamw-8bit` two of a byte, `muon` and
     `sgd` one float32 momentum, `adafactor` a row and a column of each matrix."""
 
@@ -129,7 +130,7 @@ class TrainSpec:
     objective: ObjectiveSpec | None = None
     """What the built-in trainer's loss is. Left out, it follows from `data.kind`."""
 
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
+    precision: Literal["auto", Precision] = "auto"
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16
     with a loss scaler where it has that, and fp32 on a CPU."""
@@ -144,7 +145,7 @@ class TrainSpec:
     backward pass and scatters take slower kernels. `auto` is true on CPUs and false on GPUs, where
     the run's record says `numeric`: repeated steps equal the first ones to rounding."""
 
-    gradient_compression: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    gradient_compression: Compression = "none"
     """Only with `layout.sharding: none`: how gradients are sent. `bf16` halves the bytes and rounds
     to 8 bits. `fp16` halves them too, and overflows above 65,504: prefer `bf16`. `powersgd` sends
     matrices as two thin ones and adds what they miss to the next step; what is carried over is not

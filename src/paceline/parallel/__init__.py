@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.parallel.layout import Layout, Sharding
+from paceline.choices import Sharding
+from paceline.parallel.layout import Layout
 
 if TYPE_CHECKING:
     from paceline.parallel.abilities import Abilities, abilities_of, reasons_ours_cannot

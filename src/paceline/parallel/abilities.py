@@ -9,7 +9,8 @@ pipeline is told.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.parallel.layout import ContextKind, Layout, Offload, Recompute, Schedule, Sharding
+from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
+from paceline.parallel.layout import Layout
 from paceline.parallel.table import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.choices import Offload, Recompute, Schedule
 from paceline.job import LayoutSpec
 from paceline.parallel.abilities import SPLIT_BACKWARD, Abilities
-from paceline.parallel.layout import Offload, Recompute, Schedule
 from paceline.parallel.table import Column, Layouts, code_of, join
 from paceline.profile import ModelProfile
 from paceline.profile.adapter import unquantisable

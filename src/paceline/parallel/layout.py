@@ -2,13 +2,8 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
-Sharding = Literal["none", "zero1", "zero2", "full", "hybrid"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"]
-ContextKind = Literal["ring", "ulysses"]
-Recompute = Literal["none", "selective", "full"]
-Offload = Literal["none", "cpu", "nvme"]
+from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

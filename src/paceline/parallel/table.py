@@ -7,14 +7,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from paceline.parallel.layout import (
-    ContextKind,
-    Layout,
-    Offload,
-    Recompute,
-    Schedule,
-    Sharding,
-)
+from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
+from paceline.parallel.layout import Layout
 
 Column = Any
 """An array with one entry a row, or one for all rows."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.choices import Objective, Precision
 from paceline.estimate import Estimate, MemoryEstimate
 from paceline.estimate.cost import RunCost
 from paceline.estimate.goodput import Goodput
@@ -11,9 +12,6 @@ from paceline.job import Length
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape, ModelProfile
 from paceline.topology import Cluster
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-Objective = Literal["time", "cost", "ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

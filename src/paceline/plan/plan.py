@@ -11,6 +11,7 @@ import numpy as np
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import find_engine
+from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
 from paceline.estimate.cost import RunCost
@@ -21,7 +22,7 @@ from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities
 from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of, length_of
-from paceline.plan.decision import Decision, Limit, Plan, Point, Precision
+from paceline.plan.decision import Decision, Limit, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, outlook

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.catalog import load_accelerators
+from paceline.choices import Offload
 from paceline.errors import PacelineError, PlanError, Problem
 from paceline.estimate import Case, case_of
 from paceline.job import Job, LayoutSpec, PlanSpec
 from paceline.parallel import Space, grids
-from paceline.parallel.layout import Layout, Offload
+from paceline.parallel.layout import Layout
 from paceline.plan.host import host_limit_bytes, host_limit_source, over_host_bytes
 from paceline.plan.search import Found, estimates_of, grid_bytes
 from paceline.profile import resolve_profile

@@ -1,5 +1,6 @@
 """What a model costs: parameters, FLOPs and saved activations, whatever the layout."""
 
+from paceline.choices import Recompute
 from paceline.profile.block import (
     Block,
     Matrix,
@@ -29,14 +30,7 @@ from paceline.profile.resolve import (
     resolve_profile,
 )
 from paceline.profile.runnable import Splits, splits_of
-from paceline.profile.saved import (
-    Kernels,
-    OutsideBytes,
-    Recompute,
-    SavedBytes,
-    outside_bytes,
-    saved_bytes,
-)
+from paceline.profile.saved import Kernels, OutsideBytes, SavedBytes, outside_bytes, saved_bytes
 from paceline.profile.shape import DecoderShape
 
 __all__ = [

@@ -28,14 +28,10 @@ of the tests); torch 2.13 read off with `torch.autograd.graph.saved_tensors_hook
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from paceline.choices import Recompute
 from paceline.profile.block import Block, Value, matrices
-
-Recompute = Literal["none", "selective", "full"]
-"""What is computed again in the backward pass: nothing; everything that is cheap (norms,
-activation functions, scores: what matrices and flash attention give is kept); or whole blocks, of
-which only the input is kept."""
 
 FLOAT32 = 4
 

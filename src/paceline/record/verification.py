@@ -12,13 +12,12 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from paceline.choices import Compression
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
 
 _T = TypeVar("_T")
-
-Compressed = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Run:
     load: str | None = None
     """Run whose checkpoint it starts from."""
 
-    compression: Compressed = "none"
+    compression: Compression = "none"
     """Of gradients on the wire."""
 
     dropout: bool = False

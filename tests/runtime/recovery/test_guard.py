@@ -8,7 +8,8 @@ import torch
 from tests.runtime.recovery.test_fingerprint import flip
 from torch import nn
 
-from paceline.parallel.layout import Layout, Sharding
+from paceline.choices import Sharding
+from paceline.parallel.layout import Layout
 from paceline.runtime.recovery.guard import Guard, interval
 from paceline.runtime.recovery.live import LiveState
 from paceline.runtime.recovery.verdict import Verdict, differing

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.parallel.layout import Layout, Recompute
+from paceline.choices import Recompute
+from paceline.parallel.layout import Layout
 from paceline.record.verification import Run
 
 WIDE, JOB, AGAIN, RESUMED = "float64", "job", "again", "resumed"

@@ -3,6 +3,7 @@
 Imports nothing of ours below `parallel/`, so that `prove` may use it.
 """
 
+from paceline.choices import Precision
 from paceline.runtime.strategy.apply import Options, apply, options_of, rejoin
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.context.split import attention, positions
@@ -18,7 +19,6 @@ from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes, clear_dtensor_caches, make_meshes
 from paceline.runtime.strategy.precision import (
     LossScaler,
-    Precision,
     autocast,
     check_precision,
     set_up_precision,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from paceline.choices import Precision
 from paceline.errors import PlanError
 from paceline.job import TrainSpec
 from paceline.parallel.layout import Layout
@@ -25,7 +26,6 @@ from paceline.runtime.strategy.fp8 import use_float8
 from paceline.runtime.strategy.initial import move_parts, send_from_first_rank
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline.pipeline import split_stages
-from paceline.runtime.strategy.precision import Precision
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import split_tensors
 from paceline.runtime.strategy.ways.generic import generic_ways

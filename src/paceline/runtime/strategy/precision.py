@@ -12,14 +12,12 @@ gradients are reduced in float32.
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import torch
 
+from paceline.choices import Precision
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 _NARROW: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,

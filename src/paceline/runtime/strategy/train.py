@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paceline.choices import Precision
 from paceline.runtime.devices import to_device
 from paceline.runtime.strategy.chunked import IGNORED as IGNORED
 from paceline.runtime.strategy.chunked import in_chunks
@@ -34,7 +35,7 @@ from paceline.runtime.strategy.data.shard import (
 from paceline.runtime.strategy.expert.balance import balanced
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline import pipeline
-from paceline.runtime.strategy.precision import Precision, autocast
+from paceline.runtime.strategy.precision import autocast
 from paceline.runtime.strategy.tensor.split import loss_context
 
 Batch = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]

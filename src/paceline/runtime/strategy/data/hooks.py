@@ -15,18 +15,17 @@ Leaves out: reduce-scatter (FSDP2), which sends float32.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from paceline.choices import Compression as CompressionKind
 from paceline.runtime._torch_private import GradBucket
 from paceline.runtime.strategy.data.replica import Replica
 from paceline.runtime.strategy.data.sums import BucketSums, sum_bucket
-
-CompressionKind = Literal["none", "bf16", "fp16", "powersgd"]
 
 RISKS: Mapping[CompressionKind, str] = {
     "fp16": "gradients are summed in fp16, which overflows above 65,504 and loses what is below "

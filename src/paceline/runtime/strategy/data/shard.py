@@ -44,6 +44,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from paceline.choices import Precision
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_all_reduce, check_compression, check_offload_of
@@ -60,7 +61,7 @@ from paceline.runtime.strategy.expert.split import (
 )
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes, is_pretended
-from paceline.runtime.strategy.precision import Precision, narrow_type
+from paceline.runtime.strategy.precision import narrow_type
 
 UNEVEN = 1.1
 """Largest share of the fullest rank that rows are shared with. A guess: another dim than 0 costs
