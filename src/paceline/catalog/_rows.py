@@ -4,12 +4,17 @@ Leaves out: what the rows mean; see `accelerator.py`, `link.py` and `price.py`.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeGuard, TypeVar
+
+import msgspec
 
 from paceline import units
 from paceline.errors import Problem
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,28 @@ def laid_over(base: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
     if isinstance(base.get("sources"), Mapping) and isinstance(own.get("sources", {}), Mapping):
         whole["sources"] = {**base["sources"], **own.get("sources", {})}
     return whole
+
+
+def make_row(kind: type[_T], row: Mapping[str, Any]) -> _T:
+    """A shipped row as its dataclass. Texts of several lines become one paragraph, and patterns are
+    compiled for whole texts.
+
+    Raises:
+        ValueError: A key is not a field, a field without a default is missing, or has another type.
+    """
+    if unknown := row.keys() - {field.name for field in fields(kind)}:  # type: ignore[arg-type]
+        name = row.get("id") or row.get("name")
+        raise ValueError(f"{name} has unknown keys: {', '.join(sorted(unknown))}")
+    plain = {key: " ".join(text.split()) if _is_long(text) else text for key, text in row.items()}
+    return msgspec.convert(plain, kind, dec_hook=_compiled)
+
+
+def _is_long(text: object) -> TypeGuard[str]:
+    return isinstance(text, str) and "\n" in text
+
+
+def _compiled(_: type, pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.MULTILINE)
 
 
 def read_row(

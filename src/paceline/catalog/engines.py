@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from paceline.catalog._rows import make_row
 from paceline.catalog.load import read_shipped
 from paceline.errors import JobError
 
@@ -56,12 +57,7 @@ class Engine:
 def load_engines() -> Mapping[str, Engine]:
     """Every engine of the catalog by its name."""
     rows = read_shipped("engines.toml")
-    return {
-        name: Engine(
-            name=name, **(row | {key: tuple(row[key]) for key in ("aliases", "graphs_on")})
-        )
-        for name, row in rows.items()
-    }
+    return {name: make_row(Engine, {**row, "name": name}) for name, row in rows.items()}
 
 
 def find_engine(name: str, *, where: str) -> Engine:

@@ -81,3 +81,20 @@ def read_shipped(name: str) -> dict[str, Any]:
     """The rows of a TOML file of the catalog, whole: what `like` takes over is in them."""
     rows = tomllib.loads((files("paceline.catalog") / name).read_text(encoding="utf-8"))
     return with_likes(rows)
+
+
+def read_folder(name: str) -> dict[str, tuple[str, Any]]:
+    """Every row of the TOML files of a folder of the catalog, with the name of its file.
+
+    Raises:
+        ValueError: Two rows have one name.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for entry in sorted((files("paceline.catalog") / name).iterdir(), key=lambda each: each.name):
+        stem, _, ending = entry.name.rpartition(".")
+        rows = read_shipped(f"{name}/{entry.name}") if ending == "toml" else {}
+        for row_name, row in rows.items():
+            if row_name in found:
+                raise ValueError(f"{row_name} is in {entry.name} and in {found[row_name][0]}.toml")
+            found[row_name] = stem, row
+    return found

@@ -5,12 +5,12 @@ the order of how often threads confirmed them.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any
+
+from paceline.catalog._rows import make_row
+from paceline.catalog.load import read_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +23,10 @@ class LikelyCause:
     check: str
     """What the reader does to decide."""
 
-    seen: re.Pattern[str] | None
+    seen: re.Pattern[str] | None = None
     """What in a log speaks for it."""
 
-    only: bool
+    only: bool = False
     """Whether it is left out where nothing speaks for it."""
 
 
@@ -36,10 +36,10 @@ class Symptom:
 
     id: str
     title: str
-    of: frozenset[str]
+    of: frozenset[str] = frozenset()
     """Failures whose message says no more than that."""
 
-    log: tuple[re.Pattern[str], ...]
+    log: tuple[re.Pattern[str], ...] = ()
     """Lines of it that no failure owns."""
 
     causes: tuple[LikelyCause, ...]
@@ -51,45 +51,6 @@ class Symptom:
 
 @cache
 def load_symptoms() -> Mapping[str, Symptom]:
-    """Every symptom by its id.
-
-    Raises:
-        ValueError: A key is not known, or an id is there twice.
-    """
-    found: dict[str, Symptom] = {}
-    folder = files("paceline.catalog") / "symptoms"
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if not entry.name.endswith(".toml"):
-            continue
-        for name, row in tomllib.loads(entry.read_text(encoding="utf-8")).items():
-            if name in found:
-                raise ValueError(f"the symptom {name} is there twice")
-            found[name] = _symptom(name, row)
-    return found
-
-
-def _symptom(name: str, row: Mapping[str, Any]) -> Symptom:
-    _check_keys(name, row, {"title", "of", "log", "causes", "sources"})
-    return Symptom(
-        id=name,
-        title=row["title"],
-        of=frozenset(row.get("of", ())),
-        log=tuple(re.compile(text, re.MULTILINE) for text in row.get("log", ())),
-        causes=tuple(_cause(name, each) for each in row["causes"]),
-        sources=tuple(row["sources"]),
-    )
-
-
-def _cause(name: str, row: Mapping[str, Any]) -> LikelyCause:
-    _check_keys(name, row, {"id", "check", "seen", "only"})
-    return LikelyCause(
-        id=row["id"],
-        check=row["check"],
-        seen=re.compile(row["seen"], re.MULTILINE) if "seen" in row else None,
-        only=row.get("only", False),
-    )
-
-
-def _check_keys(name: str, row: Mapping[str, Any], known: set[str]) -> None:
-    if unknown := row.keys() - known:
-        raise ValueError(f"the symptom {name} has unknown keys: {', '.join(sorted(unknown))}")
+    """Every symptom by its id."""
+    rows = read_folder("symptoms")
+    return {name: make_row(Symptom, {**row, "id": name}) for name, (_, row) in rows.items()}
