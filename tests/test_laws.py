@@ -162,7 +162,7 @@ def test_every_package_has_its_place_in_the_order():
 def test_the_architecture_page_lists_every_package_in_the_order():
     page = ROOT.parents[1] / "docs" / "concepts" / "architecture.md"
     drawn = page.read_text(encoding="utf-8").split("```")[1]
-    assert tuple(re.findall(r"(?m)(?:^  |\.py  )(\w+)(?:/|\.py)", drawn)) == ORDER
+    assert tuple(re.findall(r"(?m)(?:^  |\.py  )(\w+)(?=/|\.py)", drawn)) == ORDER
 
 
 def test_no_module_imports_a_package_below_it():
