@@ -27,6 +27,7 @@ from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
 from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import idle_share
 from paceline.estimate.sharing import expert_ranks, shared_of
+from paceline.parallel.schedules import splits_backward, stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters
@@ -69,7 +70,6 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
 )
 _SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
 _ULYSSES = code_of("context_kind", "ulysses")
-_ZERO_BUBBLE, _DUALPIPE = code_of("schedule", "zero-bubble"), code_of("schedule", "dualpipe-v")
 
 _SPLIT_BACKWARD = 0.03
 """What compute loses where the backward pass is split in two, as these schedules do: more and
@@ -156,8 +156,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     }
     terms["compute"] = terms["compute"] + m * np.where(has_head, head, 0.0)
     average = (num_blocks * whole_block + head) / t.pipeline
-    splits_backward = (t.schedule == _ZERO_BUBBLE) | (t.schedule == _DUALPIPE)
-    terms["compute"] = terms["compute"] * (1 + _SPLIT_BACKWARD * splits_backward)
+    terms["compute"] = terms["compute"] * (1 + _SPLIT_BACKWARD * splits_backward(t.schedule))
     share = mean["weight_gradient"] / whole_block
     idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
     sent = 2.0 * work.tokens * model.head_inputs / work.stream
@@ -165,7 +164,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     stride = t.tensor * t.context * t.data
     leaves = stride * t.pipeline > rates.domain
     hop = send_s(sent, np.where(leaves, rates.domain, stride), rates) * (t.pipeline > 1)
-    chunks = np.where(t.schedule == _DUALPIPE, 2, t.chunks)
+    chunks = stages_each(t.schedule, t.chunks)
     hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
     terms["pipeline"] = idle + hops
     terms["data"] = _data_s(model, mean, t, rates, traffic, on_stage)
@@ -417,7 +416,7 @@ def stage_blocks(model: Model, t: Layouts) -> tuple[Column, Column]:
         return count, count
     head = head_in_blocks(model)
     # Of several stages on a rank only the one with the head may be bare (`parallel.stages`).
-    least = np.where(t.schedule == _DUALPIPE, 2, t.chunks) - may_be_bare(model)
+    least = stages_each(t.schedule, t.chunks) - may_be_bare(model)
     return blocks_of_slowest(count, t.pipeline, head, is_balanced=model.is_balanced, least=least)
 
 

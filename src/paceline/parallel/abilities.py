@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.layout import Layout
+from paceline.parallel.schedules import SPLIT_BACKWARD
 from paceline.parallel.table import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
 
 
@@ -58,9 +59,6 @@ class Abilities:
     experts_by_tensor: bool = False
     """Whether routed experts that no expert ranks share are divided among the tensor ranks."""
 
-
-SPLIT_BACKWARD: tuple[Schedule, ...] = ("zero-bubble", "dualpipe-v")
-"""Schedules that compute gradients of inputs and of matrices apart."""
 
 _ZERO1: tuple[Sharding, ...] = ("none", "zero1")
 _FSDP: tuple[Sharding, ...] = ("none", "zero2", "full", "hybrid")

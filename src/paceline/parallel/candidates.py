@@ -19,7 +19,13 @@ import numpy as np
 
 from paceline.choices import Offload, Recompute, Schedule
 from paceline.job import LayoutSpec
-from paceline.parallel.abilities import SPLIT_BACKWARD, Abilities
+from paceline.parallel.abilities import Abilities
+from paceline.parallel.schedules import (
+    SCHEDULE_FACTS,
+    least_rounds,
+    splits_backward,
+    takes_rounds,
+)
 from paceline.parallel.table import Column, Layouts, code_of, join
 from paceline.profile import ModelProfile
 from paceline.profile.adapter import unquantisable
@@ -267,8 +273,8 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
         kinds = [kind for kind in kinds if kind != "gpipe"]
     found: list[tuple[int, int]] = []
     for kind in kinds:
-        # Each stage has a block: DualPipe-V has two stages a rank, though its chunks are 1.
-        stages = 2 if kind == "dualpipe-v" else 1
+        # Each stage has a block: a rank may have two stages though its chunks are 1.
+        stages = 2 if SCHEDULE_FACTS[kind].chunks == "two" else 1
         found += [
             (code_of("schedule", kind), chunks)
             for chunks in _chunks(space, pipeline, kind)
@@ -279,14 +285,19 @@ def _orders(space: Space, pipeline: int) -> list[tuple[int, int]]:
 
 def _chunks(space: Space, pipeline: int, kind: Schedule) -> list[int]:
     """Stages of each rank that make sense in a schedule, fewest first."""
-    zero_bubble = kind == "zero-bubble" and space.abilities.chunked_zero_bubble
-    if kind != "interleaved" and not zero_bubble:
+    if kind not in chunked_schedules(space.abilities):
         return [1]
     if space.fixed.chunks != "auto":
         return [space.fixed.chunks]
     on_stage = -(-space.profile.num_blocks // pipeline)
     several = {n for n in divisors(on_stage) if n > 1}
-    return sorted(several | {1, 2}) if zero_bubble else sorted(several)
+    return sorted(several if SCHEDULE_FACTS[kind].chunks == "several" else several | {1, 2})
+
+
+def chunked_schedules(able: Abilities) -> tuple[Schedule, ...]:
+    """Schedules in which an engine may give each rank several stages."""
+    kinds = ("several", "any") if able.chunked_zero_bubble else ("several",)
+    return tuple(word for word, facts in SCHEDULE_FACTS.items() if facts.chunks in kinds)
 
 
 def _recomputes(space: Space) -> list[tuple[int, int]]:
@@ -393,9 +404,8 @@ def _grid(
         space, sharding, each, accumulation
     )
     if not space.abilities.selective_split_backward:
-        codes = [code_of("schedule", kind) for kind in SPLIT_BACKWARD]
         is_selective = recompute == code_of("recompute", "selective")
-        possible = possible & ~(np.isin(schedule, codes) & is_selective)
+        possible = possible & ~(splits_backward(schedule) & is_selective)
     if space.abilities.experts_by_tensor and num_experts(space.profile) % tensor:
         possible = possible & ((expert > 1) | (num_experts(space.profile) == 1))
     is_full = sharding >= code_of("sharding", "full")
@@ -420,11 +430,11 @@ def _is_in_order(
     in_turns, rounds = schedule == code_of("schedule", "interleaved"), accumulation // pipeline
     takes = accumulation % pipeline == 0
     if space.abilities.equal_rounds:
-        looped = (schedule == code_of("schedule", "zero-bubble")) & (chunks != 2)
-        in_turns = in_turns | looped
+        in_turns = takes_rounds(schedule, chunks)
         takes = accumulation % np.maximum(rounds, 1) == 0
-    both = (schedule != code_of("schedule", "dualpipe-v")) | (rounds >= 2)
-    return np.asarray((~in_turns | takes) & both)
+    # One round is less than 1F1B likes, and no engine but torch's refuses it.
+    enough = rounds >= np.where(least_rounds(schedule) > 1, least_rounds(schedule), 0)
+    return np.asarray((~in_turns | takes) & enough)
 
 
 def _reduces(space: Space, sharding: Column, each: Column, accumulation: Column) -> Column:

@@ -19,6 +19,7 @@ from paceline.parallel.batch_laws import (
 from paceline.parallel.candidates import (
     Space,
     asks_for_pipeline,
+    chunked_schedules,
     divides_model,
     divisors,
     grids,
@@ -27,6 +28,7 @@ from paceline.parallel.candidates import (
 )
 from paceline.parallel.engine_laws import check_engine
 from paceline.parallel.layout_laws import check_selective, token_step
+from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.profile.adapter import NF4_BLOCK, unquantisable
 
 _DEGREES = ("data", "tensor", "pipeline", "context")
@@ -216,13 +218,12 @@ def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
     chunks, pipeline = fixed.chunks, fixed.pipeline
     if chunks == "auto" or chunks == 1:
         return
-    chunked = space.abilities.chunked_zero_bubble
-    known = ("interleaved", "zero-bubble") if chunked else ("interleaved",)
+    known = chunked_schedules(space.abilities)
     if fixed.schedule not in ("auto", *known):
         yield Problem(
             code="L008",
             what=f"layout.chunks is {chunks}, and schedule {fixed.schedule} has "
-            + ("two, always" if fixed.schedule == "dualpipe-v" else "one"),
+            + ("two, always" if SCHEDULE_FACTS[fixed.schedule].chunks == "two" else "one"),
             where=job.where("layout.chunks"),
             fix=f"leave layout.chunks out, or set layout.schedule to {' or '.join(known)}",
         )
@@ -230,7 +231,8 @@ def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
         return
     on_stage = -(-space.profile.num_blocks // pipeline)
     if pipeline * chunks > space.profile.num_blocks or (
-        on_stage % chunks and fixed.schedule != "zero-bubble"
+        on_stage % chunks
+        and (fixed.schedule == "auto" or SCHEDULE_FACTS[fixed.schedule].chunks != "any")
     ):
         good = [n for n in divisors(on_stage) if n > 1]
         yield Problem(

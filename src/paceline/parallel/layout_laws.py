@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from math import gcd
 
 from paceline.errors import Problem
-from paceline.parallel.abilities import SPLIT_BACKWARD
 from paceline.parallel.layout import Layout
+from paceline.parallel.schedules import SCHEDULE_FACTS, SPLIT_BACKWARD
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
 from paceline.profile.adapter import NF4_BLOCK
 
@@ -82,10 +82,10 @@ def check_schedule(layout: Layout, num_blocks: int) -> Iterator[Problem]:
     if layout.pipeline == 1:
         return
     word, ranks, chunks = layout.schedule, layout.pipeline, layout.chunks
-    one, several = word in ("gpipe", "1f1b"), word == "interleaved"
-    fits = chunks == 1 if one else chunks >= 2 if several else word != "dualpipe-v" or chunks <= 2
-    if not fits:
-        needed = {"interleaved": "2 or more", "dualpipe-v": "2"}.get(word, "1")
+    kind = SCHEDULE_FACTS[word].chunks
+    several = kind == "several"
+    if not {"one": chunks == 1, "two": chunks <= 2, "several": chunks >= 2, "any": True}[kind]:
+        needed = {"one": "1", "two": "2", "several": "2 or more"}[kind]
         yield Problem(
             code="L008",
             what=f"layout.chunks is {chunks}, and schedule {word} has {needed} on each stage",
@@ -110,7 +110,7 @@ def check_schedule(layout: Layout, num_blocks: int) -> Iterator[Problem]:
 def check_micro_batches(layout: Layout, count: int) -> Iterator[Problem]:
     """Whether a schedule can order so many micro-batches."""
     ranks, word = layout.pipeline, layout.schedule
-    least = {"1f1b": ranks, "dualpipe-v": 2 * ranks}.get(word, 1)
+    least = max(1, SCHEDULE_FACTS[word].least_rounds * ranks)
     if count < least:
         yield Problem(
             code="L007",
@@ -119,7 +119,7 @@ def check_micro_batches(layout: Layout, count: int) -> Iterator[Problem]:
             where="layout.accumulation",
             fix=f"set layout.accumulation to {least} or more, or layout.schedule to gpipe",
         )
-    in_rounds = word == "interleaved" or (word == "zero-bubble" and not is_v_shaped(layout))
+    in_rounds = SCHEDULE_FACTS[word].in_rounds and not is_v_shaped(layout)
     rounds = max(1, count // ranks)
     if in_rounds and count % rounds:
         yield Problem(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.parallel.layout import Layout
+from paceline.parallel.schedules import SCHEDULE_FACTS, is_in_v
 from paceline.parallel.table import code_of
 
 Column = Any
@@ -20,8 +21,8 @@ Column = Any
 
 
 def num_chunks(layout: Layout) -> int:
-    """Stages of each rank. DualPipe-V has two, whatever the layout says."""
-    return 2 if layout.schedule == "dualpipe-v" else layout.chunks
+    """Stages of each rank. Some schedules have two, whatever the layout says."""
+    return 2 if SCHEDULE_FACTS[layout.schedule].chunks == "two" else layout.chunks
 
 
 def num_stages(layout: Layout) -> int:
@@ -30,20 +31,14 @@ def num_stages(layout: Layout) -> int:
 
 
 def is_v_shaped(layout: Layout) -> bool:
-    """Whether the stages go down the ranks and up again.
-
-    Zero-bubble of two chunks is: ZB-V holds half of what the loop does. Source: arXiv:2401.10241,
-    section 6.
-    """
-    zero_bubble = layout.schedule == "zero-bubble" and layout.chunks == 2
-    return layout.pipeline > 1 and (zero_bubble or layout.schedule == "dualpipe-v")
+    """Whether the stages go down the ranks and up again."""
+    in_v = is_in_v(code_of("schedule", layout.schedule), layout.chunks)
+    return layout.pipeline > 1 and bool(in_v)
 
 
 def rank_of_head(pipeline: Column, schedule: Column, chunks: Column) -> Column:
     """The pipeline's rank with the last stage, for columns of layouts: the first one in a v."""
-    zero_bubble = (schedule == code_of("schedule", "zero-bubble")) & (chunks == 2)
-    is_v = zero_bubble | (schedule == code_of("schedule", "dualpipe-v"))
-    return np.where(is_v, 0, np.asarray(pipeline) - 1)
+    return np.where(is_in_v(schedule, chunks), 0, np.asarray(pipeline) - 1)
 
 
 def stages_of_rank(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from paceline.choices import Recompute
 from paceline.estimate import Case, Estimate, price, price_one
 from paceline.parallel import Layout, Layouts, abilities_of, table_of
 from paceline.parallel.candidates import divisors
+from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.parallel.table import SHARDINGS, code_of
 from paceline.plan.decision import Rejected
 from paceline.plan.host import host_bytes_of_one, host_limit_bytes, host_limit_source
@@ -30,8 +31,6 @@ _SAME = 0.005
 
 _LEAST_TERM = 0.01
 """A term that differs by less than this share of the step is not named."""
-
-_ORDER_OF_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "dualpipe-v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +76,8 @@ def order_of(priced: Priced, latest_s: float) -> Any:
     """Row numbers, best first: those within the margin by simplicity, then the others by time."""
     t, size = priced.layouts, len(priced)
     axes = sum((getattr(t, name) > 1) * 1 for name in ("tensor", "pipeline", "context", "expert"))
-    places = np.zeros(len(_ORDER_OF_SCHEDULES), dtype=int)
-    for place, word in enumerate(_ORDER_OF_SCHEDULES):
+    places = np.zeros(len(SCHEDULE_FACTS), dtype=int)
+    for place, word in enumerate(SCHEDULE_FACTS):
         places[code_of("schedule", word)] = place
     is_late = priced.step_s > latest_s
     # Time in steps of half a percent, so that equally fast layouts are equal.

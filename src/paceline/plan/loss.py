@@ -7,6 +7,7 @@ from paceline.errors import Problem
 from paceline.job import Job
 from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout
+from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.profile import resolve_config, resolve_decoder
 
 PLAIN_HEADS = (
@@ -17,10 +18,6 @@ PLAIN_HEADS = (
 
 _CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Fields of a config.json by which a model changes its logits after the head."""
-
-_SCHEDULES = ("1f1b", "interleaved")
-"""Orders in which the last stage goes backward at once, so that one micro-batch's gradients of the
-head are held, and not those of all."""
 
 
 def check_loss_chunk(job: Job, layout: Layout) -> Iterator[Problem]:
@@ -109,7 +106,7 @@ def _reason_against(job: Job, layout: Layout) -> str | None:
         return "the head and the loss of code of your own are its own"
     if (objective := objective_of(job.spec)) != "next_token":
         return f"train.objective {objective} is not a sum over tokens"
-    if layout.pipeline > 1 and layout.schedule not in _SCHEDULES:
+    if layout.pipeline > 1 and not SCHEDULE_FACTS[layout.schedule].ends_at_once:
         return f"with layout.schedule {layout.schedule} each micro-batch would hold its gradients"
     if resolve_decoder(job) is not None:
         return None

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from paceline.choices import Recompute
 from paceline.parallel.layout import Layout
+from paceline.parallel.stages import num_chunks
 from paceline.record.verification import Run
 
 WIDE, JOB, AGAIN, RESUMED = "float64", "job", "again", "resumed"
@@ -55,7 +56,7 @@ def _others(layout: Layout, steps: int) -> Iterator[Run]:
             layout, micro_batch=layout.micro_batch * layout.accumulation, accumulation=1
         )
         yield Run(name=WHOLE_BATCH, layout=whole, precision="fp64", steps=1, compared=True)
-    if layout.pipeline > 1 and layout.chunks == 1 and layout.schedule != "dualpipe-v":
+    if layout.pipeline > 1 and num_chunks(layout) == 1:
         other = "1f1b" if layout.schedule == "gpipe" else "gpipe"
         scheduled = replace(layout, schedule=other)  # type: ignore[arg-type]
         name = f"{SCHEDULE} {other}"

@@ -16,6 +16,7 @@ from paceline.job import Job
 from paceline.job.data_fields import objective_of
 from paceline.job.load import dump_job
 from paceline.parallel.layout import Layout
+from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.parallel.stages import num_stages
 from paceline.plan import Plan
 from paceline.profile import DecoderShape, ModelProfile, profile_config, resolve_config
@@ -149,7 +150,7 @@ def small_layout(planned: Layout, ranks: int | None = None) -> _Small:
     if planned.expert > 1 and expert == 1:
         left_out.append(f"expert {planned.expert}")
     chunks = min(planned.chunks, 2) if degrees["pipeline"] > 1 else 1
-    each_stage = 4 if planned.schedule == "dualpipe-v" else 2
+    each_stage = 2 * max(1, SCHEDULE_FACTS[planned.schedule].least_rounds)
     offload = planned.offload if planned.offload == "cpu" and sharding != "none" else "none"
     if offload != planned.offload:
         left_out.append(f"offload {planned.offload}")
