@@ -277,3 +277,14 @@ def test_debugging_that_undoes_paceline_runs_recovery_is_for_other_engines():
         )
         levels[engine] = re.findall(r"TORCH_DISTRIBUTED_DEBUG=(\w+)", launch["debuggingScript"])
     assert levels == {"paceline": ["INFO"], "torchtitan": ["DETAIL"]}
+
+
+def test_the_phase_of_faults_says_what_a_run_does():
+    found = output(8)
+    assert found["appliesTo"] == "`paceline run`"
+    assert "the workers that live stay" in found["strategy"]
+    ranks = found["elastic"]["max"]
+    assert found["elastic"]["min"] < ranks == 16
+    fixed = output(8, "recovery.shrink=false", "checkpoint.copy_to=s3://bucket/runs")
+    assert fixed["elastic"]["min"] == ranks
+    assert fixed["storageLocation"]["backup"] == "s3://bucket/runs"

@@ -48,14 +48,12 @@ class Case:
 
     @property
     def applies_to(self) -> str:
-        """Which program the phase is about: ours runs what one machine can, today."""
-        layout, cluster = self.plan.layout, self.plan.cluster
-        whole = layout.tensor * layout.pipeline * layout.context == 1
-        if cluster.is_local and whole and layout.sharding in ("none", "full"):
-            return "`paceline run` on this machine"
+        """Which program the phase is about."""
+        if self.plan.engine == "paceline" and self.job.spec.program is None:
+            return "`paceline run`"
         return (
-            "a program that uses `paceline.runtime`; one of another engine keeps its own samples, "
-            "checkpoints and metrics, and is to be set up like this"
+            "`paceline run`; a program of your own, or of another engine, keeps its own samples, "
+            "checkpoints and metrics, and should be set up like this"
         )
 
 

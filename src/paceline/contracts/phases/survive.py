@@ -40,6 +40,15 @@ class FaultTolerance(TypedDict):
     reason: str | None
 
 
+_SOURCES = {
+    "auto": "other ranks, from snapshots in memory or from the newest valid checkpoint",
+    "replica": "ranks that hold the same, else from the newest valid checkpoint",
+    "memory": "snapshots in memory, else from the newest valid checkpoint",
+    "checkpoint": "the newest valid checkpoint",
+}
+"""`recovery.state` -> where a lost rank's state is from."""
+
+
 def survive_faults(case: Case) -> FaultTolerance:
     """Checkpoints and restarts, with what failures are expected to cost."""
     plan, view, spec = case.plan, case.view, case.job.spec
@@ -49,14 +58,14 @@ def survive_faults(case: Case) -> FaultTolerance:
     ranks = plan.cluster.num_ranks
     return {
         "appliesTo": case.applies_to,
-        "strategy": "sharded checkpoints written in the background; on a failure all workers are "
-        "fenced and started again from the newest valid one",
+        "strategy": "sharded checkpoints written in the background; on a failure the workers that "
+        f"live stay, and lost ranks get their state from {_SOURCES[spec.recovery.state]}",
         "checkpointFrequency": f"every {every} steps{period}",
         "checkpointFrequencySteps": every,
         "advisedFrequencySteps": None if best is None else best.every_steps,
         "storageLocation": {
             "primary": "runs/<run>/checkpoints on storage that every node sees",
-            "backup": "none: copy kept checkpoints to an object store",
+            "backup": spec.checkpoint.copy_to or "none: checkpoint.copy_to copies them elsewhere",
             "type": "shared file system",
         },
         "components": [
@@ -78,10 +87,12 @@ def survive_faults(case: Case) -> FaultTolerance:
             "fallback": "a checkpoint that fails its hash is refused and the one before it taken",
         },
         "elastic": {
-            "min": ranks,
+            "min": ranks // plan.layout.data if spec.recovery.shrink else ranks,
             "max": ranks,
-            "up": "resume by hand on more ranks: samples stay the same",
-            "down": "resume by hand on fewer ranks, with more accumulation and the same batch",
+            "up": "the run grows back to all ranks when the node returns",
+            "down": "fewer data ranks with more accumulation and the same global batch"
+            if spec.recovery.shrink
+            else "recovery.shrink is off: the run waits, and ends",
         },
         "failureDetection": {
             "interval": "at once for a process that ends",
