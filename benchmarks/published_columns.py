@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from published import Run
 
-from paceline.catalog import Accelerator, find_accelerator, load_accelerators
+from paceline.catalog import Accelerator, find_accelerator, load_accelerators, load_links
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.errors import JobError
 from paceline.estimate.holdings import holdings_of, traffic_of
@@ -35,7 +35,7 @@ from paceline.parallel.table import (
 )
 from paceline.profile import ModelProfile
 from paceline.profile.block import Block
-from paceline.topology import Cluster
+from paceline.topology import Cluster, find_levels
 
 _INTERLEAVES = ("megatron", "megatron-2021", "megatron-bridge")
 _MAX_CHUNKS = 4
@@ -178,11 +178,23 @@ def cluster_of(run: Run) -> Cluster:
 def _cluster(name: str, num_ranks: int, per_node: int, interconnect: str) -> Cluster:
     known = _accelerator(name)
     per_node = max(1, min(per_node, num_ranks))
-    shares_node = 1 < known.scale_up_size <= 16
+    num_nodes = max(1, -(-num_ranks // per_node))
+    declared = _network(interconnect, per_node)
+    network = declared or known.network_node_bytes_per_s * per_node / known.num_per_node
+    # A fast link of one node joins as many as the source's nodes have.
+    if 1 < known.scale_up_size <= 16:
+        known = replace(known, scale_up_size=per_node)
+    levels = find_levels(
+        known,
+        load_links(),
+        num_nodes=num_nodes,
+        ranks_per_node=per_node,
+        network_node_bytes_per_s=network,
+    )
     return Cluster(
         accelerator=known.name,
         is_local=False,
-        num_nodes=max(1, -(-num_ranks // per_node)),
+        num_nodes=num_nodes,
         ranks_per_node=per_node,
         backend=known.backend,
         cores_per_rank=None,
@@ -191,11 +203,10 @@ def _cluster(name: str, num_ranks: int, per_node: int, interconnect: str) -> Clu
         overhead_bytes=known.overhead_bytes,
         peak_flops_per_s=known.peak_flops_per_s,
         memory_bytes_per_s=known.memory_bytes_per_s,
-        link_bytes_per_s=known.link_bytes_per_s,
-        network_bytes_per_s=_network(interconnect, per_node)
-        or known.network_node_bytes_per_s * per_node / known.num_per_node,
+        link_bytes_per_s=None,
+        network_bytes_per_s=network,
+        levels=levels,
         known={},
-        scale_up_size=per_node if shares_node else known.scale_up_size,
         num_multiprocessors=known.num_multiprocessors,
     )
 
@@ -335,7 +346,13 @@ def _kinds(runs: Sequence[Run]) -> tuple[list[Run], Any]:
 def _rates(run: Run, efficiencies: Efficiencies) -> Rates:
     rates = rates_of(cluster_of(run), _engine(run), run.precision, efficiencies)
     assert rates is not None, run.id
-    return rates
+    # As many levels for every run, so that they stand side by side; the last joins all ranks.
+    same = (rates.levels[-1],) * (_MOST_LEVELS - len(rates.levels))
+    return replace(rates, levels=(*rates.levels, *same))
+
+
+_MOST_LEVELS = 3
+"""A pair of cards, a node and the network."""
 
 
 def _take(value: Any, index: Any) -> Any:
@@ -343,7 +360,11 @@ def _take(value: Any, index: Any) -> Any:
     columns = {each.name: getattr(value, each.name) for each in fields(value)}
     return type(value)(
         **{
-            name: _take(column, index) if is_dataclass(column) else column[index]
+            name: tuple(_take(each, index) for each in column)
+            if isinstance(column, tuple)
+            else _take(column, index)
+            if is_dataclass(column)
+            else column[index]
             for name, column in columns.items()
         }
     )
@@ -393,7 +414,9 @@ def _stack(values: Sequence[Any]) -> Any:
     columns: dict[str, Any] = {}
     for each in fields(first):
         entries = [getattr(value, each.name) for value in values]
-        if is_dataclass(entries[0]):
+        if isinstance(entries[0], tuple):
+            columns[each.name] = tuple(_stack(level) for level in zip(*entries, strict=True))
+        elif is_dataclass(entries[0]):
             columns[each.name] = _stack(entries)
         else:
             columns[each.name] = np.array([np.ravel(entry)[0] for entry in entries], float)

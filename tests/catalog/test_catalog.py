@@ -87,14 +87,21 @@ def test_rates_that_were_read_in_the_planners_table_are_those_of_the_table():
     assert rows["TPU-v6e"].peak_flops_per_s["bf16"] == 918e12
 
 
-def test_the_rate_to_the_others_in_a_node_is_that_of_the_link_they_share():
+def test_the_rate_inside_a_node_is_stated_once_by_its_links():
     links = load_links()
     for name, accelerator in load_accelerators().items():
-        shared = accelerator.scale_up_size in (1, accelerator.num_per_node)
-        whole = shared or accelerator.scale_up_size > accelerator.num_per_node
-        link = accelerator.link if whole else accelerator.host_link
-        assert link is not None, name
-        assert links[link].bytes_per_s == accelerator.link_bytes_per_s, name
+        assert accelerator.link in links, name
+        assert accelerator.link_bytes_per_s is None, name
+        if accelerator.scale_up_size < accelerator.num_per_node and accelerator.name != "cpu":
+            assert accelerator.host_link in links, name
+
+
+def test_links_without_a_switch_add_up_to_their_rate():
+    for name, link in load_links().items():
+        assert (link.shape == "switch") == (link.num_links == 1), name
+        if link.shape == "torus":
+            assert link.num_links % 2 == 0, name
+    assert load_links()["infinity-fabric-mi300x"].num_links == 7
 
 
 def test_the_network_of_a_node_is_a_whole_number_of_its_ports():

@@ -117,7 +117,7 @@ def replace_profile(profile: ModelProfile) -> Case:
 
 
 def test_an_accelerator_without_rates_has_an_unknown_time():
-    cluster = replace(H100S.cluster, peak_flops_per_s={}, link_bytes_per_s=None)
+    cluster = replace(H100S.cluster, peak_flops_per_s={}, levels=())
     found = price_one(layout_of(), case_of(H100S.profile, cluster, precision="bf16"))
     assert found.step_s is None
     assert found.memory.total_bytes is not None

@@ -16,7 +16,7 @@ from paceline.catalog.measured import (
     MemoryTime,
     ProductTime,
 )
-from paceline.estimate.collectives import gather_s
+from paceline.estimate.collectives import all_gather_s, all_reduce_s
 from paceline.estimate.compute import matmul_s
 from paceline.estimate.fit_rates import Fitted, fit_rates
 from paceline.estimate.rates import rates_of
@@ -190,16 +190,12 @@ def test_a_links_share_and_latency_come_back(accelerator, ranks, keys, latency_s
             num_bytes=size,
             num_ranks=ranks,
             is_inside_node=True,
-            seconds=float(
-                passes
-                * (rates.gather_share if passes == 2 else 1.0)
-                * gather_s(size, ranks, 1, rates)
-            ),
+            seconds=float(collective(size, ranks, 1, rates)),
             spread=0.01,
             num_repeats=9,
         )
         for size in (2**16, 2**20, 2**24, 2**28)
-        for kind, passes in (("all_reduce", 2), ("all_gather", 1))
+        for kind, collective in (("all_reduce", all_reduce_s), ("all_gather", all_gather_s))
     )
     found = fit(cluster, collectives=times).row
     assert (found[keys[0]], found[keys[1]]) == pytest.approx((0.6, latency_s), rel=0.1)

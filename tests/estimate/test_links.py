@@ -1,5 +1,8 @@
 """Which link a step's traffic uses, and how wide its range is."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from tests.plan.scene import JOB, cluster_of, job_of
 
@@ -27,6 +30,68 @@ def test_cards_of_one_node_talk_over_pcie_and_not_over_its_network(accelerator: 
     assert slow.terms == priced(SHARDED, *asked, "cluster.network=400Gb/s").terms
     # 8 billion parameters gathered twice and reduced in float32, over some 25 GB/s.
     assert 0.3 < slow.terms["data"] < 10
+
+
+def test_a_pair_of_a_mesh_pays_for_its_one_link():
+    """2 x MI300X: 64 GB/s between them, of the 448 that all eight of a node share."""
+    layout = Layout(
+        data=1, sharding="none", tensor=2, sequence_parallel=True, micro_batch=1, accumulation=64
+    )
+    asked = ("cluster.accelerator=MI300X", "train.global_batch=64")
+    two = priced(layout, *asked, "cluster.per_node=2").terms["tensor"]
+    eight = priced(replace(layout, tensor=8), *asked, "cluster.per_node=8").terms["tensor"]
+    # Half of 34 MB over 48 GB/s, or seven eighths over 336, and hops.
+    assert 2.5 < two / eight < 4
+
+
+def test_a_bridged_pair_is_priced_over_its_bridge():
+    """H100 NVL has two thirds of the SXM's rate between two, not PCIe's seventh."""
+    layout = Layout(
+        data=1, sharding="none", tensor=2, sequence_parallel=True, micro_batch=1, accumulation=64
+    )
+    bridged, switched = (
+        priced(layout, f"cluster.accelerator={name}", "cluster.per_node=2").terms["tensor"]
+        for name in ("H100-NVL", "H100-SXM")
+    )
+    assert 1.3 < bridged / switched < 1.8
+
+
+def test_a_row_of_the_links_in_a_file_of_ones_own_changes_the_estimate(tmp_path: Path):
+    """Rate and latency of the shipped accelerator's link, which were shown and not read."""
+    row = "[links.nvlink-4]\nbytes_per_s = {}\nlatency_s = {}\n"
+
+    def of(rate: float, latency_s: float) -> Estimate:
+        own = tmp_path / "own.toml"
+        own.write_text(row.format(rate, latency_s))
+        return priced(SHARDED, f"cluster.catalog={own}", "train.global_batch=8")
+
+    shipped = of(450e9, 1.9e-6).terms
+    assert of(450e9, 1.9e-6).terms == priced(SHARDED, "train.global_batch=8").terms
+    assert of(4.5e9, 1.9e-6).terms["data"] > 10 * shipped["data"]
+    assert of(450e9, 1.0).terms["data"] > 7  # seven hops of a second in every gather
+
+
+def test_a_ring_hides_behind_attention_and_not_behind_the_rest_of_the_block():
+    """Over 200 Gb/s a node the keys of 512 tokens travel longer than 512 queries attend to them."""
+    asked = ("cluster.nodes=16", "cluster.per_node=1", "cluster.network=200Gb/s")
+    asked = (*asked, "train.global_batch=16")
+    short = Layout(
+        data=1, sharding="none", context=16, context_kind="ring", micro_batch=1, accumulation=16
+    )
+    near = priced(short, *asked, "data.seq_len=8192")
+    far = priced(short, *asked, "data.seq_len=131072")
+    assert near.terms["context"] > 0.4 * near.terms["compute"]
+    assert far.terms["context"] < 0.05 * far.terms["compute"]
+
+
+def test_attention_of_a_ring_is_as_slow_as_that_of_one_ranks_part_of_the_sample():
+    asked = ("cluster.nodes=1", "train.global_batch=16", "data.seq_len=8192")
+    layout = Layout(
+        data=1, sharding="none", context=8, context_kind="ring", micro_batch=1, accumulation=16
+    )
+    ring = priced(layout, *asked).terms["compute"]
+    ulysses = priced(replace(layout, context_kind="ulysses"), *asked).terms["compute"]
+    assert ring > 1.1 * ulysses
 
 
 def test_a_pipeline_with_two_stages_a_node_still_crosses_the_network():

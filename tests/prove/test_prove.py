@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import JobError, PlanError
-from paceline.estimate.rates import MatmulRate, Rates
+from paceline.estimate.rates import LinkRates, MatmulRate, Rates
 from paceline.prove.proof import ModelRequest
 from paceline.prove.prove import prove
 from paceline.prove.world import world
@@ -31,6 +31,17 @@ EXTENDED = {
 }
 EXTENDED_QUICKLY = ("FSDP2 x tensor",)
 """The others, much like them, are marked slow."""
+
+
+def link(size: int, rate: float, latency_s: float) -> LinkRates:
+    return LinkRates(
+        size=size,
+        gather_bytes_per_s=rate,
+        all_reduce_bytes_per_s=rate,
+        all_to_all_bytes_per_s=rate,
+        latency_s=latency_s,
+    )
+
 
 RATES = Rates(
     matmul=MatmulRate(
@@ -52,13 +63,9 @@ RATES = Rates(
     host_s=5e-6,
     routed_ops=10.0,
     grouped_share=0.8,
-    link_bytes_per_s=3e11,
-    gather_share=1.0,
-    ramp_bytes=4e6,
-    link_latency_s=5e-6,
+    levels=(link(8, 3e11, 5e-6), link(64, 4e10, 1e-5)),
     domain=8,
-    network_bytes_per_s=4e10,
-    network_latency_s=1e-5,
+    collective_s=0.0,
     gradient_overlap=0.9,
     gather_overlap=0.9,
     tensor_overlap=0.0,
@@ -174,7 +181,7 @@ def test_a_pipelines_first_stage_waits_in_its_bubble():
 
 
 def test_an_unhidden_gather_makes_the_step_longer():
-    slow = replace(RATES, network_bytes_per_s=1e9)
+    slow = replace(RATES, levels=(RATES.levels[0], link(64, 1e9, 1e-5)))
     asked = request(layout(data=16), rates=replace(RATES, host_s=0.0))
     fast_s = prove(asked).simulated.step_s
     assert prove(replace(asked, rates=slow)).simulated.step_s > 1.5 * fast_s

@@ -30,9 +30,6 @@ class Accelerator:
     memory_bytes_per_s: float | None
     """Peak bandwidth of its memory."""
 
-    link_bytes_per_s: float
-    """To the others in its node, each direction, all its links together."""
-
     network_node_bytes_per_s: float
     """Usual network of a node, each direction, all its NICs together."""
 
@@ -41,9 +38,6 @@ class Accelerator:
 
     overhead_bytes: int
     """Taken by a process before its first tensor."""
-
-    allocator_slack: float
-    """What PyTorch's allocator holds unused, as a share of the tensors that are alive."""
 
     smi_names: tuple[str, ...]
     """How the device's own tool names it."""
@@ -64,14 +58,15 @@ class Accelerator:
     network: str | None = None
     """Row of the links: the usual network."""
 
+    link_bytes_per_s: float | None = None
+    """To the others in its node, each direction, all its links together; None: the rate of `link`,
+    or of `host_link` where part of a node shares `link`."""
+
     scale_up_size: int = 1
     """How many share `link` at full rate: a node's 8, a rack's 72, a slice. 1 is none."""
 
     num_multiprocessors: int | None = None
     """Streaming multiprocessors, compute units or GPU cores."""
-
-    tdp_w: float | None = None
-    """Power limit of the board as sold, in watts."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     """Group of numbers (peak, memory, link, network, overhead) -> where they are from."""
@@ -87,15 +82,13 @@ ACCELERATOR_KEYS: Mapping[str, r.Key] = {
     "memory_bytes_per_s": r.Key(read=r.rate),
     "link": r.Key(read=r.text),
     "host_link": r.Key(read=r.text),
-    "link_bytes_per_s": r.Key(read=r.rate, required=True),
+    "link_bytes_per_s": r.Key(read=r.rate),
     "scale_up_size": r.Key(read=r.count),
     "network": r.Key(read=r.text),
     "network_node_bytes_per_s": r.Key(read=r.rate, required=True),
     "num_per_node": r.Key(read=r.count, required=True),
     "num_multiprocessors": r.Key(read=r.count),
-    "tdp_w": r.Key(read=r.number),
     "overhead_bytes": r.Key(read=r.size, required=True),
-    "allocator_slack": r.Key(read=r.share, required=True),
     "source": r.Key(read=r.text),
     "sources": r.Key(read=r.text_table),
 }

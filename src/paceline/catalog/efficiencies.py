@@ -62,6 +62,9 @@ class Efficiencies:
         return usual.get(kind, usual["fp8"])
 
 
+MEASURED_LINKS = ("link_share", "link_latency_s", "network_share", "network_latency_s")
+"""Keys of `[step]` that a calibrated machine has, instead of its links' rows in the catalog."""
+
 _NEAREST = {"H200": "H100", "H20": "H100", "GB200": "B200", "GB300": "B200", "B200": "H100"}
 """Whose products are taken where a family's own were not measured in a precision."""
 
@@ -114,6 +117,7 @@ def with_measured(
         for name in ("sustained", "attention_half_len"):
             tables[name][accelerator] = row.get(name, tables[name].get(old, tables[name]["other"]))
         for name in ("attention", "step"):
-            tables[name] |= {key: row[key] for key in row if key in tables[name]}
+            known = (*tables[name], *(MEASURED_LINKS if name == "step" else ()))
+            tables[name] |= {key: row[key] for key in row if key in known}
     rest = ("sustained_by_precision", "hidden_passes", "ffn_passes", "host_s")
     return Efficiencies(**tables, **{name: getattr(base, name) for name in rest})

@@ -5,7 +5,12 @@ from typing import Any
 
 from paceline.catalog._rows import no_such, unknown_key
 from paceline.catalog.accelerator import PRECISIONS
-from paceline.catalog.efficiencies import AS_OTHER, MatmulEfficiency, load_efficiencies
+from paceline.catalog.efficiencies import (
+    AS_OTHER,
+    MEASURED_LINKS,
+    MatmulEfficiency,
+    load_efficiencies,
+)
 from paceline.errors import Problem
 
 
@@ -21,7 +26,8 @@ def check_efficiencies(
     """
     known = {spelling.lower() for spelling in spellings}
     shipped = load_efficiencies()
-    numbers = ["sustained", "attention_half_len", *shipped.attention, *shipped.step]
+    names = (*shipped.attention, *shipped.step, *MEASURED_LINKS)
+    numbers = ["sustained", "attention_half_len", *names]
     for name, row in rows.items():
         where = f"efficiencies.{name}"
         if name.lower() not in known:

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from paceline.catalog import _rows as r
 
+Shape = Literal["switch", "mesh", "torus"]
+"""How accelerators are wired: through a switch, each to each other, or to neighbours in rings."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -27,11 +30,28 @@ class Link:
     is_rdma: bool
     """Whether the NIC moves data without the CPU."""
 
+    shape: Shape = "switch"
+    """How the accelerators are wired. In a mesh or a torus a part of them has a part of the rate:
+    2 of 8 in a mesh have one link of seven."""
+
+    num_links: int = 1
+    """Links of an accelerator that `bytes_per_s` adds up: one to each other accelerator of a mesh,
+    two for each axis of a torus. Behind a switch they all lead everywhere: 1."""
+
     collective_share: float | None = None
-    """Share of the rate that large collectives were measured to reach. None is unknown."""
+    """Share of the rate that large all-gathers and reduce-scatters were measured to reach. None is
+    unknown."""
+
+    all_reduce_share: float | None = None
+    """Share that large all-reduces were measured to reach, in bytes on the wire; None: as
+    `collective_share`."""
+
+    all_to_all_share: float | None = None
+    """Share that large all-to-alls and sends were measured to reach; None: as
+    `collective_share`."""
 
     collective_source: str | None = None
-    """Who measured it."""
+    """Who measured the shares."""
 
     source: str
     """Where rate and latency are from, and which are guesses."""
@@ -43,7 +63,11 @@ LINK_KEYS: Mapping[str, r.Key] = {
     "bytes_per_s": r.Key(read=r.rate, required=True),
     "latency_s": r.Key(read=r.number, required=True),
     "is_rdma": r.Key(read=r.truth, required=True),
+    "shape": r.Key(read=r.one_of("switch", "mesh", "torus")),
+    "num_links": r.Key(read=r.count),
     "collective_share": r.Key(read=r.share),
+    "all_reduce_share": r.Key(read=r.share),
+    "all_to_all_share": r.Key(read=r.share),
     "collective_source": r.Key(read=r.text),
     "source": r.Key(read=r.text, required=True),
 }

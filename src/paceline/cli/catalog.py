@@ -164,6 +164,7 @@ def _overview(catalog: "Catalog") -> Iterator[str]:
 
 
 def _accelerators(catalog: "Catalog") -> Iterator[str]:
+    from paceline.topology.levels import node_bytes_per_s
     from paceline.units import format_bytes, format_flops_per_s
 
     head = ("NAME", "VENDOR", "MEMORY", "BANDWIDTH", "BF16", "FP8", "LINK", "SHARED BY", "NETWORK")
@@ -178,7 +179,7 @@ def _accelerators(catalog: "Catalog") -> Iterator[str]:
                 _rate(known.memory_bytes_per_s),
                 format_flops_per_s(peaks["bf16"]) if "bf16" in peaks else "-",
                 format_flops_per_s(peaks["fp8"]) if "fp8" in peaks else "-",
-                f"{known.link or '?'} {_rate(known.link_bytes_per_s)}",
+                f"{known.link or '?'} {_rate(node_bytes_per_s(known, catalog.links))}",
                 str(known.scale_up_size) if known.scale_up_size > 1 else "-",
                 f"{_bits(known.network_node_bytes_per_s)} x node of {known.num_per_node}",
             )
@@ -192,7 +193,7 @@ def _one_accelerator(catalog: "Catalog", name: str) -> Iterator[str]:
     from paceline.catalog import cheapest_prices, find_accelerator
 
     known = find_accelerator(name, where="NAME", catalog=catalog)
-    yield from (f"{key:<20} {value}" for key, value in _numbers(known))
+    yield from (f"{key:<20} {value}" for key, value in _numbers(known, catalog))
     offers = cheapest_prices(known.name, prices=catalog.prices)
     if offers:
         yield f"{'cheapest':<20} {_offer(offers[0])}"
@@ -203,7 +204,8 @@ def _one_accelerator(catalog: "Catalog", name: str) -> Iterator[str]:
         yield f"  changed by         {catalog.source}"
 
 
-def _numbers(known: "Accelerator") -> Iterator[tuple[str, str]]:
+def _numbers(known: "Accelerator", catalog: "Catalog") -> Iterator[tuple[str, str]]:
+    from paceline.topology.levels import node_bytes_per_s
     from paceline.units import format_bytes, format_flops_per_s
 
     yield "name", known.name
@@ -219,17 +221,14 @@ def _numbers(known: "Accelerator") -> Iterator[tuple[str, str]]:
     yield "link", f"{known.link or 'unknown'}, shared by {known.scale_up_size}"
     if known.host_link is not None:
         yield "host link", known.host_link
-    yield "in a node", f"{_rate(known.link_bytes_per_s)} each direction"
+    yield "in a node", f"{_rate(node_bytes_per_s(known, catalog.links))} each direction"
     network = _bits(known.network_node_bytes_per_s)
     yield "network of a node", f"{known.network or 'unknown'}, {network} each direction"
     yield "per node", str(known.num_per_node)
     if known.num_multiprocessors is not None:
         yield "multiprocessors", str(known.num_multiprocessors)
-    if known.tdp_w is not None:
-        yield "power limit", f"{known.tdp_w:.0f} W"
     yield "collectives", known.backend
     yield "process overhead", format_bytes(known.overhead_bytes)
-    yield "allocator slack", f"{known.allocator_slack:.0%} of live tensors"
 
 
 def _links(catalog: "Catalog") -> Iterator[str]:

@@ -59,6 +59,10 @@ class Work(NamedTuple):
     weight_gradients: Value
     """Share of the matrices that get a gradient: 1, or near 0 when only adapters are trained."""
 
+    ring: Value
+    """Ranks that keys and values travel round: the attention kernel sees them one rank's part at a
+    time. 1 without ring attention."""
+
 
 class BlockTimes(NamedTuple):
     """Seconds of one block and one micro-batch."""
@@ -76,6 +80,11 @@ class BlockTimes(NamedTuple):
 
     weight_gradient: Column
     """Of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
+
+    attention: Column
+    """Of the forward pass: scores and weighted values, which a ring's messages hide behind."""
+
+    attention_backward: Column
 
 
 def matmul_s(rows: Value, inner: Value, columns: Value, rate: MatmulRate) -> Column:
@@ -118,6 +127,8 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         scores=np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
         products=forward,
         weight_gradient=weight,
+        attention=attention,
+        attention_backward=attention_back,
     )
 
 
@@ -135,6 +146,8 @@ def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTime
         scores=np.asarray(0.0),
         products=forward,
         weight_gradient=forward,
+        attention=np.asarray(0.0),
+        attention_backward=np.asarray(0.0),
     )
 
 
@@ -196,7 +209,10 @@ def _attention_s(block: Block, work: Work, rates: Rates) -> tuple[Column, Column
     """Forward and backward seconds of scores and weighted values."""
     share = work.samples / (work.context * work.tensor)
     flash_flops = attention_flops(block, work.seq_len) * share
-    seen = np.asarray(work.seq_len, float)
+    # A ring's first step is a sample of one rank's tokens. Of the others, half multiply all queries
+    # by half of another rank's keys, which is as slow, and half do half of them by all its keys.
+    shortness = (1 + 0.75 * (work.ring - 1)) / work.ring
+    seen = np.asarray(work.seq_len / work.ring / shortness, float)
     at_length = seen / (seen + rates.attention_half_len)
     flash = flash_flops / (rates.attention_flops_per_s * at_length)
     flash_back = _FLASH_BACKWARD_FLOPS * flash / rates.attention_backward

@@ -1,6 +1,6 @@
 """The planner's constants of one machine, fitted to what `paceline calibrate` measured there.
 
-Every prediction is made by the planner's own code (`rates_of`, `matmul_s`, `gather_s`) from a
+Every prediction is made by the planner's own code (`rates_of`, `matmul_s`, `all_gather_s`) from a
 trial row of `[efficiencies.NAME]`, so a constant means here what it means in a plan. Fitted by
 least squares in the logarithm of time, where 10 % too slow counts the same for a small product as
 for a large one; a few times that are far off, as another program ran, count less.
@@ -19,9 +19,9 @@ import numpy as np
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies, with_measured
 from paceline.catalog.engines import Engine
 from paceline.catalog.measured import AttentionTime, CollectiveTime, Measurements, ProductTime
-from paceline.estimate.collectives import gather_s
+from paceline.estimate.collectives import all_gather_s, all_reduce_s
 from paceline.estimate.compute import matmul_s
-from paceline.estimate.rates import RAMP_BYTES, Rates, rates_of
+from paceline.estimate.rates import Rates, rates_of, shipped_share
 from paceline.profile.block import Block, attention_flops
 from paceline.topology import Cluster
 
@@ -237,29 +237,32 @@ def _fit_collectives(
     model: _Model, times: Sequence[CollectiveTime], row: Row
 ) -> tuple[str, Row, FitError, FitError]:
     """Share and latency of the link that the planner thinks these ranks talk over."""
-    degree = times[0].num_ranks
-    name = "link" if degree <= float(model.rates({}, model.wide).domain) else "network"
+    degree, is_gloo = times[0].num_ranks, model.cluster.backend == "gloo"
+    level = next(each for each in model.cluster.levels if is_gloo or degree <= each.size)
+    name = "network" if level.name == "network" else "link"
     payload = np.array([each.num_bytes for each in times], float)
-    passes = np.array([2.0 if each.kind == "all_reduce" else 1.0 for each in times])
-    is_gloo = model.cluster.backend == "gloo"
+    is_all_reduce = np.array([each.kind == "all_reduce" for each in times])
     keys = ("gloo_share" if is_gloo else f"{name}_share", f"{name}_latency_s")
     own = {key: row[key] for key in row if key.startswith("link_")}
 
     def predict(values: Mapping[str, float]) -> Column:
         rates = model.rates({**own, **values}, model.wide)
-        # All-reduce is twice a gather at the rate of all-reduce: with gloo, gathers are slower.
-        share = np.where(passes > 1, rates.gather_share, 1.0)
-        return np.asarray(passes * share * gather_s(payload, degree, 1, rates))
+        reduced = all_reduce_s(payload, degree, 1, rates)
+        return np.where(is_all_reduce, reduced, all_gather_s(payload, degree, 1, rates))
 
-    start = {key: model.shipped.step[key] for key in keys}
-    before = _error(predict(start), times)
-    # Below it the planner's ramp sets the time, which is not fitted: large payloads decide.
-    weight = np.clip((payload / RAMP_BYTES) ** 2, _LEAST_WEIGHT, 1.0)
-    # One rate stands for collectives that differ (gloo's all-reduce is 3 times as fast as its
-    # gather): their geometric mean, not whichever kind there is more of.
+    share = model.shipped.step["gloo_share"] if is_gloo else shipped_share(level)
+    start = {keys[0]: share, keys[1]: level.latency_s}
+    before = _error(predict({}), times)
+    # Small payloads show the latency, large ones the rate, which decides most of a step.
+    weight = np.clip((payload / _LARGE_BYTES) ** 2, _LEAST_WEIGHT, 1.0)
+    # One share stands for collectives that differ: their geometric mean, not whichever kind there
+    # is more of.
     values, error = _fit(predict, start, times, weight, far_off=1.0)
     return name, dict(values), error, before
 
+
+_LARGE_BYTES = 4e6
+"""Payload whose time is mostly bytes: on 8 H100 as long as the start and the hops take."""
 
 _LEAST_WEIGHT = 0.03
 """Of a small payload, which is all that shows the latency."""

@@ -24,6 +24,10 @@ each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
 _OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
 """Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""
 
+_GLIBC_SHARE = 1.25
+"""What a process on a CPU holds for each byte of its tensors: 708 MiB resident for 562 MiB after
+three steps of a 19M decoder (Python 3.11, torch 2.13 CPU, AMD EPYC Zen 4)."""
+
 OWN_RUNTIME = "paceline"
 """The engine that is `paceline run` itself."""
 
@@ -74,9 +78,7 @@ def holdings_of(
             engine, cluster, layouts, wide=wide, has_adapter=profile.adapter is not None
         ),
         overhead_bytes=cluster.overhead_bytes,
-        reserved_share=1 + cluster.allocator_slack
-        if cluster.backend == "gloo"
-        else engine.reserved_share,
+        reserved_share=_GLIBC_SHARE if cluster.backend == "gloo" else engine.reserved_share,
         selective_cheap=float(engine.selective_cheap),
         gathered_inputs=float(engine.gathered_inputs),
         own_runtime=float(engine.name == OWN_RUNTIME),

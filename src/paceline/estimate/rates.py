@@ -4,13 +4,14 @@ Every field is a number, or a column with one entry a row when thousands of runs
 machines are priced at once (`benchmarks/planner_accuracy.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies
 from paceline.catalog.engines import Engine
 from paceline.profile.block import Value
-from paceline.topology import Cluster
+from paceline.topology import Cluster, Level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,32 @@ class MatmulRate:
 
     operand_bytes: Value
     """One element of an operand: 2 in bf16, 1 in fp8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """What collectives reach over one level of links, each rank and direction."""
+
+    size: Value
+    """Ranks of one group of this level, those of the levels inside it included."""
+
+    gather_bytes_per_s: Value
+    """All-gather and reduce-scatter, when the whole group takes part."""
+
+    all_reduce_bytes_per_s: Value
+    """All-reduce, in bytes on the wire."""
+
+    all_to_all_bytes_per_s: Value
+    """All-to-all and point-to-point."""
+
+    latency_s: Value
+    """One hop."""
+
+    peers: Value = 1.0
+    """Ranks that each rank has a link of its own to: 7 in a mesh of 8, 1 behind a switch."""
+
+    axes: Value = 1.0
+    """Rings that each rank is part of: 2 or 3 in a torus, else 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,27 +110,14 @@ class Rates:
     grouped_share: Value
     """Rate of a grouped product as a share of a single one's of the same shape."""
 
-    link_bytes_per_s: Value
-    """Inside the scale-up domain, each rank and direction, as collectives reach it."""
-
-    gather_share: Value
-    """Rate of all-gather and reduce-scatter as a share of all-reduce's: 1, or less with gloo."""
-
-    ramp_bytes: Value
-    """Payload at which a ring reaches half of its bandwidth."""
-
-    link_latency_s: Value
-    """One collective's latency inside the domain."""
+    levels: tuple[LinkRates, ...]
+    """Links between ranks, innermost first. The last joins all ranks."""
 
     domain: Value
-    """Ranks in one scale-up domain: at least those of a node, which PCIe joins where nothing
-    faster does."""
+    """Ranks that reach each other without the network: those of a node or of a rack."""
 
-    network_bytes_per_s: Value
-    """Between domains, each rank and direction, as collectives reach it."""
-
-    network_latency_s: Value
-    """One collective's latency between domains."""
+    collective_s: Value
+    """Start of one collective, whatever its size and group."""
 
     gradient_overlap: Value
     """Share of the gradients' reduction that may hide behind the last backward pass."""
@@ -142,12 +156,10 @@ def rates_of(
     """What an engine reaches on a cluster in a precision; None where a needed rate is unknown."""
     peak = _peak(cluster, precision)
     wide = next((rate for name in ("bf16", "fp16", "fp32") if (rate := _peak(cluster, name))), None)
-    memory, link = cluster.memory_bytes_per_s, cluster.link_bytes_per_s
-    network = cluster.network_bytes_per_s
-    needs_network = cluster.num_ranks > cluster.ranks_per_node
+    memory = cluster.memory_bytes_per_s
     if peak is None or wide is None or memory is None:
         return None
-    if (cluster.num_ranks > 1 and link is None) or (needs_network and network is None):
+    if cluster.num_ranks > max((level.size for level in cluster.levels), default=1):
         return None
     e, s = efficiencies, efficiencies.step
     family = e.family_of(cluster.accelerator)
@@ -179,13 +191,9 @@ def rates_of(
         host_s=e.host_s[engine.host] * waits_for_host,
         routed_ops=s["routed_ops"],
         grouped_share=s["grouped_share"],
-        link_bytes_per_s=(link or 1.0) * s["gloo_share" if is_gloo else "link_share"],
-        gather_share=cluster.gather_share if is_gloo else 1.0,
-        ramp_bytes=0.0 if is_gloo else RAMP_BYTES,
-        link_latency_s=s["link_latency_s"],
-        domain=cluster.num_ranks if is_gloo else max(cluster.scale_up_size, cluster.ranks_per_node),
-        network_bytes_per_s=_network_of_rank(cluster) * s["network_share"],
-        network_latency_s=s["network_latency_s"],
+        levels=_all_link_rates(cluster, s),
+        domain=cluster.num_ranks if is_gloo else cluster.domain,
+        collective_s=0.0 if is_gloo else _COLLECTIVE_S,
         gradient_overlap=s["gradient_overlap"] * _hides(cluster, engine.overlaps_gradients),
         gather_overlap=s["gather_overlap"] * _hides(cluster, engine.overlaps_gathers),
         tensor_overlap=s["tensor_overlap"] * _hides(cluster, engine.overlaps_tensor),
@@ -199,9 +207,64 @@ def rates_of(
     )
 
 
-RAMP_BYTES = 4e6
-"""Of NCCL's rings. 8 H100: 219 GB/s at 16 MB of 336; 8 A100: 109 of 205. Source:
-design/planner.md 3.2, Collectives (4 MB a link and a ring step)."""
+_COLLECTIVE_S = 14e-6
+"""NCCL's own constant for a ring with LL128, whose hops are the catalog's latencies. Source:
+NVIDIA/nccl, src/graph/tuning.cc, baseLat (version 2.21). With it an all-gather of 16 MB on 8 GPUs
+takes 69 us on H100 and 50 us on B200; 64 and 49 were measured, and 128 on A100, where it is 95."""
+
+_SHARE_INSIDE, _SHARE_BETWEEN = 0.7, 0.85
+"""Share of a link's rate that collectives reach where the catalog has no measurement: about what
+they reach on the links that were measured (0.68 to 0.75 inside a node, 0.85 between nodes)."""
+
+
+def _all_link_rates(cluster: Cluster, measured: Mapping[str, float]) -> tuple[LinkRates, ...]:
+    """With gloo the innermost level alone, as simulated nodes are one machine."""
+    is_gloo = cluster.backend == "gloo"
+    levels = cluster.levels[:1] if is_gloo else cluster.levels
+    return tuple(_link_rates(each, measured, is_gloo=is_gloo) for each in levels) or (_ALONE,)
+
+
+_ALONE = LinkRates(
+    size=1,
+    gather_bytes_per_s=1.0,
+    all_reduce_bytes_per_s=1.0,
+    all_to_all_bytes_per_s=1.0,
+    latency_s=0.0,
+)
+"""One rank, which sends nothing."""
+
+
+def _link_rates(level: Level, measured: Mapping[str, float], *, is_gloo: bool) -> LinkRates:
+    """A level as collectives see it.
+
+    Args:
+        level: Its raw rate, and the shares that the catalog knows.
+        measured: `[step]` of the efficiencies. A calibrated machine has `link_share` and
+            `link_latency_s`, or `network_...`, which are taken instead of the catalog's.
+        is_gloo: Whether `gloo_share` scales the rate.
+    """
+    share = shipped_share(level)
+    all_reduce = (level.all_reduce_share or share) / share
+    all_to_all = (level.all_to_all_share or share) / share
+    name = "network" if level.name == "network" else "link"
+    scale = measured["gloo_share"] if is_gloo else 1.0
+    reached = level.bytes_per_s * scale * measured.get(f"{name}_share", share)
+    return LinkRates(
+        size=level.size,
+        gather_bytes_per_s=reached,
+        all_reduce_bytes_per_s=reached * all_reduce,
+        all_to_all_bytes_per_s=reached * all_to_all,
+        latency_s=measured.get(f"{name}_latency_s", level.latency_s),
+        peers=level.num_links if level.shape == "mesh" else 1.0,
+        axes=level.num_links / 2 if level.shape == "torus" else 1.0,
+    )
+
+
+def shipped_share(level: Level) -> float:
+    """Share of a level's rate that all-gathers reach: the catalog's, or the usual one."""
+    usual = _SHARE_BETWEEN if level.name == "network" else _SHARE_INSIDE
+    return level.collective_share or usual
+
 
 _CPU_STEP_S = 0.015
 """Of a step on a CPU: small operations, clipping, logging. What two jobs took beyond their products
@@ -233,9 +296,3 @@ def _peak(cluster: Cluster, precision: str) -> float | None:
 def _hides(cluster: Cluster, overlaps: bool) -> float:
     """On a CPU nothing is hidden, as the same cores do both."""
     return float(overlaps and cluster.backend != "gloo")
-
-
-def _network_of_rank(cluster: Cluster) -> float:
-    """Each rank's part of its node's network; a rack's inner links are the scale-up domain."""
-    network = cluster.network_bytes_per_s or cluster.link_bytes_per_s or 1.0
-    return network / cluster.ranks_per_node

@@ -16,13 +16,19 @@ Every function takes columns: one row a layout, or one row a published run.
 Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.estimate.collectives import dispatch_s, exchange_s, gather_s, send_s
+from paceline.estimate.collectives import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    dispatch_s,
+    p2p_s,
+)
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
 from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import idle_share
@@ -160,10 +166,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     share = mean["weight_gradient"] / whole_block
     idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
     sent = 2.0 * work.tokens * model.head_inputs / work.stream
-    # The slowest boundary sets the pace: one that leaves the domain, as soon as a pipeline does.
-    stride = t.tensor * t.context * t.data
-    leaves = stride * t.pipeline > rates.domain
-    hop = send_s(sent, np.where(leaves, rates.domain, stride), rates) * (t.pipeline > 1)
+    hop = p2p_s(sent, t.num_ranks(), rates) * (t.pipeline > 1)
     chunks = stages_each(t.schedule, t.chunks)
     hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
     terms["pipeline"] = idle + hops
@@ -196,6 +199,7 @@ def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
         context=t.context,
         expert=expert_ranks(t, traffic.own_runtime),
         weight_gradients=model.trained_share,
+        ring=np.where(t.context_kind == _ULYSSES, 1, t.context),
     )
 
 
@@ -210,7 +214,14 @@ def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     return np.broadcast_to(each, len(rows))[places]
 
 
-_COMPUTE_COLUMNS = ("micro_batch", "context", "tensor", "sequence_parallel", "expert")
+_COMPUTE_COLUMNS = (
+    "micro_batch",
+    "context",
+    "context_kind",
+    "tensor",
+    "sequence_parallel",
+    "expert",
+)
 """What a block's compute depends on: a million layouts share a few hundred combinations."""
 
 
@@ -266,29 +277,45 @@ def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:
 
 
 def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
-    """Two all-reduces in the forward pass, or as many gathers and scatters."""
+    """Two all-reduces in the forward pass, or as many all-gathers and reduce-scatters."""
     payload = 2.0 * work.tokens * block.hidden
     times = 2 + 2 * (np.asarray(block.cross_heads) > 0)
-    each = 2 * gather_s(payload, t.tensor, 1, rates)
+    apart = 2 * all_gather_s(payload, t.tensor, 1, rates)
+    each = np.where(t.sequence_parallel, apart, all_reduce_s(payload, t.tensor, 1, rates))
     return np.where(t.tensor > 1, times * each, 0.0)
 
 
 def _context_s(block: Block, work: Work, t: Layouts, rates: Rates, times: BlockTimes) -> Column:
-    """Ring: keys and values pass every rank, hidden behind attention as far as it lasts; once
-    forward, twice backward. Ulysses: four exchanges forward and four backward."""
+    """Ring: keys and values pass every rank once forward and, with their gradients, twice backward,
+    each pass behind the attention of the keys that are there, as far as that lasts; then partial
+    results are merged. Ulysses: four exchanges forward and four backward."""
+    if not np.any(np.asarray(t.context) > 1):
+        return np.asarray(0.0)
     key_value = block.kv_heads * (block.head_dim + block.value_dim) + (
         np.asarray(block.kv_rank) > 0
     ) * (block.kv_rank + block.rope_dim)
-    stride = t.tensor
-    ring = 3 * gather_s(
-        2.0 * work.tokens * t.context * key_value / t.tensor, t.context, stride, rates
-    )
-    ring = np.maximum(ring - 0.5 * (times.forward + times.backward), 0.25 * ring)
     query = block.heads * block.head_dim
-    swapped = 2.0 * work.tokens * (2 * query + key_value) / t.tensor
-    ulysses = 2 * exchange_s(swapped, t.context, stride, rates)
+    local = 2.0 * work.tokens / t.tensor
+    steps = t.context - 1
+    once = steps * p2p_s(local * key_value, t.tensor * t.context, rates)
+    # The first of as many steps as there are ranks needs no other rank's keys, and hides a pass.
+    behind = steps / t.context
+    exposed = np.maximum(once - behind * times.attention, 0.0) + np.maximum(
+        2 * once - behind * times.attention_backward, 0.0
+    )
+    merged = _MERGE_PASSES * local * steps * (2 * query + key_value)
+    ring = exposed + merged / rates.memory_bytes_per_s
+    swapped = local * (2 * query + key_value)
+    ulysses = 2 * all_to_all_s(swapped, t.context, t.tensor, rates)
     seconds = np.where(t.context_kind == _ULYSSES, ulysses, ring)
     return np.where(t.context > 1, seconds, 0.0)
+
+
+_MERGE_PASSES = 3.0
+"""Times that a ring step goes through the output (forward), the gradient of the queries and those
+of keys and values (backward): a partial result is read and added to what is there. Source:
+NVIDIA/TransformerEngine, attention/dot_product_attention/context_parallel.py,
+flash_attn_fwd_out_correction and the sums of dq and dkv in the backward pass."""
 
 
 def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
@@ -307,7 +334,7 @@ def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> 
     if not np.any(traffic.own_runtime) or not np.any(is_summed):
         return np.asarray(0.0)
     routed = expert_parameters(block) / t.expert
-    seconds = 2 * gather_s(traffic.weight_bytes * routed, t.tensor, 1, rates)
+    seconds = all_reduce_s(traffic.weight_bytes * routed, t.tensor, 1, rates)
     return np.where(is_summed, traffic.own_runtime * seconds, 0.0)
 
 
@@ -322,9 +349,11 @@ def _gathered_s(
     routed_shard = np.maximum(t.shard // t.expert, 1)
 
     def over(num_bytes: Value) -> Column:
-        return gather_s(num_bytes * dense, t.shard, t.tensor, rates) + gather_s(
-            num_bytes * routed, routed_shard, t.tensor * t.expert, rates
-        )
+        seconds = all_gather_s(num_bytes * dense, t.shard, t.tensor, rates)
+        if not np.any(routed):
+            return seconds
+        apart = all_gather_s(num_bytes * routed, routed_shard, t.tensor * t.expert, rates)
+        return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
     gather, reduce = over(traffic.weight_bytes), over(traffic.reduce_bytes)
     reduces = np.where(t.reduce_every_micro_batch, 1.0, 1.0 / t.accumulation)
@@ -353,29 +382,31 @@ def _data_s(
     in_group = np.where(t.sharding == _HYBRID, t.shard, group)
     routed_group = np.maximum(in_group // t.expert, 1)
 
-    def over(num_bytes: Value, n: Value, routed_n: Value, stride: Value) -> Column:
-        return gather_s(num_bytes * dense, n, stride, rates) + gather_s(
-            num_bytes * routed, routed_n, stride * t.expert, rates
-        )
+    def over(collective: Callable[..., Column], num_bytes: Value) -> Column:
+        seconds = collective(num_bytes * dense, in_group, t.tensor, rates)
+        if not np.any(routed):
+            return seconds
+        apart = collective(num_bytes * routed, routed_group, t.tensor * t.expert, rates)
+        return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
-    reduce = over(traffic.reduce_bytes * trained, in_group, routed_group, t.tensor)
-    gather = over(traffic.weight_bytes * trained, in_group, routed_group, t.tensor)
+    reduce = over(all_gather_s, traffic.reduce_bytes * trained)
+    gather = over(all_gather_s, traffic.weight_bytes * trained)
     overlap = np.where(shared.reduces_late, 0.0, rates.gradient_overlap)
     back_window = on_stage * mean["backward"] * overlap
     forward_window = on_stage * mean["forward"] * rates.gradient_overlap
     tail = 1 - overlap
     scattered = np.maximum(reduce - back_window, tail * reduce)
     gathered = np.maximum(gather - forward_window, (1 - rates.gradient_overlap) * gather)
-    all_reduce = 2 * reduce * rates.gather_share * traffic.replica_share
+    all_reduce = over(all_reduce_s, traffic.reduce_bytes * trained) * traffic.replica_share
     replicated = np.maximum(all_reduce - back_window, tail * all_reduce)
     # Full sharding: blocks were counted one by one; the root begins and ends the step. Between the
     # groups of a hybrid, the shards are reduced once more.
     root = (model.num_embedding_parameters + model.num_head_parameters) / t.tensor
-    ends = gather_s(traffic.weight_bytes * root, t.shard, t.tensor, rates) + gather_s(
+    ends = all_gather_s(traffic.weight_bytes * root, t.shard, t.tensor, rates) + all_gather_s(
         traffic.reduce_bytes * root * trained, t.shard, t.tensor, rates
     )
     copies = np.maximum(group // np.maximum(t.shard, 1), 1)
-    between = 2 * gather_s(
+    between = all_reduce_s(
         traffic.reduce_bytes * trained * (dense + routed) / t.shard,
         copies,
         t.tensor * t.shard,

@@ -194,7 +194,7 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         num_ranks=cluster.num_ranks,
         global_batch=job.spec.train.global_batch,
         profile=profile,
-        domain=max(cluster.scale_up_size, cluster.ranks_per_node),
+        domain=cluster.domain,
         fixed=job.spec.layout,
         abilities=abilities,
     )

@@ -6,7 +6,7 @@ So planner and proof speak the same rates, and differ only in what is issued and
 from collections.abc import Callable
 from functools import cache
 
-from paceline.estimate.collectives import exchange_s, gather_s, send_s
+from paceline.estimate.collectives import all_gather_s, all_reduce_s, all_to_all_s, p2p_s
 from paceline.estimate.compute import matmul_s
 from paceline.estimate.rates import Rates
 from paceline.prove.collectives import Issued
@@ -44,10 +44,12 @@ def collective_seconds(rates: Rates | None) -> Callable[[Issued], float]:
         ranks = sorted(issued.ranks)
         degree, stride = len(ranks), ranks[1] - ranks[0]
         if issued.kind in ("send", "receive"):
-            return float(send_s(issued.num_bytes, stride, rates))
-        if issued.kind == "all-to-all":
-            return float(exchange_s(issued.num_bytes, degree, stride, rates))
-        once = float(gather_s(issued.num_bytes, degree, stride, rates))
-        return 2 * once * float(rates.gather_share) if issued.kind == "all-reduce" else once
+            return float(p2p_s(issued.num_bytes, stride + 1, rates))
+        collective = _COLLECTIVES.get(issued.kind, all_gather_s)
+        return float(collective(issued.num_bytes, degree, stride, rates))
 
     return seconds
+
+
+_COLLECTIVES = {"all-to-all": all_to_all_s, "all-reduce": all_reduce_s}
+"""All others are priced as an all-gather."""

@@ -7,7 +7,7 @@ the layout: what a step sends, and how much of it hides behind compute, is the p
 Leaves out: TCP over the RDMA NICs themselves (IPoIB), whose rate nobody publishes: measure it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.catalog.engines import load_engines
@@ -15,6 +15,7 @@ from paceline.catalog.load import load_links
 from paceline.estimate.estimate import Estimate, case_of, price_one
 from paceline.plan.decision import Plan
 from paceline.render.environment import Variable
+from paceline.topology import Cluster
 from paceline.units import format_bytes, format_seconds
 
 NOTICED = 1.05
@@ -240,14 +241,14 @@ def _others(plan: Plan) -> tuple[Other, ...]:
     if own_rate is None or link is None or plan.cluster.backend == "gloo":
         return ()  # gloo's ranks are priced as of one node
     has_rdma = plan.cluster.uses_rdma
-    base = _priced(plan, own_rate, 1.0)
+    base = _priced(plan, plan.cluster)
     names = _MACS[has_rdma] if plan.cluster.backend == "mlx" else (_TCP if has_rdma else _RDMA)
     found = []
     for name in names:
         other = load_links()[name]
         if base is None or base.step_s is None or (has_rdma and other.bytes_per_s > own_rate):
             continue
-        step = _priced(plan, other.bytes_per_s, other.latency_s / link.latency_s)
+        step = _priced(plan, plan.cluster.over_network(other))
         if step is None or step.step_s is None:
             continue
         slower = {
@@ -267,19 +268,16 @@ def _others(plan: Plan) -> tuple[Other, ...]:
     return tuple(found)
 
 
-def _priced(plan: Plan, bytes_per_s: float, latency: float) -> Estimate | None:
-    """The plan's layout on its cluster with another network; None where its rates are unknown."""
+def _priced(plan: Plan, cluster: Cluster) -> Estimate | None:
+    """The plan's layout on a cluster with another network; None where rates are unknown."""
     case = case_of(
         plan.profile,
-        replace(plan.cluster, network_bytes_per_s=bytes_per_s),
+        cluster,
         precision=plan.precision,
         optimizer=plan.optimizer,
         engine=load_engines()[plan.engine],
     )
-    if case.rates is None:
-        return None
-    slow = replace(case.rates, network_latency_s=case.rates.network_latency_s * latency)
-    return price_one(plan.layout, replace(case, rates=slow))
+    return None if case.rates is None else price_one(plan.layout, case)
 
 
 def _reason(plan: Plan, others: tuple[Other, ...]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies
 from paceline.catalog.measured import Measurements
 from paceline.estimate.fit_rates import FitError, Fitted
+from paceline.estimate.rates import shipped_share
 from paceline.topology import Cluster
 from paceline.units import format_bytes, format_flops_per_s
 
@@ -64,7 +65,7 @@ def calibration_lines(
         head,
         *_product_lines(measured, fitted, cluster, shipped),
         *_other_lines(measured, fitted, cluster, shipped),
-        *_collective_lines(measured, fitted, cluster, shipped),
+        *_collective_lines(measured, fitted, cluster),
     ]
 
 
@@ -118,9 +119,7 @@ def _other_lines(
         )
 
 
-def _collective_lines(
-    measured: Measurements, fitted: Fitted, cluster: Cluster, shipped: Efficiencies
-) -> Iterator[Line]:
+def _collective_lines(measured: Measurements, fitted: Fitted, cluster: Cluster) -> Iterator[Line]:
     spans = list(
         dict.fromkeys(
             (each.kind, each.is_inside_node, each.num_ranks) for each in measured.collectives
@@ -141,14 +140,13 @@ def _collective_lines(
             "",
             f"{least * 1e6:.0f} us at least",
         )
-    for name in ("link", "network"):
+    for level in cluster.levels:
+        name = "network" if level.name == "network" else "link"
         share, latency = f"{name}_share", f"{name}_latency_s"
         if share in fitted.row:
-            known = cluster.link_bytes_per_s
-            shown = "unknown" if known is None else _rate(known)
-            peak = shown if name == "link" or cluster.num_nodes == 1 else ""
-            yield name, "", peak, *_pair(share, shipped.step[share], fitted.row)
-            yield "", "", "", *_pair(latency, shipped.step[latency], fitted.row)
+            peak = _rate(level.bytes_per_s)
+            yield level.link, "", peak, *_pair(share, shipped_share(level), fitted.row)
+            yield "", "", "", *_pair(latency, level.latency_s, fitted.row)
 
 
 def _pair(

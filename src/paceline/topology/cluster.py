@@ -1,10 +1,10 @@
 """One `Cluster`: what each rank has, and how each number is known."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.catalog import Backend
-from paceline.topology.levels import Known, Level
+from paceline.catalog import Backend, Link
+from paceline.topology.levels import Known, Level, level_of
 
 __all__ = ["Cluster", "Known", "Level"]
 
@@ -57,18 +57,9 @@ class Cluster:
     known: Mapping[str, Known]
     """Field of this class -> how its number is known."""
 
-    allocator_slack: float = 0.0
-    """What the allocator holds unused, as a share of the tensors that are alive."""
-
-    gather_share: float = 1.0
-    """Rate of all-gather and reduce-scatter as a share of all-reduce's, in bytes on the wire."""
-
     levels: tuple[Level, ...] = ()
     """Which ranks share which link, innermost first; empty when there is one rank, or when the
-    links are unknown."""
-
-    scale_up_size: int = 1
-    """Ranks that share the fast link at full rate: a node's, a rack's, a slice's. 1 is none."""
+    links are unknown. The estimate prices every collective by them."""
 
     host_bytes: int | None = None
     """Memory of one node's host, where it was looked at; None on a declared cluster."""
@@ -92,6 +83,23 @@ class Cluster:
         """Whether the nodes reach each other over a link with remote memory access."""
         link = self.network_link or ""
         return link.startswith(_RDMA_LINKS) or link.endswith("jaccl")
+
+    @property
+    def domain(self) -> int:
+        """Ranks that reach each other without the network: a node's, a rack's or a slice's."""
+        inside = [level.size for level in self.levels if level.name != "network"]
+        return max(self.ranks_per_node, *inside, 1)
+
+    def over_network(self, link: Link) -> "Cluster":
+        """The same ranks with one port of another link in each node."""
+        rate = link.bytes_per_s / self.ranks_per_node
+        levels = tuple(
+            level_of("network", level.size, replace(link, bytes_per_s=rate), "estimated")
+            if level.name == "network"
+            else level
+            for level in self.levels
+        )
+        return replace(self, network_bytes_per_s=link.bytes_per_s, levels=levels)
 
     @property
     def name(self) -> str:

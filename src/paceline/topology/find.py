@@ -16,19 +16,12 @@ from paceline.catalog import (
 from paceline.errors import JobError
 from paceline.job import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
-from paceline.topology.levels import Level, find_levels
+from paceline.topology.levels import Level, find_levels, node_bytes_per_s
 from paceline.topology.machine import Machine, find_local_machine
 from paceline.units import format_bytes
 
 _MAX_AUTO_CPU_RANKS = 2
 """As `cluster.per_node` says in its help."""
-
-_NCCL_GATHER_SHARE = 0.75
-"""8 H100: all-gather 336 GB/s, all-reduce 445 GB/s. Source: design/planner.md 3.2, Collectives."""
-
-_GLOO_GATHER_SHARE = 0.3
-"""25 MiB between 2 ranks of one machine: all-gather 0.29 GB/s, all-reduce 1.1 GB/s. Measured with
-torch 2.13.0+cpu on an AMD EPYC (Zen 4) with 2 cores."""
 
 _OTHER_GPU = "A100-80"
 """A GPU the catalog does not know is given this one's process overhead."""
@@ -138,7 +131,8 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
     if spec.memory != "auto":
         memory = usable = spec.memory // per_node
     # Simulated nodes are one machine: their network is its memory, as inside a node.
-    network = known.link_bytes_per_s * per_node if spec.network == "auto" else spec.network
+    link_rate = node_bytes_per_s(known, catalog.links) or 0.0
+    network = link_rate * per_node if spec.network == "auto" else spec.network
     network_known: Known = "estimated" if spec.network == "auto" else "declared"
     return Cluster(
         accelerator="cpu",
@@ -150,10 +144,9 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
         memory_bytes=memory,
         usable_bytes=usable,
         overhead_bytes=known.overhead_bytes,
-        allocator_slack=known.allocator_slack,
         peak_flops_per_s=cpu_peak_flops_per_s(machine, cores),
         memory_bytes_per_s=_share(known.memory_bytes_per_s, num_ranks),
-        link_bytes_per_s=known.link_bytes_per_s,
+        link_bytes_per_s=link_rate,
         network_bytes_per_s=network,
         levels=find_levels(
             replace(known, network=known.link) if spec.network == "auto" else known,
@@ -163,7 +156,6 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             network_node_bytes_per_s=network,
             network_known=network_known,
         ),
-        gather_share=_GLOO_GATHER_SHARE,
         host_bytes=machine.memory_bytes // spec.nodes,
         known=_KNOWN_CATALOG
         | {
@@ -172,10 +164,8 @@ def _cpu_cluster(spec: ClusterSpec, machine: Machine, catalog: Catalog) -> Clust
             "cores_per_rank": "measured",
             "peak_flops_per_s": "estimated",
             "link_bytes_per_s": "cited",
-            "gather_share": "cited",
             "network_bytes_per_s": network_known,
             "overhead_bytes": "cited",
-            "allocator_slack": "cited",
         },
     )
 
@@ -290,15 +280,12 @@ def _from_catalog(
         memory_bytes=memory,
         usable_bytes=memory,
         overhead_bytes=known.overhead_bytes,
-        allocator_slack=known.allocator_slack,
         peak_flops_per_s=known.peak_flops_per_s if has_rates else {},
         memory_bytes_per_s=known.memory_bytes_per_s if has_rates else None,
-        link_bytes_per_s=known.link_bytes_per_s if has_rates else None,
+        link_bytes_per_s=node_bytes_per_s(known, catalog.links) if has_rates else None,
         network_bytes_per_s=network if has_rates or spec.network != "auto" else None,
-        gather_share=_NCCL_GATHER_SHARE,
         host_bytes=host_bytes,
         levels=levels,
-        scale_up_size=known.scale_up_size if has_rates else 1,
         num_multiprocessors=known.num_multiprocessors if has_rates else None,
         known=_KNOWN_CATALOG
         | measured
@@ -312,9 +299,7 @@ def _from_catalog(
 
 _KNOWN_CATALOG: dict[str, Known] = {
     "overhead_bytes": "cited",
-    "allocator_slack": "cited",
     "peak_flops_per_s": "cited",
     "memory_bytes_per_s": "cited",
     "link_bytes_per_s": "cited",
-    "gather_share": "cited",
 }

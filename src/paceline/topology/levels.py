@@ -1,26 +1,31 @@
 """Nested levels of a cluster: which ranks share which link, innermost first.
 
-Leaves out: rails, racks and oversubscription, which nobody declares yet; they are levels too, and
+The estimate prices every collective by them (`estimate/collectives.py`).
+
+Not covered: rails, racks and oversubscription, which nobody declares yet; they are levels too, and
 a later one goes between the node and the network.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.catalog import Accelerator, Link
+from paceline.catalog.link import Shape
 
 Known = Literal["measured", "cited", "declared", "estimated"]
 """Read from this machine; from a source named in the catalog; written in the job file; or worked
 out from something else by a stated rule."""
 
 
+LevelName = Literal["node", "scale-up", "network"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
     """Ranks that reach each other over one kind of link."""
 
-    name: Literal["socket", "node", "scale-up", "rail", "rack", "network"]
-
+    name: LevelName
     size: int
     """Ranks inside one group of this level, those of the levels inside it included."""
 
@@ -36,6 +41,23 @@ class Level:
 
     known: Known
     """How the rate is known."""
+
+    shape: Shape = "switch"
+    """How the group is wired, which says how much of the rate a part of the group has."""
+
+    num_links: int = 1
+    """Links of a rank: to each other rank of a mesh, or to its neighbours in a torus. A switch has
+    one that leads to every rank."""
+
+    collective_share: float | None = None
+    """Share of the rate that large all-gathers and reduce-scatters were measured to reach. None is
+    unknown, here and in the next two fields."""
+
+    all_reduce_share: float | None = None
+    """Share that large all-reduces reach, in bytes on the wire."""
+
+    all_to_all_share: float | None = None
+    """Share that all-to-all and point-to-point transfers reach."""
 
 
 def find_levels(
@@ -62,8 +84,8 @@ def find_levels(
         network_known: How that is known.
     """
     num_ranks = num_nodes * ranks_per_node
-    in_node, between = _row(links, accelerator.link), _row(links, accelerator.network)
-    around = _row(links, accelerator.host_link) or in_node
+    in_node, around = links_of_node(accelerator, links)
+    between = links[accelerator.network] if accelerator.network else _UNKNOWN_NETWORK
     levels: list[Level] = []
 
     def add(level: Level) -> None:
@@ -71,25 +93,58 @@ def find_levels(
             levels.append(level)
 
     if accelerator.scale_up_size > 1 and in_node is not None:
-        reach = (
-            num_ranks if accelerator.scale_up_size > accelerator.num_per_node else ranks_per_node
-        )
-        size = min(accelerator.scale_up_size, reach)
-        # A link's own rate where only some of a node share it, else the accelerator's, which a
-        # reader may have changed.
-        part = accelerator.scale_up_size < accelerator.num_per_node
-        rate = in_node.bytes_per_s if part else accelerator.link_bytes_per_s
-        add(_level("scale-up", size, rate, in_node, "cited"))
+        beyond = accelerator.scale_up_size > accelerator.num_per_node
+        reach = num_ranks if beyond else ranks_per_node
+        add(level_of("scale-up", min(accelerator.scale_up_size, reach), in_node, "cited"))
     if around is not None:
-        alone = accelerator.scale_up_size < accelerator.num_per_node
-        rate = accelerator.link_bytes_per_s if alone else around.bytes_per_s
-        add(_level("node", ranks_per_node, rate, around, "cited"))
-    if between is not None:
-        if network_known == "declared":
-            between = link_of_rate(between, links, network_node_bytes_per_s)
-        rate = network_node_bytes_per_s / ranks_per_node
-        add(_level("network", num_ranks, rate, between, network_known))
+        add(level_of("node", ranks_per_node, around, "cited"))
+    if network_known == "declared":
+        between = link_of_rate(between, links, network_node_bytes_per_s)
+    rate = network_node_bytes_per_s / ranks_per_node
+    add(level_of("network", num_ranks, replace(between, bytes_per_s=rate), network_known))
     return tuple(levels)
+
+
+_UNKNOWN_IN_NODE = Link(
+    name="unknown",
+    kind="unknown",
+    per="accelerator",
+    bytes_per_s=1.0,
+    latency_s=2.5e-6,
+    is_rdma=False,
+    source="the rate is the accelerator's own; latency: guess, as for PCIe",
+)
+_UNKNOWN_NETWORK = replace(
+    _UNKNOWN_IN_NODE,
+    per="port",
+    latency_s=5e-6,
+    source="the rate is the node's own; latency: guess, as for RoCE",
+)
+
+
+def links_of_node(
+    accelerator: Accelerator, links: Mapping[str, Link]
+) -> tuple[Link | None, Link | None]:
+    """The link that `scale_up_size` accelerators share, and the link to the rest of their node.
+
+    `link_bytes_per_s` of an accelerator, where a catalog file states it, is the rate between all
+    of a node: of the first link where a whole node shares it, else of the second.
+    """
+    rate = accelerator.link_bytes_per_s
+    fast = links[accelerator.link] if accelerator.link else None
+    rest = links[accelerator.host_link] if accelerator.host_link else fast
+    if rate is None:
+        return fast, rest
+    if accelerator.scale_up_size >= accelerator.num_per_node:
+        return replace(fast or _UNKNOWN_IN_NODE, bytes_per_s=rate), rest
+    return fast, replace(rest or _UNKNOWN_IN_NODE, bytes_per_s=rate)
+
+
+def node_bytes_per_s(accelerator: Accelerator, links: Mapping[str, Link]) -> float | None:
+    """Between any two accelerators of one node, each direction; None where no link is known."""
+    fast, rest = links_of_node(accelerator, links)
+    link = fast if accelerator.scale_up_size >= accelerator.num_per_node else rest
+    return None if link is None else link.bytes_per_s
 
 
 def link_of_rate(usual: Link, links: Mapping[str, Link], node_bytes_per_s: float) -> Link:
@@ -115,18 +170,18 @@ def link_of_rate(usual: Link, links: Mapping[str, Link], node_bytes_per_s: float
     return min(wired, key=lambda link: abs(link.bytes_per_s - node_bytes_per_s))
 
 
-def _row(links: Mapping[str, Link], name: str | None) -> Link | None:
-    return None if name is None else links[name]
-
-
-def _level(
-    name: Literal["node", "scale-up", "network"], size: int, rate: float, link: Link, known: Known
-) -> Level:
+def level_of(name: LevelName, size: int, link: Link, known: Known) -> Level:
+    """A level of ranks that a link joins, `link.bytes_per_s` being the rate of a rank."""
     return Level(
         name=name,
         size=size,
-        bytes_per_s=rate,
+        bytes_per_s=link.bytes_per_s,
         latency_s=link.latency_s,
         link=link.name,
         known=known,
+        shape=link.shape,
+        num_links=link.num_links,
+        collective_share=link.collective_share,
+        all_reduce_share=link.all_reduce_share,
+        all_to_all_share=link.all_to_all_share,
     )
