@@ -11,6 +11,7 @@ CSV has the columns of `published_calibration.csv`. Of each source it prints the
     no fit         the priors of benchmarks/planner_fit.py: data sheets, papers, counts
     one anchor     the shipped constants, and one row of each (source, accelerator) to set the scale
 
+and how many rows lie in the printed range, of the column that has seen least of the source;
 then memory by metric class (`generic`: without what was set for an engine on such rows), whether it
 fits (with the failures), the ranking of grids, and the worst rows. Nothing is hidden: rows that are
 out of scope are counted with the reason.
@@ -38,6 +39,7 @@ from published import Run, read
 from published_columns import Columns, cluster_of, columns_of, is_adapter, why_out_of_scope
 
 from paceline.catalog.efficiencies import load_efficiencies
+from paceline.estimate.step import fast_end, slow_end
 
 LOW_MFU = 0.2
 """Rows below it are reported apart in sources of more than a thousand rows."""
@@ -45,6 +47,9 @@ LOW_MFU = 0.2
 ANCHOR_WEIGHT = 0.5
 """Of an anchor's error: a row differs from its source's usual error by about as much as sources
 differ from each other, so half is what it tells of them."""
+
+HEAD_ROOM = 1.1
+"""Of the estimate of memory: `plan.head_room` leaves a tenth free."""
 
 NEAR_LIMIT = 0.1
 """Rows this near the memory limit do not count for `does it fit`."""
@@ -56,6 +61,16 @@ class Errors:
 
     runs: tuple[Run, ...]
     values: np.ndarray
+    inside: np.ndarray
+    """Whether the run lies in the range that is printed: of a step both ends, of memory the
+    estimate and the usual head-room."""
+
+    def coverage(self) -> dict[str, float]:
+        """Share of each group's runs that lie in the range."""
+        groups: dict[str, list[bool]] = defaultdict(list)
+        for run, is_inside in zip(self.runs, self.inside, strict=True):
+            groups[group_of(run)].append(bool(is_inside))
+        return {name: float(np.mean(values)) for name, values in groups.items()}
 
     def by_source(self) -> dict[str, np.ndarray]:
         groups: dict[str, list[float]] = defaultdict(list)
@@ -80,7 +95,9 @@ def is_main(name: str) -> bool:
 
 def step_errors(columns: Columns, constants: object) -> Errors:
     measured = np.array([run.step_s for run in columns.runs])
-    return Errors(runs=columns.runs, values=np.log(columns.step_s(constants) / measured))
+    terms = columns.terms(constants)
+    inside = (fast_end(terms) <= measured) & (measured <= slow_end(terms))
+    return Errors(runs=columns.runs, values=np.log(sum(terms.values()) / measured), inside=inside)
 
 
 def memory_errors(columns: Columns, *, generic: bool = False) -> Errors:
@@ -95,7 +112,12 @@ def memory_errors(columns: Columns, *, generic: bool = False) -> Errors:
         )
         columns = replace(columns, holdings=holdings)
     measured = np.array([run.peak_bytes for run in columns.runs])
-    return Errors(runs=columns.runs, values=np.log(columns.peak_bytes() / measured))
+    predicted = columns.peak_bytes()
+    return Errors(
+        runs=columns.runs,
+        values=np.log(predicted / measured),
+        inside=measured <= HEAD_ROOM * predicted,
+    )
 
 
 def anchored(errors: Errors) -> Errors:
@@ -117,14 +139,21 @@ def anchored(errors: Errors) -> Errors:
         anchor = mine[len(mine) // 2]
         values[rows] -= ANCHOR_WEIGHT * np.clip(errors.values[anchor], -0.3, 0.3)
         kept += [index for index in rows if index != anchor]
-    return Errors(runs=tuple(errors.runs[index] for index in kept), values=values[kept])
+    return Errors(
+        runs=tuple(errors.runs[index] for index in kept),
+        values=values[kept],
+        inside=errors.inside[kept],
+    )
 
 
 def show(title: str, columns: Mapping[str, Errors]) -> dict[str, dict[str, float]]:
     """A table: one line a source, one column of medians for each way of predicting."""
     first = next(iter(columns.values()))
     print(f"\n{title}")
-    print(f"{'source':<28}{'n':>6}" + "".join(f"{name:>12}" for name in columns) + "    bias   p90")
+    names = "".join(f"{name:>12}" for name in columns)
+    print(f"{'source':<28}{'n':>6}{names}    bias   p90  in range")
+    judged = [name for name in columns if name not in ("one anchor", "no fit")][-1]
+    coverage = columns[judged].coverage()
     means: dict[str, list[float]] = defaultdict(list)
     for source, values in first.by_source().items():
         cells = ""
@@ -135,17 +164,22 @@ def show(title: str, columns: Mapping[str, Errors]) -> dict[str, dict[str, float
             if median is not None and is_main(source):
                 means[name].append(median)
         p90 = np.percentile(np.abs(values), 90)
-        print(f"{source:<28}{len(values):>6}{cells}{np.median(values):>+8.1%}{p90:>6.0%}")
+        print(
+            f"{source:<28}{len(values):>6}{cells}{np.median(values):>+8.1%}{p90:>6.0%}"
+            f"{coverage[source]:>10.0%}"
+        )
     print(
         f"{'mean over sources':<34}" + "".join(f"{np.mean(means[name]):>12.1%}" for name in columns)
     )
+    main_ones = [share for name, share in coverage.items() if is_main(name)]
+    print(f"in the range ({judged}), mean over sources: {np.mean(main_ones):.0%}")
     return {name: {"mean": float(np.mean(values))} for name, values in means.items()}
 
 
 def leave_one_out(runs: Sequence[Run], columns: Columns) -> Errors:
     """Each source's rows with constants fitted to all the others."""
     micro_batches = choose_micro_batches(runs)
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, bool]] = {}
     sources = list(dict.fromkeys(run.source for run in columns.runs))
     for number, source in enumerate(sources):
         print(f"fitting without {source} ({number + 1} of {len(sources)})", flush=True)
@@ -153,8 +187,13 @@ def leave_one_out(runs: Sequence[Run], columns: Columns) -> Errors:
         constants = fit(columns_of(rest, micro_batches))
         mine = [run for run in columns.runs if run.source == source]
         errors = step_errors(columns_of(mine, micro_batches), constants)
-        found |= {run.id: value for run, value in zip(mine, errors.values, strict=True)}
-    return Errors(runs=columns.runs, values=np.array([found[run.id] for run in columns.runs]))
+        rows = zip(mine, errors.values, errors.inside, strict=True)
+        found |= {run.id: (value, is_inside) for run, value, is_inside in rows}
+    return Errors(
+        runs=columns.runs,
+        values=np.array([found[run.id][0] for run in columns.runs]),
+        inside=np.array([found[run.id][1] for run in columns.runs]),
+    )
 
 
 def fits(columns: Columns, failed: Columns | None) -> None:

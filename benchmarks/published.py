@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from published_notes import Stated, stated_in
+
 from paceline.catalog.engines import Engine, find_engine
 from paceline.profile.block import Block
 
@@ -159,8 +161,8 @@ class Run:
     """What `peak_bytes` counts: allocated, reserved or device (nvidia-smi)."""
     adapter_parameters: float | None
     quantized_bits: int | None
-    pure_narrow: bool
-    """Whether parameters themselves are 16 bit, without a float32 master copy."""
+    stated: Stated
+    """What its notes say of kernels, types, schedule and optimizer."""
 
     @property
     def data(self) -> int:
@@ -276,7 +278,7 @@ def _run(row: dict[str, str]) -> Run | str:
         metric=_metric(notes),
         adapter_parameters=_float(trainable[1]) if trainable else None,
         quantized_bits=_quantized(quant[1] if quant else "", notes),
-        pure_narrow="PURE" in notes or "bf16-true" in notes,
+        stated=stated_in(row),
     )
 
 
@@ -344,7 +346,8 @@ _ENGINES: tuple[tuple[str, str], ...] = (
     (r"nanotron|picotron", "nanotron"),
     (r"internevo|internlm", "internevo"),
     (r"maxtext|jax|levanter|pathways|palm|pax|t5x|easylm|xla|tpu|neuron", "maxtext"),
-    (r"torchtitan|torchtune|olmo|dolma", "torchtitan"),
+    (r"torchtune", "torchtune"),
+    (r"torchtitan|olmo|dolma", "torchtitan"),
     (r"composer|mosaic|llm.?foundry|lit.?gpt|fsdp ?1", "fsdp1"),
     (
         r"accelerate|hugging|transformers|swift|axolotl|trl|llama.?factory|unsloth|peft|optimum",
@@ -356,7 +359,8 @@ _ENGINES: tuple[tuple[str, str], ...] = (
 
 
 def _engine_of(row: dict[str, str]) -> Engine:
-    """The engine that a framework's name says; else PyTorch's own, compiled where it says so.
+    """The engine that a framework's name says, of the version it says or of the row's year; else
+    PyTorch's own, compiled where it says so.
 
     Megatron-LM has flash attention and its core since the end of 2022; Composer's FSDP is PyTorch's
     first.
@@ -367,7 +371,11 @@ def _engine_of(row: dict[str, str]) -> Engine:
         kind = "megatron-2021"
     if kind is None:
         kind = "torchtitan" if _is_true(row["torch_compile"]) else "paceline"
-    return find_engine(kind, where=row["id"])
+    version = re.search(r"[ v=@](\d+(?:\.\d+)+)", name)
+    # A version is that of the program named: of Hugging Face's trainers it is not transformers'.
+    is_own = version is not None and kind not in ("accelerate", "deepspeed")
+    named = f"{kind} {version[1]}" if version is not None and is_own else kind
+    return find_engine(named, where=row["id"], year=year)
 
 
 _SHARDINGS: tuple[tuple[str, str], ...] = (

@@ -133,7 +133,7 @@ def columns_of(runs: Sequence[Run], micro_batches: dict[str, int] | None = None)
         context_kind=column(lambda run: CONTEXT_KINDS.index(run.context_kind), int),
         expert=column(_expert),
         recompute=column(lambda run: RECOMPUTES.index(run.recompute or "none"), int),
-        recompute_every=np.ones(len(runs)),
+        recompute_every=column(lambda run: run.stated.recompute_every),
         offload=column(_offload, int),
     )
     traffic = _stack([_traffic(run) for run in runs])
@@ -162,6 +162,8 @@ def why_out_of_scope(run: Run) -> str | None:
     peak = {"nvfp4": "fp4"}.get(run.precision, run.precision)
     if peak not in cluster.peak_flops_per_s:
         return f"{cluster.accelerator} has no {run.precision}"
+    if run.stated.unknown_schedule and run.pipeline > 1:
+        return f"no engine of the catalog has the schedule {run.stated.unknown_schedule}"
     if run.pipeline > sum(block.count for block in run.blocks):
         return "it has more pipeline stages than blocks"
     if run.global_batch and run.global_batch < run.data:
@@ -282,13 +284,19 @@ def _chunks(run: Run) -> int:
     """As stated; else, where the engine interleaves, the most that divide a stage."""
     if run.pipeline == 1:
         return 1
-    if run.chunks or run.engine.name not in _INTERLEAVES:
+    if run.stated.schedule == "zero-bubble":
+        return run.stated.virtual_stages or run.chunks or 1
+    interleaves = run.engine.name in _INTERLEAVES and run.stated.schedule in (None, "interleaved")
+    if run.chunks or not interleaves:
         return run.chunks or 1
     on_stage = sum(block.count for block in run.blocks) / run.pipeline
     return max([1] + [n for n in range(2, _MAX_CHUNKS + 1) if on_stage % n == 0])
 
 
 def _schedule(run: Run) -> int:
+    stated = run.stated.schedule
+    if run.pipeline > 1 and stated is not None and stated != "interleaved":
+        return SCHEDULES.index(stated)
     return SCHEDULES.index("interleaved" if _chunks(run) > 1 else "1f1b")
 
 
@@ -314,18 +322,26 @@ def _engine(run: Run) -> Any:
         changes["host"] = "compiled"
     if run.is_eager and run.engine.host == "compiled":
         changes["host"] = "eager"
-    if "attn=triton" in run.notes:
-        changes["attention"] = "flash1"
-    if "flash_attn=0" in run.notes:
-        changes |= {"attention": "unfused", "score_bytes": 5}
+    stated = run.stated
+    if stated.attention is not None:
+        changes["attention"] = stated.attention
+        changes["score_bytes"] = 5 if stated.attention == "unfused" else 0
+    if stated.no_logits:
+        changes |= {"logit_bytes": 0, "loss_peak_bytes": 0}
+    if stated.reduce_bytes is not None:
+        changes["reduce_bytes"] = stated.reduce_bytes
     if run.recompute_modules not in ("", "[]", "core_attn"):
         changes["selective_cheap"] = True
     if "fp32 grad accumulation" in run.notes and run.engine.passing_bytes == 0:
         changes["passing_bytes"] = 2
-    if run.pure_narrow:
-        changes |= dict.fromkeys(
-            ("weight_bytes", "sharded_bytes", "gradient_bytes", "reduce_bytes"), 2
-        ) | {"master_bytes": 0, "cast_bytes": 0, "step_bytes": 2}
+    types = ("weight_bytes", "sharded_bytes", "gradient_bytes")
+    if stated.parameter_bytes == 2:
+        changes |= dict.fromkeys((*types, "reduce_bytes"), 2)
+        changes |= {"master_bytes": 0, "cast_bytes": 0, "step_bytes": min(2, run.engine.step_bytes)}
+    if stated.parameter_bytes == 4:
+        changes |= dict.fromkeys(types, 4) | {"master_bytes": 0, "cast_bytes": 2}
+    if stated.optimizer_in_backward:
+        changes["gradient_bytes"] = 0
     return replace(run.engine, **changes)
 
 
@@ -371,7 +387,7 @@ def _take(value: Any, index: Any) -> Any:
 
 
 def _traffic(run: Run) -> Traffic:
-    return traffic_of(_engine(run), precision=run.precision, optimizer="adamw")
+    return traffic_of(_engine(run), precision=run.precision, optimizer=run.stated.optimizer)
 
 
 def _holdings(run: Run, row: int) -> Holdings:
@@ -391,7 +407,7 @@ def _holdings(run: Run, row: int) -> Holdings:
         cluster_of(run),
         one,
         precision=run.precision,
-        optimizer="adamw",
+        optimizer=run.stated.optimizer,
         profile=profile,
     )
     if not is_adapter(run):

@@ -46,7 +46,7 @@ def test_saved_bytes_of_a_column_are_those_of_each_row(recompute: Recompute, fus
     kernels = runtime_kernels("bf16-autocast", fused_norm=fused_norm)
     whole = saved_bytes(column(), kernels, 2048, recompute=recompute)
     rows = [saved_bytes(each, kernels, 2048, recompute=recompute) for each in BLOCKS]
-    for part in ("tensor", "sequence", "routed", "peak"):
+    for part in ("tensor", "sequence", "routed", "routed_ends", "peak"):
         expected = [getattr(row, part) for row in rows]
         values = np.broadcast_to(getattr(whole, part), len(BLOCKS))
         assert values.tolist() == pytest.approx(expected, rel=1e-12), part
@@ -59,5 +59,5 @@ def test_recomputing_keeps_less():
             saved_bytes(block, kernels, 2048, recompute=recompute)
             for recompute in ("full", "selective", "none")
         ]
-        sums = [each.tensor + each.sequence + each.routed for each in kept]
+        sums = [each.tensor + each.sequence + each.routed + each.routed_ends for each in kept]
         assert sums == sorted(sums), block

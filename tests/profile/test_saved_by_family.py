@@ -146,7 +146,7 @@ def test_experts_keep_what_the_real_class_keeps_within_5_percent(kind: str):
     saved = 0.0
     for block in profile.blocks:
         each = saved_bytes(block, kernels, SEQ_LEN)
-        routed = block.experts_per_token * each.routed
+        routed = block.experts_per_token * (each.routed + each.routed_ends)
         saved += block.count * SEQ_LEN * (each.tensor + each.sequence + routed)
     assert real_saved == pytest.approx(saved, rel=0.05)
     flops = sum(block.count * block_flops(block, SEQ_LEN) for block in profile.blocks)

@@ -101,8 +101,8 @@ def one_of(*choices: str) -> Callable[[object], str]:
     return read
 
 
-_OWN_KEYS = ("like", "aliases", "smi_names")
-"""Keys that `like` does not take over: a spelling stands for one row."""
+_OWN_KEYS = ("like", "aliases", "smi_names", "before")
+"""Keys that `like` does not take over: a spelling stands for one row, and so does a version."""
 
 
 def with_likes(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

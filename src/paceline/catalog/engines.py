@@ -1,14 +1,20 @@
 """Software that runs a training step: what it keeps and what it hides, from `engines.toml`."""
 
 import difflib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from paceline.catalog._rows import make_row
 from paceline.catalog.load import read_shipped
 from paceline.errors import JobError
+
+RoutedSplit = Literal["whole", "width", "always width", "expert"]
+ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
+"""What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert
+ranks share them, the width always, or the list of experts where no expert ranks share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,34 +51,85 @@ class Engine:
     loss_peak_bytes: float
     gathered_inputs: bool
     selective_cheap: bool
-    selective_products: float
     balances_stages: bool
     dummy_gradients: bool
     narrow_routed_moments: bool
     reserved_share: float
     source: str
+    routed_split: RoutedSplit = "whole"
+    folds_experts: bool = False
+    second_products: bool = False
+    selective_attention: bool = False
+    wide_embedding_moments: bool = False
+    version: str = ""
+    """Version whose facts these are, as asked for; empty is the newest that is known."""
 
 
 @cache
 def load_engines() -> Mapping[str, Engine]:
     """Every engine of the catalog by its name."""
-    rows = read_shipped("engines.toml")
-    return {name: make_row(Engine, {**row, "name": name}) for name, row in rows.items()}
+    return {name: _engine(name, row, "", None) for name, row in _rows().items()}
 
 
-def find_engine(name: str, *, where: str) -> Engine:
+@cache
+def _rows() -> dict[str, Any]:
+    return read_shipped("engines.toml")
+
+
+def _engine(name: str, row: dict[str, Any], version: str, year: int | None) -> Engine:
+    """An engine of a version; where none is stated, of the one that was newest in a year."""
+    facts = {key: value for key, value in row.items() if key != "before"}
+    older = [past for past in row.get("before", ()) if _is_before(past, version, year)]
+    # The newest bound first: an older one is more particular and is laid over it.
+    for past in sorted(older, key=lambda past: past["year"], reverse=True):
+        facts |= {key: value for key, value in past.items() if key not in ("version", "year")}
+    return make_row(Engine, {**facts, "name": name, "version": version})
+
+
+def compiled(engine: Engine) -> Engine:
+    """The engine with a model that torch.compile has compiled: fewer passes over memory, and a host
+    that is rarely the slowest. What it keeps is not counted otherwise."""
+    return replace(engine, host="compiled") if engine.host == "eager" else engine
+
+
+def _is_before(past: Mapping[str, Any], version: str, year: int | None) -> bool:
+    if version:
+        return "version" in past and _numbers(version) < _numbers(past["version"])
+    return year is not None and year < past["year"]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def find_engine(name: str, *, where: str, year: int | None = None) -> Engine:
     """The engine of that name, or the one whose alias the name begins with.
+
+    A version after the name is that of the facts, where they differ by version.
+
+    Args:
+        name: Such as `megatron`, or `torchtitan 0.2.2`.
+        where: Its place in the job.
+        year: Of a run whose version is not stated.
 
     Raises:
         JobError: `E001`, naming the nearest ones; `where` is its place in the job.
 
     >>> find_engine("Composer FSDP (llm-foundry)", where="").name
     'fsdp1'
+    >>> find_engine("fsdp1 0.6.0", where="").attention
+    'flash1'
     """
     engines = load_engines()
     wanted = name.strip().lower()
-    if wanted in engines:
+    if wanted in engines and year is None:
         return engines[wanted]
+    stated = re.search(r"[ =@v](\d+(?:\.\d+)+)", wanted)
+    if stated is not None or year is not None:
+        bare = wanted[: stated.start()].strip(" =@v") if stated is not None else wanted
+        found = find_engine(bare, where=where)
+        row = _rows()[found.name]
+        return _engine(found.name, row, stated[1] if stated is not None else "", year)
     matches = [
         (len(alias), engine)
         for engine in engines.values()

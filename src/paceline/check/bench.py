@@ -10,9 +10,10 @@ from statistics import fmean, median
 from typing import Literal
 
 from paceline.errors import PacelineError
-from paceline.estimate import case_of, price_one
+from paceline.estimate import price_one
 from paceline.parallel import Layout
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 from paceline.record.bench import PHASES, Measured, Scaling
 from paceline.record.metrics import most_bytes
 from paceline.units import format_bytes, format_seconds
@@ -335,9 +336,7 @@ def _priced(
 def estimated_gain(plan: Plan, layout: Layout) -> float | None:
     """By how much the planner expects more samples a second of another layout; None is unknown."""
     try:
-        case = case_of(
-            plan.profile, plan.cluster, precision=plan.precision, optimizer=plan.optimizer
-        )
+        case = case_of_plan(plan)
         now, then = price_one(plan.layout, case).step_s, price_one(layout, case).step_s
     except (PacelineError, KeyError):
         return None

@@ -101,13 +101,14 @@ def prove_candidates(job: Any, facts: Any, plan: Any, count: int, *, as_json: bo
     from paceline.errors import PacelineError
     from paceline.estimate import stage_memory
     from paceline.launch.prove import Prover
+    from paceline.plan.case import case_of_plan
     from paceline.plan.plan import fastest_layouts
     from paceline.prove.compare import compare_with
-    from paceline.prove.request import case_of_plan, request_of
+    from paceline.prove.request import request_of
     from paceline.report.table import format_table
     from paceline.units import format_bytes, format_seconds
 
-    case = case_of_plan(job, plan)
+    case = case_of_plan(plan)
     rows: list[tuple[tuple[bool, float], dict[str, Any]]] = []
     for number, (layout, price) in enumerate(fastest_layouts(job, facts, count), start=1):
         click.echo(f"{number} of {count}: {layout.name}", err=True)

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.rates import MatmulRate, Rates
-from paceline.profile.block import Block, Matrix, MeasuredCosts, Value, attention_flops, matrices
+from paceline.profile.block import (
+    Block,
+    Matrix,
+    MeasuredCosts,
+    Value,
+    attention_flops,
+    matrices,
+    second_shares,
+)
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -54,6 +62,10 @@ class Work(NamedTuple):
     stream: Value
     """What divides the residual stream: the tensor degree with sequence parallelism, else 1."""
 
+    routed_stream: Value
+    """What divides the tokens that reach a rank's routed experts: as `stream`, but 1 where tensor
+    ranks share the width of each expert."""
+
     context: Value
     expert: Value
     weight_gradients: Value
@@ -62,6 +74,9 @@ class Work(NamedTuple):
     ring: Value
     """Ranks that keys and values travel round: the attention kernel sees them one rank's part at a
     time. 1 without ring attention."""
+
+    element_bytes: Value = 2.0
+    """Of an activation: 4 in fp32."""
 
 
 class BlockTimes(NamedTuple):
@@ -75,8 +90,8 @@ class BlockTimes(NamedTuple):
     scores: Column
     """Of the forward pass: attention, where its scores are written to memory."""
 
-    products: Column
-    """Of the forward pass: the matrices."""
+    second_products: Column
+    """Of the forward pass: every second matrix."""
 
     weight_gradient: Column
     """Of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
@@ -95,7 +110,7 @@ def matmul_s(rows: Value, inner: Value, columns: Value, rate: MatmulRate) -> Col
     waves = 1 + rate.wave * (np.ceil(tiles / units) * units / tiles - 1)
     flops = 2.0 * m * k * n
     compute = flops / rate.flops_per_s * waves * (1 + rate.short_k / k)
-    moved = rate.operand_bytes * (m * k + k * n) + 2.0 * m * n
+    moved = rate.operand_bytes * (m * k + k * n) + rate.output_bytes * m * n
     memory = moved / rate.bytes_per_s
     c2, m2 = compute * compute, memory * memory
     seconds = rate.launch_s + np.sqrt(np.sqrt(c2 * c2 + m2 * m2))
@@ -107,12 +122,13 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     """One block, forward and backward, without communication."""
     if block.measured is not None:
         return _measured_times(block.measured, work, rates)
-    forward = weight = inputs = np.asarray(0.0)
-    for matrix in matrices(block):
+    forward = weight = inputs = second = np.asarray(0.0)
+    for matrix, share in zip(matrices(block), second_shares(block), strict=True):
         if np.ndim(matrix.outputs) == 0 and matrix.outputs == 0:
             continue
         each = _matrix_times(matrix, work, rates)
         forward, inputs, weight = forward + each[0], inputs + each[1], weight + each[2]
+        second = second + share * each[0]
     weight = weight * work.weight_gradients
     attention, attention_back = _attention_s(block, work, rates)
     cheap = _elementwise_s(block, work, rates)
@@ -125,7 +141,7 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
         backward=np.maximum(device_backward, _BACKWARD_OPS * host),
         cheap=cheap,
         scores=np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
-        products=forward,
+        second_products=second,
         weight_gradient=weight,
         attention=attention,
         attention_backward=attention_back,
@@ -144,7 +160,7 @@ def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTime
         backward=2 * forward,
         cheap=0.1 * forward,
         scores=np.asarray(0.0),
-        products=forward,
+        second_products=forward / 2,
         weight_gradient=forward,
         attention=np.asarray(0.0),
         attention_backward=np.asarray(0.0),
@@ -176,10 +192,11 @@ def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Col
     tensor: Column = np.asarray(work.tensor, float)
     if matrix.is_routed:
         # Every expert on this rank gets its share of all tokens that the expert group holds; with
-        # sequence parallelism the tensor ranks hold different tokens and whole experts.
+        # sequence parallelism the tensor ranks hold different tokens and whole experts, unless
+        # they share the width of each.
         local: Column = np.maximum(matrix.copies / work.expert, 1e-9)
-        rows = work.tokens / work.stream * matrix.used / local
-        spread = tensor / work.stream
+        rows = work.tokens / work.routed_stream * matrix.used / local
+        spread = tensor / work.routed_stream
         k: Column = matrix.inputs / np.where(matrix.split == "row", spread, 1)
         n: Column = matrix.outputs / np.where(matrix.split == "column", spread, 1)
         # One grouped product: the waves of all experts are filled together.
@@ -231,7 +248,8 @@ def _elementwise_s(block: Block, work: Work, rates: Rates) -> Column:
     stream = rates.hidden_passes * block.hidden / work.stream
     widths = (2 + block.gated) * (block.ffn + block.shared_ffn) / work.tensor
     heads = 2 * block.heads * block.head_dim / work.tensor
-    copies = block.experts_per_token / work.stream
-    routed = copies * (4 * block.hidden + (2 + block.gated) * block.expert_ffn)
+    routed = block.experts_per_token * (
+        4 * block.hidden / work.routed_stream + (2 + block.gated) * block.expert_ffn / work.stream
+    )
     elements = stream + rates.ffn_passes * (widths + heads) + routed
-    return np.asarray(2.0 * work.tokens * elements / rates.memory_bytes_per_s)
+    return np.asarray(work.element_bytes * work.tokens * elements / rates.memory_bytes_per_s)

@@ -4,14 +4,19 @@ A table goes in and a table comes out: one call prices a whole search.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
-from paceline.estimate.holdings import MOMENT_BYTES, holdings_of, traffic_of
+from paceline.estimate.holdings import (
+    MOMENT_BYTES,
+    holdings_of,
+    root_moment_bytes,
+    traffic_of,
+)
 from paceline.estimate.memory import PARTS, Holdings, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, Model, Traffic, fast_end, slow_end, step_terms
@@ -75,8 +80,8 @@ class Estimate:
 
     mfu: float | None
     """Model FLOPs utilisation: 3 x forward FLOPs (2 x where the model is frozen; causal attention
-    halved, recomputation not counted) a second, as a share of the peak of the precision. PaLM,
-    arXiv:2204.02311, app. B."""
+    halved, recomputation not counted) a second, as a share of the peak of the precision: as
+    Megatron-LM counts (training.py, core 0.16). PaLM, arXiv:2204.02311, app. B, does not halve."""
 
     hfu: float | None
     """Hardware FLOPs utilisation: the same with the FLOPs that are computed again."""
@@ -110,6 +115,25 @@ class Case:
 
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all."""
+
+    efficiencies: Efficiencies = field(default_factory=load_efficiencies)
+    """Constants that the rates were worked out with."""
+
+    def again(
+        self, *, profile: ModelProfile | None = None, cluster: Cluster | None = None
+    ) -> "Case":
+        """Another model or cluster with the same engine, precision, optimizer and constants."""
+        return case_of(
+            profile or self.profile,
+            cluster or self.cluster,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            engine=self.engine,
+            efficiencies=self.efficiencies,
+            replica_share=self.replica_share,
+            error_bytes=self.error_bytes,
+            loss_chunk=self.loss_chunk,
+        )
 
     @property
     def traffic(self) -> Traffic:
@@ -190,6 +214,7 @@ def case_of(
         replica_share=replica_share,
         error_bytes=error_bytes,
         loss_chunk=loss_chunk,
+        efficiencies=constants,
     )
 
 
@@ -239,7 +264,10 @@ def stage_memory(layout: Layout, case: Case) -> list[MemoryEstimate]:
 
 def checkpoint_bytes(profile: ModelProfile, optimizer: str) -> int:
     """Bytes of one checkpoint: float32 parameters and the optimizer's moments."""
-    return round((4 + MOMENT_BYTES[optimizer]) * profile.num_trained_parameters)
+    trained = profile.num_trained_parameters
+    outside = trained * profile.num_root_parameters / max(profile.num_parameters, 1)
+    extra = (root_moment_bytes(optimizer) - MOMENT_BYTES[optimizer]) * outside
+    return round((4 + MOMENT_BYTES[optimizer]) * trained + extra)
 
 
 def _model(profile: ModelProfile, engine: Engine) -> Model:

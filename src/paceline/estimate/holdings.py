@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.catalog.engines import Engine
+from paceline.catalog.engines import ROUTED_SPLITS, Engine
 from paceline.choices import Compression
 from paceline.estimate.memory import Holdings
 from paceline.estimate.step import Traffic
@@ -17,9 +17,16 @@ from paceline.topology import Cluster
 
 MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02, "sgd": 4.0}
 """An optimizer's moments for each parameter. AdamW: two in float32. 8-bit: two bytes and a float32
-scale for each block of 256, arXiv:2110.02861. Muon: one momentum for its matrices; embeddings and
-norms, which AdamW updates, left out (Jordan et al., 2024). Adafactor: one row and one column for
+scale for each block of 256, arXiv:2110.02861. Muon: one momentum for its matrices (Jordan et al.,
+2024); `ROOT_MOMENT_BYTES` for embedding and head. Adafactor: one row and one column for
 each matrix, arXiv:1804.04235; 0.02 is 8,192 x 8,192. SGD: its momentum."""
+
+_MOMENTS_AS_WEIGHTS = ("adamw", "muon", "sgd")
+"""Optimizers whose moments have the type of the weights they update; those of 8 bits have not."""
+
+ROOT_MOMENT_BYTES = {"muon": 8.0}
+"""An optimizer's moments for each parameter outside the blocks, where they are other ones: Muon
+leaves them to AdamW."""
 
 _OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
 """Bytes of a quantised parameter in our own runtime, which does not quantise the scales again."""
@@ -53,7 +60,8 @@ def holdings_of(
     has_float32 = wide or engine.master_bytes > 0 or engine.sharded_bytes == 4
     has_experts = any(block.experts for block in profile.blocks)
     is_narrow = not has_float32 or (has_experts and engine.narrow_routed_moments)
-    moment_share = 0.5 if is_narrow else 1.0
+    moment_share = 0.5 if is_narrow and optimizer in _MOMENTS_AS_WEIGHTS else 1.0
+    has_temporaries = cluster.backend != "gloo" and optimizer != "adamw-8bit"
     return Holdings(
         weight_bytes=4.0 if wide else engine.weight_bytes,
         sharded_bytes=4.0 if wide else engine.sharded_bytes,
@@ -61,8 +69,9 @@ def holdings_of(
         passing_bytes=0.0 if wide else engine.passing_bytes,
         master_bytes=0.0 if wide else engine.master_bytes,
         moment_bytes=MOMENT_BYTES[optimizer] * moment_share,
+        root_moment_bytes=_root_moment_bytes(engine, optimizer, profile) * moment_share,
         gathered_bytes=narrow,
-        step_bytes=0.0 if cluster.backend == "gloo" else engine.step_bytes,
+        step_bytes=engine.step_bytes * has_temporaries,
         buffer_bytes=engine.buffer_bytes,
         cast_bytes=0.0 if wide else engine.cast_bytes,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
@@ -82,8 +91,25 @@ def holdings_of(
         selective_cheap=float(engine.selective_cheap),
         gathered_inputs=float(engine.gathered_inputs),
         own_runtime=float(engine.name == OWN_RUNTIME),
+        routed_split=float(ROUTED_SPLITS.index(engine.routed_split)),
+        folds_experts=float(engine.folds_experts),
         saving_share=float(cluster.backend == "gloo"),
     )
+
+
+def root_moment_bytes(optimizer: str) -> float:
+    """An optimizer's moments for each parameter outside the blocks."""
+    return ROOT_MOMENT_BYTES.get(optimizer, MOMENT_BYTES[optimizer])
+
+
+def _root_moment_bytes(engine: Engine, optimizer: str, profile: ModelProfile) -> float:
+    """Of an engine: one that keeps the token embedding's moments wide counts it apart."""
+    usual = root_moment_bytes(optimizer)
+    root = profile.num_root_parameters
+    if optimizer != "adamw-8bit" or not engine.wide_embedding_moments or not root:
+        return usual
+    embedding = profile.num_embedding_parameters / root
+    return embedding * MOMENT_BYTES["adamw"] + (1 - embedding) * usual
 
 
 def traffic_of(
@@ -105,12 +131,16 @@ def traffic_of(
     updated = 2 * master + weights if master else 2 * weights
     return Traffic(
         weight_bytes=4.0 if wide else 2.0,
+        element_bytes=4.0 if wide else 2.0,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
         optimizer_bytes=gradient + updated + 2 * moments,
+        is_muon=float(optimizer == "muon"),
         host_bytes_per_s=_HOST_BYTES_PER_S,
         disk_bytes_per_s=_DISK_BYTES_PER_S,
         replica_share=replica_share,
         own_runtime=float(engine.name == OWN_RUNTIME),
+        routed_split=float(ROUTED_SPLITS.index(engine.routed_split)),
+        folds_experts=float(engine.folds_experts),
     )
 
 
@@ -183,6 +213,7 @@ def _kernels(
         plain_copies=engine.plain_copies,
         score_bytes=engine.score_bytes,
         dropout_bytes=engine.dropout_bytes,
+        second_products=float(engine.second_products),
         logit_bytes=engine.logit_bytes,
         loss_peak_bytes=engine.loss_peak_bytes,
     )

@@ -26,13 +26,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
-from paceline.estimate.sharing import Shared, expert_ranks, shared_of
+from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
 from paceline.estimate.step import Model, head_in_blocks, may_be_bare, stage_blocks
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
-from paceline.profile.saved import Kernels, deferred_bytes, outside_bytes, saved_bytes
+from paceline.profile.saved import (
+    Kernels,
+    SavedBytes,
+    deferred_bytes,
+    outside_bytes,
+    saved_bytes,
+)
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -76,7 +82,10 @@ class Holdings:
     """Of a float32 copy besides the weights."""
 
     moment_bytes: Value
-    """Of all the optimizer's moments."""
+    """Of all the optimizer's moments, for each parameter of the blocks."""
+
+    root_moment_bytes: Value
+    """Of all moments, for each parameter outside the blocks."""
 
     gathered_bytes: Value
     """Of a gathered parameter: the type matrices are multiplied in."""
@@ -119,9 +128,6 @@ class Holdings:
     saving_share: Value = 0.0
     """1 where a checkpoint is copied in the same memory while it is written (a CPU)."""
 
-    expert_imbalance: Value = 1.0
-    """Tokens of the busiest expert group as a share of the average."""
-
     selective_cheap: Value = 1.0
     """1 where selective recompute keeps only what matrices and flash attention give; 0 where it
     keeps all but the scores of attention."""
@@ -131,6 +137,12 @@ class Holdings:
 
     own_runtime: Value = 0.0
     """1 where Paceline's own runtime runs the step: `sharing.py` says what it holds."""
+
+    routed_split: Value = 0.0
+    """What tensor ranks divide of the routed experts: place in `ROUTED_SPLITS`."""
+
+    folds_experts: Value = 0.0
+    """1 where tensor ranks that hold the same experts share their optimizer state."""
 
     loss_chunk: Value = 0.0
     """Tokens whose logits exist at a time; 0 is all of a micro-batch."""
@@ -151,7 +163,7 @@ def memory_parts(
     here = _here(model, t, h, stage)
     dense, routed = here.dense, here.routed
     states = _states(model, t, h, here)
-    stepping = _stepping_bytes(dense, routed, model, t, h)
+    stepping = _stepping_bytes(here, model, t, h)
     activations, gathered = _fullest_moment(model, t, h, here, stepping)
     parts = states | {"activations": activations, "gathered": gathered}
     parts["buffers"] = _dummy_bytes(model, t) * h.dummy_gradients + h.buffer_bytes
@@ -208,6 +220,7 @@ class _Here(NamedTuple):
     """All parameters before sharding but routed ones. Stages round up."""
 
     routed: Column
+    experts: RoutedSplit
     shared: Shared
 
 
@@ -222,6 +235,7 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     share = np.where(has_head, last, slow) / np.maximum(total, 1)
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
+    experts = routed_split(t, h.routed_split, h.folds_experts)
     return _Here(
         stage=stage,
         has_head=has_head,
@@ -229,7 +243,8 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
         block_share=share,
         root=root,
         dense=share * dense / t.tensor + root,
-        routed=share * routed / expert_ranks(t, h.own_runtime),
+        routed=share * routed / experts.holders,
+        experts=experts,
         shared=shared_of(t, h.own_runtime, h.master_bytes),
     )
 
@@ -238,7 +253,7 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     s, dense, routed, shared = t.sharding, here.dense, here.routed, here.shared
     is_full = (s == _FULL) | (s == _HYBRID)
     shard = np.maximum(t.shard, 1)
-    routed_shard = np.maximum(t.shard // t.expert, 1)
+    routed_shard = _routed_shard(t, here)
     whole, split = dense + routed, dense / shard + routed / routed_shard
     # What is gathered beside a shard is counted by `_gathered`.
     frozen = np.asarray(h.is_frozen) > 0
@@ -252,18 +267,25 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     gradients = gradients * np.where(shared.has_buckets, 2, 1)
     passing = np.where(is_full, 0.0, h.passing_bytes * whole)
     held = np.where(s == 0, whole, split)
+    outside = np.where(s == 0, here.root, here.root / shard)
+    moments = h.moment_bytes * held + (h.root_moment_bytes - h.moment_bytes) * outside
     on_device = t.offload == 0
     return {
         "parameters": np.where(frozen, frozen_weights, weights),
         "gradients": (gradients + passing) * trained,
-        "optimizer": on_device * h.moment_bytes * held * trained,
+        "optimizer": on_device * moments * trained,
         "master copy": on_device * h.master_bytes * held * trained,
     }
 
 
-def _stepping_bytes(dense: Column, routed: Column, model: Model, t: Layouts, h: Holdings) -> Column:
+def _routed_shard(t: Layouts, here: _Here) -> Column:
+    """Ranks that share the state of one copy of a rank's routed experts."""
+    return np.maximum(t.shard * here.experts.replicas // t.expert, 1)
+
+
+def _stepping_bytes(here: _Here, model: Model, t: Layouts, h: Holdings) -> Column:
     """Temporaries of the optimizer's step, where its state is on the device."""
-    routed_shard = np.maximum(t.shard // t.expert, 1)
+    dense, routed, routed_shard = here.dense, here.routed, _routed_shard(t, here)
     split = np.where(t.sharding == 0, dense + routed, dense / t.shard + routed / routed_shard)
     trained = np.where(np.asarray(h.is_frozen) > 0, model.trained_share, 1.0)
     return np.asarray(h.step_bytes * split * trained * (t.offload == 0))
@@ -394,9 +416,15 @@ def _deferred_on_rank(block: Block, t: Layouts, h: Holdings, stream: Column) -> 
     """Kept by one block for one token until the second half of a split backward pass."""
     if block.measured is not None:
         return np.asarray(0.0)
-    later = deferred_bytes(block, h.kernels)
-    copies = block.experts_per_token * h.expert_imbalance / stream
-    return later.tensor / t.tensor + later.sequence / stream + later.routed * copies
+    return _of_rank(deferred_bytes(block, h.kernels), block, t, h, stream)
+
+
+def _of_rank(saved: SavedBytes, block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
+    """This rank's part of what one token leaves in one block."""
+    width = routed_split(t, h.routed_split, h.folds_experts).width
+    ends = saved.routed_ends / np.where(width > 1, 1, stream)
+    routed = block.experts_per_token * (saved.routed / stream + ends)
+    return np.asarray(saved.tensor / t.tensor + saved.sequence / stream + routed)
 
 
 def _on_rank(
@@ -406,13 +434,12 @@ def _on_rank(
     if block.measured is not None:
         return np.asarray((block.measured.saved_bytes or 0) / model.seq_len * (recompute == "none"))
     saved = saved_bytes(block, h.kernels, model.seq_len / t.context, recompute=recompute)
-    copies = block.experts_per_token * h.expert_imbalance / stream
     inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
     # Our own selective recompute gathers them again.
     is_kept = recompute == "none" or (recompute == "selective" and not np.any(h.own_runtime))
     whole = h.gathered_inputs * is_kept * inputs * (1 - 1 / stream)
     gathered = whole * h.kernels.compute_bytes * block.hidden
-    return saved.tensor / t.tensor + saved.sequence / stream + saved.routed * copies + gathered
+    return _of_rank(saved, block, t, h, stream) + gathered
 
 
 def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Column, Column, Column]:
@@ -429,7 +456,7 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
     count = np.asarray(0.0)
     whole = np.asarray(0.0)
     for each in model.blocks:
-        routed = expert_parameters(each) / expert_ranks(t, h.own_runtime)
+        routed = expert_parameters(each) / here.experts.holders
         size = dense_parameters(each) / t.tensor + routed
         block = np.maximum(block, size * (np.asarray(each.count) > 0))
         count = count + each.count

@@ -45,6 +45,9 @@ class MatmulRate:
     operand_bytes: Value
     """One element of an operand: 2 in bf16, 1 in fp8."""
 
+    output_bytes: Value = 2.0
+    """One element of the product: 4 in fp32, else 2."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRates:
@@ -137,8 +140,11 @@ class Rates:
     selective_cheap: Value
     """1 where selective recompute does norms and activation functions again."""
 
-    selective_products: Value
-    """Share of the matrices that selective recompute does again."""
+    second_products: Value
+    """1 where selective recompute does every second matrix again."""
+
+    selective_attention: Value
+    """1 where selective recompute does attention again, whatever its kernel."""
 
     contention: Value
     """How much slower compute gets for each second of communication hidden behind it."""
@@ -180,6 +186,7 @@ def rates_of(
             bytes_per_s=memory * product.memory_share,
             num_multiprocessors=cluster.num_multiprocessors or _USUAL_MULTIPROCESSORS,
             operand_bytes=_OPERAND_BYTES[kind],
+            output_bytes=max(2.0, _OPERAND_BYTES[kind]),
         ),
         attention_flops_per_s=wide * e.attention.get(kernel, 1.0) * sqrt(lasting),
         attention_half_len=e.attention_half_len.get(family, e.attention_half_len["other"]),
@@ -200,7 +207,8 @@ def rates_of(
         expert_overlap=s["expert_overlap"] * _hides(cluster, engine.overlaps_tensor),
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
         selective_cheap=float(engine.selective_cheap),
-        selective_products=engine.selective_products,
+        second_products=float(engine.second_products),
+        selective_attention=float(engine.selective_attention),
         contention=s["contention"],
         straggler=s["straggler"],
         step_s=_CPU_STEP_S if is_gloo else s["step_s"],

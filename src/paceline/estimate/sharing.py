@@ -21,14 +21,16 @@ of the buckets until the last backward pass (torch 2.13, `reducer.cpp`; `pacelin
 In a pipeline it does all of them as `zero1` with several micro-batches, and reduces when the last
 backward pass is over: torch's schedules gather a stage's parameters once and reduce once.
 
-Routed experts that are not shared among expert ranks are split by expert over its tensor ranks;
-those that are, each tensor rank holds whole (`runtime/strategy/expert/split.py`).
+Routed experts under tensor parallelism: `RoutedSplit`. Our own runtime gives each tensor rank some
+of the experts where no expert ranks share them, and all where they do, as the other tensor ranks
+have (`runtime/strategy/expert/split.py`).
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.catalog.engines import ROUTED_SPLITS
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Value
 
@@ -37,6 +39,9 @@ Column = Any
 
 _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
+)
+_WIDTH, _ALWAYS_WIDTH, _EXPERT = (
+    ROUTED_SPLITS.index(word) for word in ("width", "always width", "expert")
 )
 
 
@@ -91,7 +96,39 @@ def shared_of(t: Layouts, own_runtime: Value, keeps_master: Value) -> Shared:
     )
 
 
-def expert_ranks(t: Layouts, own_runtime: Value) -> Column:
-    """Ranks that hold one copy of the routed experts, before sharding."""
-    by_tensor = (np.asarray(own_runtime) > 0) & (np.asarray(t.expert) == 1)
-    return t.expert * np.where(by_tensor, t.tensor, 1)
+class RoutedSplit(NamedTuple):
+    """How ranks divide the routed experts, one entry a layout."""
+
+    ranks: Column
+    """Ranks that have different experts."""
+
+    width: Column
+    """Tensor ranks that share the width of each expert."""
+
+    replicas: Column
+    """Tensor ranks that hold the same experts, and shard their optimizer state together with the
+    data ranks."""
+
+    @property
+    def holders(self) -> Column:
+        """Ranks that hold one copy of all routed experts, before sharding."""
+        return self.ranks * self.width
+
+
+def routed_split(t: Layouts, how: Value, folds: Value) -> RoutedSplit:
+    """How an engine divides the routed experts of these layouts.
+
+    Args:
+        t: Layouts.
+        how: Place in `ROUTED_SPLITS` of what its tensor ranks divide.
+        folds: 1 where tensor ranks that hold the same experts are among their replicas.
+    """
+    how, is_alone = np.asarray(how), np.asarray(t.expert) == 1
+    by_width = ((how == _WIDTH) & is_alone) | (how == _ALWAYS_WIDTH)
+    by_expert = (how == _EXPERT) & is_alone
+    is_folded = (np.asarray(folds) > 0) & ~by_width & ~by_expert
+    return RoutedSplit(
+        ranks=t.expert * np.where(by_expert, t.tensor, 1),
+        width=np.where(by_width, t.tensor, 1),
+        replicas=np.where(is_folded, t.tensor, 1),
+    )

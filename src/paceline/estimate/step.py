@@ -30,9 +30,10 @@ from paceline.estimate.collectives import (
     p2p_s,
 )
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
+from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import idle_share
-from paceline.estimate.sharing import expert_ranks, shared_of
+from paceline.estimate.sharing import RoutedSplit, routed_split, shared_of
 from paceline.parallel.schedules import splits_backward, stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
@@ -118,6 +119,9 @@ class Traffic:
     weight_bytes: Value
     """Of a gathered parameter."""
 
+    element_bytes: Value
+    """Of an activation or its gradient, as ranks of a sample or a layer send it."""
+
     reduce_bytes: Value
     """Of a gradient on the wire."""
 
@@ -135,6 +139,15 @@ class Traffic:
 
     own_runtime: Value = 0.0
     """1 where Paceline's own runtime runs the step: `sharing.py` says what it exchanges when."""
+
+    is_muon: Value = 0.0
+    """1 where the optimizer is Muon: every matrix is made orthogonal, whole, in each step."""
+
+    routed_split: Value = 0.0
+    """What tensor ranks divide of the routed experts: place in `ROUTED_SPLITS`."""
+
+    folds_experts: Value = 0.0
+    """1 where tensor ranks that hold the same experts share their optimizer state."""
 
 
 def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
@@ -165,7 +178,7 @@ def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -
     terms["compute"] = terms["compute"] * (1 + _SPLIT_BACKWARD * splits_backward(t.schedule))
     share = mean["weight_gradient"] / whole_block
     idle = idle_share(t.pipeline, t.chunks, t.schedule, share) * average
-    sent = 2.0 * work.tokens * model.head_inputs / work.stream
+    sent = work.element_bytes * work.tokens * model.head_inputs / work.stream
     hop = p2p_s(sent, t.num_ranks(), rates) * (t.pipeline > 1)
     chunks = stages_each(t.schedule, t.chunks)
     hops = 2 * m * chunks * hop * (1 - rates.pipeline_overlap) + 2 * (t.pipeline - 1) * hop
@@ -190,17 +203,25 @@ def fast_end(terms: Mapping[str, Column]) -> Column:
 
 
 def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
+    experts = _experts(t, traffic)
+    stream = np.where(t.sequence_parallel, t.tensor, 1)
     return Work(
         tokens=t.micro_batch * model.seq_len / t.context,
         samples=t.micro_batch,
         seq_len=model.seq_len,
         tensor=t.tensor,
-        stream=np.where(t.sequence_parallel, t.tensor, 1),
+        stream=stream,
+        routed_stream=np.where(experts.width > 1, 1, stream),
         context=t.context,
-        expert=expert_ranks(t, traffic.own_runtime),
+        expert=experts.ranks,
         weight_gradients=model.trained_share,
         ring=np.where(t.context_kind == _ULYSSES, 1, t.context),
+        element_bytes=traffic.element_bytes,
     )
+
+
+def _experts(t: Layouts, traffic: Traffic) -> RoutedSplit:
+    return routed_split(t, traffic.routed_split, traffic.folds_experts)
 
 
 def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
@@ -242,7 +263,7 @@ def _block_seconds(
     again = _recompute_s(times, t, rates)
     restored = _restore_s(block, model, t, rates, traffic)
     restored_again = np.where(t.recompute == _WHOLE, 1 / t.recompute_every, t.recompute > 0)
-    tensor_forward = _tensor_s(block, work, t, rates)
+    tensor_forward = _tensor_s(block, work, t, rates, traffic)
     tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)
@@ -271,15 +292,24 @@ def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Tr
 
 def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:
     whole = np.where(t.recompute == _WHOLE, times.forward / t.recompute_every, 0.0)
-    selective = times.scores + rates.selective_cheap * times.cheap
-    selective = selective + rates.selective_products * times.products
+    is_flash = times.scores == 0
+    selective = times.scores + rates.selective_attention * is_flash * times.attention
+    selective = selective + rates.selective_cheap * times.cheap
+    selective = selective + rates.second_products * times.second_products
     return np.where(t.recompute == _SELECTIVE, selective, whole)
 
 
-def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
-    """Two all-reduces in the forward pass, or as many all-gathers and reduce-scatters."""
-    payload = 2.0 * work.tokens * block.hidden
-    times = 2 + 2 * (np.asarray(block.cross_heads) > 0)
+def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
+    """An all-reduce in the forward pass, or an all-gather and a reduce-scatter, for each attention
+    and feed-forward layer."""
+    payload = work.element_bytes * work.tokens * block.hidden
+    # Routed experts take part where they need the tokens of all tensor ranks.
+    experts = _experts(t, traffic)
+    gathers = np.logical_or(experts.holders > t.expert, np.logical_not(t.sequence_parallel))
+    routed = (np.asarray(block.experts) > 0) & gathers
+    has_ffn = (np.asarray(block.ffn + block.shared_ffn) > 0) | routed
+    attentions = (np.asarray(block.heads) > 0) * 1 + (np.asarray(block.cross_heads) > 0)
+    times = np.where(np.asarray(block.hidden) > 0, attentions + has_ffn, 0)
     apart = 2 * all_gather_s(payload, t.tensor, 1, rates)
     each = np.where(t.sequence_parallel, apart, all_reduce_s(payload, t.tensor, 1, rates))
     return np.where(t.tensor > 1, times * each, 0.0)
@@ -295,7 +325,7 @@ def _context_s(block: Block, work: Work, t: Layouts, rates: Rates, times: BlockT
         np.asarray(block.kv_rank) > 0
     ) * (block.kv_rank + block.rope_dim)
     query = block.heads * block.head_dim
-    local = 2.0 * work.tokens / t.tensor
+    local = work.element_bytes * work.tokens / t.tensor
     steps = t.context - 1
     once = steps * p2p_s(local * key_value, t.tensor * t.context, rates)
     # The first of as many steps as there are ranks needs no other rank's keys, and hides a pass.
@@ -320,7 +350,7 @@ flash_attn_fwd_out_correction and the sums of dq and dkv in the backward pass.""
 
 def _expert_s(block: Block, work: Work, t: Layouts, rates: Rates) -> Column:
     """Tokens to their experts and back, once."""
-    tokens = 2.0 * work.tokens / work.stream * block.hidden
+    tokens = work.element_bytes * work.tokens / work.stream * block.hidden
     stride = np.where(t.sequence_parallel, 1, t.tensor)
     once = dispatch_s(tokens, block.experts_per_token, t.expert, stride, rates)
     seconds = 2 * once * (1 - rates.expert_overlap)
@@ -343,16 +373,17 @@ def _gathered_s(
 ) -> tuple[Column, Column]:
     """Full sharding, one block and micro-batch: seconds that nothing hides, and hidden ones."""
     gathers = shared_of(t, traffic.own_runtime, 0.0).gathers_blocks
-    holders = expert_ranks(t, traffic.own_runtime)
+    experts = _experts(t, traffic)
     dense = dense_parameters(block) / t.tensor
-    routed = expert_parameters(block) / holders
-    routed_shard = np.maximum(t.shard // t.expert, 1)
+    routed = expert_parameters(block) / experts.holders
+    routed_shard = np.maximum(t.shard * experts.replicas // t.expert, 1)
+    routed_stride = t.tensor * t.expert // experts.replicas
 
     def over(num_bytes: Value) -> Column:
         seconds = all_gather_s(num_bytes * dense, t.shard, t.tensor, rates)
         if not np.any(routed):
             return seconds
-        apart = all_gather_s(num_bytes * routed, routed_shard, t.tensor * t.expert, rates)
+        apart = all_gather_s(num_bytes * routed, routed_shard, routed_stride, rates)
         return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
     gather, reduce = over(traffic.weight_bytes), over(traffic.reduce_bytes)
@@ -375,18 +406,20 @@ def _data_s(
     on_stage: Column,
 ) -> Column:
     """Gradients and parameters between data ranks that nothing hides."""
-    dense, routed = stage_parameters(model, t, traffic.own_runtime)
+    dense, routed = stage_parameters(model, t, traffic)
+    experts = _experts(t, traffic)
     shared = shared_of(t, traffic.own_runtime, 0.0)
     trained = model.trained_share
     group = t.data * t.context
     in_group = np.where(t.sharding == _HYBRID, t.shard, group)
-    routed_group = np.maximum(in_group // t.expert, 1)
+    routed_group = np.maximum(in_group * experts.replicas // t.expert, 1)
+    routed_stride = t.tensor * t.expert // experts.replicas
 
     def over(collective: Callable[..., Column], num_bytes: Value) -> Column:
         seconds = collective(num_bytes * dense, in_group, t.tensor, rates)
         if not np.any(routed):
             return seconds
-        apart = collective(num_bytes * routed, routed_group, t.tensor * t.expert, rates)
+        apart = collective(num_bytes * routed, routed_group, routed_stride, rates)
         return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
     reduce = over(all_gather_s, traffic.reduce_bytes * trained)
@@ -473,7 +506,7 @@ def _used_parameters(block: Block) -> Value:
     return expert_parameters(block) * share
 
 
-def stage_parameters(model: Model, t: Layouts, own_runtime: Value) -> tuple[Column, Column]:
+def stage_parameters(model: Model, t: Layouts, traffic: Traffic) -> tuple[Column, Column]:
     """Parameters of a typical stage on one rank, before sharding: dense ones and routed ones."""
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
@@ -483,17 +516,21 @@ def stage_parameters(model: Model, t: Layouts, own_runtime: Value) -> tuple[Colu
     ends = np.maximum(model.num_embedding_parameters, last)
     is_apart = rank_of_head(t.pipeline, t.schedule, t.chunks) > 0
     outside = np.where(is_apart, ends, root)
-    routed = routed / t.pipeline / expert_ranks(t, own_runtime)
+    routed = routed / t.pipeline / _experts(t, traffic).holders
     return (dense / t.pipeline + outside) / t.tensor, routed
 
 
 def _optimizer_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
-    dense, routed = stage_parameters(model, t, traffic.own_runtime)
-    routed_shard = np.where(t.sharding == 0, 1, np.maximum(t.shard // t.expert, 1))
+    dense, routed = stage_parameters(model, t, traffic)
+    replicas = _experts(t, traffic).replicas
+    routed_shard = np.where(t.sharding == 0, 1, np.maximum(t.shard * replicas // t.expert, 1))
     shard = np.where(t.sharding == 0, 1, t.shard)
     mine = (dense / shard + routed / routed_shard) * model.trained_share
     moved = traffic.optimizer_bytes * mine
     here = moved / rates.memory_bytes_per_s
     cpu = moved / traffic.host_bytes_per_s
     disk = moved / traffic.disk_bytes_per_s
-    return np.choose(np.broadcast_to(t.offload, np.shape(here)), (here, cpu, disk))
+    seconds = np.choose(np.broadcast_to(t.offload, np.shape(here)), (here, cpu, disk))
+    if np.any(traffic.is_muon):
+        seconds = seconds + traffic.is_muon * muon_s(model.blocks, t, rates, _experts(t, traffic))
+    return np.asarray(seconds)

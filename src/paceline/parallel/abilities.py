@@ -106,6 +106,13 @@ ABILITIES: Mapping[str, Abilities] = {
     "torchtitan": Abilities(
         shardings=_FSDP, context_kinds=("ring",), offloads=("none", "cpu"), reduces_each=True
     ),
+    "torchtune": replace(
+        _ONLY_DATA,
+        shardings=("zero2", "full", "hybrid"),
+        context_kinds=("ring",),
+        tensor=True,
+        reduces_each=True,
+    ),
     "fsdp1": replace(_ONLY_DATA, shardings=_FSDP, reduces_each=True),
     "accelerate": replace(
         _ONLY_DATA, shardings=_FSDP, context_kinds=("ring",), tensor=True, reduces_each=True
@@ -131,7 +138,8 @@ ABILITIES: Mapping[str, Abilities] = {
 }
 """Engine of the catalog -> what it has. Sources: megatron-core 0.14 `arguments.py` (distributed
 optimizer, 1F1B and interleaved, context parallel p2p and a2a); DeepSpeed docs: pipelines exclude
-ZeRO-2 and 3; torchtitan `distributed/pipeline_parallel.py`; Accelerate `FullyShardedDataParallel`
+ZeRO-2 and 3; torchtitan `distributed/pipeline_parallel.py`; torchtune 0.7
+`recipes/full_finetune_distributed.py`; Accelerate `FullyShardedDataParallel`
 and `ParallelismConfig`; nanotron README; InternEvo docs; MaxText `configs/base.yml`."""
 
 

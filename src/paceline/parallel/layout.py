@@ -108,19 +108,22 @@ class Layout:
         >>> Layout(data=4, sharding="zero1", micro_batch=1, accumulation=8, tensor=8, pipeline=4,
         ...     schedule="interleaved", chunks=5).name
         'ZeRO-1 over 4 x tensor 8 x pipeline 4 (interleaved, 5 chunks)'
+        >>> Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2).name
+        'ZeRO-1 over 4 ranks (data 2 x context 2)'
         """
         ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": "FSDP2"}
         way = ways.get(self.sharding, f"HSDP {self.shard_degree} shared")
-        split = [f"{way} over {self.data}"]
+        group = self.data * self.context
+        split = [f"{way} over {group}"]
         if self.tensor > 1:
             split.append(f"tensor {self.tensor}")
-        if self.context > 1:
-            split.append(f"context {self.context}")
         if self.pipeline > 1:
             chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
             split.append(f"pipeline {self.pipeline} ({self.schedule}{chunks})")
         if self.expert > 1:
             split.append(f"expert {self.expert}")
-        if len(split) > 1:
-            return " x ".join(split)
-        return f"{split[0]} rank{'s' if self.data > 1 else ''}"
+        if len(split) == 1:
+            split[0] += f" rank{'s' if group > 1 else ''}"
+        if self.context > 1:
+            split[0] += f" (data {self.data} x context {self.context})"
+        return " x ".join(split)

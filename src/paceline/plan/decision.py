@@ -1,7 +1,7 @@
 """What was chosen: a `Plan`, every decision with its reason, and the case against the rest."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from paceline.choices import Objective, Precision
 from paceline.estimate import Estimate, MemoryEstimate
@@ -100,9 +100,19 @@ class Plan:
     engine: str = "paceline"
     """Name in the catalog of the software that runs the steps."""
 
+    engine_version: str = ""
+    """Whose facts the engine was priced with; empty is the newest that is known."""
+
+    is_compiled: bool = False
+    """Whether the engine was asked to compile the model (`train.compile`)."""
+
     optimizer: str = "adamw"
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all of a micro-batch."""
+
+    measured_rates: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Constants of a catalog file of the person's own, by accelerator; empty where all are those
+    that Paceline ships."""
 
     router_loss: float = 0.0
     """What the balancing loss of routed experts is multiplied by; 0 is none."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
-from paceline.catalog.engines import find_engine
+from paceline.catalog.engines import compiled, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
@@ -147,8 +147,11 @@ def _plan_on(asked: _Asked) -> Plan:
         rejected=rejected_of(choice),
         length=length_of(job),
         engine=case.engine.name,
+        engine_version=case.engine.version,
+        is_compiled=job.spec.train.compile,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,
+        measured_rates={name: dict(row) for name, row in asked.catalog.efficiencies.items()},
         router_loss=router_loss_of(job),
         objective=wanted.objective,
         head_room=wanted.head_room,
@@ -220,22 +223,23 @@ def _abilities_here(job: Job) -> Abilities:
 def _case_of(asked: _Asked) -> Case:
     spec = asked.job.spec
     kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
+    engine = find_engine(spec.engine, where=asked.job.where("engine"))
     return case_of(
         asked.profile,
         asked.cluster,
         precision=decide_precision(asked.job, asked.cluster),
         optimizer=spec.train.optimizer,
-        engine=find_engine(spec.engine, where=asked.job.where("engine")),
+        engine=compiled(engine) if spec.train.compile else engine,
         efficiencies=with_measured(load_efficiencies(), asked.catalog.efficiencies),
         replica_share=compressed_share(asked.profile, kind, rank),
         error_bytes=4.0 if kind == "powersgd" else 0.0,
-        loss_chunk=spec.train.loss_chunk if spec.engine == "paceline" else 0,
+        loss_chunk=spec.train.loss_chunk if engine.name == "paceline" else 0,
     )
 
 
 def decide_precision(job: Job, cluster: Cluster) -> Precision:
     """As asked; left open, bf16 on an accelerator that is known to have it, else fp16 on one that
-    has that, where the engine does; fp32 elsewhere."""
+    has that; fp32 elsewhere."""
     asked = job.spec.train.precision
     if asked != "auto":
         return asked
@@ -243,9 +247,7 @@ def decide_precision(job: Job, cluster: Cluster) -> Precision:
         return "fp32"
     if "bf16" in cluster.peak_flops_per_s:
         return "bf16"
-    # `paceline run` has no loss scaler.
-    runs_here = cluster.is_local and job.spec.engine == "paceline"
-    return "fp16" if "fp16" in cluster.peak_flops_per_s and not runs_here else "fp32"
+    return "fp16" if "fp16" in cluster.peak_flops_per_s else "fp32"
 
 
 def is_deterministic(job: Job, plan: Plan) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.catalog import load_accelerators
 from paceline.choices import Offload
 from paceline.errors import PacelineError, PlanError, Problem
-from paceline.estimate import Case, case_of
+from paceline.estimate import Case
 from paceline.job import Job, LayoutSpec, PlanSpec
 from paceline.parallel import Space, grids
 from paceline.parallel.layout import Layout
@@ -173,13 +173,7 @@ def _quantised(asked: _Asked) -> Iterator[str]:
         return
     train = replace(spec.train, adapter=replace(adapter, kind="qlora"))
     profile = resolve_profile(replace(asked.job, spec=replace(spec, train=train)))
-    case = case_of(
-        profile,
-        asked.case.cluster,
-        precision=asked.case.precision,
-        optimizer=asked.case.optimizer,
-        engine=asked.case.engine,
-    )
+    case = asked.case.again(profile=profile)
     if asked.fitting(replace(asked.open_space, profile=profile), case) is not None:
         yield "set train.adapter.kind to qlora, which keeps the frozen model in 4 bits"
 
@@ -209,9 +203,9 @@ def _more_ranks(asked: _Asked) -> Iterator[str]:
 
 
 def _leaner_optimizer(asked: _Asked) -> Iterator[str]:
-    now, local = asked.case.optimizer, asked.case.cluster.is_local
+    now = asked.case.optimizer
     for name, why in _LEANER_OPTIMIZERS.items():
-        if now != "adamw" or (local and name != "sgd"):
+        if now != "adamw":
             continue
         if asked.fitting(asked.open_space, replace(asked.case, optimizer=name)) is not None:
             yield f"set train.optimizer to {name}, {why}"
@@ -266,13 +260,7 @@ def _other_accelerators(asked: _Asked) -> Iterator[str]:
             other = find_cluster(spec, asked.job)
         except PacelineError:
             continue
-        case = case_of(
-            asked.case.profile,
-            other,
-            precision=asked.case.precision,
-            optimizer=asked.case.optimizer,
-            engine=asked.case.engine,
-        )
+        case = asked.case.again(cluster=other)
         limit = other.usable_bytes * (1 - asked.job.spec.plan.head_room)
         if asked.fitting(asked.open_space, case, limit) is not None:
             yield f"take as many {name}, which have {format_bytes(memory_bytes or 0)}"

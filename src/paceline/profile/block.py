@@ -175,6 +175,34 @@ def matrices(block: Block) -> tuple[Matrix, ...]:
     )
 
 
+def second_shares(block: Block) -> tuple[Value, ...]:
+    """Of each of `matrices(block)`, the share of its outputs that every second product gives: those
+    that are applied second, fourth and so on, key and value (and gate and up) counted apart.
+
+    The router and the routed experts are not among them. Source: torchtitan 0.2.2,
+    distributed/activation_checkpoint.py: it counts `aten.mm`, and saves the first, third and so on.
+
+    >>> block = Block(name="decoder", count=1, hidden=8, heads=2, kv_heads=2, head_dim=4,
+    ...     value_dim=4, ffn=16, gated=True)
+    >>> [(each.name, float(share)) for each, share in zip(matrices(block), second_shares(block))
+    ...     if share]
+    [('key_value', 0.5), ('attention_output', 1.0), ('up', 0.5)]
+    """
+    count: Value = 0
+    shares: list[Value] = []
+    for matrix in matrices(block):
+        is_there = (matrix.outputs > 0) * (matrix.inputs > 0) * 1
+        if matrix.is_routed or matrix.name == "router":
+            shares.append(0 * is_there)
+            continue
+        is_gated = block.gated * 1 if matrix.name in ("up", "shared_up") else 0
+        is_two = 1 if matrix.name in ("key_value", "cross_key_value") else is_gated
+        # It is applied after `count` others; of two products one is a second one.
+        shares.append(is_there * ((1 - is_two) * (count % 2) + is_two * 0.5))
+        count = count + is_there * (1 + is_two)
+    return tuple(shares)
+
+
 def block_parameters(block: Block) -> int:
     """Parameters of one block, all experts included.
 

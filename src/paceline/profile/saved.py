@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from paceline.choices import Recompute
-from paceline.profile.block import Block, Value, matrices
+from paceline.profile.block import Block, Value, matrices, second_shares
 
 FLOAT32 = 4
 
@@ -72,6 +72,9 @@ class Kernels:
     dropout_bytes: Value = 0
     """Mask kept for each element after attention and after the feed-forward."""
 
+    second_products: Value = 0
+    """1 where selective recompute keeps what every second matrix gives, not what all give."""
+
     logit_bytes: Value = 4
     """Kept for each logit until the loss goes backward: the log-softmax."""
 
@@ -89,7 +92,11 @@ class SavedBytes(NamedTuple):
     """Divided by the tensor degree only with sequence parallelism."""
 
     routed: float
-    """For one token-copy in the routed experts: times the experts of a token, and the imbalance."""
+    """For one token-copy inside the routed experts: times the experts of a token."""
+
+    routed_ends: float
+    """For one token-copy before and after its expert, as wide as the residual stream; not divided
+    where tensor ranks share the width of each expert."""
 
     peak: float
     """Alive besides while this one block goes backward: gradients inside it (divided by tensor)."""
@@ -149,14 +156,22 @@ def saved_bytes(
         + FLOAT32 * 2 * block.experts
     )
     # A copy of a token: its permuted input, what the expert keeps, and its output to be weighted.
-    routed = (block.experts > 0) * (2 * c * h + c * copies * block.expert_ffn)
+    has_experts = (block.experts > 0) * 1
+    routed = has_experts * c * copies * block.expert_ffn
     width = block.ffn + block.shared_ffn + block.experts_per_token * block.expert_ffn
     peak = c * (ways + 1) * width + kernels.stream_bytes * 2 * h
-    return SavedBytes(tensor=tensor, sequence=sequence, routed=routed, peak=peak)
+    return SavedBytes(
+        tensor=tensor,
+        sequence=sequence,
+        routed=routed,
+        routed_ends=has_experts * 2 * c * h,
+        peak=peak,
+    )
 
 
 def _selective_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
-    """Outputs of matrices and of flash attention, and the block's input; the rest is cheap.
+    """Outputs of matrices (or of every second one) and of flash attention, and the block's input;
+    the rest is cheap.
 
     Source: `create_selective_checkpoint_contexts` of torch 2.13, saving `mm` and attention.
     """
@@ -177,8 +192,13 @@ def _selective_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedByt
     has_cross = (block.cross_heads > 0) * 1
     has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
     written = (has_attention + has_cross + has_ffn) * kernels.compute_bytes * block.hidden
-    sequence = inside.sequence + kernels.stream_bytes * block.hidden + written
-    return inside._replace(sequence=sequence)
+    column = whole = 0.0
+    for matrix, share in zip(matrices(block), second_shares(block), strict=True):
+        again = kernels.second_products * kernels.compute_bytes * share * matrix.outputs
+        column = column + (again if matrix.split == "column" else 0)
+        whole = whole + (again if matrix.split != "column" else 0)
+    sequence = inside.sequence + kernels.stream_bytes * block.hidden + written - whole
+    return inside._replace(sequence=sequence, tensor=inside.tensor - column)
 
 
 def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
@@ -186,7 +206,7 @@ def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
 
     Source: checkpointing, Chen et al., arXiv:1604.06174.
     """
-    return SavedBytes(tensor=0.0, sequence=kept, routed=0.0, peak=whole.peak)
+    return whole._replace(tensor=0.0, sequence=kept, routed=0.0, routed_ends=0.0)
 
 
 def deferred_bytes(block: Block, kernels: Kernels) -> SavedBytes:
@@ -202,11 +222,20 @@ def deferred_bytes(block: Block, kernels: Kernels) -> SavedBytes:
     whole = sum(
         each.outputs for each in matrices(block) if each.split != "column" and not each.is_routed
     )
-    routed = sum(each.outputs for each in matrices(block) if each.is_routed)
+    inside = sum(
+        each.outputs for each in matrices(block) if each.is_routed and each.split == "column"
+    )
+    after = sum(each.outputs for each in matrices(block) if each.is_routed and each.split == "row")
     has_ffn = (block.ffn + block.shared_ffn + block.experts > 0) * 1
     norms = (block.heads > 0) * 1 + (block.cross_heads > 0) + has_ffn
     normed = kernels.stream_bytes * norms * block.hidden
-    return SavedBytes(tensor=c * column, sequence=c * whole + normed, routed=c * routed, peak=0.0)
+    return SavedBytes(
+        tensor=c * column,
+        sequence=c * whole + normed,
+        routed=c * inside,
+        routed_ends=c * after,
+        peak=0.0,
+    )
 
 
 class OutsideBytes(NamedTuple):

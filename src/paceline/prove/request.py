@@ -2,13 +2,10 @@
 
 from collections.abc import Iterator
 
-from paceline.catalog import find_catalog_file, load_catalog
-from paceline.catalog.efficiencies import load_efficiencies, with_measured
-from paceline.catalog.engines import find_engine
-from paceline.estimate import Case, case_of
 from paceline.job import Job, TrainSpec
 from paceline.parallel import Layout
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 from paceline.profile import resolve_config
 from paceline.profile.adapter import adaptation_of
 from paceline.prove.proof import ModelRequest, Request
@@ -41,7 +38,7 @@ def request_of(
         router_loss=plan.router_loss,
         ranks_per_node=plan.cluster.ranks_per_node,
         is_cuda=plan.cluster.backend != "gloo",
-        rates=case_of_plan(job, plan).rates,
+        rates=case_of_plan(plan).rates,
         whole=whole,
         left_out=tuple(_left_out(job.spec.train)),
         wants_trace=wants_trace,
@@ -58,20 +55,6 @@ def _left_out(train: TrainSpec) -> Iterator[str]:
         yield "the size of DDP's buckets (train.bucket)"
     if train.static_graph:
         yield "DDP's static graph (train.static_graph)"
-
-
-def case_of_plan(job: Job, plan: Plan) -> Case:
-    """What the plan was priced with."""
-    catalog = load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog))
-    return case_of(
-        plan.profile,
-        plan.cluster,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        loss_chunk=plan.loss_chunk,
-        engine=find_engine(job.spec.engine, where=job.where("engine")),
-        efficiencies=with_measured(load_efficiencies(), catalog.efficiencies),
-    )
 
 
 def _model(job: Job, plan: Plan) -> ModelRequest:

@@ -10,9 +10,9 @@ Leaves out: TCP over the RDMA NICs themselves (IPoIB), whose rate nobody publish
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.catalog.engines import load_engines
 from paceline.catalog.load import load_links
-from paceline.estimate.estimate import Estimate, case_of, price_one
+from paceline.estimate.estimate import Estimate, price_one
+from paceline.plan.case import case_of_plan
 from paceline.plan.decision import Plan
 from paceline.render.environment import Variable
 from paceline.topology import Cluster
@@ -270,13 +270,7 @@ def _others(plan: Plan) -> tuple[Other, ...]:
 
 def _priced(plan: Plan, cluster: Cluster) -> Estimate | None:
     """The plan's layout on a cluster with another network; None where rates are unknown."""
-    case = case_of(
-        plan.profile,
-        cluster,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        engine=load_engines()[plan.engine],
-    )
+    case = case_of_plan(plan, cluster)
     return None if case.rates is None else price_one(plan.layout, case)
 
 

@@ -9,12 +9,12 @@ from math import ceil
 from typing import Any
 
 from paceline.catalog.engines import load_engines
-from paceline.estimate.estimate import case_of
 from paceline.estimate.step import head_in_blocks, may_be_bare
 from paceline.job import Job
 from paceline.job.training import decay_steps
 from paceline.parallel.stages import blocks_of_stages, is_v_shaped, num_stages
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 
 Words = dict[str, Any]
 """Field -> value."""
@@ -93,6 +93,9 @@ def parallel_words(plan: Plan) -> Words:
         "context_parallel_size": layout.context,
         "expert_model_parallel_size": layout.expert,
     }
+    if any(block.experts for block in plan.profile.blocks):
+        # Left out, it is the tensor degree: other experts than were planned (`routed_split`).
+        found["expert_tensor_parallel_size"] = layout.tensor if layout.expert == 1 else 1
     if layout.context > 1:
         found["cp_comm_type"] = "a2a" if layout.context_kind == "ulysses" else "p2p"
     counts = stage_blocks(plan)
@@ -133,13 +136,7 @@ def stage_blocks(plan: Plan) -> tuple[int, ...]:
         return (blocks // stages,) * stages
     if stages != num_stages(layout) or is_v_shaped(layout):  # a schedule that Megatron lacks
         return tuple(len(range(stage, blocks, stages)) for stage in range(stages))
-    case = case_of(
-        plan.profile,
-        plan.cluster,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        engine=engine,
-    )
+    case = case_of_plan(plan)
     head, bare = float(head_in_blocks(case.model)), bool(may_be_bare(case.model))
     return tuple(len(x) for x in blocks_of_stages(layout, blocks, head, may_be_bare=bare))
 

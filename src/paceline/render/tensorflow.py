@@ -7,10 +7,10 @@ ParameterServerStrategy, which is asynchronous and so no layout of ours.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.catalog.engines import load_engines
-from paceline.estimate.estimate import case_of, price_one
+from paceline.estimate.estimate import price_one
 from paceline.job import Job
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
@@ -185,13 +185,7 @@ def _whole(plan: Plan, *, splits: bool) -> Iterator[Gap]:
 
 def _kept_bytes(plan: Plan) -> int:
     """Of a rank: activations when nothing is recomputed, and what the device itself takes."""
-    case = case_of(
-        plan.profile,
-        plan.cluster,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        engine=load_engines()[plan.engine],
-    )
+    case = case_of_plan(plan)
     kept = replace(plan.layout, recompute="none", recompute_every=1)
     parts = price_one(kept, case).memory.parts
     return (parts["activations"] or 0) + (parts["overhead"] or 0)

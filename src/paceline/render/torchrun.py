@@ -6,11 +6,11 @@ Leaves out: who runs it there; `render/slurm.py` and others do that.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.catalog.engines import load_engines
-from paceline.estimate.estimate import case_of, price_one
+from paceline.estimate.estimate import price_one
 from paceline.job import Job
 from paceline.parallel.shrink import shrunk
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Files, Gap
@@ -64,13 +64,7 @@ def least_nodes(plan: Plan, job: Job) -> int:
             break
         if small.micro_batch != layout.micro_batch:
             break
-        case = case_of(
-            plan.profile,
-            replace(cluster, num_nodes=nodes),
-            precision=plan.precision,
-            optimizer=plan.optimizer,
-            engine=load_engines()[plan.engine],
-        )
+        case = case_of_plan(plan, replace(cluster, num_nodes=nodes))
         if price_one(small, case).memory.known_bytes > plan.limit_bytes:
             break
         least = nodes

@@ -5,12 +5,12 @@ Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that
 """
 
 from paceline.catalog.engines import load_engines
-from paceline.estimate.estimate import case_of
 from paceline.estimate.step import head_in_blocks, may_be_bare
 from paceline.job import Job
 from paceline.job.training import decay_steps
 from paceline.parallel.stages import blocks_of_stages
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
@@ -47,13 +47,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
 def stages(plan: Plan) -> tuple[range, ...]:
     """The blocks of each stage, as the plan was priced."""
     layout = plan.layout
-    case = case_of(
-        plan.profile,
-        plan.cluster,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        engine=load_engines()[plan.engine],
-    )
+    case = case_of_plan(plan)
     head, bare = float(head_in_blocks(case.model)), bool(may_be_bare(case.model))
     return blocks_of_stages(layout, plan.profile.num_blocks, head, may_be_bare=bare)
 

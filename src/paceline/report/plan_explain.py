@@ -7,9 +7,9 @@ from dataclasses import fields
 import numpy as np
 
 from paceline.catalog.engines import load_engines
-from paceline.estimate import case_of
 from paceline.estimate.holdings import MOMENT_BYTES
 from paceline.plan import Plan
+from paceline.plan.case import case_of_plan
 from paceline.report.plan_text import format_amount, price_list
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -107,17 +107,11 @@ def _money(plan: Plan) -> Iterator[str]:
 
 def _rates(plan: Plan) -> Iterator[str]:
     """The rates of one rank, as the step's terms use them."""
-    case = case_of(
-        plan.profile,
-        plan.cluster,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        engine=load_engines()[plan.engine],
-    )
+    case = case_of_plan(plan)
     if case.rates is None:
         return
     yield ""
-    yield "rates, of a rank (a catalog file of your own is not applied here)"
+    yield "rates, of a rank"
     for owner in (case.rates.matmul, case.rates):
         for field in fields(owner):
             value = getattr(owner, field.name)

@@ -232,7 +232,7 @@ def _savings(plan: Plan, job: Job, available_bytes: int) -> Iterator[Saving]:
             change="AdamW with moments of one byte",
             field="train.optimizer: adamw-8bit",
             saves_bytes=size("optimizer") * 3 // 4,
-            costs="needs a library of its own; `paceline run` does not have it",
+            costs="needs a library of its own with other engines; not yet usual in pretraining",
         )
         yield Saving(
             change="SGD with momentum instead of AdamW",

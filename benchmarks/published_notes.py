@@ -1,0 +1,130 @@
+"""What a row of `published_calibration.csv` says in words: kernels, types, schedule, optimizer.
+
+Only what is stated: a row that says nothing is left to the facts of its engine.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_OPTIMIZERS: tuple[tuple[str, str], ...] = (
+    (r"8.?bit", "adamw-8bit"),
+    (r"muon", "muon"),
+    (r"adafactor", "adafactor"),
+    (r"\bsgd", "sgd"),
+)
+_ATTENTIONS: tuple[tuple[str, str], ...] = (
+    (r"triton|flash_?attn=?v?1|fa1\b", "flash1"),
+    (r"fa3|flash_?(attn|attention)?[-_ ]?3|cudnn", "flash3"),
+    (r"fa2|flash_?(attn|attention)?[-_ ]?2|sdpa|xformers|mem.?efficient", "flash2"),
+    (r"eager|unfused|\bmath\b|=torch\b|=none\b", "unfused"),
+)
+_SCHEDULES: tuple[tuple[str, tuple[str, int | None] | None], ...] = (
+    (r"zb.?v|zero.?bubble.?v", ("zero-bubble", 2)),
+    (r"zb.?(2p|h2)|zero.?bubble.?(2p|h2)", None),
+    (r"zb|zero.?bubble", ("zero-bubble", None)),
+    (r"dual.?pipe.?v", ("dualpipe-v", None)),
+    (r"dual.?pipe", None),
+    (r"gpipe|afab", ("gpipe", None)),
+    (r"interleaved|vpp|looped", ("interleaved", None)),
+    (r"1f1b", ("1f1b", None)),
+)
+"""Part of a schedule's name -> ours and its virtual stages; None is one that no engine of the
+catalog has: ZB-2p and ZB-H2 hold twice as many micro-batches, DualPipe two copies of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """None, or the usual value, is not stated."""
+
+    optimizer: str = "adamw"
+    optimizer_in_backward: bool = False
+    """Gradients are freed as each parameter is updated in the backward pass."""
+
+    attention: str | None = None
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    unknown_schedule: str | None = None
+    """A schedule that is stated, and that no engine of the catalog has."""
+
+    parameter_bytes: int | None = None
+    """Of the trained parameters themselves: 2 without a float32 copy, 4."""
+
+    reduce_bytes: int | None = None
+    recompute_every: int = 1
+    no_logits: bool = False
+    """The loss is computed in chunks and keeps no logits (Liger's, Cut Cross-Entropy)."""
+
+
+def stated_in(row: Mapping[str, str]) -> Stated:
+    """What the row's notes and cells state."""
+    notes, recompute = row["notes"], row["activation_ckpt"].lower()
+    schedule, virtual, unknown = _schedule(notes)
+    every = re.search(
+        r"every[ _]?(\d+)|(?:layers?|freq\w*)[ =_](\d+)|select\w*[ (]+(\d+)", recompute
+    )
+    return Stated(
+        optimizer=_optimizer(notes),
+        optimizer_in_backward=bool(
+            re.search(r"optimizer_in_bwd(=true|=1|\b(?!=))|optimizer in backward", notes, re.I)
+        ),
+        attention=_attention(notes),
+        schedule=schedule,
+        virtual_stages=virtual,
+        unknown_schedule=unknown,
+        parameter_bytes=_parameter_bytes(row["precision"], notes),
+        reduce_bytes=_reduce_bytes(notes),
+        recompute_every=int(next(filter(None, every.groups()))) if every else 1,
+        no_logits=bool(re.search(r"liger|fused.?linear.?c|cut.?cross|\bcce\b", notes, re.I)),
+    )
+
+
+def _tag(name: str, notes: str) -> str:
+    found = re.search(rf"\b(?:{name})=([^;,]+)", notes, re.IGNORECASE)
+    return found[1].strip().lower() if found else ""
+
+
+def _optimizer(notes: str) -> str:
+    text = _tag("optimizer|optim", notes)
+    if not text:
+        named = re.search(r"adamw?.?8.?bit|8.?bit.{0,6}adamw?|bnb.?8bit", notes, re.IGNORECASE)
+        text = named[0].lower() if named else ""
+    return next((ours for part, ours in _OPTIMIZERS if re.search(part, text)), "adamw")
+
+
+def _attention(notes: str) -> str | None:
+    if "flash_attn=0" in notes:
+        return "unfused"
+    text = _tag("attn|attention|attn_impl", notes)
+    return next((k for part, k in _ATTENTIONS if text and re.search(part, f"={text}")), None)
+
+
+def _schedule(notes: str) -> tuple[str | None, int | None, str | None]:
+    text = _tag("schedule|pp_schedule", notes)
+    for part, ours in _SCHEDULES:
+        if text and re.search(part, text):
+            return (None, None, text) if ours is None else (*ours, None)
+    return None, None, None
+
+
+def _parameter_bytes(precision: str, notes: str) -> int | None:
+    """Of FSDP, `PURE` is about what is multiplied and reduced: its shards stay float32."""
+    text = _tag(r"param(?:eter)?s?(?:_d?type)?|weights|master_weights|param_dtype", notes)
+    if re.search(r"bf16|fp16|float16|16.?bit", text):
+        return 2
+    if re.search(r"fp32|float32", text):
+        return 4
+    if re.search(r"(bf|fp)16-true|pure[ _-]?bf16", f"{precision} {notes}", re.IGNORECASE):
+        return 2
+    return 4 if re.search(r"(bf|fp)16-mixed", f"{precision} {notes}") else None
+
+
+def _reduce_bytes(notes: str) -> int | None:
+    """Of Composer's FSDP: distributed/mosaic_parallelism.py, get_mixed_precision."""
+    kind = _tag("fsdp_mixed_precision|mixed_precision", notes)
+    if kind in ("pure", "default", "full"):
+        return 2 if kind == "pure" else 4
+    text = _tag("reduce_dtype|grad_reduce", notes)
+    if not text:
+        return None
+    return 2 if re.search(r"bf16|fp16|16", text) else 4

@@ -1,0 +1,27 @@
+"""What a plan was priced with, again: for the same layout on fewer ranks, over another network, or
+with another recomputation."""
+
+from paceline.catalog.efficiencies import load_efficiencies, with_measured
+from paceline.catalog.engines import compiled, find_engine
+from paceline.estimate import Case, case_of
+from paceline.plan.decision import Plan
+from paceline.topology import Cluster
+
+
+def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
+    """The case of a plan: its model, engine, precision, optimizer and constants.
+
+    Args:
+        plan: As made, or as read from `plan.json`.
+        cluster: Another one than the plan's.
+    """
+    engine = find_engine(f"{plan.engine} {plan.engine_version}", where="engine")
+    return case_of(
+        plan.profile,
+        cluster or plan.cluster,
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        engine=compiled(engine) if plan.is_compiled else engine,
+        efficiencies=with_measured(load_efficiencies(), plan.measured_rates),
+        loss_chunk=plan.loss_chunk,
+    )

@@ -1,0 +1,132 @@
+"""Facts of an engine by its version, and what its types and optimizer make of memory."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.catalog.engines import compiled, find_engine, load_engines
+from paceline.estimate import Case, case_of, price_one
+from paceline.job import parse_job
+from paceline.parallel import Layout
+from paceline.profile import resolve_profile
+from paceline.profile.block import matrices, second_shares
+from paceline.topology import find_cluster
+
+JOB = """\
+model: {preset: llama-3-8b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: H100-SXM, nodes: 1, per_node: 8}
+train: {global_batch: 64, steps: 100}
+"""
+DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=1)
+
+
+def case(engine: str, *, optimizer: str = "adamw") -> Case:
+    job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"))
+    return case_of(
+        resolve_profile(job),
+        find_cluster(job.spec.cluster, job),
+        precision="bf16",
+        optimizer=optimizer,
+        engine=find_engine(engine, where="engine"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "year", "kernel"),
+    [
+        ("fsdp1", None, "flash2"),
+        ("fsdp1 0.21", None, "flash2"),
+        ("fsdp1 0.6.0", None, "flash1"),
+        ("fsdp1 0.6.0", 2025, "flash1"),
+        ("fsdp1", 2023, "flash1"),
+        ("fsdp1", 2024, "flash2"),
+    ],
+)
+def test_a_version_or_else_the_year_says_which_kernel_ran(name, year, kernel):
+    found = find_engine(name, where="engine", year=year)
+    assert (found.name, found.attention) == ("fsdp1", kernel)
+
+
+def test_an_older_bound_is_laid_over_a_newer_one():
+    kept = [find_engine(f"torchtune {v}", where="").loss_peak_bytes for v in ("0.2", "0.6", "0.7")]
+    assert kept == [8, 2.5, 1]
+
+
+def test_every_fact_of_an_older_version_is_a_field_of_the_engine():
+    for name, engine in load_engines().items():
+        oldest = find_engine(name, where="", year=2000)
+        assert replace(oldest, version="").name == engine.name
+
+
+def test_torchtune_trains_16_bit_parameters_and_torchtitan_float32_ones():
+    n = case("torchtune").profile.num_parameters
+    tune, titan = (price_one(DATA, case(name)).memory.parts for name in ("torchtune", "torchtitan"))
+    states = ("parameters", "gradients", "optimizer", "master copy")
+    assert sum(tune[part] or 0 for part in states) == pytest.approx((2 + 2 + 4) * n / 8, rel=1e-6)
+    assert sum(titan[part] or 0 for part in states) == pytest.approx((4 + 4 + 8) * n / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["torchtune", "paceline"])
+def test_moments_of_8_bits_are_not_halved_with_16_bit_weights(engine: str):
+    each = case(engine, optimizer="adamw-8bit")
+    held = price_one(DATA, each).memory.parts["optimizer"]
+    assert held == pytest.approx(2.03 * each.profile.num_parameters / 8, rel=1e-6)
+
+
+def test_hugging_faces_trainer_keeps_the_embeddings_moments_in_float32():
+    each = case("accelerate", optimizer="adamw-8bit")
+    embedding = each.profile.num_embedding_parameters
+    rest = each.profile.num_parameters - embedding
+    held = price_one(DATA, each).memory.parts["optimizer"]
+    assert held == pytest.approx((8 * embedding + 2.03 * rest) / 8, rel=1e-4)
+
+
+def test_torchtitans_selective_recompute_keeps_every_second_product():
+    layout = replace(DATA, recompute="selective")
+    (block,) = case("torchtitan").profile.blocks
+    shares = dict(zip((m.name for m in matrices(block)), second_shares(block), strict=True))
+    assert {name: share for name, share in shares.items() if share} == {
+        "key_value": 0.5,
+        "attention_output": 1,
+        "up": 0.5,
+    }
+    half, every = (
+        price_one(layout, case(name)).memory.parts["activations"] or 0
+        for name in ("torchtitan", "automodel")
+    )
+    tokens, blocks = 4096, 32
+    dropped = 1024 + 4096 + 14336  # key, attention's output matrix, up
+    assert every - half == pytest.approx(2 * dropped * tokens * blocks, rel=0.03)
+
+
+def test_second_products_cost_their_own_flops_and_not_half_of_all():
+    layout = replace(DATA, recompute="selective", micro_batch=8)
+    each = case("torchtitan")
+    assert each.rates is not None
+    without = replace(each, rates=replace(each.rates, second_products=0.0))
+    again = (
+        price_one(layout, each).terms["recompute"] - price_one(layout, without).terms["recompute"]
+    )
+    whole = price_one(replace(layout, recompute="full"), each).terms["recompute"]
+    assert 0.25 * whole < again < 0.37 * whole
+
+
+def test_megatrons_selective_recompute_does_attention_again_with_a_flash_kernel():
+    layout = Layout(data=8, sharding="zero1", micro_batch=1, accumulation=1, recompute="selective")
+    none = replace(layout, recompute="none")
+    terms = [price_one(each, case("megatron")).terms["recompute"] for each in (layout, none)]
+    assert terms[0] > 0 == terms[1]
+
+
+def test_a_compiled_model_passes_less_over_memory():
+    each = case("paceline")
+    quick = case_of(
+        each.profile,
+        each.cluster,
+        precision="bf16",
+        engine=compiled(load_engines()["paceline"]),
+    )
+    slow, fast = (price_one(DATA, c).terms["compute"] for c in (each, quick))
+    assert fast < slow
