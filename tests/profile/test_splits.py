@@ -5,10 +5,10 @@ import inspect
 import pytest
 
 from paceline.profile import FAMILIES, splits_of
+from paceline.profile.ways import HUGGING_FACE
 
 strategy = pytest.importorskip("paceline.runtime.strategy", reason="needs torch")
 from paceline.runtime.strategy.expert.split import PROVEN as EXPERT_CLASSES  # noqa: E402
-from paceline.runtime.strategy.ways.known import HUGGING_FACE  # noqa: E402
 
 LANGUAGE_MODELS = sorted(
     kind for kind, family in FAMILIES.items() if family.trains in ("CausalLM", "GPT2LMHeadModel")

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.profile import DecoderShape
+from paceline.profile.ways import HUGGING_FACE
 from paceline.runtime.decoder import Decoder
-from paceline.runtime.strategy.ways.known import HUGGING_FACE
 
 SEQ_LEN = 16
 VOCAB = 67

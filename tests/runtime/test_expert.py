@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.profile.ways import Ways
 from paceline.runtime.strategy.data.shard import (
     even_placement,
     finish_gradients,
@@ -43,7 +44,6 @@ from paceline.runtime.strategy.expert.split import (
 )
 from paceline.runtime.strategy.mesh import Meshes, make_meshes
 from paceline.runtime.strategy.tensor.split import split_tensors
-from paceline.runtime.strategy.ways.ways import Ways
 
 VOCAB, SEQ_LEN, SAMPLES = 32, 8, 4
 

@@ -21,6 +21,7 @@ from paceline.parallel.layout_laws import check_schedule
 from paceline.parallel.stages import is_v_shaped
 from paceline.profile import DecoderShape
 from paceline.profile.runnable import SPLIT
+from paceline.profile.ways import Ways
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.huggingface import build_hf
 from paceline.runtime.state import named_parameters
@@ -40,7 +41,6 @@ from paceline.runtime.strategy.pipeline.stages import check_stages, take_stage
 from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
 from paceline.runtime.strategy.ways.known import ways_of
-from paceline.runtime.strategy.ways.ways import Ways
 
 SHAPE = DecoderShape(
     layers=5,

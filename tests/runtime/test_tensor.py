@@ -34,13 +34,13 @@ from torch.utils.checkpoint import checkpoint
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
 from paceline.profile import DecoderShape
+from paceline.profile.ways import GPT2, Ways
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.strategy.mesh import make_meshes
 from paceline.runtime.strategy.tensor.fused import split_fused
 from paceline.runtime.strategy.tensor.rules import check_tensor_ways
 from paceline.runtime.strategy.tensor.split import loss_context, split_tensors
-from paceline.runtime.strategy.ways.known import GPT2, ways_of
-from paceline.runtime.strategy.ways.ways import Ways
+from paceline.runtime.strategy.ways.known import ways_of
 
 SAMPLES = 2
 

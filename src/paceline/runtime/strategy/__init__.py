@@ -4,6 +4,7 @@ Imports nothing of ours below `parallel/`, so that `prove` may use it.
 """
 
 from paceline.choices import Precision
+from paceline.profile.ways import Ways
 from paceline.runtime.strategy.apply import Options, apply, options_of, rejoin
 from paceline.runtime.strategy.blocks import repeated_blocks
 from paceline.runtime.strategy.context.split import attention, positions
@@ -39,7 +40,6 @@ from paceline.runtime.strategy.train import (
     on_device,
 )
 from paceline.runtime.strategy.ways.known import ways_of
-from paceline.runtime.strategy.ways.ways import Ways
 
 __all__ = [
     "IGNORED",

@@ -12,6 +12,7 @@ from paceline.choices import Precision
 from paceline.errors import PlanError
 from paceline.job import TrainSpec
 from paceline.parallel.layout import Layout
+from paceline.profile.ways import Ways
 from paceline.runtime.strategy.adapter.nf4 import quantise_marked
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.chunked import defer_head
@@ -30,7 +31,6 @@ from paceline.runtime.strategy.recompute import recompute_blocks
 from paceline.runtime.strategy.tensor.split import split_tensors
 from paceline.runtime.strategy.ways.generic import generic_ways
 from paceline.runtime.strategy.ways.known import ways_of
-from paceline.runtime.strategy.ways.ways import Ways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,10 +32,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from paceline.errors import PlanError
+from paceline.profile.ways import Ways
 from paceline.runtime._torch_private import FUNCTIONAL, UNSAFE_VIEW, parameters_of
 from paceline.runtime.strategy.blocks import parts_of
 from paceline.runtime.strategy.tensor.modules import HeadLinear
-from paceline.runtime.strategy.ways.ways import Ways, named_ways
+from paceline.runtime.strategy.ways.ways import named_ways
 
 IGNORED = -100
 """A target that does not count; torch's own number for it."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paceline.errors import JobError
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_sample
+from paceline.profile.ways import Ways
 from paceline.runtime.strategy.context.documents import (
     cannot_pack,
     check_not_compiled,
@@ -36,7 +37,7 @@ from paceline.runtime.strategy.context.tokens import (
 from paceline.runtime.strategy.context.ulysses import ulysses_attention, whole_attention
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.pipeline.stages import ENTERS_AT_BLOCKS
-from paceline.runtime.strategy.ways.ways import Ways, block_modules
+from paceline.runtime.strategy.ways.ways import block_modules
 
 _APART = "_paceline_keeps_documents_apart"
 """Attribute of a model that has been given a packed sample."""

@@ -37,12 +37,13 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.errors import PlanError, Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_expert_ranks, check_experts
+from paceline.profile.ways import Ways
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.expert.exchange import run_spread_experts
 from paceline.runtime.strategy.local import local_of
 from paceline.runtime.strategy.mesh import Meshes
 from paceline.runtime.strategy.tensor.regions import copy_to
-from paceline.runtime.strategy.ways.ways import Ways, block_modules
+from paceline.runtime.strategy.ways.ways import block_modules
 
 PROVEN = frozenset(
     {

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import PlanError
+from paceline.profile.ways import Ways
 from paceline.runtime._torch_private import parameters_of, without_parameters
 from paceline.runtime.strategy.adapter.linear import LORA_A, LORA_B, MAGNITUDE, has_adapter
 from paceline.runtime.strategy.adapter.nf4 import value_box
 from paceline.runtime.strategy.product import is_transposed
-from paceline.runtime.strategy.ways.ways import Ways, named_ways, written_out
+from paceline.runtime.strategy.ways.ways import named_ways, written_out
 
 
 class SplitLinear(nn.Module):

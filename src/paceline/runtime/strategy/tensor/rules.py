@@ -12,17 +12,11 @@ from torch import nn
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
 from paceline.parallel.layout_laws import check_blocks, check_shared, check_vocabulary
+from paceline.profile.ways import Way, Ways
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.adapter.nf4 import is_packed
 from paceline.runtime.strategy.tensor.fused import SplitLinear, in_features, out_features
-from paceline.runtime.strategy.ways.ways import (
-    Way,
-    Ways,
-    containers_of,
-    is_inside,
-    named_ways,
-    written_out,
-)
+from paceline.runtime.strategy.ways.ways import containers_of, is_inside, named_ways, written_out
 
 _PEFT = re.compile(r"\.(base_layer|lora_[AB]\.[^.]+)$")
 """What peft adds to a linear's name."""

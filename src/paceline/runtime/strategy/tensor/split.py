@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from paceline.errors import PlanError
 from paceline.parallel.layout import Layout
+from paceline.profile.ways import Way, Ways
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.adapter.linear import ADAPTER, LORA_A, LORA_B, MAGNITUDE
 from paceline.runtime.strategy.mesh import Meshes
@@ -42,8 +43,6 @@ from paceline.runtime.strategy.tensor.modules import (
 from paceline.runtime.strategy.tensor.randomness import SplitRandom
 from paceline.runtime.strategy.tensor.rules import check_tensor_ways
 from paceline.runtime.strategy.ways.ways import (
-    Way,
-    Ways,
     block_modules,
     containers_of,
     is_inside,

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from paceline.errors import PlanError, Problem
+from paceline.profile.ways import Way, Ways
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.tensor.fused import in_features, out_features
-from paceline.runtime.strategy.ways.ways import Way, Ways
 
 QUERIES = ("q_proj", "query", "q", "wq", "to_q", "q_lin", "query_proj")
 KEYS = ("k_proj", "key", "k", "wk", "to_k", "k_lin", "key_proj")

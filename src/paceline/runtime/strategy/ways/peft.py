@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import nn
 
+from paceline.profile.ways import Way, Ways
 from paceline.runtime._torch_private import parameters_of
 from paceline.runtime.strategy.adapter.linear import FROZEN
-from paceline.runtime.strategy.ways.ways import Way, Ways, block_modules, named_ways, written_out
+from paceline.runtime.strategy.ways.ways import block_modules, named_ways, written_out
 
 _INSIDE = "base_model.model"
 """Place of the model that peft was given."""
