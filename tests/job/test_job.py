@@ -7,6 +7,7 @@ import pytest
 from paceline import units
 from paceline.errors import JobError, Problem
 from paceline.job import Job, dump_job, job_schema, load_job, parse_job
+from paceline.job.data_fields import check_names_data
 from paceline.job.template import job_template
 
 GOOD = """\
@@ -300,9 +301,18 @@ def test_no_way_to_say_the_model_is_refused():
     assert only(GOOD, "model={}").what == "the model is said 0 ways"
 
 
-def test_a_job_without_data_needs_a_program_of_its_own():
-    assert "nothing to train on" in only(GOOD, "data={}").what
-    assert parse(GOOD, "data={}", "program=train:main").spec.program == "train:main"
+def test_a_job_without_data_needs_a_program_of_its_own_to_run():
+    (problem,) = check_names_data(parse(GOOD, "data={}"))
+    assert problem.code == "J007"
+    assert "nothing to train on" in problem.what
+    for has_its_own in ("program=train:main", "engine=megatron"):
+        assert not list(check_names_data(parse(GOOD, "data={}", has_its_own)))
+
+
+def test_epochs_without_data_cannot_be_counted():
+    problem = only(GOOD.replace("  steps: 100\n", "  epochs: 2\n"), "data={}")
+    assert problem.code == "J007"
+    assert problem.what == "train.epochs cannot be counted: the job names no data"
 
 
 def test_a_fault_is_written_as_rank_and_step():

@@ -141,6 +141,11 @@ REFUSED = {
     "no tasks": ({"evaluate": {"tasks": ["nofile.yaml"]}}, "J014", "evaluate.tasks"),
     "no tokenizer": ({"model.tokenizer": "nowhere"}, "D010", "model.tokenizer"),
     "no data": ({"data.path": "nothing/*.jsonl"}, "D001", "data.path"),
+    "nothing to train on": (
+        {"model": {"decoder": DECODER}, "data": {"seq_len": 64}},
+        "J007",
+        "data",
+    ),
     "no held-out data": ({"data.held_out_path": "nothing"}, "D001", "data.held_out_path"),
     "rows of another kind": ({"data.path": "labels.jsonl"}, "D016", "data.path"),
     "labels that no row has": (
@@ -182,6 +187,13 @@ def test_what_run_refuses_is_not_planned(folder, name):
         (code, str(folder / "nofile.yaml")),
     )
     assert problem in refused_by_run(job)
+
+
+def test_a_declared_cluster_is_planned_without_data(folder):
+    changes = {"model": {"decoder": DECODER}, "data": {"seq_len": 64}}
+    job = job_of(folder, **changes, cluster=ELSEWHERE)
+    assert check_plannable(job) == []
+    assert "J007" in [each.code for each in check_can_run(job, plan_job(job), place="slurm")]
 
 
 def test_files_of_the_model_are_looked_at(folder):

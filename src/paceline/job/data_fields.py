@@ -45,6 +45,30 @@ def has_tokenizer(job: "Job") -> bool:
     return named != BYTES and (named != "auto" or job.spec.model.pretrained is not None)
 
 
+def names_data(job: "Job") -> bool:
+    """Whether the job says what to read, in one of the three ways."""
+    data = job.spec.data
+    return any(way is not None for way in (data.path, data.corpus, data.sources))
+
+
+def check_names_data(job: "Job") -> Iterator[Problem]:
+    """`J007` where the built-in trainer would have nothing to train on.
+
+    A run needs data; a plan for a cluster that is not this machine does not. Another engine, and a
+    program, have data of their own.
+    """
+    spec = job.spec
+    if spec.program is None and spec.engine == "paceline" and not names_data(job):
+        yield Problem(
+            code="J007",
+            what="there is nothing to train on: none of data.path, data.sources and data.corpus "
+            "is given",
+            where=job.where("data"),
+            fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib; only `paceline plan`, "
+            "`prove` and `simulate` for a declared cluster need no data",
+        )
+
+
 def check_data_fields(job: "Job") -> Iterator[Problem]:
     """Fields of `data` that go together, or that nothing would use; reads no file."""
     data = job.spec.data

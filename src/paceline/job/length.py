@@ -11,6 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import JobError, Problem
+from paceline.job.data_fields import names_data
 from paceline.units import counted
 
 if TYPE_CHECKING:
@@ -178,6 +179,9 @@ def _check_countable(job: "Job", name: str) -> Iterator[Problem]:
     elif name == "epochs" and spec.engine != "paceline":
         reads = f"{spec.engine} reads its data by itself"
         fix = "give train.steps or train.tokens"
+    elif name == "epochs" and not names_data(job):
+        reads = "the job names no data"
+        fix = "give train.steps or train.tokens, or name the data: data.path"
     else:
         return
     yield Problem(

@@ -531,17 +531,8 @@ def _check_choices(job: Job) -> Iterator[Problem]:
             where=job.where("model.revision"),
             fix="remove it, or name the model by model.pretrained",
         )
-    # Another engine is planned for and has a program and data of its own.
+    # Another engine is planned for and has a program of its own.
     needs_program = spec.program is None and spec.engine == "paceline"
-    named = (spec.data.path, spec.data.corpus, spec.data.sources)
-    if needs_program and all(way is None for way in named):
-        yield Problem(
-            code="J007",
-            what="there is nothing to train on: none of data.path, data.sources and data.corpus "
-            "is given",
-            where=job.where("data"),
-            fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib",
-        )
     yield from check_data_fields(job)
     if spec.model.factory is not None and needs_program:
         yield Problem(

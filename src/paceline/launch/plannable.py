@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from paceline.control.alerts import check_names
 from paceline.errors import JobError, Problem
 from paceline.job import Job
-from paceline.job.data_fields import is_prepared
+from paceline.job.data_fields import check_names_data, is_prepared
 from paceline.job.evaluate import check_measured
 from paceline.job.load import where_in
 from paceline.job.pretrained import find_pretrained, loads_weights
@@ -35,9 +35,11 @@ def check_plannable(job: Job) -> list[Problem]:
         return []
     refused, named = [*check_asked(job), *check_files(job)], [*check_model(job)]
     found, doubts = _look_at_data(job)
-    if any(each.code in _ABSENT for each in found):
+    unnamed = list(check_names_data(job))
+    if unnamed or any(each.code in _ABSENT for each in found):
         is_elsewhere = not find_cluster(job.spec.cluster, job).is_local
         named += [each for each in found if is_elsewhere and each.code in _ABSENT]
+        refused += [] if is_elsewhere else unnamed
     refused += [each for each in found if each not in named and each not in refused]
     JobError.raise_for(refused)
     return [*named, *doubts]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from paceline.errors import Problem
 from paceline.job import Job
+from paceline.job.data_fields import check_names_data
 from paceline.job.packages import check_package
 from paceline.launch.places import attached, find_place
 from paceline.launch.plannable import check_files
@@ -19,6 +20,7 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
     What must be installed is asked where it runs: a queue's machines are others than this one.
     """
+    yield from check_names_data(job)
     if find_place(place).kind == "attached":
         yield from _check_installed(job)
         yield from check_runs_here(job, plan)
