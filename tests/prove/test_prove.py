@@ -181,6 +181,44 @@ def test_a_pipelines_first_stage_waits_in_its_bubble():
     assert {"send", "receive"} <= kinds
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        layout(data=1, context=2),
+        layout(data=1, context=4, sharding="none", pipeline=2, accumulation=4),
+        layout(data=2, context=2, context_kind="ulysses"),
+    ],
+    ids=["ring", "ring x 1F1B", "Ulysses"],
+)
+def test_context_ranks_have_a_simulated_step(of):
+    proof = prove(request(of, rates=RATES))
+    assert proof.untimed == ""
+    assert 0 < proof.simulated.exposed_s < proof.simulated.step_s
+
+
+def test_without_rates_the_reason_is_given():
+    proof = prove(request(layout()))
+    assert proof.simulated is None
+    assert proof.untimed == "the cluster's rates are not known"
+
+
+def sent_bytes(**fields):
+    """Of all all-reduces in the backward pass of a step of DDP."""
+    (stage,) = prove(request(layout(sharding="none"), "fp32", **fields)).stages
+    each = [c for c in stage.collectives if (c.kind, c.phase) == ("all-reduce", "backward")]
+    return sum(c.num_bytes for c in each), sum(c.count for c in each)
+
+
+def test_compressed_gradients_are_counted_as_they_are_sent():
+    plain, _ = sent_bytes()
+    assert sent_bytes(compression="bf16")[0] == plain // 2
+    assert sent_bytes(compression="fp16")[0] == plain // 2
+    # An output matrix and an embedding of 256 x 64, and 8 blocks of matrices of 64 x 64, 32 x 64
+    # (twice each) and 64 x 128 (three), each as two factors of one column; norms as they are.
+    thin = 2 * (256 + 64) + 8 * (2 * 128 + 2 * 96 + 3 * 192) + 17 * 64
+    assert sent_bytes(compression="powersgd", powersgd_rank=1)[0] == 4 * thin
+
+
 def test_an_unhidden_gather_makes_the_step_longer():
     slow = replace(RATES, levels=(RATES.levels[0], link(64, 1e9, 1e-5)))
     asked = request(layout(data=16), rates=replace(RATES, host_s=0.0))

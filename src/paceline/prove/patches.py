@@ -26,7 +26,7 @@ from paceline.runtime._torch_private import (
     sharding_propagator,
     tracing_modules,
 )
-from paceline.runtime.strategy.data import replica, shard
+from paceline.runtime.strategy.data import hooks, replica, shard
 
 
 @contextmanager
@@ -66,8 +66,8 @@ def _replica_patches() -> Iterator[Any]:
     """DDP does in C++ what looks at memory that is not there, or at a collective's future.
 
     Comparing shapes, sending weights from rank 0 and asking all ranks for unused parameters are
-    done once, not in a step. The all-reduce of a bucket is made by a hook in its place: torch's own
-    asks the fake process group for a future that it does not have.
+    done once, not in a step. The all-reduce of a bucket is made by a hook in its place, as is the
+    one of our hooks that does: they ask the fake process group for a future that it does not have.
     """
     for name in DDP_START:
         yield patch.object(distributed, name, lambda *_, **__: None)
@@ -77,15 +77,16 @@ def _replica_patches() -> Iterator[Any]:
     original_order = distributed.DistributedDataParallel._build_params_for_reducer
     yield patch.object(replica.Replica, "_build_params_for_reducer", original_order)
     yield patch.object(shard, "_look_for_unused", lambda *_: True)  # pretended ranks agree
-    original = replica.Replica.__init__
+    yield patch.object(hooks, "sum_narrow", _sum_narrow)
+    original = hooks.set_reduction
 
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if not self.is_summed_by_hook:
-            self.register_comm_hook(None, _sum_bucket)
-        self.reducer = _Buckets(self.reducer)
+    def set_reduction(made: Any, hook: Any) -> None:
+        original(made, hook)
+        if not made.is_summed_by_hook:
+            made.register_comm_hook(None, _sum_bucket)
+        made.reducer = _Buckets(made.reducer)
 
-    yield patch.object(replica.Replica, "__init__", begin)
+    yield patch.object(shard, "set_reduction", set_reduction)
 
 
 def _transformers_patches() -> Iterator[Any]:
@@ -121,6 +122,19 @@ def _has_unused(self: Any, output: Any) -> bool:
 def _sum_bucket(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     buffer = bucket.buffer()
     dist.all_reduce(buffer)
+    return _done(buffer)
+
+
+def _sum_narrow(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """As `hooks.sum_narrow`, which widens where the future of its all-reduce is there."""
+    group, narrow = state
+    buffer = bucket.buffer()
+    sent = buffer.to(narrow)
+    dist.all_reduce(sent, group=group)
+    return _done(buffer.copy_(sent))
+
+
+def _done(buffer: Tensor) -> torch.futures.Future[Tensor]:
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from paceline.estimate.holdings import Compression
 from paceline.estimate.rates import Rates
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape
@@ -63,6 +64,11 @@ class Request:
 
     router_loss: float = 0.0
     """What the balancing loss of routed experts is multiplied by; 0 is none."""
+
+    compression: Compression = "none"
+    """What is sent of the gradients that replicas all-reduce."""
+
+    powersgd_rank: int = 4
 
     clip_norm: float | None = 1.0
     ranks_per_node: int = 8
@@ -192,10 +198,13 @@ class Proof:
     world_size: int
     stages: tuple[StageProof, ...]
     simulated: Simulated | None
-    """None where the rates of the cluster are unknown."""
+    """The step in time; None where `untimed` gives the reason."""
 
     seconds: float
     """That the proof took."""
+
+    untimed: str = ""
+    """Why there is no simulated step."""
 
     notes: tuple[str, ...] = ()
     trace: tuple[Mapping[str, Any], ...] = ()

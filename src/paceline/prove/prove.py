@@ -33,7 +33,7 @@ from paceline.prove.proof import (
 )
 from paceline.prove.rates import collective_seconds, operation_seconds
 from paceline.prove.segments import Issue, Step, cut, find_peak, levels
-from paceline.prove.timeline import RankTime, simulate
+from paceline.prove.timeline import RankTime, WaitsForeverError, simulate
 from paceline.prove.world import trace_rank, traced_layout
 from paceline.runtime.strategy.pipeline.stages import blocks_of
 from paceline.runtime.strategy.ways.generic import generic_ways
@@ -74,7 +74,7 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         found = _steps_of_pipeline(request, ranks, blocks, stages_here, period, on_progress)
     steps = [step for step, _ in found]
     hows = [how for _, how in found]
-    times = _simulated(request, steps, ranks)
+    times, untimed = _simulated(request, steps, ranks)
     each_time: list[RankTime | None] = [None] * len(ranks) if times is None else [*times]
     stages = [
         _stage(request, stage, rank, step, how, time_of, sum(mine))
@@ -87,6 +87,7 @@ def prove(request: Request, on_progress: Callable[[str], None] = lambda _: None)
         world_size=layout.num_ranks,
         stages=tuple(stages),
         simulated=None if times is None else _slowest(times),
+        untimed=untimed,
         seconds=time.perf_counter() - started,
         notes=tuple(_notes(request)),
         trace=tuple(event for each in times or () for event in each.events),
@@ -293,16 +294,23 @@ def _frame(error: BaseException) -> str:
     return found
 
 
-def _simulated(request: Request, steps: list[Step], ranks: list[int]) -> list[RankTime] | None:
+def _simulated(
+    request: Request, steps: list[Step], ranks: list[int]
+) -> tuple[list[RankTime] | None, str]:
+    """The time of each rank; or None, and why."""
     if request.rates is None:
-        return None
-    return simulate(
-        steps,
-        ranks,
-        collective_seconds(request.rates),
-        host_s=float(request.rates.host_s),
-        wants_events=request.wants_trace,
-    )
+        return None, "the cluster's rates are not known"
+    try:
+        times = simulate(
+            steps,
+            ranks,
+            collective_seconds(request.rates),
+            host_s=float(request.rates.host_s),
+            wants_events=request.wants_trace,
+        )
+    except WaitsForeverError as error:
+        return None, f"in the order in which this layout sends, {error}, which sends nothing"
+    return times, ""
 
 
 def _slowest(times: list[RankTime]) -> Simulated:
@@ -410,5 +418,7 @@ def _notes(request: Request) -> Iterator[str]:
         )
     if request.layout.expert > 1:
         yield "every expert gets its even share of the tokens"
+    if request.compression == "powersgd":
+        yield "PowerSGD is proved as after its first steps, which send gradients as they are"
     for each in request.left_out:
         yield f"{each} is not part of a proof"

@@ -36,6 +36,8 @@ def request_of(
         optimizer=job.spec.train.optimizer,
         loss_chunk=plan.loss_chunk,
         router_loss=plan.router_loss,
+        compression=job.spec.train.gradient_compression,
+        powersgd_rank=job.spec.train.powersgd_rank,
         ranks_per_node=plan.cluster.ranks_per_node,
         is_cuda=plan.cluster.backend != "gloo",
         rates=case_of_plan(plan).rates,
@@ -47,8 +49,6 @@ def request_of(
 
 def _left_out(train: TrainSpec) -> Iterator[str]:
     """How the runtime carries a layout out beyond the layout itself: not traced."""
-    if train.gradient_compression != "none":
-        yield f"gradient compression ({train.gradient_compression})"
     if train.compile:
         yield "compilation (train.compile)"
     if train.bucket != "auto":

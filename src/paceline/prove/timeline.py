@@ -8,11 +8,14 @@ As FSDP2 does on CUDA: gathers do not wait for compute but for the copy out of t
 what follows a reduction of gradients runs on its stream, and a second reduction waits for the
 first. (Read in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2.13.)
 
+One rank of each stage is simulated. What it receives from a rank that is not, such as another
+context rank of a ring, arrives when its own send of the same turn does: such ranks do alike work.
+
 Leaves out: contention between streams, stragglers, the data loader; the planner's rates are medians
 of what was measured, so this is no measurement.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +42,10 @@ class RankTime:
     """For chrome://tracing."""
 
 
+class WaitsForeverError(Exception):
+    """Ranks that wait for each other's messages, which none sends."""
+
+
 def simulate(
     steps: Sequence[Step],
     ranks: Sequence[int],
@@ -46,8 +53,8 @@ def simulate(
     *,
     host_s: float,
     wants_events: bool = False,
-) -> list[RankTime] | None:
-    """One time for each rank, in order; None when ranks would wait for each other forever.
+) -> list[RankTime]:
+    """One time for each rank, in order.
 
     Args:
         steps: Of one rank of each stage.
@@ -55,10 +62,14 @@ def simulate(
         seconds_of: How long a collective takes.
         host_s: How long the host takes to launch one kernel.
         wants_events: Whether events are kept, which take memory.
+
+    Raises:
+        WaitsForeverError: Ranks would wait for each other forever.
     """
     post: _Post = {}
+    simulated = frozenset(ranks)
     machines = [
-        _Rank(step, rank, stage, seconds_of, host_s, post, wants_events)
+        _Rank(step, rank, stage, seconds_of, host_s, post, simulated, wants_events)
         for stage, (step, rank) in enumerate(zip(steps, ranks, strict=True))
     ]
     running = {machine: machine.run() for machine in machines}
@@ -71,7 +82,10 @@ def simulate(
                 has_moved = True
             has_moved |= machine.num_done > before
         if not has_moved:
-            return None
+            waiting = sorted(machine.waits_for for machine in running)
+            raise WaitsForeverError(
+                "; ".join(f"rank {rank} waits for rank {peer}" for rank, peer in waiting)
+            )
     return [machine.time for machine in machines]
 
 
@@ -90,9 +104,11 @@ class _Rank:
         seconds_of: Callable[[Issued], float],
         host_s: float,
         post: _Post,
+        simulated: Set[int],
         wants_events: bool,
     ) -> None:
         self.time = RankTime()
+        self.waits_for = (rank, rank)
         self.num_done = 0
         self._step = step
         self._rank = rank
@@ -100,6 +116,7 @@ class _Rank:
         self._seconds_of = seconds_of
         self._host_s = host_s
         self._post = post
+        self._simulated = simulated
         self._wants_events = wants_events
         self._kernels = self._host = self._copies = 0.0
         self._streams: dict[tuple[int, ...], float] = {}
@@ -122,6 +139,7 @@ class _Rank:
                     self._issue(work.what)
                 else:
                     while not self._is_here(work):
+                        self.waits_for = self._issued[len(self._issued) - work.back][0].ranks
                         yield True
                     self._wait(work, segment)
                 self.num_done += 1
@@ -160,29 +178,35 @@ class _Rank:
             self._reduced[key] = end
         place = 0
         if what.kind == "send":
-            self._post.setdefault((self._rank, key[1]), []).append(end)
+            self._post.setdefault((self._rank, self._partner(what)), []).append(end)
         elif what.kind == "receive":
-            place = self._received[key[1]] = self._received.get(key[1], -1) + 1
+            peer = self._partner(what)
+            place = self._received[peer] = self._received.get(peer, -1) + 1
         self._issued.append((what, end, place))
         self.time.communication_s += seconds if what.kind != "receive" else 0.0
         self._just_copied_in = False
         if self._wants_events and what.kind != "receive":
             self._note(f"{what.kind} {len(key)} ranks", what.kind, start, seconds)
 
+    def _partner(self, what: Issued) -> int:
+        """The other rank of a send or receive; this rank itself, where that one does alike work."""
+        peer = what.ranks[1]
+        return peer if peer in self._simulated else self._rank
+
     def _is_here(self, work: Wait) -> bool:
         what, _, place = self._issued[len(self._issued) - work.back]
         if what.kind != "receive":
             return True
-        return len(self._post.get((what.ranks[1], self._rank), ())) > place
+        return len(self._post.get((self._partner(what), self._rank), ())) > place
 
     def _wait(self, work: Wait, segment: Segment) -> None:
         what, end, place = self._issued[len(self._issued) - work.back]
         if what.kind == "receive":
-            end = self._post[what.ranks[1], self._rank][place]
+            end = self._post[self._partner(what), self._rank][place]
         elif what.kind in _REDUCTIONS and what.is_overlapped and segment.place.phase != "optimizer":
             return
         stall = max(0.0, end - max(self._kernels, self._host))
-        if what.kind == "receive":
+        if what.kind == "receive" and self._partner(what) != self._rank:
             self.time.bubble_s += stall
         else:
             self.time.exposed_s += stall

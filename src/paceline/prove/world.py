@@ -26,6 +26,7 @@ from paceline.runtime import strategy
 from paceline.runtime._torch_private import FakeTensorMode, children_of, fake_store, forget_groups
 from paceline.runtime.initial.fill import give_memory
 from paceline.runtime.strategy.blocks import numbered_blocks
+from paceline.runtime.strategy.data.hooks import Compression
 from paceline.runtime.strategy.local import unwrapped
 from paceline.runtime.strategy.pipeline import pipeline
 from paceline.runtime.strategy.pipeline.stages import Skip, take_stage
@@ -103,7 +104,7 @@ def trace_step(
     given: Any = {
         "precision": precision,
         "ways": ways,
-        "options": strategy.Options(loss_chunk=request.loss_chunk, router_loss=request.router_loss),
+        "options": _options(request),
     }
     if not needs_memory:
         with _pruned(model, layout, kept):
@@ -140,6 +141,16 @@ def trace_step(
         rank.step()
     classify(tracer.trace)
     return tracer.trace
+
+
+def _options(request: Request) -> strategy.Options:
+    """Of PowerSGD the steps after its first, which send gradients as they are."""
+    asked = Compression(kind=request.compression, rank=request.powersgd_rank, start_step=0)
+    return strategy.Options(
+        loss_chunk=request.loss_chunk,
+        router_loss=request.router_loss,
+        compression=None if request.compression == "none" else asked,
+    )
 
 
 def traced_layout(layout: Layout) -> Layout:

@@ -108,7 +108,7 @@ def _time(proof: Proof, compared: Compared) -> Iterator[str]:
     yield ""
     simulated = proof.simulated
     if simulated is None:
-        yield _row("time", "unknown: the cluster's rates are not known")
+        yield _row("time", f"unknown: {proof.untimed}")
     else:
         estimate = compared.estimated_step_s
         beside = (
