@@ -18,6 +18,7 @@ from paceline.estimate import (
     stage_memory,
 )
 from paceline.estimate.schedule import idle_share
+from paceline.estimate.stages import blocks_by_stage
 from paceline.parallel import Layout, table_of
 from paceline.parallel.table import code_of
 from paceline.profile import (
@@ -27,6 +28,7 @@ from paceline.profile import (
     profile_module,
     resolve_profile,
 )
+from paceline.profile.block import dense_parameters
 
 P = 8_030_261_248
 GB = 1e9
@@ -171,6 +173,17 @@ def test_the_first_stages_hold_more_micro_batches_than_the_last():
     assert memory_of(layout).known_bytes == max(
         stage.known_bytes for stage in stage_memory(layout, H100S)
     )
+
+
+def test_the_first_stage_is_priced_with_the_blocks_that_it_has():
+    """17 blocks over 4 stages are 4, 4, 5 and 4: the first has fewer than the fullest."""
+    uneven = case("model={decoder: {layers: 17, hidden: 64, heads: 4}}", precision="fp32")
+    layout = layout_of(data=2, pipeline=4, sharding="none", accumulation=8)
+    assert list(map(len, blocks_by_stage(layout, uneven))) == [4, 4, 5, 4]
+    (block,) = uneven.profile.blocks
+    held = 4 * dense_parameters(block) + uneven.profile.num_embedding_parameters
+    first, *_ = stage_memory(layout, uneven)
+    assert first.parts["parameters"] == 4 * held
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,10 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
     slow, last = stage_blocks(model, t)
     total = sum(np.asarray(each.count, float) for each in model.blocks)
-    share = np.where(has_head, last, slow) / np.maximum(total, 1)
+    # Balanced, the first rank, which holds the most micro-batches, has the fewest of the others.
+    fewest = np.floor((total - last) / np.maximum(t.pipeline - 1, 1))
+    mine = np.where(is_first & np.asarray(model.is_balanced, bool), fewest, slow)
+    share = np.where(has_head, last, mine) / np.maximum(total, 1)
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
     experts = routed_split(t, h.routed_split, h.folds_experts)
