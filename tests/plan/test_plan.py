@@ -16,7 +16,7 @@ from paceline.launch.ready import check_runs_here
 from paceline.parallel import Layout
 from paceline.plan import make_plan, plan_from_json, plan_job, plan_to_json
 from paceline.plan.host import check_building
-from paceline.plan.plan import limit_problem
+from paceline.plan.limits import limit_problem
 from paceline.profile import ModuleFacts, profile_module
 from paceline.profile.block import Block, MeasuredCosts, block_parameters, dense_parameters
 from paceline.report.plan_explain import explain_plan

@@ -55,11 +55,16 @@ class Efficiencies:
     def matmul_of(self, accelerator: str, precision: str) -> MatmulEfficiency:
         """Constants of products on an accelerator; of its family's, else of the usual ones."""
         kind = AS_OTHER.get(precision, precision)
+        rows = self.matmul[self.source_of(accelerator, precision)]
+        return rows.get(kind) or rows["fp8"]
+
+    def source_of(self, accelerator: str, precision: str) -> str:
+        """The family whose products `matmul_of` takes: its own, the nearest one's, or `other`."""
+        kind = AS_OTHER.get(precision, precision)
         for family in (self.family_of(accelerator), _NEAREST.get(self.family_of(accelerator), "")):
             if kind in self.matmul.get(family, {}):
-                return self.matmul[family][kind]
-        usual = self.matmul["other"]
-        return usual.get(kind, usual["fp8"])
+                return family
+        return "other"
 
 
 MEASURED_LINKS = ("link_share", "link_latency_s", "network_share", "network_latency_s")

@@ -229,7 +229,7 @@ def _check_given(job: Any, fail_on: list[str]) -> None:
 def _check_limits(job: Any, plan: Any, fail_on: list[str]) -> None:
     """Exit with 3 when a limit that was named is not kept, or is not known to be."""
     from paceline.errors import PlanError, Problem
-    from paceline.plan.plan import limit_problem
+    from paceline.plan.limits import limit_problem
 
     given = {limit.name: limit for limit in plan.limits}
     problems: list[Problem] = [

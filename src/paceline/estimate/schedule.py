@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline.parallel.layout import Layout
+from paceline.parallel.stages import num_chunks
 from paceline.parallel.table import code_of
 from paceline.profile.block import Value
 
@@ -54,6 +56,18 @@ def idle_share(pipeline: Value, chunks: Value, schedule: Value, weight_share: Va
     in_chunks = (s == _INTERLEAVED) | (s == _ZERO_BUBBLE)
     parts = np.where(s == _DUALPIPE, 2.0, np.where(in_chunks, v, 1.0))
     return (p - 1) / parts * np.where((s == _ZERO_BUBBLE) | (s == _DUALPIPE), late, 1.0)
+
+
+def bubble_share(layout: Layout, weight_share: float = 1 / 3) -> float:
+    """Share of a step that each stage of equal ones stands still; 0 without a pipeline.
+
+    >>> layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=16, pipeline=4)
+    >>> round(bubble_share(layout), 3)
+    0.158
+    """
+    schedule = code_of("schedule", layout.schedule)
+    idle = float(idle_share(layout.pipeline, num_chunks(layout), schedule, weight_share))
+    return idle / (layout.accumulation + idle)
 
 
 def held_micro_batches(

@@ -1,5 +1,6 @@
 """What was chosen: a `Plan`, every decision with its reason, and the case against the rest."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,6 +65,33 @@ class Limit:
     def is_kept(self) -> bool | None:
         """Whether what is expected is inside; None when it is unknown."""
         return None if self.expected is None else self.expected <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caution:
+    """One thing that the plan allows and a person should know."""
+
+    about: Literal["bubble", "tensor", "data parallel", "gather", "efficiency"]
+    what: str
+    """What was seen, in the job's own numbers."""
+
+    fix: str
+    """The change that removes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Parameters that full sharding gathers at once."""
+
+    name: str
+    count: int
+    """Units alike."""
+
+    num_bytes: int
+    """Gathered bytes of one unit on one rank."""
+
+    apart_bytes: int = 0
+    """Gathered bytes of its routed experts, which are a unit of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +187,15 @@ class Plan:
 
     limits: tuple[Limit, ...] = ()
     """Budget, deadline and memory, as far as the job has them."""
+
+    cautions: tuple[Caution, ...] = ()
+    """What the plan allows and a person should know."""
+
+    units: tuple[Unit, ...] = ()
+    """What full sharding gathers at a time, the largest first."""
+
+    parallelize: Mapping[str, str] = field(default_factory=dict)
+    """Module -> how its matrices are split over the tensor ranks; empty without them."""
 
     @property
     def limit_bytes(self) -> int:

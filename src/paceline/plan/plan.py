@@ -2,14 +2,14 @@
 against the rest.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
 
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
-from paceline.catalog.efficiencies import load_efficiencies, with_measured
+from paceline.catalog.efficiencies import Efficiencies, load_efficiencies, with_measured
 from paceline.catalog.engines import compiled, find_engine
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
@@ -20,10 +20,17 @@ from paceline.job import Job
 from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
 from paceline.parallel.abilities import OURS, Abilities
+from paceline.plan.caution import (
+    assumed_efficiency,
+    cautions_of,
+    parallelize_plan,
+    units_of,
+)
 from paceline.plan.choose import choose, rejected_of
 from paceline.plan.decide import decide_intervals, decisions_of, length_of
-from paceline.plan.decision import Decision, Limit, Plan, Point
+from paceline.plan.decision import Decision, Plan, Point
 from paceline.plan.host import check_building, host_bytes_of_one
+from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.recover import check_state, plan_state
@@ -39,7 +46,6 @@ from paceline.profile import (
     splits_of,
 )
 from paceline.topology import Cluster, find_cluster
-from paceline.units import format_bytes, format_seconds
 
 _MOST_POINTS = 60
 _NUM_PROVIDERS = 3
@@ -160,6 +166,12 @@ def _plan_on(asked: _Asked) -> Plan:
         num_fitting=found.num_fitting,
         search_s=found.search_s,
         stages=tuple(stage_memory(choice.layout, case)) if choice.layout.pipeline > 1 else (),
+        cautions=(
+            *cautions_of(job, space, case, choice.layout, choice.estimate, limit_bytes=limit),
+            *assumed_efficiency(_efficiencies(asked), case),
+        ),
+        units=units_of(case, choice.layout),
+        parallelize=parallelize_plan(job, choice.layout),
     )
     return _with_outlook(plan, asked, found)
 
@@ -230,11 +242,15 @@ def _case_of(asked: _Asked) -> Case:
         precision=decide_precision(asked.job, asked.cluster),
         optimizer=spec.train.optimizer,
         engine=compiled(engine) if spec.train.compile else engine,
-        efficiencies=with_measured(load_efficiencies(), asked.catalog.efficiencies),
+        efficiencies=_efficiencies(asked),
         replica_share=compressed_share(asked.profile, kind, rank),
         error_bytes=4.0 if kind == "powersgd" else 0.0,
         loss_chunk=spec.train.loss_chunk if engine.name == "paceline" else 0,
     )
+
+
+def _efficiencies(asked: _Asked) -> Efficiencies:
+    return with_measured(load_efficiencies(), asked.catalog.efficiencies)
 
 
 def decide_precision(job: Job, cluster: Cluster) -> Precision:
@@ -299,7 +315,7 @@ def _with_outlook(plan: Plan, asked: _Asked, found: Found) -> Plan:
         pareto=tuple(_points(found, plan, _case_of(asked), usd)),
         decisions=(*plan.decisions, *_interval_advice(asked, view)),
     )
-    return replace(plan, limits=tuple(_limits(asked.job, plan)))
+    return replace(plan, limits=tuple(limits_of(asked.job, plan)))
 
 
 def _cheapest_providers(view: Outlook) -> tuple[RunCost, ...]:
@@ -361,17 +377,6 @@ def _interval_advice(asked: _Asked, view: Outlook) -> Iterator[Decision]:
         )
 
 
-def _limits(job: Job, plan: Plan) -> Iterator[Limit]:
-    wanted = job.spec.plan
-    if wanted.budget is not None:
-        expected = None if plan.cost is None else plan.cost.usd
-        yield Limit(name="budget", limit=wanted.budget, expected=expected)
-    if wanted.deadline is not None:
-        yield Limit(name="deadline", limit=wanted.deadline, expected=plan.wall_s)
-    total = plan.estimate.memory.total_bytes
-    yield Limit(name="memory", limit=plan.limit_bytes, expected=total)
-
-
 def _on_fewer_ranks(asked: _Asked) -> Plan:
     """The fewest ranks that fit and keep every limit, or the cheapest run."""
     job, wanted = asked.job, asked.job.spec.plan
@@ -384,7 +389,7 @@ def _on_fewer_ranks(asked: _Asked) -> Plan:
             refused = error
             continue
         if not all(limit.is_kept in (True, None) for limit in plan.limits):
-            refused = PlanError(_limit_not_kept(job, plan))
+            refused = PlanError(limit_not_kept(job, plan))
             continue
         if wanted.objective == "ranks":
             best = plan
@@ -413,60 +418,6 @@ def _usd(plan: Plan) -> float:
         return plan.cost.usd
     # Without a price every accelerator-hour costs the same.
     return inf if plan.wall_s is None else plan.wall_s * plan.cluster.num_ranks
-
-
-def _limit_not_kept(job: Job, plan: Plan) -> Problem:
-    limit = next(each for each in plan.limits if each.is_kept is False)
-    return limit_problem(job, plan, limit)
-
-
-def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
-    """P002: a limit that the plan does not keep, in the job's numbers."""
-    texts: dict[str, Callable[[float], str]] = {
-        "budget": lambda value: f"${value:,.0f}",
-        "deadline": format_seconds,
-        "memory": format_bytes,
-    }
-    shown = texts[limit.name]
-    expected = "unknown" if limit.expected is None else f"at {shown(limit.expected)}"
-    against = "not known to be within" if limit.expected is None else "over"
-    fixes = {
-        "budget": _ways_to_afford(job, plan, limit),
-        "deadline": "raise plan.deadline, add nodes, or take fewer train.steps",
-        "memory": "lower plan.head_room",
-    }
-    return Problem(
-        code="P002",
-        what=f"{plan.layout.name} on {plan.cluster.name}: {expected}, {against} the {limit.name} "
-        f"of {shown(limit.limit)}",
-        where=job.where(f"plan.{limit.name}"),
-        fix=fixes[limit.name],
-    )
-
-
-def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
-    """What the run costs at the least where prices are known, and what the budget pays for."""
-    if plan.cost is None:
-        return "add a price to a catalog file of your own: `paceline catalog --write`"
-    wanted = job.spec.plan
-    least = min((plan.cost, *plan.costs), key=lambda cost: cost.usd)
-    ways = [f"raise plan.budget to {ceil(plan.cost.usd)}"]
-    if least.usd < plan.cost.usd and least.usd <= limit.limit:
-        spot = f"set plan.spot to {'true' if least.way == 'spot' else 'false'}"
-        at = "" if wanted.provider is None else f" and plan.provider to {least.provider}"
-        ways.append(f"{spot}{at}: ${least.usd:,.2f} at {least.provider}, {least.way}")
-    elif least.usd < plan.cost.usd:
-        ways.append(
-            f"the least it costs on these ranks is ${least.usd:,.0f}, at {least.provider}, "
-            f"{least.way}"
-        )
-    # A little less: checkpoints of a shorter run come more often.
-    steps = int(0.97 * job.spec.train.steps * limit.limit / plan.cost.usd)
-    if steps:
-        ways.append(f"set train.steps to {steps}, which it pays for at {plan.cost.provider}")
-    if wanted.objective == "time" and not plan.cluster.is_local:
-        ways.append("see what plan.objective cost finds on fewer ranks")
-    return "; or ".join(ways)
 
 
 def _most_ranks(asked: _Asked) -> int:

@@ -47,7 +47,8 @@ _TERMS: Mapping[str, str] = {
 
 def explain_plan(plan: Plan) -> str:
     """Every part of memory, every term of the step, and the rates they are worked out from."""
-    return "\n".join((*_memory(plan), *_time(plan), *_money(plan), *_rates(plan)))
+    parts = (_memory, _units, _parallelize, _time, _money, _rates)
+    return "\n".join(line for part in parts for line in part(plan))
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -67,6 +68,28 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"{plan.optimizer}; micro-batch {layout.micro_batch} x {profile.seq_len or '?'} tokens / "
         f"context {layout.context}; recompute {layout.recompute}",
     )
+
+
+def _units(plan: Plan) -> Iterator[str]:
+    """What full sharding gathers at a time."""
+    if not plan.units:
+        return
+    yield ""
+    yield "units that are gathered whole"
+    for unit in plan.units:
+        apart = f"; its experts {format_bytes(unit.apart_bytes)} more" if unit.apart_bytes else ""
+        yield f"  {unit.count:>4} x {format_bytes(unit.num_bytes):>9}  {unit.name}{apart}"
+
+
+def _parallelize(plan: Plan) -> Iterator[str]:
+    """Which module is split how over the tensor ranks."""
+    if not plan.parallelize:
+        return
+    yield ""
+    yield f"parallelize, over {plan.layout.tensor} tensor ranks"
+    width = max(map(len, plan.parallelize)) + 2
+    for module, way in plan.parallelize.items():
+        yield f"  {module:<{width}}{way}"
 
 
 def _time(plan: Plan) -> Iterator[str]:

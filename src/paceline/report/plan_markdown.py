@@ -31,6 +31,8 @@ def _head(plan: Plan) -> Iterator[str]:
             f"${format_amount(plan.cost.usd)} at {plan.cost.provider}, {plan.cost.way} "
             f"({price_list(plan.cost.as_of)})."
         )
+    for each in plan.cautions:
+        yield f"\n**Warning ({each.about}):** {each.what}. Fix: {each.fix}."
     yield ""
 
 

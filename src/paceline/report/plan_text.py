@@ -23,6 +23,7 @@ def format_plan(plan: Plan) -> str:
     return "\n".join(
         (
             *_headline(plan),
+            *_cautions(plan),
             *_memory(plan),
             *_time(plan),
             *_money(plan),
@@ -82,6 +83,14 @@ def _headline(plan: Plan) -> Iterator[str]:
         + ("" if plan.optimizer == "adamw" else f", {plan.optimizer}")
         + ("" if plan.engine == "paceline" else f", on {plan.engine}"),
     )
+
+
+def _cautions(plan: Plan) -> Iterator[str]:
+    for each in plan.cautions:
+        for label, text in (("warning", f"{each.about}: {each.what}"), ("", f"fix: {each.fix}")):
+            yield from textwrap.wrap(
+                text, width=_WIDTH, initial_indent=f"{label:<12}", subsequent_indent=" " * 12
+            )
 
 
 def _offloaded(plan: Plan) -> str:

@@ -1,0 +1,226 @@
+"""What a plan does not refuse and a person should know: cautions, the units that full sharding
+gathers, and which module is split how over tensor ranks.
+
+Leaves out: what is refused (`refuse.py`), and what was chosen and why (`choose.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import ceil
+
+from paceline.catalog.efficiencies import Efficiencies
+from paceline.estimate import Case, Estimate
+from paceline.estimate.estimate import case_holdings
+from paceline.estimate.schedule import bubble_share, idle_share
+from paceline.job import Job, LayoutSpec
+from paceline.parallel import Layout, Space
+from paceline.parallel.stages import num_chunks
+from paceline.parallel.table import code_of, table_of
+from paceline.plan.decision import Caution, Unit
+from paceline.plan.search import fastest
+from paceline.profile import ModelProfile, resolve_config, resolve_decoder
+from paceline.profile.block import dense_parameters, expert_parameters
+from paceline.profile.ways import HUGGING_FACE, OWN, UNSPLIT
+from paceline.units import format_bytes, format_seconds
+
+MOST_BUBBLE = 0.2
+"""Share of a step that a pipeline may stand still without a word. Source: four micro-batches a
+stage, above which GPipe finds the bubble negligible (arXiv:1811.06965, section 2.3), are 20 %."""
+
+_WEIGHT_SHARE = 1 / 3
+"""Gradients of matrices as a share of a micro-batch: as many FLOPs as the two other passes each."""
+
+MOST_OF_MEMORY = 0.02
+"""Share of a rank's usable memory that one gathered unit may take without a word. A guess: a unit
+is there twice, with its gradients, while it is reduced."""
+
+_MODEL_AXES = ("tensor", "pipeline", "context")
+
+_WORDS: Mapping[str, str] = {
+    "column": "colwise",
+    "row": "rowwise",
+    "embedding": "rowwise, by rows of the vocabulary",
+    "head": "colwise, by rows of the vocabulary; the logits stay split",
+    "experts": "by expert",
+    "wide norm": "colwise, with the heads it belongs to",
+}
+"""A way to split -> what it is called in `torch.distributed.tensor.parallel`. Containers have no
+matrices of their own and are left out."""
+
+
+def cautions_of(
+    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, *, limit_bytes: int
+) -> Iterator[Caution]:
+    """What is likely to be slower or larger than it had to be.
+
+    Args:
+        job: As read; what it fixes is named.
+        space: Where the layout was looked for.
+        case: What it was priced with.
+        layout: The chosen one.
+        price: Its estimate.
+        limit_bytes: Of a rank.
+    """
+    yield from _bubble(layout)
+    yield from _tensor_across_nodes(job, space, layout, price)
+    yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
+    yield from _large_units(layout, units_of(case, layout), case)
+
+
+def _bubble(layout: Layout) -> Iterator[Caution]:
+    share = bubble_share(layout)
+    if share <= MOST_BUBBLE:
+        return
+    schedule = code_of("schedule", layout.schedule)
+    idle = float(idle_share(layout.pipeline, num_chunks(layout), schedule, _WEIGHT_SHARE))
+    enough = ceil(idle * (1 / MOST_BUBBLE - 1))
+    batch = enough * layout.micro_batch * layout.data
+    smaller = "" if layout.micro_batch == 1 else " or smaller micro-batches,"
+    yield Caution(
+        about="bubble",
+        what=f"{layout.pipeline} pipeline stages with {layout.accumulation} micro-batches stand "
+        f"still for {share:.0%} of the step",
+        fix=f"set train.global_batch to {batch} ({enough} micro-batches: {MOST_BUBBLE:.0%}),"
+        f"{smaller} or take fewer stages",
+    )
+
+
+def _tensor_across_nodes(
+    job: Job, space: Space, layout: Layout, price: Estimate
+) -> Iterator[Caution]:
+    """Only where the job fixes it: the search never leaves the domain."""
+    if job.spec.layout.tensor == "auto" or space.domain % layout.tensor == 0:
+        return
+    seconds = price.terms.get("tensor")
+    takes = (
+        ""
+        if not seconds or not price.step_s
+        else (
+            f", which takes {format_seconds(seconds)} of a step of {format_seconds(price.step_s)}"
+        )
+    )
+    yield Caution(
+        about="tensor",
+        what=f"the {layout.tensor} tensor ranks are on several nodes of {space.domain}: every "
+        f"block is summed over the network{takes}",
+        fix=f"set layout.tensor to a divisor of {space.domain}, and split the rest over "
+        "layout.pipeline or data ranks",
+    )
+
+
+def _data_parallel_alone(
+    job: Job, space: Space, case: Case, layout: Layout, price: Estimate, limit_bytes: int
+) -> Iterator[Caution]:
+    """Where the job fixes model parallelism, and the same ranks without it would be faster."""
+    fixed = [axis for axis in _MODEL_AXES if getattr(layout, axis) > 1 and _is_fixed(job, axis)]
+    if not fixed or price.step_high_s is None:
+        return
+    alone = replace(space, fixed=LayoutSpec(tensor=1, pipeline=1, context=1))
+    found = fastest(alone, case, limit_bytes=limit_bytes, count=1)
+    if not found:
+        return
+    other, its = found[0]
+    margin = 1 + job.spec.plan.simpler_margin
+    if its.step_high_s is None or its.step_s is None or price.step_s is None:
+        return
+    if its.step_high_s * margin > price.step_high_s:
+        return
+    named = " and ".join(f"layout.{axis} {getattr(layout, axis)}" for axis in fixed)
+    verb = "is" if len(fixed) == 1 else "are"
+    batches = f"{other.accumulation} x micro-batch {other.micro_batch}"
+    yield Caution(
+        about="data parallel",
+        what=f"{named} {verb} fixed by the job; data parallelism alone ({other.name}, {batches}) "
+        f"fits and is estimated at {format_seconds(its.step_s)} a step, not "
+        f"{format_seconds(price.step_s)}",
+        fix=f"leave {' and '.join(f'layout.{axis}' for axis in fixed)} at auto",
+    )
+
+
+def _is_fixed(job: Job, axis: str) -> bool:
+    asked = job.spec.layout
+    implies = axis == "pipeline" and (asked.schedule != "auto" or asked.chunks != "auto")
+    return getattr(asked, axis) != "auto" or implies
+
+
+def units_of(case: Case, layout: Layout) -> tuple[Unit, ...]:
+    """What full sharding gathers at a time, the largest first; empty where it gathers no block.
+
+    As `paceline run` wraps a model: each block is a unit, and all else is the root's.
+    """
+    profile = case.profile
+    gathers = layout.sharding in ("full", "hybrid") and layout.pipeline == 1
+    if not gathers or case.engine.name != "paceline" or not profile.num_blocks:
+        return ()
+    size = float(case_holdings(table_of([layout]), case).gathered_bytes) / layout.tensor
+    units = [
+        Unit(
+            name=block.name,
+            count=int(block.count),
+            num_bytes=round(size * dense_parameters(block)),
+            apart_bytes=round(size * layout.tensor / layout.expert * expert_parameters(block)),
+        )
+        for block in profile.blocks
+        if block.measured is None
+    ]
+    root = Unit(name=_ends(profile), count=1, num_bytes=round(size * profile.num_root_parameters))
+    return tuple(sorted((*units, root), key=lambda unit: -unit.num_bytes))
+
+
+def _ends(profile: ModelProfile) -> str:
+    return "embedding (also the output matrix)" if profile.tied else "embedding + output matrix"
+
+
+def _large_units(layout: Layout, units: tuple[Unit, ...], case: Case) -> Iterator[Caution]:
+    most = MOST_OF_MEMORY * case.cluster.usable_bytes
+    large = [unit for unit in units if unit.num_bytes > most]
+    if not large:
+        return
+    listed = "; ".join(
+        f"{unit.count} x {unit.name} {format_bytes(unit.num_bytes)}" for unit in units
+    )
+    split = layout.tensor * 2
+    yield Caution(
+        about="gather",
+        what=f"{large[0].name} is gathered whole, {format_bytes(large[0].num_bytes)}, more than "
+        f"{MOST_OF_MEMORY:.0%} of a rank's memory; units: {listed}",
+        fix="in a program of your own, wrap embedding and output matrix with fully_shard by "
+        f"themselves; layout.tensor {split} halves every unit",
+    )
+
+
+def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Caution]:
+    """Where no training run on this accelerator, or in this precision, stands behind the rates."""
+    accelerator, precision = case.cluster.accelerator, case.precision
+    source = efficiencies.source_of(accelerator, precision)
+    is_measured = source != "other" and source == efficiencies.family_of(accelerator)
+    if case.rates is None or case.cluster.backend == "gloo" or is_measured:
+        return
+    whose = "an H100" if source == "other" else f"a {source}"
+    yield Caution(
+        about="efficiency",
+        what=f"no run on {accelerator} in {precision} was measured: it is assumed to reach the "
+        f"share of its peak that {whose} reaches",
+        fix="measure it on one such accelerator: paceline calibrate",
+    )
+
+
+def parallelize_plan(job: Job, layout: Layout) -> dict[str, str]:
+    """Module -> how its matrices are split over the tensor ranks, in PyTorch's words.
+
+    As `paceline run` splits them; `*` is each block. Empty without tensor ranks, with another
+    engine, and for a module of the person's own, which says so itself (`paceline_ways`).
+    """
+    if layout.tensor == 1 or job.spec.engine != "paceline":
+        return {}
+    ways = OWN if resolve_decoder(job) is not None else None
+    asked = resolve_config(job)
+    if ways is None and asked is not None:
+        kind = str(asked.config.get("model_type"))
+        is_whole = any(asked.config.get(name) for name in UNSPLIT.get(kind, ()))
+        ways = None if is_whole else HUGGING_FACE.get(kind)
+    if ways is None:
+        return {}
+    named = {name: _WORDS[way] for name, way in ways.tensor.items() if way in _WORDS}
+    rest = "sequence: whole, each rank its share of the tokens"
+    return named | {"all else": rest if layout.sequence_parallel else "replicated"}

@@ -1,0 +1,76 @@
+"""Budget, deadline and memory: what the job sets against what is expected."""
+
+from collections.abc import Callable, Iterator
+from math import ceil
+
+from paceline.errors import Problem
+from paceline.job import Job
+from paceline.plan.decision import Limit, Plan
+from paceline.units import format_bytes, format_seconds
+
+
+def limits_of(job: Job, plan: Plan) -> Iterator[Limit]:
+    """Each limit that the job has, with what the plan expects."""
+    wanted = job.spec.plan
+    if wanted.budget is not None:
+        expected = None if plan.cost is None else plan.cost.usd
+        yield Limit(name="budget", limit=wanted.budget, expected=expected)
+    if wanted.deadline is not None:
+        yield Limit(name="deadline", limit=wanted.deadline, expected=plan.wall_s)
+    total = plan.estimate.memory.total_bytes
+    yield Limit(name="memory", limit=plan.limit_bytes, expected=total)
+
+
+def limit_not_kept(job: Job, plan: Plan) -> Problem:
+    """P002 of the first limit that is known not to be kept."""
+    limit = next(each for each in plan.limits if each.is_kept is False)
+    return limit_problem(job, plan, limit)
+
+
+def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
+    """P002: a limit that the plan does not keep, in the job's numbers."""
+    texts: dict[str, Callable[[float], str]] = {
+        "budget": lambda value: f"${value:,.0f}",
+        "deadline": format_seconds,
+        "memory": format_bytes,
+    }
+    shown = texts[limit.name]
+    expected = "unknown" if limit.expected is None else f"at {shown(limit.expected)}"
+    against = "not known to be within" if limit.expected is None else "over"
+    fixes = {
+        "budget": _ways_to_afford(job, plan, limit),
+        "deadline": "raise plan.deadline, add nodes, or take fewer train.steps",
+        "memory": "lower plan.head_room",
+    }
+    return Problem(
+        code="P002",
+        what=f"{plan.layout.name} on {plan.cluster.name}: {expected}, {against} the {limit.name} "
+        f"of {shown(limit.limit)}",
+        where=job.where(f"plan.{limit.name}"),
+        fix=fixes[limit.name],
+    )
+
+
+def _ways_to_afford(job: Job, plan: Plan, limit: Limit) -> str:
+    """What the run costs at the least where prices are known, and what the budget pays for."""
+    if plan.cost is None:
+        return "add a price to a catalog file of your own: `paceline catalog --write`"
+    wanted = job.spec.plan
+    least = min((plan.cost, *plan.costs), key=lambda cost: cost.usd)
+    ways = [f"raise plan.budget to {ceil(plan.cost.usd)}"]
+    if least.usd < plan.cost.usd and least.usd <= limit.limit:
+        spot = f"set plan.spot to {'true' if least.way == 'spot' else 'false'}"
+        at = "" if wanted.provider is None else f" and plan.provider to {least.provider}"
+        ways.append(f"{spot}{at}: ${least.usd:,.2f} at {least.provider}, {least.way}")
+    elif least.usd < plan.cost.usd:
+        ways.append(
+            f"the least it costs on these ranks is ${least.usd:,.0f}, at {least.provider}, "
+            f"{least.way}"
+        )
+    # A little less: checkpoints of a shorter run come more often.
+    steps = int(0.97 * job.spec.train.steps * limit.limit / plan.cost.usd)
+    if steps:
+        ways.append(f"set train.steps to {steps}, which it pays for at {plan.cost.provider}")
+    if wanted.objective == "time" and not plan.cluster.is_local:
+        ways.append("see what plan.objective cost finds on fewer ranks")
+    return "; or ".join(ways)

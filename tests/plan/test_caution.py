@@ -1,0 +1,97 @@
+"""What a plan allows and warns of, what full sharding gathers, and how matrices are split."""
+
+import pytest
+from tests.plan.scene import JOB, TINY, job_of, plan_of
+
+from paceline.catalog.efficiencies import load_efficiencies
+from paceline.plan.caution import parallelize_plan
+from paceline.report.plan_explain import explain_plan
+from paceline.report.plan_markdown import plan_markdown
+from paceline.report.plan_text import format_plan
+
+SMALL = JOB.replace("llama-3-8b", "tinyllama-1.1b").replace("per_node: 8", "per_node: 8, nodes: 2")
+
+
+def cautions(*overrides: str, text: str = SMALL) -> dict[str, tuple[str, str]]:
+    plan = plan_of(text, *overrides)
+    return {each.about: (each.what, each.fix) for each in plan.cautions}
+
+
+def test_a_plan_that_decides_for_itself_warns_of_nothing():
+    assert cautions() == {}
+
+
+@pytest.mark.parametrize(("batch", "micro_batches", "share"), [(16, 8, "27%"), (8, 4, "43%")])
+def test_a_bubble_above_a_fifth_is_named_with_the_batch_that_fills_it(batch, micro_batches, share):
+    layout = ("layout.pipeline=4", "layout.schedule=1f1b", "layout.micro_batch=1", "layout.data=2")
+    given = (*layout, "layout.tensor=2", f"train.global_batch={batch}")
+    what, fix = cautions(*given)["bubble"]
+    assert what.startswith(f"4 pipeline stages with {micro_batches} micro-batches stand still")
+    assert share in what
+    assert fix.startswith("set train.global_batch to 24 (12 micro-batches: 20%)")
+    assert "bubble" not in cautions(*given[:-1], "train.global_batch=24")
+
+
+def test_tensor_ranks_on_several_nodes_are_warned_of_where_the_job_fixes_them():
+    text = SMALL.replace("tinyllama-1.1b", "llama-2-7b")
+    what, fix = cautions("layout.tensor=16", text=text)["tensor"]
+    assert what.startswith("the 16 tensor ranks are on several nodes of 8")
+    assert fix.startswith("set layout.tensor to a divisor of 8")
+    assert "tensor" not in cautions("layout.tensor=8", text=text)
+
+
+def test_model_parallelism_that_data_parallelism_beats_is_named_with_both_times():
+    what, fix = cautions("layout.tensor=4")["data parallel"]
+    assert what.startswith("layout.tensor 4 is fixed by the job; data parallelism alone (")
+    assert fix == "leave layout.tensor at auto"
+    # What no data parallelism holds, and what the search chose itself, is not warned of.
+    assert "data parallel" not in cautions("model.preset=llama-3-70b", "layout.tensor=8")
+
+
+def test_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
+    plan = plan_of(JOB, "layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
+    root, block = plan.units
+    assert (root.count, block.count) == (1, 32)
+    assert root.num_bytes == 2 * (2 * 128256 * 4096 + 4096)
+    each = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert block.num_bytes == 2 * each
+    (caution,) = [each for each in plan.cautions if each.about == "gather"]
+    assert caution.what.startswith("embedding + output matrix is gathered whole, 1.96 GiB")
+    assert "32 x decoder" in caution.what
+    assert not plan_of(JOB, "layout.sharding=zero1").units
+    split = plan_of(JOB, "layout.sharding=full", "layout.tensor=2", "layout.pipeline=1")
+    assert "gather" not in [each.about for each in split.cautions]
+
+
+def test_an_efficiency_that_nobody_measured_is_said():
+    what, fix = cautions("cluster.accelerator=L4", "cluster.per_node=8")["efficiency"]
+    assert what.startswith("no run on L4 in bf16 was measured")
+    assert "paceline calibrate" in fix
+    assert not plan_of(TINY).cautions
+    constants = load_efficiencies()
+    assert constants.source_of("H100-SXM", "bf16") == constants.family_of("H100-SXM")
+
+
+def test_a_warning_is_on_the_screen_and_in_markdown():
+    plan = plan_of(SMALL, "layout.tensor=4")
+    assert "warning     data parallel: layout.tensor 4 is fixed" in format_plan(plan)
+    assert "**Warning (data parallel):**" in plan_markdown(plan)
+
+
+def test_the_parallelize_plan_names_each_module_in_pytorchs_words():
+    plan = plan_of(SMALL, "layout.tensor=4")
+    assert plan.parallelize["*.attention.query"] == "colwise"
+    assert plan.parallelize["*.ffn.down"] == "rowwise"
+    assert plan.parallelize["all else"].startswith("sequence")
+    assert "parallelize, over 4 tensor ranks" in explain_plan(plan)
+    assert not plan_of(SMALL, "layout.tensor=1").parallelize
+
+
+def test_a_family_of_transformers_has_its_own_names():
+    job = job_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2")
+    plan = plan_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2")
+    named = parallelize_plan(job, plan.layout)
+    assert named["*.attn.c_attn"] == "colwise"
+    assert "transformer.ln_f" not in named
+    job = job_of(JOB, "model={hf_config: gpt2}", "layout.tensor=2", "engine=megatron")
+    assert not parallelize_plan(job, plan.layout)
