@@ -64,3 +64,23 @@ def test_on_a_device_its_own_kernels_count():
 
 def test_a_profile_without_its_marks_says_nothing():
     assert communication_in([event("gloo:all_reduce", 0, 1)], 1) is None
+
+
+def test_a_stage_stands_idle_while_it_waits_for_a_message_and_for_nothing_else():
+    found = seen(
+        event("gloo:recv", 0, 4),  # 1 s of it computing, 1 s in an all-reduce
+        event("aten::mm", 0, 1),
+        event("gloo:all_reduce", 1, 2),
+        event("gloo:recv", 5, 5.5),  # as long as a message takes
+        event("gloo:send", 6, 8),
+    )
+    assert found.waiting_s == pytest.approx((2.0 - 0.5) / 2)
+
+
+def test_on_a_device_nccls_kernel_for_messages_is_waiting():
+    found = seen(
+        event("ncclDevKernel_SendRecv", 0, 4, on_device=True),
+        event("ncclDevKernel_SendRecv", 5, 6, on_device=True),
+        event("ampere_sgemm", 0, 1, on_device=True),
+    )
+    assert found.waiting_s == pytest.approx((3.0 - 1.0) / 2)

@@ -1,11 +1,14 @@
 """What a bench says about made facts."""
 
+from dataclasses import replace
+
 import pytest
 from tests.bench.made import measured, plan_of
 
 from paceline.check.bench import estimated_gain, judge_bench
+from paceline.check.bench_setting import judge_settings
 from paceline.report.bench_page import render_bench_page
-from paceline.report.bench_text import bench_lines
+from paceline.report.bench_text import bench_lines, setting_lines
 
 
 def verdict_of(tmp_path, second_s: float, *, cores: float = 8.0, **facts):
@@ -111,3 +114,81 @@ def test_text_and_page_show_every_number_of_ranks_and_every_advice(tmp_path):
         assert "hide all of it" in shown
     assert page.count("<svg") == 2
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_more_than_as_many_times_as_fast_is_no_verdict(tmp_path):
+    verdict = verdict_of(tmp_path, 0.4)
+    assert verdict.refused is not None
+    assert verdict.sentence.startswith("no verdict: 2 ranks are 2.50 times as fast as 1, and 2 tim")
+    assert "scales well" not in verdict.sentence
+    assert verdict_of(tmp_path, 0.49).refused is None
+
+
+def test_a_rank_that_computed_something_twice_may_be_beaten_by_more(tmp_path):
+    first = measured(plan_of(tmp_path, 1, recompute="full"), 1.0)
+    second = measured(plan_of(tmp_path, 2), 0.4)
+    assert judge_bench([first, second], "strong").refused is None
+
+
+def test_a_step_above_the_peak_is_no_verdict(tmp_path):
+    plan = plan_of(tmp_path, 1)
+    cluster = replace(plan.cluster, accelerator="H100-SXM")
+    estimate = replace(plan.estimate, mfu=0.5, step_s=1.0)
+    verdict = judge_bench(
+        [measured(replace(plan, cluster=cluster, estimate=estimate), 0.4)], "weak"
+    )
+    assert "125% of the peak of H100-SXM" in verdict.sentence
+    assert judge_bench([measured(replace(plan, estimate=estimate), 0.4)], "weak").refused is None
+
+
+def waits(plan, *waiting):
+    """Ranks that wait for other stages for these shares of a profiled step."""
+    seen = measured(plan, 1.0, exposed=0.5)
+    ranks = tuple(
+        replace(rank, communication=replace(rank.communication, waiting_s=share * 1.1))
+        for rank, share in zip(seen.ranks, waiting, strict=True)
+    )
+    return replace(seen, ranks=ranks)
+
+
+def test_a_pipelines_bubble_is_measured_by_stage_beside_the_schedules(tmp_path):
+    plan = plan_of(tmp_path, 2, data=1, pipeline=2, accumulation=4)
+    verdict = judge_bench([waits(plan, 0.3, 0.4)], "strong")
+    (row,) = verdict.rows
+    assert row.stages_idle == (pytest.approx(0.3), pytest.approx(0.4))
+    assert row.bubble == pytest.approx(0.35)
+    assert row.ideal_bubble == pytest.approx(1 / 5)
+    (bubble,) = [each for each in verdict.advice if each.limit == "bubble"]
+    assert bubble.change == "train.global_batch=8: 8 micro-batches instead of 4"
+    assert bubble.gain == pytest.approx((8 / 9) / (4 / 5) - 1)
+    text = "\n".join(bench_lines(verdict))
+    assert "bubble 35% of a step, measured (stages 0 to 1: 30%, 40%); 20% by the schedule" in text
+
+
+def test_a_pipeline_of_one_data_rank_reduces_no_gradients(tmp_path):
+    plan = plan_of(tmp_path, 2, data=1, pipeline=2, accumulation=4)
+    told = " ".join(each.change for each in judge_bench([waits(plan, 0.1, 0.1)], "strong").advice)
+    assert "gradients are reduced" not in told
+
+
+def test_where_context_ranks_send_messages_too_the_bubble_is_unknown(tmp_path):
+    plan = plan_of(tmp_path, 4, data=1, pipeline=2, context=2, accumulation=4)
+    (row,) = judge_bench([waits(plan, 0.1, 0.1, 0.1, 0.1)], "strong").rows
+    assert row.bubble is None
+
+
+def test_the_fastest_of_a_sweep_is_named_where_it_is_told_apart(tmp_path):
+    plan, values = plan_of(tmp_path, 2), ["1MiB", "4MiB", "25MiB"]
+    steps = [measured(plan, s, steps=(s, 1.02 * s, 1.04 * s)) for s in (1.2, 1.0, 1.5)]
+    found = judge_settings("train.bucket", values, steps)
+    assert (found.fastest, found.is_clear) == ("4MiB", True)
+    assert found.sentence.endswith("a step, 33% less than 25MiB")
+    assert "4MiB" in "\n".join(setting_lines(found))
+
+
+def test_values_that_differ_less_than_their_steps_are_not_told_apart(tmp_path):
+    plan = plan_of(tmp_path, 2)
+    steps = [measured(plan, s, steps=(0.5 * s, s, 1.5 * s)) for s in (1.0, 1.01)]
+    found = judge_settings("train.bucket", ["1MiB", "25MiB"], steps)
+    assert not found.is_clear
+    assert "train.bucket=1MiB is not told apart from 25MiB" in found.sentence

@@ -6,19 +6,22 @@ taken relative to its own estimate of what was measured.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
 from typing import Literal
 
+from paceline.check.bench_row import Row, row_of
 from paceline.errors import PacelineError
 from paceline.estimate import price_one
+from paceline.estimate.estimate import mfu_at
+from paceline.estimate.schedule import bubble_share
 from paceline.parallel import Layout
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
-from paceline.record.bench import PHASES, Measured, Scaling
-from paceline.record.metrics import most_bytes
+from paceline.record.bench import Measured, Scaling
 from paceline.units import format_bytes, format_seconds
 
-Limit = Literal["cores", "communication", "data", "memory", "optimizer", "overhead", "compute"]
+Limit = Literal[
+    "cores", "bubble", "communication", "data", "memory", "optimizer", "overhead", "compute"
+]
 """What keeps more ranks, or a step, from being faster."""
 
 _SHOWN = 0.05
@@ -28,59 +31,12 @@ _WIDE = 1.5
 """95th over 5th percentile of a step's time above which it is called noisy. A guess: on a quiet
 machine it is about 1.1."""
 
+_MOST_EFFICIENT = 1.05
+"""Efficiency above which a comparison is refused: so many ranks cannot do more than as many times
+the work. A guess at what smaller shares gain from caches."""
+
 _FULL, _ROOMY = 0.9, 0.5
 """Shares of a rank's memory: little room left, and enough to keep what was computed again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One number of ranks. Seconds of a step: the slowest rank's, then the median over steps."""
-
-    num_ranks: int
-    layout: str
-    device: str
-    global_batch: int
-    step_s: float
-    step_low_s: float
-    """5th percentile over steps."""
-
-    step_high_s: float
-    """95th percentile."""
-
-    num_steps: int
-    samples_per_s: float
-    tokens_per_s: float | None
-    speedup: float
-    """Samples a second, over those of the fewest ranks."""
-
-    efficiency: float
-    """Speed-up, over how many times as many ranks these are."""
-
-    phases_s: dict[str, float]
-    """Phase -> seconds of a step, mean over ranks, then the median over steps."""
-
-    communication_s: float | None
-    """Collectives in flight, mean over ranks; None where it was not looked at."""
-
-    exposed_s: float | None
-    """Of that, the rank computes nothing meanwhile: an upper bound."""
-
-    hidden_s: float | None
-    """The rest, behind computation: a lower bound."""
-
-    profiler_stretch: float | None
-    """A profiled step over a timed one, less 1: how far communication may be off."""
-
-    peak_bytes: int | None
-    """Of the fullest rank; None where a rank's was not measured."""
-
-    predicted_bytes: int | None
-    predicted_step_s: float | None
-    limit_bytes: int
-    """What one rank may use."""
-
-    cores_per_rank: float | None
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +68,9 @@ class Verdict:
     """What limits the most ranks first."""
 
     sentence: str
+    refused: str | None
+    """Why the numbers cannot be compared; None when they can."""
+
     caution: str | None
     """Why the numbers are not to be trusted much."""
 
@@ -123,68 +82,55 @@ def judge_bench(measured: Sequence[Measured], scaling: Scaling) -> Verdict:
     """The verdict on some numbers of ranks, fewest first."""
     rows: list[Row] = []
     for each in measured:
-        rows.append(_row(each, rows[0] if rows else None))
+        rows.append(row_of(each, rows[0] if rows else None))
     best = max(rows, key=lambda row: row.samples_per_s)
+    refused = _impossible(rows, measured)
     advice = sorted(_advice(rows, measured[-1]), key=_order)
+    if refused is not None:
+        advice = [each for each in advice if each.how != "measured"]
     limits = advice[0].limit if advice else "compute"
     return Verdict(
         scaling=scaling,
         rows=tuple(rows),
         best_ranks=best.num_ranks,
         limits=limits,
-        sentence=_sentence(rows, best, limits),
+        sentence=f"no verdict: {refused}" if refused else _sentence(rows, best, limits),
+        refused=refused,
         caution=_caution(rows),
         advice=tuple(advice),
     )
 
 
-def _row(measured: Measured, first: Row | None) -> Row:
-    plan, ranks = measured.plan, measured.ranks
-    steps = [max(times) for times in zip(*(rank.step_s for rank in ranks), strict=True)]
-    step_s = median(steps)
-    samples_per_s = plan.layout.global_batch / step_s
-    speedup = samples_per_s / first.samples_per_s if first else 1.0
-    more = measured.num_ranks / first.num_ranks if first else 1.0
-    seen = [rank.communication for rank in ranks if rank.communication is not None]
-    flight = fmean(each.in_flight_s for each in seen) if seen else None
-    exposed = fmean(each.exposed_s for each in seen) if seen else None
-    per_sample = measured.tokens_per_sample
-    return Row(
-        num_ranks=measured.num_ranks,
-        layout=plan.layout.name,
-        device=plan.cluster.accelerator,
-        global_batch=plan.layout.global_batch,
-        step_s=step_s,
-        step_low_s=_at(steps, 0.05),
-        step_high_s=_at(steps, 0.95),
-        num_steps=len(steps),
-        samples_per_s=samples_per_s,
-        tokens_per_s=samples_per_s * per_sample if per_sample else None,
-        speedup=speedup,
-        efficiency=speedup / more,
-        phases_s={
-            phase: median(
-                fmean(times) for times in zip(*(rank.phases[phase] for rank in ranks), strict=True)
+def _impossible(rows: Sequence[Row], measured: Sequence[Measured]) -> str | None:
+    """What no machine does: the first of the measurements that must be wrong."""
+    for row, each in zip(rows, measured, strict=True):
+        mfu = mfu_at(each.plan.estimate, row.step_s)
+        if mfu is not None and mfu > 1 and row.device != "cpu":
+            return (
+                f"a step of {format_seconds(row.step_s)} on {row.num_ranks} ranks is {mfu:.0%} of "
+                f"the peak of {row.device}: not all of the work was done, or the peak is wrong"
             )
-            for phase in PHASES
-            if all(rank.phases.get(phase) for rank in ranks)
-        },
-        communication_s=flight,
-        exposed_s=exposed,
-        hidden_s=None if flight is None or exposed is None else flight - exposed,
-        profiler_stretch=max(each.step_s for each in seen) / step_s - 1 if seen else None,
-        peak_bytes=most_bytes(rank.peak_bytes for rank in ranks),
-        predicted_bytes=plan.estimate.memory.total_bytes,
-        predicted_step_s=plan.estimate.step_s,
-        limit_bytes=plan.cluster.usable_bytes,
-        cores_per_rank=plan.cluster.cores_per_rank,
-        notes=measured.notes,
-    )
+        if row.efficiency > _MOST_EFFICIENT and _is_same_work(each.plan, measured[0].plan):
+            first = rows[0]
+            most = row.num_ranks / first.num_ranks
+            return (
+                f"{row.num_ranks} ranks are {row.speedup:.2f} times as fast as {first.num_ranks}, "
+                f"and {most:g} times is the most that as many can be: something slowed the "
+                f"{_counted(first.num_ranks)} down; measure again on a quiet machine, with a "
+                "higher --steps"
+            )
+    return None
 
 
-def _at(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[round(share * (len(ordered) - 1))]
+def _is_same_work(plan: Plan, first: Plan) -> bool:
+    """Whether a sample costs the same: memory may force one of them to compute something twice."""
+    ours, its = plan.layout, first.layout
+    same = (ours.recompute, ours.recompute_every, ours.offload)
+    return same == (its.recompute, its.recompute_every, its.offload)
+
+
+def _counted(num_ranks: int) -> str:
+    return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
 
 
 def _order(advice: Advice) -> tuple[bool, float]:
@@ -196,6 +142,7 @@ def _order(advice: Advice) -> tuple[bool, float]:
 def _advice(rows: Sequence[Row], last: Measured) -> Iterator[Advice]:
     row, best = rows[-1], max(rows, key=lambda each: each.samples_per_s)
     yield from _cores(row, best)
+    yield from _bubble(row, last.plan)
     yield from _communication(row, last)
     yield from _part(row, "data", ("data",), "read the data in another process, or from memory")
     yield from _memory(row, last.plan)
@@ -224,40 +171,54 @@ def _cores(row: Row, best: Row) -> Iterator[Advice]:
     )
 
 
+def _bubble(row: Row, plan: Plan) -> Iterator[Advice]:
+    """More micro-batches fill a pipeline's schedule; uneven stages they do not."""
+    if row.bubble is None or row.bubble < _SHOWN:
+        return
+    layout = plan.layout
+    twice = replace(layout, accumulation=2 * layout.accumulation)
+    yield Advice(
+        limit="bubble",
+        what=f"stages wait for each other for {row.bubble:.0%} of a step; the schedule's bubble is "
+        f"{row.ideal_bubble:.0%}",
+        change=f"train.global_batch={twice.global_batch}: {twice.accumulation} micro-batches "
+        f"instead of {layout.accumulation}",
+        gain=(1 - bubble_share(twice)) / (1 - bubble_share(layout)) - 1,
+        how="estimated",
+    )
+
+
 def _communication(row: Row, last: Measured) -> Iterator[Advice]:
-    if not row.exposed_s or row.exposed_s < _SHOWN * row.step_s:
+    """What holds a rank up besides other stages of its pipeline."""
+    exposed = row.exposed_s or 0.0
+    if row.bubble is not None:
+        exposed = max(0.0, exposed - row.bubble * row.step_s * (1 + (row.profiler_stretch or 0.0)))
+    if exposed < _SHOWN * row.step_s:
         return
     layout = last.plan.layout
-    bubble = ", waiting for other stages included" if layout.pipeline > 1 else ""
+    is_known = layout.pipeline == 1 or row.bubble is not None
+    bubble = "" if is_known else ", waiting for other stages included"
     what = (
-        f"collectives hold a rank up for {format_seconds(row.exposed_s)} of a step, "
-        f"{min(1.0, row.exposed_s / row.step_s):.0%}{bubble}"
+        f"collectives hold a rank up for {format_seconds(exposed)} of a step, "
+        f"{min(1.0, exposed / row.step_s):.0%}{bubble}"
     )
-    bound = row.exposed_s / max(row.step_s - row.exposed_s, 0.1 * row.step_s)
     yield Advice(
         limit="communication",
         what=what,
         change="hide all of it: what remains when nothing waits",
-        gain=bound,
+        gain=exposed / max(row.step_s - exposed, 0.1 * row.step_s),
         how="bound",
     )
-    twice = replace(layout, accumulation=2 * layout.accumulation)
-    yield from _priced(
-        last.plan,
-        "communication",
-        what,
-        [
-            (
-                twice,
-                f"train.global_batch={twice.global_batch}: gradients are reduced half as often",
-            ),
-            *(
-                (other.layout, f"the layout {other.layout.name}{_batches(other.layout)}")
-                for other in last.plan.rejected
-                if other.layout.name != layout.name and _fits(other.layout, last.plan)
-            ),
-        ],
-    )
+    others = [
+        (other.layout, f"the layout {other.layout.name}{_batches(other.layout)}")
+        for other in last.plan.rejected
+        if other.layout.name != layout.name and _fits(other.layout, last.plan)
+    ]
+    if layout.data * layout.context > 1:
+        twice = replace(layout, accumulation=2 * layout.accumulation)
+        batch = f"train.global_batch={twice.global_batch}: gradients are reduced half as often"
+        others = [(twice, batch), *others]
+    yield from _priced(last.plan, "communication", what, others)
 
 
 def _part(row: Row, limit: Limit, phases: Sequence[str], change: str) -> Iterator[Advice]:
@@ -358,6 +319,7 @@ def _batches(layout: Layout) -> str:
 
 _WORDS: dict[Limit, str] = {
     "cores": "more ranks than cores",
+    "bubble": "stages that wait for each other",
     "communication": "waiting for communication",
     "data": "reading data",
     "memory": "memory",

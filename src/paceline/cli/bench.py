@@ -11,7 +11,10 @@ from paceline.cli.options import FiniteRange, PathName, is_given, json_option, s
 
 if TYPE_CHECKING:
     from paceline.check.bench import Verdict
+    from paceline.check.bench_setting import Settings
+    from paceline.launch.bench import BenchCase
     from paceline.plan import Plan
+    from paceline.record.bench import Measured, Stretch
 
 _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
 """Sizes that `--max-size` may have."""
@@ -68,6 +71,18 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     help="Fix one field of the layout: --layout tensor=2. May be given again.",
 )
 @click.option(
+    "--sweep",
+    "sweep",
+    metavar="FIELD=V,V,...",
+    help="Measure the most of --ranks once for each value: --sweep train.bucket=1MiB,4MiB,25MiB.",
+)
+@click.option(
+    "--write",
+    "writes",
+    is_flag=True,
+    help="Only with --sweep: write the fastest value into JOB, where it is clearly the fastest.",
+)
+@click.option(
     "--out",
     "out",
     type=PathName(path_type=Path, file_okay=False),
@@ -92,6 +107,8 @@ def command(
     warm_up: int,
     is_weak: bool,
     layout: tuple[str, ...],
+    sweep: str | None,
+    writes: bool,
     out: Path | None,
     timeout_s: float,
     overrides: tuple[str, ...],
@@ -105,6 +122,9 @@ def command(
     that the job fixes is kept where it is possible on so many ranks; what is changed is said.
     Nothing is evaluated or saved. Gains are measured, bounds, or the planner's estimate, as said.
 
+    With --sweep one setting of the job is measured with several values, and --write puts the
+    fastest into JOB: the size of DDP's buckets, or anything else that a job fixes.
+
     With --all-reduce no model is trained: sizes, seconds, and the bandwidth of all-reduce over the
     ranks, NCCL's on GPUs and gloo's on CPUs. JOB is then optional: with it, what its plan expects
     is said beside what was measured. Several nodes: `paceline render JOB --for network`.
@@ -115,6 +135,7 @@ def command(
       paceline bench job.yaml --ranks 1,2 --weak --steps 50
       paceline bench job.yaml --ranks 2,4 --layout sharding=full --layout tensor=2
       paceline bench job.yaml --ranks 1,2 --out bench --json
+      paceline bench job.yaml --ranks 4 --sweep train.bucket=1MiB,4MiB,25MiB,100MiB --write
       paceline bench --all-reduce --ranks 2 --max-size 256MiB
     """
     if all_reduce:
@@ -134,35 +155,82 @@ def command(
         raise click.UsageError("--max-size goes with --all-reduce.")
     if job_file is None:
         raise click.UsageError("Name the job file, or measure --all-reduce alone.")
+    if writes and sweep is None:
+        raise click.UsageError("--write goes with --sweep.")
     from paceline.check.bench import judge_bench
+    from paceline.check.bench_setting import judge_settings
     from paceline.cli.job_input import read_job
-    from paceline.launch.bench import bench_cases, measure, read_ranks
+    from paceline.launch.bench import bench_cases, read_ranks
     from paceline.record.bench import Scaling, Stretch
     from paceline.report.bench_text import bench_lines
 
     counts = read_ranks(ranks_text)
     scaling: Scaling = "weak" if is_weak else "strong"
-    _check_out(out)
-    job = read_job(job_file, (*overrides, *(f"layout.{each}" for each in layout)))
-    cases = bench_cases(job, counts, scaling)
     stretch = Stretch(warm_up=warm_up, timed=steps, profiled=min(5, steps))
-    measured = []
-    for count, case in zip(counts, cases, strict=True):
-        ranks = f"{count} rank{'s' if count > 1 else ''}"
-        click.echo(f"{ranks}: {case.plan.layout.name}", err=True)
-        measured.append(
-            measure(
-                case,
-                stretch,
-                limit_s=timeout_s,
-                on_progress=lambda line, ranks=ranks: click.echo(f"{ranks}: {line}", err=True),  # type: ignore[misc]
-            )
-        )
+    overrides = (*overrides, *(f"layout.{each}" for each in layout))
+    if sweep is not None:
+        for name in ("is_weak", "out"):
+            if is_given(name):
+                raise click.UsageError(f"{_ONLY_TRAINING[name]} does not go with --sweep.")
+        field, values = _read_sweep(sweep)
+        jobs = [read_job(job_file, (*overrides, f"{field}={value}")) for value in values]
+        cases = [bench_cases(each, counts[-1:], "strong")[0] for each in jobs]
+        notes = [f", {field}={value}" for value in values]
+        of_each = [_measured(*each, stretch, timeout_s) for each in zip(cases, notes, strict=True)]
+        found = judge_settings(field, values, of_each)
+        _show_settings(found, as_json=as_json)
+        if writes and found.is_clear:
+            _write_setting(job_file, found)
+        return
+    _check_out(out)
+    cases = bench_cases(read_job(job_file, overrides), counts, scaling)
+    measured = [_measured(case, "", stretch, timeout_s) for case in cases]
     verdict = judge_bench(measured, scaling)
     text = json.dumps(_data(verdict), indent=2)
     click.echo(text if as_json else "\n".join(bench_lines(verdict)))
     if out is not None:
-        _write(out, job.spec.name, verdict, text)
+        _write(out, cases[0].job.spec.name, verdict, text)
+
+
+def _measured(case: "BenchCase", note: str, stretch: "Stretch", timeout_s: float) -> "Measured":
+    """One number of ranks, with what it is doing on standard error."""
+    from paceline.launch.bench import measure
+
+    count = case.plan.layout.num_ranks
+    head = f"{count} rank{'s' if count > 1 else ''}{note}: "
+    click.echo(f"{head}{case.plan.layout.name}", err=True)
+    return measure(
+        case,
+        stretch,
+        limit_s=timeout_s,
+        on_progress=lambda line: click.echo(f"{head}{line}", err=True),
+    )
+
+
+def _read_sweep(text: str) -> tuple[str, list[str]]:
+    field, _, listed = text.partition("=")
+    values = [value.strip() for value in listed.split(",") if value.strip()]
+    if len(values) < 2:
+        hint = "write it like --sweep train.bucket=1MiB,25MiB, with two values at least"
+        raise click.BadParameter(hint, param_hint="--sweep")
+    return field.strip(), values
+
+
+def _show_settings(found: "Settings", *, as_json: bool) -> None:
+    from paceline.report.bench_text import setting_lines
+
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "machine": _machine()}, indent=2))
+    else:
+        click.echo("\n".join(setting_lines(found)))
+
+
+def _write_setting(job_file: Path, found: "Settings") -> None:
+    from paceline.job.edit import with_value
+
+    text = job_file.read_text(encoding="utf-8")
+    job_file.write_text(with_value(text, found.field, found.fastest), encoding="utf-8")
+    click.echo(f"wrote {found.field}: {found.fastest} into {job_file}", err=True)
 
 
 _ONLY_TRAINING = {
@@ -170,6 +238,8 @@ _ONLY_TRAINING = {
     "warm_up": "--warm-up",
     "is_weak": "--weak or --strong",
     "layout": "--layout",
+    "sweep": "--sweep",
+    "writes": "--write",
     "out": "--out",
 }
 """Options that an all-reduce alone has no use for."""

@@ -48,6 +48,10 @@ class Communication:
     exposed_s: float
     """Of that, the rank computes nothing meanwhile."""
 
+    waiting_s: float | None = None
+    """Of that, it does nothing but wait for another rank's message; None where that was not looked
+    at."""
+
     num_collectives: float
     step_s: float
     """A profiled step's whole time."""

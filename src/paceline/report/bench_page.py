@@ -6,9 +6,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from paceline.check.bench import Row, Verdict
+from paceline.check.bench import Verdict
+from paceline.check.bench_row import Row
 from paceline.record.bench import PHASES
-from paceline.report.bench_text import METHODS, rate_of, share_text, spread_text
+from paceline.report.bench_text import METHODS, idle_lines, rate_of, share_text, spread_text
 from paceline.report.page import asset
 from paceline.report.plots import draw_scaling
 from paceline.units import format_bytes, format_count, format_seconds
@@ -47,7 +48,10 @@ def render_bench_page(name: str, verdict: Verdict, *, machine: str) -> str:
         curve=Markup(curve.wide + curve.narrow),
         phases=PHASES,
         rows=[_row(row) for row in rows],
-        notes=[f"{row.num_ranks} ranks: {note}" for row in rows for note in row.notes],
+        notes=[
+            *(f"{row.num_ranks} ranks: {note}" for row in rows for note in row.notes),
+            *idle_lines(rows),
+        ],
         methods=METHODS,
         advice=[
             asdict(each) | {"gain": "" if each.gain is None else f"{each.gain:+.0%}"}

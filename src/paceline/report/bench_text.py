@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from paceline.check.bench import Advice, Row, Verdict
+from paceline.check.bench import Advice, Verdict
+from paceline.check.bench_row import Row
+from paceline.check.bench_setting import Settings
 from paceline.record.bench import PHASES
 from paceline.units import format_bytes, format_count, format_seconds
 
@@ -34,6 +36,7 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
     yield ""
     yield "a step's time"
     yield from _table(_times(verdict.rows))
+    yield from map("  {}".format, idle_lines(verdict.rows))
     stretches = [row.profiler_stretch for row in verdict.rows if row.profiler_stretch is not None]
     if stretches:
         yield (
@@ -50,6 +53,29 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
         for advice in verdict.advice:
             if advice.what == what:
                 yield from _wrapped(" " * 12, f"-> {advice.change}{gain_text(advice)}", " " * 15)
+
+
+def idle_lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Each pipeline's bubble as measured, by stage, beside what its schedule gives."""
+    for row in rows:
+        if row.bubble is not None:
+            stages = ", ".join(f"{share:.0%}" for share in row.stages_idle)
+            yield (
+                f"{row.num_ranks} ranks: bubble {row.bubble:.0%} of a step, measured (stages 0 to "
+                f"{len(row.stages_idle) - 1}: {stages}); {row.ideal_bubble:.0%} by the schedule"
+            )
+
+
+def setting_lines(found: Settings) -> Iterator[str]:
+    """A sweep over one field's values, and which to take."""
+    yield f"{found.field}, on {found.num_ranks} ranks, measured"
+    rows = [("value", "step", "p5-p95", "n", "communication exposed")]
+    for row in found.rows:
+        span = f"{format_seconds(row.step_low_s)}-{format_seconds(row.step_high_s)}"
+        exposed = "?" if row.exposed_s is None else format_seconds(row.exposed_s)
+        rows.append((row.value, format_seconds(row.step_s), span, str(row.num_steps), exposed))
+    yield from _table(iter(rows))
+    yield from _wrapped("verdict     ", found.sentence)
 
 
 def gain_text(advice: Advice) -> str:

@@ -5,6 +5,9 @@ collectives are asynchronous events, from their call until they are done; the ra
 one of its threads is inside an ATen operation and not inside a call of the collective library. On
 an accelerator both are kernels on its streams.
 
+What a pipeline's stage receives is apart: while it waits for a message and neither computes nor is
+in another collective, it stands idle. The shortest message is taken for what sending alone takes.
+
 What it is off by: Python's time between two operations counts as not computing, so the exposed time
 is an upper bound on a CPU; and the profiler makes small operations slower, which a profiled step's
 time beside a timed one's shows.
@@ -24,6 +27,10 @@ Span = tuple[float, float]
 
 _CALLS = ("c10d::", "_c10d_functional::", "_dtensor::", "c10d_functional::")
 _LIBRARIES = ("gloo:", "nccl:")
+_RECEIVES = ("gloo:recv", "nccl:recv")
+_MESSAGES = ("gloo:recv", "gloo:send", "nccl:recv", "nccl:send")
+_DEVICE_MESSAGE = "SendRecv"
+"""NCCL's kernel for sends and receives. Source: nccl 2.27, src/device/sendrecv.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +60,34 @@ def communication_in(events: Sequence[Event], num_steps: int) -> Communication |
     on_device = any(event.on_device for event in events)
     flights, work = (_device_spans if on_device else _host_spans)(events)
     flights = _clipped(flights, window)
-    merged = union(flights)
-    exposed = length(minus(merged, union(_clipped(work, window))))
+    merged, busy = union(flights), union(_clipped(work, window))
+    exposed = length(minus(merged, busy))
     return Communication(
         in_flight_s=length(merged) * 1e-9 / num_steps,
         exposed_s=exposed * 1e-9 / num_steps,
+        waiting_s=_waiting(events, window, busy, on_device=on_device) * 1e-9 / num_steps,
         num_collectives=len(flights) / num_steps,
         step_s=(window[1] - window[0]) * 1e-9 / num_steps,
     )
+
+
+def _waiting(
+    events: Sequence[Event], window: Span, busy: Sequence[Span], *, on_device: bool
+) -> float:
+    """Time in which the rank does nothing but wait for messages, sending them left out."""
+    kernels = [event for event in events if event.on_device]
+    if on_device:
+        received = [event for event in kernels if _DEVICE_MESSAGE in event.name]
+        others = [event for event in kernels if _DEVICE_MESSAGE not in event.name]
+    else:
+        received = [event for event in events if event.name.startswith(_RECEIVES)]
+        flying = [event for event in events if event.name.startswith(_LIBRARIES)]
+        others = [event for event in flying if not event.name.startswith(_MESSAGES)]
+    spans = _clipped(((event.start, event.end) for event in received), window)
+    taken = union([*busy, *_clipped(((each.start, each.end) for each in others), window)])
+    idle = [length(minus([span], taken)) for span in union(spans)]
+    shortest = min((end - start for start, end in spans), default=0.0)
+    return sum(max(0.0, each - shortest) for each in idle)
 
 
 def _host_spans(events: Sequence[Event]) -> tuple[list[Span], list[Span]]:

@@ -1,0 +1,144 @@
+"""One row of a bench: what was measured on a number of ranks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from paceline.estimate.schedule import bubble_share
+from paceline.parallel.rank_map import coordinates
+from paceline.record.bench import PHASES, Measured
+from paceline.record.metrics import most_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One number of ranks. Seconds of a step: the slowest rank's, then the median over steps."""
+
+    num_ranks: int
+    layout: str
+    device: str
+    global_batch: int
+    step_s: float
+    step_low_s: float
+    """5th percentile over steps."""
+
+    step_high_s: float
+    """95th percentile."""
+
+    num_steps: int
+    samples_per_s: float
+    tokens_per_s: float | None
+    speedup: float
+    """Samples a second, over those of the fewest ranks."""
+
+    efficiency: float
+    """Speed-up, over how many times as many ranks these are."""
+
+    phases_s: dict[str, float]
+    """Phase -> seconds of a step, mean over ranks, then the median over steps."""
+
+    communication_s: float | None
+    """Collectives in flight, mean over ranks; None where it was not looked at."""
+
+    exposed_s: float | None
+    """Of that, the rank computes nothing meanwhile: an upper bound."""
+
+    hidden_s: float | None
+    """The rest, behind computation: a lower bound."""
+
+    profiler_stretch: float | None
+    """A profiled step over a timed one, less 1: how far communication may be off."""
+
+    peak_bytes: int | None
+    """Of the fullest rank; None where a rank's was not measured."""
+
+    predicted_bytes: int | None
+    predicted_step_s: float | None
+    limit_bytes: int
+    """What one rank may use."""
+
+    cores_per_rank: float | None
+    stages_idle: tuple[float, ...] = ()
+    """Of each pipeline stage, the share of a profiled step in which it only waits for other stages'
+    messages; empty without a pipeline, and where other ranks send messages too."""
+
+    bubble: float | None = None
+    """The mean of those; None where it is unknown."""
+
+    ideal_bubble: float = 0.0
+    """What the schedule leaves idle of equal stages."""
+
+    notes: tuple[str, ...] = ()
+
+
+def row_of(measured: Measured, first: Row | None) -> Row:
+    """What was measured on one number of ranks, beside the first row."""
+    plan, ranks = measured.plan, measured.ranks
+    steps = [max(times) for times in zip(*(rank.step_s for rank in ranks), strict=True)]
+    step_s = median(steps)
+    samples_per_s = plan.layout.global_batch / step_s
+    speedup = samples_per_s / first.samples_per_s if first else 1.0
+    more = measured.num_ranks / first.num_ranks if first else 1.0
+    seen = [rank.communication for rank in ranks if rank.communication is not None]
+    flight = fmean(each.in_flight_s for each in seen) if seen else None
+    exposed = fmean(each.exposed_s for each in seen) if seen else None
+    per_sample = measured.tokens_per_sample
+    idle = tuple(_idle(measured))
+    return Row(
+        num_ranks=measured.num_ranks,
+        layout=plan.layout.name,
+        device=plan.cluster.accelerator,
+        global_batch=plan.layout.global_batch,
+        step_s=step_s,
+        step_low_s=_at(steps, 0.05),
+        step_high_s=_at(steps, 0.95),
+        num_steps=len(steps),
+        samples_per_s=samples_per_s,
+        tokens_per_s=samples_per_s * per_sample if per_sample else None,
+        speedup=speedup,
+        efficiency=speedup / more,
+        phases_s={
+            phase: median(
+                fmean(times) for times in zip(*(rank.phases[phase] for rank in ranks), strict=True)
+            )
+            for phase in PHASES
+            if all(rank.phases.get(phase) for rank in ranks)
+        },
+        communication_s=flight,
+        exposed_s=exposed,
+        hidden_s=None if flight is None or exposed is None else flight - exposed,
+        profiler_stretch=max(each.step_s for each in seen) / step_s - 1 if seen else None,
+        peak_bytes=most_bytes(rank.peak_bytes for rank in ranks),
+        predicted_bytes=plan.estimate.memory.total_bytes,
+        predicted_step_s=plan.estimate.step_s,
+        limit_bytes=plan.cluster.usable_bytes,
+        cores_per_rank=plan.cluster.cores_per_rank,
+        stages_idle=idle,
+        bubble=fmean(idle) if idle else None,
+        ideal_bubble=bubble_share(plan.layout),
+        notes=measured.notes,
+    )
+
+
+def _idle(measured: Measured) -> Iterator[float]:
+    """Each stage's share of a profiled step that it waits for others, its ranks' mean.
+
+    A ring of context ranks sends messages as well, and NCCL's all-to-all is made of them.
+    """
+    layout = measured.plan.layout
+    if layout.pipeline == 1 or layout.context > 1 or layout.expert > 1:
+        return
+    shares: dict[int, list[float]] = {}
+    for rank in measured.ranks:
+        seen = rank.communication
+        if seen is None or seen.waiting_s is None or not seen.step_s:
+            return
+        stage = coordinates(layout, rank.rank).pipeline
+        shares.setdefault(stage, []).append(min(1.0, seen.waiting_s / seen.step_s))
+    for stage in sorted(shares):
+        yield fmean(shares[stage])
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[round(share * (len(ordered) - 1))]

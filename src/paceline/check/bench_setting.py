@@ -1,0 +1,95 @@
+"""What a sweep over the values of one setting says: which is the fastest, if they can be told
+apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, sqrt
+
+from paceline.check.bench_row import row_of
+from paceline.record.bench import Measured
+from paceline.units import format_seconds
+
+_TWO_SIDED = 2.0
+"""Standard errors apart that two medians have to be: 95 % for normal noise."""
+
+_OF_PERCENTILES = 3.29
+"""Standard deviations from the 5th to the 95th percentile of a normal distribution."""
+
+_OF_MEDIAN = 1.253
+"""Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value of the setting, measured. Seconds of a step."""
+
+    value: str
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    num_steps: int
+    exposed_s: float | None
+
+    @property
+    def error_s(self) -> float:
+        """Standard error of the median step."""
+        spread = (self.step_high_s - self.step_low_s) / _OF_PERCENTILES
+        return _OF_MEDIAN * spread / sqrt(self.num_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A sweep and its result."""
+
+    field: str
+    num_ranks: int
+    rows: tuple[Setting, ...]
+    fastest: str
+    """The value with the shortest median step."""
+
+    is_clear: bool
+    """Whether it is faster than every other value beyond the noise."""
+
+    sentence: str
+
+
+def judge_settings(field: str, values: Sequence[str], measured: Sequence[Measured]) -> Settings:
+    """The fastest of some values of one field, each measured on as many ranks."""
+    rows = tuple(map(_setting, values, measured))
+    best = min(rows, key=lambda row: row.step_s)
+    alike = [row.value for row in rows if row is not best and not _is_slower(row, best)]
+    slowest = max(rows, key=lambda row: row.step_s)
+    less = 1 - best.step_s / slowest.step_s
+    sentence = (
+        f"{field}={best.value} is the fastest: {format_seconds(best.step_s)} a step, {less:.0%} "
+        f"less than {slowest.value}"
+    )
+    if alike:
+        sentence = (
+            f"{field}={best.value} is not told apart from {', '.join(alike)}: their steps vary as "
+            "much as they differ; take more --steps on a quiet machine"
+        )
+    return Settings(
+        field=field,
+        num_ranks=measured[0].num_ranks,
+        rows=rows,
+        fastest=best.value,
+        is_clear=not alike,
+        sentence=sentence,
+    )
+
+
+def _setting(value: str, measured: Measured) -> Setting:
+    row = row_of(measured, None)
+    return Setting(
+        value=value,
+        step_s=row.step_s,
+        step_low_s=row.step_low_s,
+        step_high_s=row.step_high_s,
+        num_steps=row.num_steps,
+        exposed_s=row.exposed_s,
+    )
+
+
+def _is_slower(row: Setting, best: Setting) -> bool:
+    return row.step_s - best.step_s > _TWO_SIDED * hypot(row.error_s, best.error_s)
