@@ -62,6 +62,19 @@ def test_every_phase_is_of_the_form_that_its_schema_says(number: int):
     assert set(checked) == set(json.loads(text)), "the schema knows every field"
 
 
+def test_the_stages_are_those_that_a_run_has():
+    """The last of four has a head as slow as five blocks, and none of its own."""
+    model = "model={decoder: {layers: 16, hidden: 2048, heads: 16, vocab: 128000}}"
+    given = (model, "layout.pipeline=4", "layout.schedule=1f1b")
+    stages = output(2, *given)["pipelineStageSuggestions"]
+    assert [each["blocks"] for each in stages] == ["0-4", "5-9", "10-15", ""]
+    assert [each["holds"] for each in stages][::3] == [
+        "blocks, embedding",
+        "output matrix and loss",
+    ]
+    assert output(2, *given)["partitionPoints"] == [5, 10, 16]
+
+
 def test_the_schemas_of_all_phases_can_be_exported():
     schemas = {row.name: msgspec.json.schema(row.schema) for row in PHASES.values()}
     assert len(schemas) == 16

@@ -21,3 +21,8 @@ def blocks_by_stage(layout: Layout, case: Case) -> tuple[range, ...]:
     ends = np.cumsum([len(range(stage, count, stages)) for stage in range(stages)])
     starts = [0, *ends[:-1]]
     return tuple(range(int(start), int(end)) for start, end in zip(starts, ends, strict=True))
+
+
+def stage_sizes(layout: Layout, case: Case) -> tuple[int, ...]:
+    """How many blocks are on each stage, first stage first; none without a pipeline."""
+    return tuple(map(len, blocks_by_stage(layout, case))) if layout.pipeline > 1 else ()

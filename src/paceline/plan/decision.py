@@ -188,6 +188,9 @@ class Plan:
     limits: tuple[Limit, ...] = ()
     """Budget, deadline and memory, as far as the job has them."""
 
+    stage_blocks: tuple[int, ...] = ()
+    """Blocks of every pipeline stage, in the order they are computed; empty without a pipeline."""
+
     cautions: tuple[Caution, ...] = ()
     """What the plan allows and a person should know."""
 

@@ -16,6 +16,7 @@ from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
 from paceline.estimate.cost import RunCost
 from paceline.estimate.holdings import compressed_share
+from paceline.estimate.stages import stage_sizes
 from paceline.job import Job
 from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
@@ -166,6 +167,7 @@ def _plan_on(asked: _Asked) -> Plan:
         num_fitting=found.num_fitting,
         search_s=found.search_s,
         stages=tuple(stage_memory(choice.layout, case)) if choice.layout.pipeline > 1 else (),
+        stage_blocks=stage_sizes(choice.layout, case),
         cautions=(
             *cautions_of(job, space, case, choice.layout, choice.estimate, limit_bytes=limit),
             *assumed_efficiency(_efficiencies(asked), case),

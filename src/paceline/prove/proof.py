@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.estimate.holdings import Compression
+from paceline.choices import Compression
 from paceline.estimate.rates import Rates
 from paceline.parallel import Layout
 from paceline.profile import DecoderShape

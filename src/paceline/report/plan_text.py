@@ -14,6 +14,9 @@ _BAR_WIDTH = 30
 _WIDEST_NAME = 48
 """Longer names of other layouts get a line of their own."""
 
+_MOST_STAGES = 16
+"""Stages whose blocks fit on one line."""
+
 _NUM_OTHERS = 5
 """Layouts listed besides the chosen one; `--json` has more, `--all` any number."""
 
@@ -146,6 +149,9 @@ def _memory(plan: Plan) -> Iterator[str]:
             f"  {'stages':<14}{format_bytes(least):>10}  to {format_bytes(most)}: the fullest is "
             f"stage {sizes.index(most)} of 0 to {len(sizes) - 1}"
         )
+    if len(set(plan.stage_blocks)) > 1 and len(plan.stage_blocks) <= _MOST_STAGES:
+        listed = ", ".join(map(str, plan.stage_blocks))
+        yield f"  {'blocks':<14}{'':>10}  {listed} of the stages, the output matrix last"
 
 
 def _time(plan: Plan) -> Iterator[str]:

@@ -1,10 +1,13 @@
 """Phases 1 and 2: what there is, and what the model is made of."""
 
+from itertools import accumulate
 from typing import Literal, NotRequired, TypedDict
 
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
 from paceline.estimate.cost import training_flops
+from paceline.parallel.stages import is_v_shaped, stages_of_rank
+from paceline.plan import Plan
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
 _NARROW = 0.1
@@ -255,7 +258,7 @@ def analyse_model(case: Case) -> ModelAnalysis:
         "requiresModelParallelism": split > 1,
         "requiresSharding": layout.shard_degree > 1,
         "layerAnalysis": _layers(case),
-        "partitionPoints": _cuts(profile.num_blocks, layout.pipeline * layout.chunks),
+        "partitionPoints": _edges(case.plan)[1:-1],
         "computationalProfile": {
             "forwardFLOPs": forward,
             "backwardFLOPs": None if forward is None else 2 * forward,
@@ -293,34 +296,30 @@ def _layers(case: Case) -> list[Layer]:
     return found
 
 
-def _cuts(num_blocks: int, parts: int) -> list[int]:
-    """The first block of each part but the first, in parts as even as whole blocks allow.
-
-    >>> _cuts(32, 4)
-    [8, 16, 24]
-    """
-    return [num_blocks * part // parts for part in range(1, parts)] if num_blocks >= parts else []
+def _edges(plan: Plan) -> list[int]:
+    """The first block of each stage, and the number of blocks."""
+    return [0, *accumulate(plan.stage_blocks)]
 
 
 def _stages(case: Case) -> list[Stage]:
-    layout, count = case.plan.layout, case.plan.profile.num_blocks
-    parts = layout.pipeline * layout.chunks
-    if layout.pipeline == 1:
-        return []
-    edges = [0, *_cuts(count, parts), count]
+    layout, edges = case.plan.layout, _edges(case.plan)
     found: list[Stage] = []
-    for stage in range(layout.pipeline):
-        mine = range(stage, parts, layout.pipeline)
-        ranges = ", ".join(f"{edges[part]}-{edges[part + 1] - 1}" for part in mine)
-        ends = [
+    for stage in range(layout.pipeline if layout.pipeline > 1 else 0):
+        mine = stages_of_rank(layout, stage)
+        ranges = ", ".join(
+            f"{edges[part]}-{edges[part + 1] - 1}" for part in mine if edges[part] < edges[part + 1]
+        )
+        head_rank = 0 if is_v_shaped(layout) else layout.pipeline - 1
+        holds = [
             name
             for name, here in (
+                ("blocks", bool(ranges)),
                 ("embedding", stage == 0),
-                ("output matrix and loss", stage == layout.pipeline - 1),
+                ("output matrix and loss", stage == head_rank),
             )
             if here
         ]
-        found.append({"stage": stage, "blocks": ranges, "holds": ", ".join(["blocks", *ends])})
+        found.append({"stage": stage, "blocks": ranges, "holds": ", ".join(holds)})
     return found
 
 
