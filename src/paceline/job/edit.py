@@ -18,9 +18,9 @@ def with_value(text: str, field: str, value: str) -> str:
     'train: {steps: 5, bucket: 4MiB}  # short'
     """
     node, names = yaml.compose(text, Loader=yaml.SafeLoader), field.split(".")
+    if node is None:
+        return _inserted(text, None, names, value)
     for depth, name in enumerate(names):
-        if node is None:
-            return _inserted(text, None, names, value)
         if not isinstance(node, yaml.MappingNode):
             raise ValueError(f"{'.'.join(names[:depth])} is no mapping")
         children = {key.value: child for key, child in node.value}

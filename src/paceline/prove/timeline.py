@@ -84,7 +84,7 @@ def simulate(
         if not has_moved:
             waiting = sorted(machine.waits_for for machine in running)
             raise WaitsForeverError(
-                "; ".join(f"rank {rank} waits for rank {peer}" for rank, peer in waiting)
+                "; ".join(f"rank {each[0]} waits for rank {each[1]}" for each in waiting)
             )
     return [machine.time for machine in machines]
 
@@ -108,7 +108,7 @@ class _Rank:
         wants_events: bool,
     ) -> None:
         self.time = RankTime()
-        self.waits_for = (rank, rank)
+        self.waits_for: tuple[int, ...] = (rank, rank)
         self.num_done = 0
         self._step = step
         self._rank = rank
