@@ -251,7 +251,7 @@ def test_the_command_takes_overrides_and_lets_errors_through(tmp_path: Path):
 
 def test_the_help_lists_the_names_of_the_catalog():
     result = CliRunner().invoke(command, ["--help"])
-    assert "llama-3-8b" in result.output
+    assert "paceline catalog models" in result.output
     assert "H100-SXM" in result.output
 
 
