@@ -1,5 +1,6 @@
 """The job file: everything wrong at once, each with its line and what to write instead."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,12 @@ def test_epochs_without_data_cannot_be_counted():
     problem = only(GOOD.replace("  steps: 100\n", "  epochs: 2\n"), "data={}")
     assert problem.code == "J007"
     assert problem.what == "train.epochs cannot be counted: the job names no data"
+
+
+def test_a_bucket_below_a_mebibyte_stays_when_another_field_is_replaced():
+    train = parse(GOOD, "train.bucket=256KiB").spec.train
+    assert replace(train, steps=7).bucket == 256 * 2**10
+    assert "lacks its unit" in str(only(GOOD, "train.bucket=25"))
 
 
 def test_a_fault_is_written_as_rank_and_step():

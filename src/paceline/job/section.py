@@ -38,6 +38,7 @@ def _unit(
 
 Count = Annotated[int, *_unit(units.parse_count, "7B"), Field(gt=0)]
 Bytes = Annotated[int, *_unit(units.parse_bytes, "80 GiB", least=2**20), Field(gt=0)]
+SmallBytes = Annotated[int, *_unit(units.parse_bytes, "25 MiB", least=2**10), Field(gt=0)]
 BytesPerS = Annotated[float, *_unit(units.parse_bytes_per_s, "400Gb/s", least=1e6), Field(gt=0)]
 Seconds = Annotated[float, *_unit(units.parse_seconds, "30m"), Field(gt=0)]
 _LONGEST_WAIT_S = 30 * 86_400.0

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from paceline.choices import Compression, Optimizer, Precision
-from paceline.job.section import Auto, Bytes, Count, Number, Positive, Whole, section
+from paceline.job.section import Auto, Count, Number, Positive, SmallBytes, Whole, section
 
 
 def _without_default(schema: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class TrainSpec:
     powersgd_start: Whole = 10
     """Only with `powersgd`: steps that are sent uncompressed first."""
 
-    bucket: Bytes | Auto = "auto"
+    bucket: SmallBytes | Auto = "auto"
     """Only with `layout.sharding: none`: gradients that are reduced together, such as `25 MiB`,
     which is `auto`."""
 
