@@ -18,8 +18,9 @@ train: {global_batch: 8, steps: 10, precision: fp32}
 
 def plan_of(tmp_path, num_ranks: int, *, cores: float = 8.0, **fields) -> Plan:
     """A plan of the small job, moved to a machine with so many cores for each rank."""
-    plan = plan_job(parse_job(JOB, source="job.yaml", folder=tmp_path))
-    cluster = replace(plan.cluster, ranks_per_node=num_ranks, cores_per_rank=cores)
+    ranks = f"cluster.per_node={num_ranks}"
+    plan = plan_job(parse_job(JOB, source="job.yaml", folder=tmp_path, overrides=[ranks]))
+    cluster = replace(plan.cluster, cores_per_rank=cores)
     layout = Layout(
         **{
             "data": num_ranks,
