@@ -26,7 +26,7 @@ from paceline.job import CheckpointSpec
 from paceline.profile import DecoderShape
 from paceline.runtime.checkpoint import Checkpointer
 from paceline.runtime.checkpoint._process import writer_process
-from paceline.runtime.checkpoint._share import Dealer
+from paceline.runtime.checkpoint._share import SavePlanner
 from paceline.runtime.checkpoint._stage import Stage
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.state import named_state
@@ -71,8 +71,8 @@ def spent(clock: Callable[[], float], action: Callable[[], object]) -> float:
 def stall_against_copy(saves: int) -> None:
     """The training thread's own time."""
     model, optimizer = make(512, 1376)
-    dealer, stage = Dealer(), Stage()
-    share = dealer.deal(named_state(model, optimizer), None).share
+    planner, stage = SavePlanner(), Stage()
+    share = planner.plan_save(named_state(model, optimizer), None).share
     live = [each for each in share.tensors if each is not None]
     room = [torch.empty_like(each) for each in live]
 
@@ -81,7 +81,7 @@ def stall_against_copy(saves: int) -> None:
             kept.copy_(each)
 
     def stall() -> None:
-        stage.copy(dealer.deal(named_state(model, optimizer), None).share)
+        stage.copy(planner.plan_save(named_state(model, optimizer), None).share)
 
     for warm in (stall, copy):
         warm()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from paceline.runtime import Session
 from paceline.runtime.checkpoint import Checkpointer, Saved
 from paceline.runtime.checkpoint._process import writer_process
-from paceline.runtime.checkpoint._share import Dealer
+from paceline.runtime.checkpoint._share import SavePlanner
 from paceline.runtime.data import load_text
 from paceline.runtime.decoder import Decoder
 from paceline.runtime.optimizer import make_optimizer
@@ -52,7 +52,7 @@ def train(session: Session) -> None:
                 num_bytes[0] = outcome.num_bytes
             dist.barrier()
             if window > 0 and not saves:
-                share = Dealer().deal(named_state(model, optimizer), None).share
+                share = SavePlanner().plan_save(named_state(model, optimizer), None).share
                 live = [each for each in share.tensors if each is not None]
                 room = room or [torch.empty_like(each) for each in live]
                 dist.barrier()
