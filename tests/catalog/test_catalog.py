@@ -4,13 +4,14 @@ import pytest
 
 from paceline.catalog import (
     PRECISIONS,
+    Link,
     accelerator_spellings,
     find_accelerator,
     find_link,
     load_accelerators,
     load_links,
 )
-from paceline.catalog._rows import with_likes
+from paceline.catalog._rows import keys_of, with_likes
 from paceline.catalog.configs import find_published, load_published_configs
 from paceline.catalog.engines import load_engines
 from paceline.errors import JobError
@@ -33,6 +34,17 @@ def test_a_row_that_is_like_another_has_its_own_names_and_sources():
     base = {"x": 1, "y": 2, "aliases": ["b"], "sources": {"x": "sheet", "y": "sheet"}}
     rows = with_likes({"a": base, "c": {"like": "a", "y": 3, "sources": {"y": "guess"}}})
     assert rows["c"] == {"x": 1, "y": 3, "sources": {"x": "sheet", "y": "guess"}}
+
+
+def test_a_rows_keys_are_the_fields_of_its_dataclass():
+    keys = keys_of(Link, without=("name",))
+    assert keys["bytes_per_s"].read("400Gb/s") == 50e9
+    assert keys["is_rdma"].required
+    assert not keys["collective_share"].required
+    with pytest.raises(ValueError, match="one of accelerator, port"):
+        keys["per"].read("node")
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        keys["collective_share"].read(1.5)
 
 
 def test_every_engine_names_a_source_of_its_own():

@@ -6,8 +6,18 @@ Leaves out: what the rows mean; see `accelerator.py`, `link.py` and `price.py`.
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeGuard, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from types import UnionType
+from typing import (
+    Any,
+    Literal,
+    TypeGuard,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -99,6 +109,41 @@ def one_of(*choices: str) -> Callable[[object], str]:
         return str(value)
 
     return read
+
+
+_SHARES = ("_share", "_slack")
+"""Ends of names of numbers from 0 to 1."""
+
+
+def keys_of(kind: type[Any], *, without: Iterable[str]) -> dict[str, Key]:
+    """What a row may hold, from the fields of its dataclass: the type says what is read, the end of
+    the name its unit. A field without a default is required.
+
+    Args:
+        kind: The dataclass.
+        without: Fields that are not read from a row.
+    """
+    hints = get_type_hints(kind)
+    return {
+        field.name: Key(
+            read=_reader(field.name, hints[field.name]),
+            required=field.default is MISSING and field.default_factory is MISSING,
+        )
+        for field in fields(kind)
+        if field.name not in without
+    }
+
+
+def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (each for each in get_args(hint) if each is not type(None))
+    if get_origin(hint) is Literal:
+        return one_of(*get_args(hint))
+    if hint is float:
+        return rate if name.endswith("bytes_per_s") else share if name.endswith(_SHARES) else number
+    if hint is int:
+        return size if name.endswith("_bytes") else count
+    return {bool: truth, str: text, tuple: texts, Mapping: text_table}[get_origin(hint) or hint]
 
 
 _OWN_KEYS = ("like", "aliases", "smi_names", "before")

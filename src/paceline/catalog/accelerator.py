@@ -27,7 +27,7 @@ class Accelerator:
     peak_flops_per_s: Mapping[str, float]
     """Dense peak by precision (one of `PRECISIONS`). A precision it lacks is not there."""
 
-    memory_bytes_per_s: float | None
+    memory_bytes_per_s: float | None = None
     """Peak bandwidth of its memory."""
 
     network_node_bytes_per_s: float
@@ -39,7 +39,7 @@ class Accelerator:
     overhead_bytes: int
     """Taken by a process before its first tensor."""
 
-    smi_names: tuple[str, ...]
+    smi_names: tuple[str, ...] = ()
     """How the device's own tool names it."""
 
     source: str
@@ -73,24 +73,9 @@ class Accelerator:
 
 
 ACCELERATOR_KEYS: Mapping[str, r.Key] = {
-    "vendor": r.Key(read=r.text),
-    "aliases": r.Key(read=r.texts),
-    "smi_names": r.Key(read=r.texts),
-    "backend": r.Key(read=r.one_of("nccl", "gloo", "xla", "neuron", "hccl", "mlx"), required=True),
-    "memory_bytes": r.Key(read=r.size, required=True),
+    **r.keys_of(Accelerator, without=("name", "peak_flops_per_s", "source")),
     **{f"peak_{precision}_flops_per_s": r.Key(read=r.number) for precision in PRECISIONS},
-    "memory_bytes_per_s": r.Key(read=r.rate),
-    "link": r.Key(read=r.text),
-    "host_link": r.Key(read=r.text),
-    "link_bytes_per_s": r.Key(read=r.rate),
-    "scale_up_size": r.Key(read=r.count),
-    "network": r.Key(read=r.text),
-    "network_node_bytes_per_s": r.Key(read=r.rate, required=True),
-    "num_per_node": r.Key(read=r.count, required=True),
-    "num_multiprocessors": r.Key(read=r.count),
-    "overhead_bytes": r.Key(read=r.size, required=True),
     "source": r.Key(read=r.text),
-    "sources": r.Key(read=r.text_table),
 }
 """Every key of a row of `[accelerators.NAME]`. `memory_bytes` is missing for a CPU alone."""
 
@@ -112,7 +97,7 @@ def make_accelerator(name: str, values: Mapping[str, Any]) -> Accelerator:
             line if group == "all" else f"{group}: {line}" for group, line in sources.items()
         ),
         sources=sources,
-        **{"smi_names": (), "memory_bytes": None, "memory_bytes_per_s": None, **plain},
+        **{"memory_bytes": None, **plain},
     )
 
 

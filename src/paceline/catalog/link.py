@@ -57,20 +57,7 @@ class Link:
     """Where rate and latency are from, and which are guesses."""
 
 
-LINK_KEYS: Mapping[str, r.Key] = {
-    "kind": r.Key(read=r.text, required=True),
-    "per": r.Key(read=r.one_of("accelerator", "port"), required=True),
-    "bytes_per_s": r.Key(read=r.rate, required=True),
-    "latency_s": r.Key(read=r.number, required=True),
-    "is_rdma": r.Key(read=r.truth, required=True),
-    "shape": r.Key(read=r.one_of("switch", "mesh", "torus")),
-    "num_links": r.Key(read=r.count),
-    "collective_share": r.Key(read=r.share),
-    "all_reduce_share": r.Key(read=r.share),
-    "all_to_all_share": r.Key(read=r.share),
-    "collective_source": r.Key(read=r.text),
-    "source": r.Key(read=r.text, required=True),
-}
+LINK_KEYS = r.keys_of(Link, without=("name",))
 """Every key of a row of `[links.NAME]`."""
 
 

@@ -19,20 +19,20 @@ class Price:
     """One row of a provider's price list."""
 
     provider: str
-    instance: str
+    instance: str = ""
     spelled: str
     """The accelerator as the source spells it."""
 
     accelerator: str | None
     """Our name of it; None where the catalog has none, or the source does not say enough."""
 
-    num_accelerators: int
+    num_accelerators: int = 1
     """In the instance."""
 
     per_hour_usd: float
     """The whole instance on demand, in US dollars."""
 
-    spot_per_hour_usd: float | None
+    spot_per_hour_usd: float | None = None
     """The whole instance when it may be taken away; None where the source has no such price."""
 
     as_of: str
@@ -56,14 +56,9 @@ class Price:
 
 
 PRICE_KEYS: Mapping[str, r.Key] = {
-    "provider": r.Key(read=r.text, required=True),
-    "accelerator": r.Key(read=r.text, required=True),
-    "per_hour_usd": r.Key(read=r.number, required=True),
-    "as_of": r.Key(read=str, required=True),
+    **r.keys_of(Price, without=("spelled", "note", "source", "as_of")),
+    "as_of": r.Key(read=str, required=True),  # TOML has days too
     "source": r.Key(read=r.text),
-    "instance": r.Key(read=r.text),
-    "num_accelerators": r.Key(read=r.count),
-    "spot_per_hour_usd": r.Key(read=r.number),
 }
 """Every key of a row of `[[prices]]`."""
 
@@ -72,9 +67,6 @@ def make_price(values: Mapping[str, Any], *, file: str) -> Price:
     """The price of a row that `read_row` found nothing wrong with."""
     return Price(
         **{
-            "instance": "",
-            "num_accelerators": 1,
-            "spot_per_hour_usd": None,
             "source": file,
             "spelled": values["accelerator"],
             **values,
