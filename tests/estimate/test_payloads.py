@@ -8,7 +8,7 @@ import pytest
 from paceline.catalog.engines import load_engines
 from paceline.estimate import Case, case_of, price_one
 from paceline.estimate.muon import muon_s
-from paceline.estimate.sharing import routed_split
+from paceline.estimate.sharing import Ways, routed_split
 from paceline.job import parse_job
 from paceline.parallel import Layout, table_of
 from paceline.profile import resolve_profile
@@ -113,7 +113,9 @@ def test_each_way_to_split_experts_has_its_holders_and_replicas(how, expert, hol
     layout = Layout(
         data=16, sharding="none", micro_batch=1, accumulation=1, tensor=4, expert=expert
     )
-    split = routed_split(table_of([layout]), ROUTED_SPLITS.index(how), 1.0)
+    split = routed_split(
+        table_of([layout]), Ways(routed_split=ROUTED_SPLITS.index(how), folds_experts=1.0)
+    )
     assert split.holders.item() == holders
     assert split.replicas.item() == replicas
 
@@ -144,7 +146,7 @@ def test_muon_takes_the_products_of_all_matrices_on_every_rank():
     rates = each.rates
     assert rates is not None
     layout = table_of([Layout(data=64, sharding="none", micro_batch=1, accumulation=1)])
-    seconds = muon_s(each.model.blocks, layout, rates, routed_split(layout, 0, 0)).item()
+    seconds = muon_s(each.model.blocks, layout, rates, routed_split(layout, Ways())).item()
     (block,) = each.profile.blocks
     flops = 0.0
     for matrix in matrices(block):

@@ -12,6 +12,16 @@ from paceline.catalog.load import read_shipped
 from paceline.errors import JobError
 
 RoutedSplit = Literal["whole", "width", "always width", "expert"]
+Way = Literal[
+    "fsdp_throughout",
+    "once_in_pipeline",
+    "bucket_copies",
+    "autocasts",
+    "gathers_head",
+    "keeps_sums",
+    "sums_experts",
+    "restores_frozen",
+]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert
 ranks share them, the width always, or the list of experts where no expert ranks share them."""
@@ -58,6 +68,7 @@ class Engine:
     source: str
     routed_split: RoutedSplit = "whole"
     folds_experts: bool = False
+    ways: tuple[Way, ...] = ()
     second_products: bool = False
     selective_attention: bool = False
     wide_embedding_moments: bool = False

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.catalog.engines import ROUTED_SPLITS, Engine
+from paceline.catalog.engines import Engine
 from paceline.choices import Compression
 from paceline.estimate.memory import Holdings
+from paceline.estimate.sharing import ways_of
 from paceline.estimate.step import Traffic
 from paceline.parallel.table import Layouts
 from paceline.profile import Kernels, ModelProfile, runtime_kernels
@@ -34,9 +35,6 @@ _OWN_NF4_BYTES = NF4_BLOCK_BYTES / NF4_BLOCK
 _GLIBC_SHARE = 1.25
 """What a process on a CPU holds for each byte of its tensors: 708 MiB resident for 562 MiB after
 three steps of a 19M decoder (Python 3.11, torch 2.13 CPU, AMD EPYC Zen 4)."""
-
-OWN_RUNTIME = "paceline"
-"""The engine that is `paceline run` itself."""
 
 _HOST_BYTES_PER_S, _DISK_BYTES_PER_S = 25e9, 3e9
 """To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. Source:
@@ -77,7 +75,7 @@ def holdings_of(
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
         frozen_bytes=narrow,
         frozen_block_bytes=profile.frozen_block_bytes(
-            narrow, _OWN_NF4_BYTES if engine.name == OWN_RUNTIME else NF4_BYTES
+            narrow, _OWN_NF4_BYTES if "restores_frozen" in engine.ways else NF4_BYTES
         ),
         is_frozen=float(profile.adapter is not None),
         scaled_columns=0.0 if profile.adapter is None else profile.adapter.scaled_columns,
@@ -90,9 +88,7 @@ def holdings_of(
         reserved_share=_GLIBC_SHARE if cluster.backend == "gloo" else engine.reserved_share,
         selective_cheap=float(engine.selective_cheap),
         gathered_inputs=float(engine.gathered_inputs),
-        own_runtime=float(engine.name == OWN_RUNTIME),
-        routed_split=float(ROUTED_SPLITS.index(engine.routed_split)),
-        folds_experts=float(engine.folds_experts),
+        ways=ways_of(engine),
         saving_share=float(cluster.backend == "gloo"),
     )
 
@@ -138,9 +134,7 @@ def traffic_of(
         host_bytes_per_s=_HOST_BYTES_PER_S,
         disk_bytes_per_s=_DISK_BYTES_PER_S,
         replica_share=replica_share,
-        own_runtime=float(engine.name == OWN_RUNTIME),
-        routed_split=float(ROUTED_SPLITS.index(engine.routed_split)),
-        folds_experts=float(engine.folds_experts),
+        ways=ways_of(engine),
     )
 
 
@@ -188,7 +182,7 @@ def _kernels(
 ) -> Kernels:
     """Our own runtime keeps other tensors under autocast (not sharded) than with FSDP2, and than
     beside adapters: there the embedding is in the narrow type itself."""
-    if engine.name == OWN_RUNTIME:
+    if "autocasts" in engine.ways:
         fused = cluster.backend != "gloo"
         if wide:
             return runtime_kernels("fp32", fused_norm=fused)

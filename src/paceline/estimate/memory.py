@@ -20,13 +20,13 @@ Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fs
 read at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
-from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
+from paceline.estimate.sharing import RoutedSplit, Shared, Ways, routed_split, shared_of
 from paceline.estimate.step import Model, head_in_blocks, may_be_bare, stage_blocks
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
@@ -135,14 +135,8 @@ class Holdings:
     gathered_inputs: Value = 0.0
     """1 where tensor parallelism keeps its linears' inputs gathered until the backward pass."""
 
-    own_runtime: Value = 0.0
-    """1 where Paceline's own runtime runs the step: `sharing.py` says what it holds."""
-
-    routed_split: Value = 0.0
-    """What tensor ranks divide of the routed experts: place in `ROUTED_SPLITS`."""
-
-    folds_experts: Value = 0.0
-    """1 where tensor ranks that hold the same experts share their optimizer state."""
+    ways: Ways = field(default_factory=Ways)
+    """What the engine does its own way."""
 
     loss_chunk: Value = 0.0
     """Tokens whose logits exist at a time; 0 is all of a micro-batch."""
@@ -238,7 +232,7 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     share = np.where(has_head, last, mine) / np.maximum(total, 1)
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)
-    experts = routed_split(t, h.routed_split, h.folds_experts)
+    experts = routed_split(t, h.ways)
     return _Here(
         stage=stage,
         has_head=has_head,
@@ -248,7 +242,7 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
         dense=share * dense / t.tensor + root,
         routed=share * routed / experts.holders,
         experts=experts,
-        shared=shared_of(t, h.own_runtime, h.master_bytes),
+        shared=shared_of(t, h.ways, h.master_bytes),
     )
 
 
@@ -334,12 +328,12 @@ def _fullest_moment(
         blocks = tokens * (held * kept + put_off * later)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
-    # Of our own runtime: the head's input is gathered; a pipeline's stage holds what it gave until
-    # its backward pass; and a loss over split logits makes its gradient in one more copy.
-    narrow = h.own_runtime * h.kernels.compute_bytes
+    # Where the head's input is gathered, a pipeline's stage holds what it gave until its backward
+    # pass, and a loss over split logits makes its gradient in one more copy.
+    narrow = h.ways.gathers_head * h.kernels.compute_bytes
     kept_outside = outside.kept / stream + narrow * model.head_inputs * (1 - 1 / stream)
     logits = outside.logits + narrow * model.head_outputs * (t.pipeline > 1)
-    loss_peak = outside.loss_peak + h.own_runtime * 4 * model.head_outputs * (t.tensor > 1)
+    loss_peak = outside.loss_peak + h.ways.gathers_head * 4 * model.head_outputs * (t.tensor > 1)
     head = tokens * held_head * (kept_outside + logits / t.tensor)
     at_loss = blocks + here.has_head * (head + tokens * loss_peak / t.tensor)
     if np.any(h.loss_chunk):
@@ -406,7 +400,7 @@ def _selective_on_rank(
     cheap = _on_rank(block, model, t, h, stream, "selective")
     # What a row-parallel matrix gives is kept before it is summed: whole on every tensor rank.
     sums = (block.heads > 0) * 1 + (block.cross_heads > 0) + (block.ffn + block.shared_ffn > 0)
-    terms = h.own_runtime * h.kernels.compute_bytes * sums * block.hidden
+    terms = h.ways.keeps_sums * h.kernels.compute_bytes * sums * block.hidden
     cheap = cheap + terms * (1 - 1 / stream)
     if np.all(np.asarray(h.selective_cheap) > 0):
         return cheap
@@ -424,7 +418,7 @@ def _deferred_on_rank(block: Block, t: Layouts, h: Holdings, stream: Column) -> 
 
 def _of_rank(saved: SavedBytes, block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
     """This rank's part of what one token leaves in one block."""
-    width = routed_split(t, h.routed_split, h.folds_experts).width
+    width = routed_split(t, h.ways).width
     ends = saved.routed_ends / np.where(width > 1, 1, stream)
     routed = block.experts_per_token * (saved.routed / stream + ends)
     return np.asarray(saved.tensor / t.tensor + saved.sequence / stream + routed)
@@ -438,8 +432,8 @@ def _on_rank(
         return np.asarray((block.measured.saved_bytes or 0) / model.seq_len * (recompute == "none"))
     saved = saved_bytes(block, h.kernels, model.seq_len / t.context, recompute=recompute)
     inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
-    # Our own selective recompute gathers them again.
-    is_kept = recompute == "none" or (recompute == "selective" and not np.any(h.own_runtime))
+    # Selective recompute that keeps the sums gathers the inputs again.
+    is_kept = recompute == "none" or (recompute == "selective" and not np.any(h.ways.keeps_sums))
     whole = h.gathered_inputs * is_kept * inputs * (1 - 1 / stream)
     gathered = whole * h.kernels.compute_bytes * block.hidden
     return _of_rank(saved, block, t, h, stream) + gathered
@@ -454,7 +448,7 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
     the reduce-scatter. Otherwise: what autocast keeps, or what is gathered for the whole step.
     """
     shared = here.shared
-    own = np.asarray(h.own_runtime) > 0
+    own = np.asarray(h.ways.fsdp_throughout) > 0
     block = np.asarray(0.0)
     count = np.asarray(0.0)
     whole = np.asarray(0.0)
@@ -493,7 +487,7 @@ def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Colum
 def _restored(model: Model, t: Layouts, h: Holdings) -> Column:
     """The largest quantised matrix in the type that it is multiplied in, while it is, and what
     restoring a part of it takes: in our own runtime, which frees it again."""
-    is_restored = h.own_runtime * (np.asarray(h.frozen_block_bytes) < h.frozen_bytes)
+    is_restored = h.ways.restores_frozen * (np.asarray(h.frozen_block_bytes) < h.frozen_bytes)
     largest = np.asarray(0.0)
     for block in model.blocks:
         for matrix in matrices(block):

@@ -26,11 +26,12 @@ of the experts where no expert ranks share them, and all where they do, as the o
 have (`runtime/strategy/expert/split.py`).
 """
 
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.catalog.engines import ROUTED_SPLITS
+from paceline.catalog.engines import ROUTED_SPLITS, Engine
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.block import Value
 
@@ -43,6 +44,31 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
 _WIDTH, _ALWAYS_WIDTH, _EXPERT = (
     ROUTED_SPLITS.index(word) for word in ("width", "always width", "expert")
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """What an engine does its own way: `ways` of `engines.toml`, 1 or 0, a number or a column."""
+
+    fsdp_throughout: Value = 0.0
+    once_in_pipeline: Value = 0.0
+    bucket_copies: Value = 0.0
+    gathers_head: Value = 0.0
+    keeps_sums: Value = 0.0
+    sums_experts: Value = 0.0
+    restores_frozen: Value = 0.0
+    routed_split: Value = 0.0
+    """Place in `ROUTED_SPLITS`."""
+
+    folds_experts: Value = 0.0
+
+
+def ways_of(engine: Engine) -> Ways:
+    """The facts of one engine."""
+    named = {each.name: float(each.name in engine.ways) for each in fields(Ways)}
+    named["routed_split"] = float(ROUTED_SPLITS.index(engine.routed_split))
+    named["folds_experts"] = float(engine.folds_experts)
+    return Ways(**named)
 
 
 class Shared(NamedTuple):
@@ -67,31 +93,31 @@ class Shared(NamedTuple):
     """Gradients are reduced when the last backward pass is over: nothing hides it."""
 
 
-def shared_of(t: Layouts, own_runtime: Value, keeps_master: Value) -> Shared:
+def shared_of(t: Layouts, ways: Ways, keeps_master: Value) -> Shared:
     """What each layout holds.
 
     Args:
         t: Layouts.
-        own_runtime: 1 where Paceline's own runtime runs the step.
+        ways: Of the engine.
         keeps_master: 1 where float32 copies are held besides the weights: the weights then stay
             whole in ZeRO-2, elsewhere it is FSDP's.
     """
     s = t.sharding
-    own, has_master = np.asarray(own_runtime) > 0, np.asarray(keeps_master) > 0
+    throughout, has_master = np.asarray(ways.fsdp_throughout) > 0, np.asarray(keeps_master) > 0
     is_sharded = (s > 0) & (t.shard > 1)
     is_full, once = (s == _FULL) | (s == _HYBRID), (s == _ZERO1) | (s == _ZERO2)
-    in_pipeline = own & (t.pipeline > 1)
+    in_pipeline = (np.asarray(ways.once_in_pipeline) > 0) & (t.pipeline > 1)
     several = t.accumulation > 1
     waits = is_full & several & np.logical_not(t.reduce_every_micro_batch)
-    waits_ours = ((s == _ZERO1) & several) | waits | in_pipeline | np.logical_not(is_sharded)
+    waits_sharded = ((s == _ZERO1) & several) | waits | in_pipeline | np.logical_not(is_sharded)
     zero2 = (s == _ZERO2) & ~has_master
     is_replica = (s == 0) & (t.data * t.context > 1) & (t.tensor * t.pipeline * t.expert == 1)
     return Shared(
-        shards_weights=np.where(own, is_sharded, is_full | zero2),
-        keeps_gathered=np.where(own, is_sharded & (once | in_pipeline), zero2),
+        shards_weights=np.where(throughout, is_sharded, is_full | zero2),
+        keeps_gathered=np.where(throughout, is_sharded & (once | in_pipeline), zero2),
         gathers_blocks=is_full & ~in_pipeline,
-        whole_gradients=np.where(own, waits_ours, (s < _ZERO2) | waits),
-        has_buckets=own & several & is_replica,
+        whole_gradients=np.where(throughout, waits_sharded, (s < _ZERO2) | waits),
+        has_buckets=(np.asarray(ways.bucket_copies) > 0) & several & is_replica,
         reduces_late=in_pipeline,
     )
 
@@ -115,18 +141,17 @@ class RoutedSplit(NamedTuple):
         return self.ranks * self.width
 
 
-def routed_split(t: Layouts, how: Value, folds: Value) -> RoutedSplit:
+def routed_split(t: Layouts, ways: Ways) -> RoutedSplit:
     """How an engine divides the routed experts of these layouts.
 
     Args:
         t: Layouts.
-        how: Place in `ROUTED_SPLITS` of what its tensor ranks divide.
-        folds: 1 where tensor ranks that hold the same experts are among their replicas.
+        ways: Of the engine.
     """
-    how, is_alone = np.asarray(how), np.asarray(t.expert) == 1
+    how, is_alone = np.asarray(ways.routed_split), np.asarray(t.expert) == 1
     by_width = ((how == _WIDTH) & is_alone) | (how == _ALWAYS_WIDTH)
     by_expert = (how == _EXPERT) & is_alone
-    is_folded = (np.asarray(folds) > 0) & ~by_width & ~by_expert
+    is_folded = (np.asarray(ways.folds_experts) > 0) & ~by_width & ~by_expert
     return RoutedSplit(
         ranks=t.expert * np.where(by_expert, t.tensor, 1),
         width=np.where(by_width, t.tensor, 1),

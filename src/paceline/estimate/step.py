@@ -17,7 +17,7 @@ Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` cou
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
 from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import idle_share
-from paceline.estimate.sharing import RoutedSplit, routed_split, shared_of
+from paceline.estimate.sharing import RoutedSplit, Ways, routed_split, shared_of
 from paceline.parallel.schedules import splits_backward, stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of, distinct
@@ -137,17 +137,11 @@ class Traffic:
     replica_share: Value = 1.0
     """What compression leaves of the gradients that replicas all-reduce."""
 
-    own_runtime: Value = 0.0
-    """1 where Paceline's own runtime runs the step: `sharing.py` says what it exchanges when."""
+    ways: Ways = field(default_factory=Ways)
+    """What the engine does its own way."""
 
     is_muon: Value = 0.0
     """1 where the optimizer is Muon: every matrix is made orthogonal, whole, in each step."""
-
-    routed_split: Value = 0.0
-    """What tensor ranks divide of the routed experts: place in `ROUTED_SPLITS`."""
-
-    folds_experts: Value = 0.0
-    """1 where tensor ranks that hold the same experts share their optimizer state."""
 
 
 def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
@@ -221,7 +215,7 @@ def _work(model: Model, t: Layouts, traffic: Traffic) -> Work:
 
 
 def _experts(t: Layouts, traffic: Traffic) -> RoutedSplit:
-    return routed_split(t, traffic.routed_split, traffic.folds_experts)
+    return routed_split(t, traffic.ways)
 
 
 def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
@@ -285,9 +279,9 @@ def _block_seconds(
 
 
 def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
-    """Our own runtime restores every quantised matrix for each product with it."""
+    """Every quantised matrix is restored for each product with it, where the engine does that."""
     values = model.quantised_share * dense_parameters(block) / t.tensor
-    return traffic.own_runtime * _RESTORE_BYTES * values / rates.memory_bytes_per_s
+    return traffic.ways.restores_frozen * _RESTORE_BYTES * values / rates.memory_bytes_per_s
 
 
 def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:
@@ -361,18 +355,18 @@ def _expert_sums_s(block: Block, t: Layouts, rates: Rates, traffic: Traffic) -> 
     """Our own runtime's tensor ranks hold the same experts and send them other tokens: gradients
     are summed over them in every backward pass (`runtime/strategy/expert/split.py`)."""
     is_summed = np.logical_and(t.expert > 1, t.sequence_parallel) & (t.tensor > 1)
-    if not np.any(traffic.own_runtime) or not np.any(is_summed):
+    if not np.any(traffic.ways.sums_experts) or not np.any(is_summed):
         return np.asarray(0.0)
     routed = expert_parameters(block) / t.expert
     seconds = all_reduce_s(traffic.weight_bytes * routed, t.tensor, 1, rates)
-    return np.where(is_summed, traffic.own_runtime * seconds, 0.0)
+    return np.where(is_summed, traffic.ways.sums_experts * seconds, 0.0)
 
 
 def _gathered_s(
     block: Block, forward: Column, backward: Column, t: Layouts, rates: Rates, traffic: Traffic
 ) -> tuple[Column, Column]:
     """Full sharding, one block and micro-batch: seconds that nothing hides, and hidden ones."""
-    gathers = shared_of(t, traffic.own_runtime, 0.0).gathers_blocks
+    gathers = shared_of(t, traffic.ways, 0.0).gathers_blocks
     experts = _experts(t, traffic)
     dense = dense_parameters(block) / t.tensor
     routed = expert_parameters(block) / experts.holders
@@ -408,7 +402,7 @@ def _data_s(
     """Gradients and parameters between data ranks that nothing hides."""
     dense, routed = stage_parameters(model, t, traffic)
     experts = _experts(t, traffic)
-    shared = shared_of(t, traffic.own_runtime, 0.0)
+    shared = shared_of(t, traffic.ways, 0.0)
     trained = model.trained_share
     group = t.data * t.context
     in_group = np.where(t.sharding == _HYBRID, t.shard, group)
