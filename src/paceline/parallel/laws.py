@@ -219,7 +219,7 @@ def check_chunks(job: Job, space: Space) -> Iterator[Problem]:
     if chunks == "auto" or chunks == 1:
         return
     known = chunked_schedules(space.abilities)
-    if fixed.schedule not in ("auto", *known):
+    if fixed.schedule != "auto" and fixed.schedule not in known:
         yield Problem(
             code="L008",
             what=f"layout.chunks is {chunks}, and schedule {fixed.schedule} has "
