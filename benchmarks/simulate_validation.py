@@ -181,7 +181,7 @@ def mean_times() -> Iterator[str]:
 
 
 def monte_carlo() -> Iterator[str]:
-    """The Monte Carlo table of design/recovery.md, section 2 (6.5e-3 /node-day, step 20 s)."""
+    """A Monte Carlo of a prototype (6.5e-3 /node-day, step 20 s)."""
     table = {
         "checkpoint": (0.969, 0.909, 0.781, 0.390),
         "flashrecovery": (0.9985, 0.9929, 0.9761, 0.8704),

@@ -152,7 +152,7 @@ def accelerate_step(scene: Scene) -> StepOf:
     plugin = None
     if scene.layout.sharding == "full":
         PartialState(cpu=True)
-        # On a CPU it would take DDP instead, without a word: design/engines.md, section 1.
+        # On a CPU it would take DDP instead, without a word (accelerate/state.py).
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2,

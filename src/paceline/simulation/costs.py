@@ -162,7 +162,7 @@ def costs_on_gloo(*, copy_s: float, reload_s: float) -> Costs:
             law="log2",
             ranks=4,
             known="measured",
-            source="prototypes/recovery_inprocess.py: 3 to 8 ms at 4 ranks; that it grows with the "
+            source="a prototype: 3 to 8 ms at 4 ranks on 2 cores; that it grows with the "
             "logarithm is assumed",
         ),
         state=_copied(copy_s),
@@ -170,7 +170,7 @@ def costs_on_gloo(*, copy_s: float, reload_s: float) -> Costs:
         cold_start=Phase(
             seconds=8.0,
             known="measured",
-            source="design/recovery.md, section 3.3: 8 s for 4 processes on 2 cores",
+            source="a prototype: 8 s for 4 processes on 2 cores",
         ),
         first_step=Phase(
             seconds=0.0, known="assumed", source="a spare has run the model before it takes a rank"
@@ -233,7 +233,7 @@ def costs_on_nccl(*, copy_s: float, reload_s: float, meet: Literal["cited", "log
 _HEARTBEAT = Phase(
     seconds=2.0,
     known="assumed",
-    source="the bar of issue 5; design/recovery.md has 0.71 to 0.74 s at 5 Hz and 2,048 agents",
+    source="what is wanted of it; a prototype took 0.71 to 0.74 s at 5 Hz and 2,048 agents",
 )
 _LEARNED = Phase(
     seconds=1.0,
@@ -292,10 +292,10 @@ def _none() -> Phase:
 
 CHECKPOINT_RESTART = System(
     name="checkpoint restart",
-    detect=Phase(
-        seconds=600.0, known="cited", source="NCCL's time-out, 10 min (design/recovery.md)"
+    detect=Phase(seconds=600.0, known="cited", source="torch's time-out of NCCL, 10 min"),
+    restart=Phase(
+        seconds=600.0, known="assumed", source="a guess: ten minutes to start a job again"
     ),
-    restart=Phase(seconds=600.0, known="assumed", source="as the table of design/recovery.md"),
     lost="checkpoint",
     save_s=20.0,
 )
@@ -317,7 +317,11 @@ TRAIN_MOVER = System(
 BYTE_ROBUST = System(
     name="10 s and 0.9 % stall",
     detect=_none(),
-    restart=Phase(seconds=10.0, known="assumed", source="the table of design/recovery.md"),
+    restart=Phase(
+        seconds=10.0,
+        known="assumed",
+        source="a guess; ByteRobust (SOSP 2025) finds a lost GPU in 10 s",
+    ),
     lost="step",
     stall_share=0.009,
     known="assumed",

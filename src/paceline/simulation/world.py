@@ -66,7 +66,7 @@ _LEAST_SPARES = 4
 """Spares that the core sees of few parts; of more, one for eight."""
 
 _LOOK_S = 0.3
-"""Tracebacks may take so long (design/recovery.md, section 3.1)."""
+"""Tracebacks may take so long (a guess)."""
 
 _AGAIN_S = 2.0
 """Between two reports of a worker that stands still. A guess."""
