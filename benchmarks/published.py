@@ -440,6 +440,9 @@ def _recompute(row: dict[str, str], tokens: float | None) -> str | None:
         return _inferred_recompute(row, tokens)
     if text in ("none", "no", "0", "off", "false"):
         return "none"
+    # Every so many blocks, whole: torchtitan calls that selective too.
+    if stated_in(row).recompute_every > 1:
+        return "full"
     if re.search(r"select|attn|partial|core|op\b", text):
         return "selective"
     return "full"

@@ -16,16 +16,16 @@ from published import Run
 from paceline.catalog import Accelerator, find_accelerator, load_accelerators, load_links
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.errors import JobError
+from paceline.estimate.given import Holdings, Model, Traffic
 from paceline.estimate.holdings import holdings_of, traffic_of
 from paceline.estimate.memory import (
-    Holdings,
     allocated_bytes,
     fullest,
     memory_parts,
     reserved_bytes,
 )
 from paceline.estimate.rates import Rates, rates_of
-from paceline.estimate.step import Model, Traffic, step_terms
+from paceline.estimate.step import step_terms
 from paceline.parallel.table import (
     CONTEXT_KINDS,
     RECOMPUTES,
@@ -200,8 +200,8 @@ def _cluster(name: str, num_ranks: int, per_node: int, interconnect: str) -> Clu
         ranks_per_node=per_node,
         backend=known.backend,
         cores_per_rank=None,
-        memory_bytes=known.memory_bytes or 0,
-        usable_bytes=known.memory_bytes or 0,
+        memory_bytes=_memory_bytes(name, known),
+        usable_bytes=_memory_bytes(name, known),
         overhead_bytes=known.overhead_bytes,
         peak_flops_per_s=known.peak_flops_per_s,
         memory_bytes_per_s=known.memory_bytes_per_s,
@@ -211,6 +211,18 @@ def _cluster(name: str, num_ranks: int, per_node: int, interconnect: str) -> Clu
         known={},
         num_multiprocessors=known.num_multiprocessors,
     )
+
+
+def _memory_bytes(name: str, known: Accelerator) -> int:
+    """The variant's own memory, where its name states one that the catalog's row has not."""
+    listed = known.memory_bytes or 0
+    stated = re.search(r"(\d+) ?Gi?B?\b", name, re.IGNORECASE)
+    wanted = int(stated[1]) * 2**30 if stated else listed
+    return wanted if not listed or abs(wanted / listed - 1) > _ANOTHER_VARIANT else listed
+
+
+_ANOTHER_VARIANT = 0.15
+"""GB and GiB, and what a driver keeps, are less than this share of a card's memory apart."""
 
 
 def _accelerator(name: str) -> Accelerator:
@@ -305,6 +317,8 @@ def _offload(run: Run) -> int:
     if "ACTIVATION" in run.notes or run.engine.name == "megatron-bridge":
         return 0
     words = run.offload.lower()
+    if run.stated.is_paged:
+        return 1
     return 2 if "nvme" in words else int("cpu" in words or "host" in words)
 
 
@@ -330,8 +344,9 @@ def _engine(run: Run) -> Any:
         changes |= {"logit_bytes": 0, "loss_peak_bytes": 0}
     if stated.reduce_bytes is not None:
         changes["reduce_bytes"] = stated.reduce_bytes
-    if run.recompute_modules not in ("", "[]", "core_attn"):
-        changes["selective_cheap"] = True
+    if run.recompute_modules:
+        changes["recompute_modules"] = tuple(re.findall(r"\w+", run.recompute_modules))
+        changes["selective_attention"] = "core_attn" in run.recompute_modules
     if "fp32 grad accumulation" in run.notes and run.engine.passing_bytes == 0:
         changes["passing_bytes"] = 2
     types = ("weight_bytes", "sharded_bytes", "gradient_bytes")

@@ -38,6 +38,9 @@ class Stated:
     """None, or the usual value, is not stated."""
 
     optimizer: str = "adamw"
+    is_paged: bool = False
+    """The optimizer's state is in memory that the driver moves, which no allocator counts."""
+
     optimizer_in_backward: bool = False
     """Gradients are freed as each parameter is updated in the backward pass."""
 
@@ -65,6 +68,7 @@ def stated_in(row: Mapping[str, str]) -> Stated:
     )
     return Stated(
         optimizer=_optimizer(notes),
+        is_paged=bool(re.search(r"paged", notes, re.IGNORECASE)),
         optimizer_in_backward=bool(
             re.search(r"optimizer_in_bwd(=true|=1|\b(?!=))|optimizer in backward", notes, re.I)
         ),

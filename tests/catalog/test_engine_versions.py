@@ -22,8 +22,9 @@ train: {global_batch: 64, steps: 100}
 DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=1)
 
 
-def case(engine: str, *, optimizer: str = "adamw") -> Case:
-    job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"))
+def case(engine: str, *, optimizer: str = "adamw", nodes: int = 1, seq_len: int = 4096) -> Case:
+    changes = (f"cluster.nodes={nodes}", f"data.seq_len={seq_len}")
+    job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=changes)
     return case_of(
         resolve_profile(job),
         find_cluster(job.spec.cluster, job),
@@ -73,6 +74,20 @@ def test_moments_of_8_bits_are_not_halved_with_16_bit_weights(engine: str):
     each = case(engine, optimizer="adamw-8bit")
     held = price_one(DATA, each).memory.parts["optimizer"]
     assert held == pytest.approx(2.03 * each.profile.num_parameters / 8, rel=1e-6)
+
+
+def test_accelerates_fsdp_trains_float32_shards_of_16_bit_weights_since_0_30():
+    n = case("accelerate").profile.num_parameters
+    states = ("parameters", "gradients", "optimizer")
+
+    def held(engine: str, layout: Layout) -> float:
+        parts = price_one(layout, case(engine)).memory.parts
+        return sum(parts[part] or 0 for part in states)
+
+    replicas = replace(DATA, sharding="none")
+    assert held("accelerate", DATA) == pytest.approx(16 * n / 8, rel=1e-6)
+    assert held("accelerate 0.29", DATA) == pytest.approx(8 * n / 8, rel=1e-6)
+    assert held("accelerate", replicas) == pytest.approx(8 * n, rel=1e-6)
 
 
 def test_hugging_faces_trainer_keeps_the_embeddings_moments_in_float32():
@@ -130,3 +145,40 @@ def test_a_compiled_model_passes_less_over_memory():
     )
     slow, fast = (price_one(DATA, c).terms["compute"] for c in (each, quick))
     assert fast < slow
+
+
+def of_modules(*names: str, recompute: str = "selective") -> tuple[float, float]:
+    """Bytes of activations and seconds of recomputing of DeepSeek-V2-Lite with Megatron."""
+    job = parse_job(
+        JOB.replace("llama-3-8b", "deepseek-v2-lite"), source="job.yaml", folder=Path("/nowhere")
+    )
+    each = case_of(
+        resolve_profile(job),
+        find_cluster(job.spec.cluster, job),
+        precision="bf16",
+        engine=replace(find_engine("megatron", where=""), recompute_modules=names),
+    )
+    layout = Layout(
+        data=8, sharding="zero1", micro_batch=4, accumulation=1, expert=8, recompute=recompute
+    )  # type: ignore[arg-type]
+    estimate = price_one(layout, each)
+    return estimate.memory.parts["activations"] or 0, estimate.terms["recompute"]
+
+
+def test_more_modules_done_again_keep_less_and_take_longer():
+    names = ("layernorm", "moe_act", "mla_up_proj", "shared_experts", "moe")
+    one_by_one = [of_modules(*names[:count]) for count in range(len(names) + 1)]
+    kept, seconds = zip(*one_by_one, strict=True)
+    assert list(kept) == sorted(kept, reverse=True)
+    assert list(seconds) == sorted(seconds)
+    assert of_modules(recompute="full")[0] < kept[-1] < kept[0] / 2
+    assert seconds[-1] < of_modules(recompute="full")[1]
+
+
+def test_torchtitan_gathers_keys_and_values_where_a_ring_passes_them_round():
+    layout = replace(DATA, data=1, sharding="none", context=64, micro_batch=1)
+    each = case("torchtitan", nodes=8, seq_len=131072)
+    ring = replace(each, engine=replace(each.engine, gathers_context=False))
+    gathered, passed = (price_one(layout, c) for c in (each, ring))
+    assert gathered.terms["context"] > passed.terms["context"] > 0
+    assert gathered.terms["compute"] == passed.terms["compute"]

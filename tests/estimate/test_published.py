@@ -139,3 +139,65 @@ def test_a_run_that_cannot_be_is_left_out_and_says_why(tmp_path, column, text):
     reading = runs_of(changed(tmp_path, **{column: text}))
     assert reading.runs == []
     assert "not stated" in reading.left_out[0][1]
+
+
+@pytest.mark.parametrize(
+    ("notes", "field", "value"),
+    [
+        ("optimizer=PagedAdamW8bit", "optimizer", "adamw-8bit"),
+        ("optimizer=PagedAdamW8bit", "is_paged", True),
+        ("optimizer_in_bwd=True", "optimizer_in_backward", True),
+        ("optimizer_in_bwd=False", "optimizer_in_backward", False),
+        ("attn=triton flash", "attention", "flash1"),
+        ("attn_impl=flash_attention_2", "attention", "flash2"),
+        ("attn=cudnn", "attention", "flash3"),
+        ("flash_attn=0", "attention", "unfused"),
+        ("schedule=ZB-V", "schedule", "zero-bubble"),
+        ("schedule=ZB-V", "virtual_stages", 2),
+        ("schedule=zb2p", "unknown_schedule", "zb2p"),
+        ("schedule=Interleaved1F1B", "schedule", "interleaved"),
+        ("fsdp_mixed_precision=PURE", "reduce_bytes", 2),
+        ("fsdp_mixed_precision=PURE", "parameter_bytes", None),
+        ("fsdp_mixed_precision=DEFAULT", "reduce_bytes", 4),
+        ("bf16-true weights", "parameter_bytes", 2),
+        ("param_dtype=float32", "parameter_bytes", 4),
+        ("use_liger_kernel=true", "no_logits", True),
+        ("nothing of the kind", "optimizer", "adamw"),
+    ],
+)
+def test_a_rows_notes_are_read(tmp_path, notes, field, value):
+    (run,) = runs_of(changed(tmp_path, notes=notes)).runs
+    assert getattr(run.stated, field) == value
+
+
+def test_a_schedule_that_no_engine_has_is_out_of_scope_and_says_which(tmp_path):
+    from published_columns import why_out_of_scope
+
+    path = changed(tmp_path, notes="schedule=ZB-2p", PP="2", TP="1", CP="1", n_gpus="8")
+    (run,) = runs_of(path).runs
+    assert "zb-2p" in (why_out_of_scope(run) or "")
+
+
+def test_every_second_block_recomputed_is_full_recompute_of_half_of_them(tmp_path):
+    (run,) = runs_of(changed(tmp_path, activation_ckpt="selective (2)")).runs
+    assert (run.recompute, run.stated.recompute_every) == ("full", 2)
+
+
+def test_an_engines_facts_are_those_of_its_version_or_its_rows_year(tmp_path):
+    rows = [
+        {"framework": "torchtune 0.2.1", "year": "2025"},
+        {"framework": "torchtune", "year": "2023"},
+        {"framework": "torchtune", "year": "2026"},
+    ]
+    kept = [runs_of(changed(tmp_path, **row)).runs[0].engine.logit_bytes for row in rows]
+    assert kept == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("A100-SXM4-80GB", 84e9, 87e9), ("H100 64GB", 68e9, 69e9)]
+)
+def test_a_variant_of_a_card_has_the_memory_that_its_name_states(tmp_path, name, least, most):
+    from published_columns import cluster_of
+
+    (run,) = runs_of(changed(tmp_path, accelerator=name)).runs
+    assert least < cluster_of(run).memory_bytes < most

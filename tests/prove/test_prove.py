@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import JobError, PlanError
 from paceline.estimate.rates import LinkRates, MatmulRate, Rates
+from paceline.profile.saved import Modules
 from paceline.prove.proof import ModelRequest
 from paceline.prove.prove import prove
 from paceline.prove.world import world
@@ -73,6 +74,7 @@ RATES = Rates(
     pipeline_overlap=0.0,
     selective_cheap=1.0,
     second_products=0.0,
+    modules=Modules(),
     selective_attention=0.0,
     contention=0.0,
     straggler=0.0,

@@ -71,6 +71,8 @@ class Engine:
     ways: tuple[Way, ...] = ()
     second_products: bool = False
     selective_attention: bool = False
+    recompute_modules: tuple[str, ...] = ()
+    gathers_context: bool = False
     wide_embedding_moments: bool = False
     version: str = ""
     """Version whose facts these are, as asked for; empty is the newest that is known."""

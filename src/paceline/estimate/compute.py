@@ -84,14 +84,8 @@ class BlockTimes(NamedTuple):
 
     forward: Column
     backward: Column
-    cheap: Column
-    """Of the forward pass: norms, activation functions and other elementwise operations."""
-
-    scores: Column
-    """Of the forward pass: attention, where its scores are written to memory."""
-
-    second_products: Column
-    """Of the forward pass: every second matrix."""
+    selective: Column
+    """Of the forward pass: what selective recompute does again."""
 
     weight_gradient: Column
     """Of the backward pass: the gradients of matrices, which zero-bubble schedules put off."""
@@ -122,13 +116,13 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     """One block, forward and backward, without communication."""
     if block.measured is not None:
         return _measured_times(block.measured, work, rates)
-    forward = weight = inputs = second = np.asarray(0.0)
+    forward = weight = inputs = again = np.asarray(0.0)
     for matrix, share in zip(matrices(block), second_shares(block), strict=True):
         if np.ndim(matrix.outputs) == 0 and matrix.outputs == 0:
             continue
         each = _matrix_times(matrix, work, rates)
         forward, inputs, weight = forward + each[0], inputs + each[1], weight + each[2]
-        second = second + share * each[0]
+        again = again + _again(matrix, share, rates) * each[0]
     weight = weight * work.weight_gradients
     attention, attention_back = _attention_s(block, work, rates)
     cheap = _elementwise_s(block, work, rates)
@@ -139,13 +133,42 @@ def block_times(block: Block, work: Work, rates: Rates) -> BlockTimes:
     return BlockTimes(
         forward=np.maximum(device_forward, host),
         backward=np.maximum(device_backward, _BACKWARD_OPS * host),
-        cheap=cheap,
-        scores=np.where(np.asarray(rates.is_flash) > 0, 0.0, attention),
-        second_products=second,
+        selective=again
+        + np.where(np.asarray(rates.is_flash) > 0, rates.selective_attention, 1.0) * attention
+        + _cheap_again(rates) * cheap,
         weight_gradient=weight,
         attention=attention,
         attention_backward=attention_back,
     )
+
+
+def _again(matrix: Matrix, second_share: Value, rates: Rates) -> Value:
+    """Share of a matrix that selective recompute multiplies with again."""
+    m = rates.modules
+    shared = m.shared + m.experts - m.shared * m.experts
+    by_module = {"ffn": m.ffn, "shared": shared, "experts": m.experts, "latents": m.latents}
+    return rates.second_products * second_share + by_module.get(_MODULE_OF.get(matrix.name, ""), 0)
+
+
+_MODULE_OF = {
+    "up": "ffn",
+    "down": "ffn",
+    "shared_up": "shared",
+    "shared_down": "shared",
+    "expert_up": "experts",
+    "expert_down": "experts",
+    "query": "latents",
+    "key_value_up": "latents",
+}
+
+
+def _cheap_again(rates: Rates) -> Value:
+    """Share of a block's elementwise operations that selective recompute does again: all, or with
+    modules half of them for the norms, half for a feed-forward and a quarter for the experts'
+    activation function alone, which are guesses."""
+    m = rates.modules
+    inside = np.maximum(np.maximum(m.ffn, m.experts), 0.5 * m.activation)
+    return np.maximum(rates.selective_cheap, 0.5 * m.norms + 0.5 * inside)
 
 
 def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTimes:
@@ -158,9 +181,7 @@ def _measured_times(costs: MeasuredCosts, work: Work, rates: Rates) -> BlockTime
     return BlockTimes(
         forward=forward,
         backward=2 * forward,
-        cheap=0.1 * forward,
-        scores=np.asarray(0.0),
-        second_products=forward / 2,
+        selective=rates.selective_cheap * 0.1 * forward + rates.second_products * forward / 2,
         weight_gradient=forward,
         attention=np.asarray(0.0),
         attention_backward=np.asarray(0.0),

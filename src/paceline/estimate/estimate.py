@@ -11,15 +11,16 @@ import numpy as np
 
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies
 from paceline.catalog.engines import Engine, load_engines
+from paceline.estimate.given import Holdings, Model, Traffic
 from paceline.estimate.holdings import (
     MOMENT_BYTES,
     holdings_of,
     root_moment_bytes,
     traffic_of,
 )
-from paceline.estimate.memory import PARTS, Holdings, fullest, memory_parts
+from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
-from paceline.estimate.step import TERMS, Model, Traffic, fast_end, slow_end, step_terms
+from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
 from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster

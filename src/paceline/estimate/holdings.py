@@ -7,13 +7,13 @@ import numpy as np
 
 from paceline.catalog.engines import Engine
 from paceline.choices import Compression
-from paceline.estimate.memory import Holdings
+from paceline.estimate.given import Holdings, Traffic
 from paceline.estimate.sharing import ways_of
-from paceline.estimate.step import Traffic
-from paceline.parallel.table import Layouts
+from paceline.parallel.table import Layouts, code_of
 from paceline.profile import Kernels, ModelProfile, runtime_kernels
 from paceline.profile.adapter import NF4_BLOCK, NF4_BLOCK_BYTES, NF4_BYTES
 from paceline.profile.block import Value, matrices
+from paceline.profile.saved import modules_of
 from paceline.topology import Cluster
 
 MOMENT_BYTES = {"adamw": 8.0, "adamw-8bit": 2.03, "muon": 4.0, "adafactor": 0.02, "sgd": 4.0}
@@ -36,6 +36,8 @@ _GLIBC_SHARE = 1.25
 """What a process on a CPU holds for each byte of its tensors: 708 MiB resident for 562 MiB after
 three steps of a 19M decoder (Python 3.11, torch 2.13 CPU, AMD EPYC Zen 4)."""
 
+_ZERO2 = code_of("sharding", "zero2")
+
 _HOST_BYTES_PER_S, _DISK_BYTES_PER_S = 25e9, 3e9
 """To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. Source:
 design/planner.md 3.2 (offload: 25-55 GB/s); NVMe: a data-centre disk's data sheet, PCIe 4.0 x4
@@ -54,22 +56,22 @@ def holdings_of(
     """Bytes that an engine holds in a precision, with an optimizer."""
     wide = precision in ("fp32", "tf32")
     narrow = 4.0 if wide else 2.0
-    # Without a float32 copy the moments are in the parameters' own type.
-    has_float32 = wide or engine.master_bytes > 0 or engine.sharded_bytes == 4
-    has_experts = any(block.experts for block in profile.blocks)
-    is_narrow = not has_float32 or (has_experts and engine.narrow_routed_moments)
-    moment_share = 0.5 if is_narrow and optimizer in _MOMENTS_AS_WEIGHTS else 1.0
+    wider: Value = 1.0
+    if not wide and engine.sharded_bytes > engine.weight_bytes:
+        is_fsdp = (layouts.sharding >= _ZERO2) & (layouts.shard > 1)
+        wider = np.where(is_fsdp, engine.sharded_bytes / engine.weight_bytes, 1.0)
+    moment_share = 1.0 if wide else _moment_share(engine, optimizer, profile, wider)
     has_temporaries = cluster.backend != "gloo" and optimizer != "adamw-8bit"
     return Holdings(
         weight_bytes=4.0 if wide else engine.weight_bytes,
         sharded_bytes=4.0 if wide else engine.sharded_bytes,
-        gradient_bytes=4.0 if wide else engine.gradient_bytes,
+        gradient_bytes=4.0 if wide else engine.gradient_bytes * wider,
         passing_bytes=0.0 if wide else engine.passing_bytes,
         master_bytes=0.0 if wide else engine.master_bytes,
         moment_bytes=MOMENT_BYTES[optimizer] * moment_share,
         root_moment_bytes=_root_moment_bytes(engine, optimizer, profile) * moment_share,
         gathered_bytes=narrow,
-        step_bytes=engine.step_bytes * has_temporaries,
+        step_bytes=engine.step_bytes * wider * has_temporaries,
         buffer_bytes=engine.buffer_bytes,
         cast_bytes=0.0 if wide else engine.cast_bytes,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
@@ -91,6 +93,17 @@ def holdings_of(
         ways=ways_of(engine),
         saving_share=float(cluster.backend == "gloo"),
     )
+
+
+def _moment_share(engine: Engine, optimizer: str, profile: ModelProfile, wider: Value) -> Value:
+    """Bytes of moments as a share of those in float32. Without a float32 copy they are in the
+    parameters' own type."""
+    if optimizer not in _MOMENTS_AS_WEIGHTS:
+        return 1.0
+    if engine.master_bytes > 0 or engine.weight_bytes == 4:
+        has_experts = any(block.experts for block in profile.blocks)
+        return 0.5 if has_experts and engine.narrow_routed_moments else 1.0
+    return 0.5 * wider
 
 
 def root_moment_bytes(optimizer: str) -> float:
@@ -208,6 +221,7 @@ def _kernels(
         score_bytes=engine.score_bytes,
         dropout_bytes=engine.dropout_bytes,
         second_products=float(engine.second_products),
+        modules=modules_of(engine.recompute_modules),
         logit_bytes=engine.logit_bytes,
         loss_peak_bytes=engine.loss_peak_bytes,
     )

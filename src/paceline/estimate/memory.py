@@ -20,24 +20,24 @@ Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fs
 read at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
 """
 
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.estimate.given import Holdings, Model
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
-from paceline.estimate.sharing import RoutedSplit, Shared, Ways, routed_split, shared_of
-from paceline.estimate.step import Model, head_in_blocks, may_be_bare, stage_blocks
+from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
+from paceline.estimate.step import head_in_blocks, may_be_bare, stage_blocks
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
 from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
 from paceline.profile.saved import (
-    Kernels,
     SavedBytes,
     deferred_bytes,
     outside_bytes,
     saved_bytes,
+    without_modules,
 )
 
 Column = Any
@@ -62,84 +62,7 @@ code in int32, half of one, and its value in float32."""
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
 _SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
-    """Bytes a parameter that a software stack holds, and what its kernels keep."""
-
-    weight_bytes: Value
-    """Of a parameter that is not sharded."""
-
-    sharded_bytes: Value
-    """Of a parameter in full sharding."""
-
-    gradient_bytes: Value
-    passing_bytes: Value
-    """Of gradients before they are added to the accumulated ones, all at once."""
-
-    master_bytes: Value
-    """Of a float32 copy besides the weights."""
-
-    moment_bytes: Value
-    """Of all the optimizer's moments, for each parameter of the blocks."""
-
-    root_moment_bytes: Value
-    """Of all moments, for each parameter outside the blocks."""
-
-    gathered_bytes: Value
-    """Of a gathered parameter: the type matrices are multiplied in."""
-
-    cast_bytes: Value
-    """Of the copy that autocast keeps of every matrix that is not sharded."""
-
-    step_bytes: Value
-    """Of temporaries while the optimizer steps, for each parameter of its shard."""
-
-    buffer_bytes: Value
-    """Of buckets and the like, whatever the model."""
-
-    reduce_bytes: Value
-    """Of a gradient while it is reduced."""
-
-    frozen_bytes: Value
-    """Bytes of each frozen parameter outside the blocks, where only adapters are trained."""
-
-    frozen_block_bytes: Value
-    """Bytes of each frozen parameter in the blocks, on average."""
-
-    is_frozen: Value
-    """1 where only adapters are trained."""
-
-    scaled_columns: Value
-    """Outputs of a block that DoRA scales and keeps as they are before, split over tensor ranks."""
-
-    scaled_rows: Value
-    """Such outputs that are whole on every rank."""
-
-    dummy_gradients: Value
-    """1 where one bf16 buffer is kept for each shape of weight gradient."""
-
-    kernels: Kernels
-    overhead_bytes: Value
-    reserved_share: Value
-    """Bytes reserved for passing tensors, as a share of what they need."""
-
-    saving_share: Value = 0.0
-    """1 where a checkpoint is copied in the same memory while it is written (a CPU)."""
-
-    selective_cheap: Value = 1.0
-    """1 where selective recompute keeps only what matrices and flash attention give; 0 where it
-    keeps all but the scores of attention."""
-
-    gathered_inputs: Value = 0.0
-    """1 where tensor parallelism keeps its linears' inputs gathered until the backward pass."""
-
-    ways: Ways = field(default_factory=Ways)
-    """What the engine does its own way."""
-
-    loss_chunk: Value = 0.0
-    """Tokens whose logits exist at a time; 0 is all of a micro-batch."""
+_ULYSSES = code_of("context_kind", "ulysses")
 
 
 def memory_parts(
@@ -314,7 +237,10 @@ def _fullest_moment(
             later = later + mine * _deferred_on_rank(block, t, h, stream)
         working = np.maximum(working, again * (mine > 0))
         saved = saved_bytes(block, h.kernels, model.seq_len / t.context)
-        peak = np.maximum(peak, saved.peak / t.tensor * (mine > 0))
+        others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
+        widths = block.kv_heads * (block.head_dim + block.value_dim)
+        inside = saved.peak + others * h.kernels.compute_bytes * widths
+        peak = np.maximum(peak, inside / t.tensor * (mine > 0))
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
     held_head: Column = np.asarray(1.0)
     blocks = tokens * kept
@@ -404,8 +330,10 @@ def _selective_on_rank(
     cheap = cheap + terms * (1 - 1 / stream)
     if np.all(np.asarray(h.selective_cheap) > 0):
         return cheap
-    no_scores = replace(h, kernels=replace(h.kernels, score_bytes=0.0))
-    scores = _on_rank(block, model, t, no_scores, stream, "none")
+    if block.measured is not None:
+        return cheap
+    kept = without_modules(block, h.kernels, model.seq_len / t.context)
+    scores = _of_rank(kept, block, t, h, stream) + _gathered_inputs(block, t, h, stream)
     return np.where(np.asarray(h.selective_cheap) > 0, cheap, scores)
 
 
@@ -431,12 +359,16 @@ def _on_rank(
     if block.measured is not None:
         return np.asarray((block.measured.saved_bytes or 0) / model.seq_len * (recompute == "none"))
     saved = saved_bytes(block, h.kernels, model.seq_len / t.context, recompute=recompute)
-    inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
     # Selective recompute that keeps the sums gathers the inputs again.
     is_kept = recompute == "none" or (recompute == "selective" and not np.any(h.ways.keeps_sums))
-    whole = h.gathered_inputs * is_kept * inputs * (1 - 1 / stream)
-    gathered = whole * h.kernels.compute_bytes * block.hidden
-    return _of_rank(saved, block, t, h, stream) + gathered
+    return _of_rank(saved, block, t, h, stream) + is_kept * _gathered_inputs(block, t, h, stream)
+
+
+def _gathered_inputs(block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
+    """Of linears, as tensor parallelism gathered them, beside this rank's own part."""
+    inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
+    share = h.gathered_inputs * (1 - 1 / stream)
+    return np.asarray(share * inputs * h.kernels.compute_bytes * block.hidden)
 
 
 def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Column, Column, Column]:

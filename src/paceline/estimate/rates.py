@@ -11,6 +11,7 @@ from math import sqrt
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies
 from paceline.catalog.engines import Engine
 from paceline.profile.block import Value
+from paceline.profile.saved import Modules, modules_of
 from paceline.topology import Cluster, Level
 
 
@@ -143,6 +144,9 @@ class Rates:
     second_products: Value
     """1 where selective recompute does every second matrix again."""
 
+    modules: Modules
+    """What selective recompute does again of those that Megatron names."""
+
     selective_attention: Value
     """1 where selective recompute does attention again, whatever its kernel."""
 
@@ -208,6 +212,7 @@ def rates_of(
         pipeline_overlap=s["pipeline_overlap"] * _hides(cluster, engine.overlaps_pipeline),
         selective_cheap=float(engine.selective_cheap),
         second_products=float(engine.second_products),
+        modules=modules_of(engine.recompute_modules),
         selective_attention=float(engine.selective_attention),
         contention=s["contention"],
         straggler=s["straggler"],

@@ -61,6 +61,7 @@ class Ways:
     """Place in `ROUTED_SPLITS`."""
 
     folds_experts: Value = 0.0
+    gathers_context: Value = 0.0
 
 
 def ways_of(engine: Engine) -> Ways:
@@ -68,6 +69,7 @@ def ways_of(engine: Engine) -> Ways:
     named = {each.name: float(each.name in engine.ways) for each in fields(Ways)}
     named["routed_split"] = float(ROUTED_SPLITS.index(engine.routed_split))
     named["folds_experts"] = float(engine.folds_experts)
+    named["gathers_context"] = float(engine.gathers_context)
     return Ways(**named)
 
 

@@ -17,7 +17,6 @@ Leaves out: reading the data, evaluation and checkpoints, which `goodput.py` cou
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from paceline.estimate.collectives import (
     p2p_s,
 )
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
+from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
 from paceline.estimate.schedule import idle_share
@@ -87,61 +87,6 @@ _RESTORE_BYTES = 22.5
 """Read and written for a value that is restored from NF4: its code as it is and in int32, its level
 found, scaled and rounded. Counted in `runtime/strategy/adapter/nf4.py`, not measured: caches make
 it less, and a CPU takes longer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What of a model a step's time needs; numbers, or columns of one model a row."""
-
-    blocks: tuple[Block, ...]
-    seq_len: Value
-    head_inputs: Value
-    head_outputs: Value
-    num_embedding_parameters: Value
-    num_head_parameters: Value
-    num_tied_parameters: Value
-    """Of an output matrix that is the token embedding: held twice when they are on two stages."""
-
-    is_balanced: Value
-    """Whether stages may have different numbers of blocks, the last one fewer for its head."""
-
-    trained_share: Value
-    """Trained parameters as a share of all: 1, or nearly 0 with adapters."""
-
-    quantised_share: Value = 0.0
-    """Parameters of the blocks that are kept in 4 bits, as a share of all in the blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Bytes a parameter in the step's communication and in its optimizer."""
-
-    weight_bytes: Value
-    """Of a gathered parameter."""
-
-    element_bytes: Value
-    """Of an activation or its gradient, as ranks of a sample or a layer send it."""
-
-    reduce_bytes: Value
-    """Of a gradient on the wire."""
-
-    optimizer_bytes: Value
-    """Read and written by the optimizer for each parameter of its shard."""
-
-    host_bytes_per_s: Value
-    """Between accelerator and host, for offloaded state."""
-
-    disk_bytes_per_s: Value
-    """Between host and its disk, for state offloaded there."""
-
-    replica_share: Value = 1.0
-    """What compression leaves of the gradients that replicas all-reduce."""
-
-    ways: Ways = field(default_factory=Ways)
-    """What the engine does its own way."""
-
-    is_muon: Value = 0.0
-    """1 where the optimizer is Muon: every matrix is made orthogonal, whole, in each step."""
 
 
 def step_terms(model: Model, layouts: Layouts, rates: Rates, traffic: Traffic) -> dict[str, Column]:
@@ -254,15 +199,18 @@ def _block_seconds(
 ) -> dict[str, Column]:
     """Seconds by term of one block and one micro-batch, forward and backward."""
     times = _times(block, model, t, rates, traffic)
-    again = _recompute_s(times, t, rates)
+    again = _recompute_s(times, t)
     restored = _restore_s(block, model, t, rates, traffic)
     restored_again = np.where(t.recompute == _WHOLE, 1 / t.recompute_every, t.recompute > 0)
     tensor_forward = _tensor_s(block, work, t, rates, traffic)
     tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)
-    exchange_again = np.where(t.recompute == _WHOLE, exchange / 2 / t.recompute_every, 0.0)
-    context = _context_s(block, work, t, rates, times)
+    selective_again = np.where(t.recompute == _SELECTIVE, rates.modules.experts * exchange / 2, 0.0)
+    exchange_again = np.where(
+        t.recompute == _WHOLE, exchange / 2 / t.recompute_every, selective_again
+    )
+    context = _context_s(block, work, t, rates, times, traffic.ways)
     compute = times.forward + times.backward
     exposed, hidden = _gathered_s(block, times.forward, times.backward + again, t, rates, traffic)
     return {
@@ -284,24 +232,21 @@ def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Tr
     return traffic.ways.restores_frozen * _RESTORE_BYTES * values / rates.memory_bytes_per_s
 
 
-def _recompute_s(times: BlockTimes, t: Layouts, rates: Rates) -> Column:
+def _recompute_s(times: BlockTimes, t: Layouts) -> Column:
     whole = np.where(t.recompute == _WHOLE, times.forward / t.recompute_every, 0.0)
-    is_flash = times.scores == 0
-    selective = times.scores + rates.selective_attention * is_flash * times.attention
-    selective = selective + rates.selective_cheap * times.cheap
-    selective = selective + rates.second_products * times.second_products
-    return np.where(t.recompute == _SELECTIVE, selective, whole)
+    return np.where(t.recompute == _SELECTIVE, times.selective, whole)
 
 
 def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     """An all-reduce in the forward pass, or an all-gather and a reduce-scatter, for each attention
     and feed-forward layer."""
     payload = work.element_bytes * work.tokens * block.hidden
-    # Routed experts take part where they need the tokens of all tensor ranks.
-    experts = _experts(t, traffic)
-    gathers = np.logical_or(experts.holders > t.expert, np.logical_not(t.sequence_parallel))
-    routed = (np.asarray(block.experts) > 0) & gathers
-    has_ffn = (np.asarray(block.ffn + block.shared_ffn) > 0) | routed
+    has_ffn = np.asarray(block.ffn + block.shared_ffn) > 0
+    if np.any(np.asarray(block.experts) > 0):
+        # Routed experts take part where they need the tokens of all tensor ranks.
+        is_split = _experts(t, traffic).holders > t.expert
+        gathers = np.logical_or(is_split, np.logical_not(t.sequence_parallel))
+        has_ffn = has_ffn | ((np.asarray(block.experts) > 0) & gathers)
     attentions = (np.asarray(block.heads) > 0) * 1 + (np.asarray(block.cross_heads) > 0)
     times = np.where(np.asarray(block.hidden) > 0, attentions + has_ffn, 0)
     apart = 2 * all_gather_s(payload, t.tensor, 1, rates)
@@ -309,10 +254,13 @@ def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates, traffic: Traff
     return np.where(t.tensor > 1, times * each, 0.0)
 
 
-def _context_s(block: Block, work: Work, t: Layouts, rates: Rates, times: BlockTimes) -> Column:
+def _context_s(
+    block: Block, work: Work, t: Layouts, rates: Rates, times: BlockTimes, ways: Ways
+) -> Column:
     """Ring: keys and values pass every rank once forward and, with their gradients, twice backward,
-    each pass behind the attention of the keys that are there, as far as that lasts; then partial
-    results are merged. Ulysses: four exchanges forward and four backward."""
+    each pass behind the attention of the keys that are there, as far as that lasts (or all keys and
+    values are gathered); then partial results are merged. Ulysses: four exchanges forward and four
+    backward."""
     if not np.any(np.asarray(t.context) > 1):
         return np.asarray(0.0)
     key_value = block.kv_heads * (block.head_dim + block.value_dim) + (
@@ -327,12 +275,29 @@ def _context_s(block: Block, work: Work, t: Layouts, rates: Rates, times: BlockT
     exposed = np.maximum(once - behind * times.attention, 0.0) + np.maximum(
         2 * once - behind * times.attention_backward, 0.0
     )
+    if np.any(ways.gathers_context):
+        gathered = _gathered_context_s(local * key_value, once, t, rates, times)
+        exposed = np.where(np.asarray(ways.gathers_context) > 0, gathered, exposed)
     merged = _MERGE_PASSES * local * steps * (2 * query + key_value)
     ring = exposed + merged / rates.memory_bytes_per_s
     swapped = local * (2 * query + key_value)
     ulysses = 2 * all_to_all_s(swapped, t.context, t.tensor, rates)
     seconds = np.where(t.context_kind == _ULYSSES, ulysses, ring)
     return np.where(t.context > 1, seconds, 0.0)
+
+
+def _gathered_context_s(
+    key_value: Column, ring: Column, t: Layouts, rates: Rates, times: BlockTimes
+) -> Column:
+    """All keys and values are gathered at once in either pass, behind the attention of those that
+    are there; their gradients travel round."""
+    gather = all_gather_s(key_value * t.context, t.context, t.tensor, rates)
+    back = times.attention_backward
+    return (
+        np.maximum(gather - times.attention / t.context, 0.0)
+        + np.maximum(gather - back / t.context, 0.0)
+        + np.maximum(ring - (t.context - 1) / t.context * back, 0.0)
+    )
 
 
 _MERGE_PASSES = 3.0

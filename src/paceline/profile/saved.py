@@ -27,13 +27,59 @@ Source: Korthikanti et al., arXiv:2205.05198, section 4.1 (34 s b h + 5 a s^2 b:
 of the tests); torch 2.13 read off with `torch.autograd.graph.saved_tensors_hooks`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from paceline.choices import Recompute
 from paceline.profile.block import Block, Value, matrices, second_shares
 
 FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """What of a block selective recompute does again besides the scores: 1 or 0 each.
+
+    Source: megatron-core 0.16, transformer/transformer_config.py, `recompute_modules`.
+    """
+
+    norms: Value = 0
+    """`layernorm`: what the two norms give is not kept."""
+
+    ffn: Value = 0
+    """`mlp`: of the dense feed-forward only its input is kept."""
+
+    experts: Value = 0
+    """`moe`: of routed and shared experts only their input is kept."""
+
+    shared: Value = 0
+    """`shared_experts`."""
+
+    activation: Value = 0
+    """`moe_act`: what the routed experts' activation function gives is not kept."""
+
+    latents: Value = 0
+    """`mla_up_proj`: query, key and value, as widened from latents, are not kept."""
+
+
+_MODULES = {
+    "layernorm": "norms",
+    "mlp": "ffn",
+    "moe": "experts",
+    "shared_experts": "shared",
+    "moe_act": "activation",
+    "mla_up_proj": "latents",
+}
+
+
+def modules_of(names: Collection[str]) -> Modules:
+    """The modules of Megatron's names; `core_attn` is attention, which `Modules` leaves out.
+
+    >>> modules_of(["core_attn", "moe"]).experts
+    1
+    """
+    return Modules(**{ours: int(name in names) for name, ours in _MODULES.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +120,9 @@ class Kernels:
 
     second_products: Value = 0
     """1 where selective recompute keeps what every second matrix gives, not what all give."""
+
+    modules: Modules = field(default_factory=Modules)
+    """What selective recompute does again, where it does not do all that is cheap."""
 
     logit_bytes: Value = 4
     """Kept for each logit until the loss goes backward: the log-softmax."""
@@ -199,6 +248,26 @@ def _selective_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedByt
         whole = whole + (again if matrix.split != "column" else 0)
     sequence = inside.sequence + kernels.stream_bytes * block.hidden + written - whole
     return inside._replace(sequence=sequence, tensor=inside.tensor - column)
+
+
+def without_modules(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
+    """Bytes one token leaves in one block whose scores and `kernels.modules` are computed again."""
+    m, c, h = kernels.modules, kernels.compute_bytes, block.hidden
+    whole = saved_bytes(block, replace(kernels, score_bytes=0), seq_len)
+    gated = block.gated * 1
+    copies = gated * kernels.gated_copies + (1 - gated) * (kernels.plain_copies - block.relu)
+    shared = m.shared + m.experts - m.shared * m.experts
+    latent = (block.kv_rank > 0) * block.heads * (2 * block.head_dim + block.value_dim)
+    tensor = c * (copies * (m.ffn * block.ffn + shared * block.shared_ffn) + m.latents * latent)
+    has_attention, has_ffn = block.heads > 0, block.ffn + block.shared_ffn + block.experts > 0
+    normed = has_attention * kernels.attention_casts + has_ffn * kernels.ffn_casts
+    activation = m.activation * (1 - m.experts) * c * (block.experts > 0) * block.expert_ffn
+    return whole._replace(
+        tensor=whole.tensor - tensor,
+        sequence=whole.sequence - m.norms * c * h * normed,
+        routed=whole.routed * (1 - m.experts) - activation,
+        routed_ends=whole.routed_ends * (1 - m.experts),
+    )
 
 
 def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
