@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog.engines import compiled, find_engine, load_engines
-from paceline.estimate import Case, case_of, price_one
+from paceline.estimate import Case, case_of, price_one, stage_memory
 from paceline.job import parse_job
 from paceline.parallel import Layout
 from paceline.profile import resolve_profile
@@ -182,3 +182,16 @@ def test_torchtitan_gathers_keys_and_values_where_a_ring_passes_them_round():
     gathered, passed = (price_one(layout, c) for c in (each, ring))
     assert gathered.terms["context"] > passed.terms["context"] > 0
     assert gathered.terms["compute"] == passed.terms["compute"]
+
+
+def test_nanotron_fills_its_stages_from_the_first_and_our_own_runtime_does_not():
+    layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=8, pipeline=6)
+    held = {
+        name: [stage.parts["parameters"] or 0 for stage in stage_memory(layout, case(name))]
+        for name in ("nanotron", "paceline")
+    }
+    embedding = case("nanotron").profile.num_embedding_parameters
+    first, second, *_ = held["nanotron"]
+    assert first - 2 * embedding == pytest.approx(second, rel=1e-6)
+    first, second, *_ = held["paceline"]
+    assert first - 4 * embedding < 0.9 * second

@@ -21,6 +21,7 @@ Way = Literal[
     "keeps_sums",
     "sums_experts",
     "restores_frozen",
+    "fills_first",
 ]
 ROUTED_SPLITS: tuple[RoutedSplit, ...] = get_args(RoutedSplit)
 """What tensor ranks divide of the routed experts: nothing, the width of each expert where no expert

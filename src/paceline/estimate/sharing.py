@@ -57,6 +57,7 @@ class Ways:
     keeps_sums: Value = 0.0
     sums_experts: Value = 0.0
     restores_frozen: Value = 0.0
+    fills_first: Value = 0.0
     routed_split: Value = 0.0
     """Place in `ROUTED_SPLITS`."""
 
