@@ -1,8 +1,17 @@
 """Prices: mapped to our names, per accelerator-hour, dated."""
 
+import re
+
 import pytest
 
-from paceline.catalog import cheapest_prices, find_prices, load_accelerators, load_prices
+from paceline.catalog import (
+    cheapest_prices,
+    find_prices,
+    load_accelerators,
+    load_prices,
+    load_providers,
+    offers_of_nodes,
+)
 from paceline.catalog.price import Price
 
 
@@ -22,8 +31,9 @@ def price(provider: str, per_hour_usd: float, *, num_accelerators: int = 8) -> P
 
 def test_every_shipped_price_has_a_date_and_a_source():
     for row in load_prices():
-        assert row.as_of
+        assert re.fullmatch(r"(by )?\d{4}-\d\d-\d\d", row.as_of)
         assert row.source
+        assert row.instance
         assert row.per_hour_usd > 0
         assert row.accelerator is None or row.accelerator in load_accelerators()
 
@@ -68,3 +78,23 @@ def test_the_cheapest_of_each_provider_is_one_row_a_provider():
 
 def test_an_accelerator_that_nobody_rents_has_no_price():
     assert find_prices("M4-Max") == ()
+
+
+def test_every_provider_of_a_price_is_known_and_what_it_bills_has_a_day_and_a_source():
+    providers = load_providers()
+    assert {row.provider for row in load_prices()} <= set(providers)
+    instances = {(row.provider, row.instance) for row in load_prices()}
+    for provider in providers.values():
+        for rent in (provider.storage, provider.egress):
+            assert rent is None or (rent.as_of and rent.source)
+        for instance, fabric in provider.fabrics.items():
+            assert (provider.name, instance) in instances
+            assert fabric.source
+
+
+def test_an_accelerator_s_price_serves_any_number_where_the_provider_bills_so():
+    rows = offers_of_nodes(find_prices("H100-SXM"), 8)
+    assert {row.num_accelerators for row in rows} == {8}
+    (modal,) = [row for row in rows if row.provider == "modal"]
+    assert modal.per_hour_usd == pytest.approx(8 * 3.9492, rel=1e-3)
+    assert "hyperbolic" not in {row.provider for row in rows}  # three at the most

@@ -8,6 +8,7 @@ import pytest
 from paceline.catalog import Catalog, find_accelerator, find_prices, load_catalog
 from paceline.catalog.example import catalog_example
 from paceline.catalog.load import load_accelerators
+from paceline.catalog.price import PRICE_COLUMNS
 from paceline.catalog.user import CATALOG_FILE, find_catalog_file, merge_catalog
 from paceline.errors import JobError, Problem
 
@@ -174,3 +175,20 @@ def test_the_file_of_a_job_is_the_named_one_or_the_one_beside_it(tmp_path: Path)
     (tmp_path / CATALOG_FILE).write_text("")
     assert find_catalog_file(tmp_path, None) == tmp_path / CATALOG_FILE
     assert find_catalog_file(tmp_path, "other.toml") == tmp_path / "other.toml"
+
+
+def test_a_table_of_prices_replaces_the_shipped_ones(tmp_path):
+    (tmp_path / "prices.csv").write_text(
+        ",".join(PRICE_COLUMNS)
+        + "\nus,rack,H100,H100-SXM,8,80,192,2048,16.0,,2026-11-01,invoice,\n"
+    )
+    path = tmp_path / CATALOG_FILE
+    path.write_text('prices_file = "prices.csv"\n')
+    (price,) = load_catalog(path).prices
+    assert (price.provider, price.per_hour_usd, price.host_memory_bytes) == ("us", 16.0, 2**41)
+
+
+def test_a_table_of_prices_that_cannot_be_read_is_named():
+    (problem,) = problems('prices_file = "nowhere.csv"\n')
+    assert problem.code == "T013"
+    assert "nowhere.csv" in problem.what

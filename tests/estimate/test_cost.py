@@ -6,7 +6,15 @@ import pytest
 
 from paceline.catalog import find_prices
 from paceline.catalog.price import Price
-from paceline.estimate.cost import Failures, accelerator_hours, cheapest_costs, run_costs
+from paceline.estimate.cost import (
+    Failures,
+    Keeping,
+    Needs,
+    accelerator_hours,
+    cannot_run,
+    cheapest_costs,
+    run_costs,
+)
 from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S
 
 EIGHT = Price(
@@ -63,10 +71,80 @@ def test_the_terms_of_a_cost_add_up_to_it():
         train_s=HOUR,
         prices=[EIGHT, FAR],
         failures=FAILURES,
-        storage_usd=3.0,
+        keeping=Keeping(stored_bytes=1e12, sent_bytes=1e12),
     ):
         assert sum(cost.terms.values()) == pytest.approx(cost.usd)
-        assert cost.terms["storage"] == 3.0
+        assert {"storage", "egress"}.isdisjoint(cost.terms)  # nobody knows them of `near`
+        assert len(cost.unknown) == 2
+
+
+GIB = 2**30
+TWO_NODES = Needs(
+    num_nodes=2,
+    accelerators_per_node=8,
+    host_memory_bytes=164 * GIB,
+    network_bytes_per_s=400e9,
+    is_rdma=True,
+)
+P5 = replace(EIGHT, provider="aws", instance="p5.48xlarge", host_memory_bytes=2048 * GIB)
+
+
+def test_a_machine_that_cannot_run_the_plan_has_no_cost():
+    small = replace(P5, instance="small", host_memory_bytes=128 * GIB, per_hour_usd=1.0)
+    four = replace(P5, instance="half", num_accelerators=4, per_hour_usd=1.0)
+    no_rdma = replace(P5, provider="gcp", instance="a3-highgpu-8g", per_hour_usd=1.0)
+    slow = replace(P5, instance="p4d.24xlarge", per_hour_usd=1.0)
+    costs = run_costs(
+        num_accelerators=16,
+        train_s=HOUR,
+        prices=[small, four, no_rdma, slow, P5],
+        needs=TWO_NODES,
+    )
+    assert [cost.instance for cost in costs] == ["p5.48xlarge"]
+    assert cannot_run(small, TWO_NODES) == "128 GiB of host memory, the plan needs 164 GiB a node"
+    assert cannot_run(no_rdma, TWO_NODES) == "a network without RDMA, the plan counts on RDMA"
+    assert "400 Gb/s a node, the plan counts on 3200 Gb/s" in str(cannot_run(slow, TWO_NODES))
+
+
+def test_one_node_needs_no_network():
+    alone = replace(TWO_NODES, num_nodes=1)
+    no_rdma = replace(P5, provider="gcp", instance="a3-highgpu-8g")
+    assert cannot_run(no_rdma, alone) is None
+    (cost,) = run_costs(num_accelerators=8, train_s=HOUR, prices=[no_rdma], needs=alone)
+    assert cost.runs_as_planned
+
+
+def test_a_machine_whose_network_is_unknown_comes_after_those_that_are_known_to_run_it():
+    cheap = replace(P5, provider="cudo", instance="8x", per_hour_usd=1.0)
+    known, unknown = run_costs(
+        num_accelerators=16, train_s=HOUR, prices=[cheap, P5], needs=TWO_NODES
+    )
+    assert (known.provider, unknown.provider) == ("aws", "cudo")
+    assert unknown.usd < known.usd
+    assert unknown.unknown == ("the network between its instances",)
+    assert not unknown.runs_as_planned
+
+
+def test_nothing_is_asked_of_a_machine_of_the_reader_s_own():
+    (cost,) = run_costs(num_accelerators=16, train_s=HOUR, prices=[EIGHT], needs=TWO_NODES)
+    assert cost.unknown == ()
+
+
+def test_storage_is_paid_by_the_month_and_traffic_out_by_its_steps():
+    month = 365 * 24 / 12 * HOUR
+    (cost,) = run_costs(
+        num_accelerators=8,
+        train_s=month,
+        prices=[P5],
+        keeping=Keeping(stored_bytes=1e12, sent_bytes=1e12),
+    )
+    assert cost.terms["storage"] == pytest.approx(1000 * 0.023)
+    assert cost.terms["egress"] == pytest.approx(900 * 0.09)  # its first 100 GB are free
+
+
+def test_rented_accelerators_without_a_rank_are_counted_as_idle():
+    (cost,) = run_costs(num_accelerators=12, train_s=HOUR, prices=[EIGHT])
+    assert cost.terms == pytest.approx({"training": 36, "idle": 12})
 
 
 def test_the_cheapest_of_each_provider_and_way_is_kept():

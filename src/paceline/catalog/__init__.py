@@ -9,7 +9,14 @@ from paceline.catalog.load import (
     load_accelerators,
     load_links,
 )
-from paceline.catalog.price import Price, cheapest_prices, find_prices, load_prices
+from paceline.catalog.price import (
+    Price,
+    cheapest_prices,
+    find_prices,
+    load_prices,
+    offers_of_nodes,
+)
+from paceline.catalog.provider import Provider, load_providers
 from paceline.catalog.user import (
     CATALOG_FILE,
     Catalog,
@@ -26,6 +33,7 @@ __all__ = [
     "Catalog",
     "Link",
     "Price",
+    "Provider",
     "accelerator_spellings",
     "built_in_catalog",
     "cheapest_prices",
@@ -37,4 +45,6 @@ __all__ = [
     "load_catalog",
     "load_links",
     "load_prices",
+    "load_providers",
+    "offers_of_nodes",
 ]

@@ -6,12 +6,13 @@ reader's own replaces them. Leaves out: storage, traffic, taxes, discounts and r
 
 import csv
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from paceline.catalog import _rows as r
+from paceline.catalog.provider import load_providers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,17 @@ class Price:
     """The whole instance when it may be taken away; None where the source has no such price."""
 
     as_of: str
-    """The day, or the commit of the list where the day is not known."""
+    """The day of the price; `by` a day where only a later copy of the list has one."""
 
     source: str
     note: str = ""
     """How the name was read where the spelling left it open; empty where it did not."""
+
+    num_vcpus: int | None = None
+    """Virtual CPUs of the instance; None is unknown."""
+
+    host_memory_bytes: int | None = None
+    """Host memory of the instance; None is unknown, or chosen and paid apart."""
 
     @property
     def per_accelerator_hour_usd(self) -> float:
@@ -77,22 +84,52 @@ def make_price(values: Mapping[str, Any], *, file: str) -> Price:
 @cache
 def load_prices() -> tuple[Price, ...]:
     """Every price that is shipped, mapped to our names or not."""
-    text = (files("paceline.catalog") / "prices.csv").read_text(encoding="utf-8")
-    return tuple(
-        Price(
-            provider=row["provider"],
-            instance=row["instance"],
-            spelled=row["spelled"],
-            accelerator=row["name"] or None,
-            num_accelerators=int(row["num_accelerators"]),
-            per_hour_usd=float(row["per_hour_usd"]),
-            spot_per_hour_usd=float(row["spot_per_hour_usd"]) if row["spot_per_hour_usd"] else None,
-            as_of=row["as_of"],
-            source=row["source"],
-            note=row["note"],
-        )
-        for row in csv.DictReader(text.splitlines())
+    return read_prices((files("paceline.catalog") / "prices.csv").read_text(encoding="utf-8"))
+
+
+def read_prices(text: str) -> tuple[Price, ...]:
+    """The rows of a table with the columns of `PRICE_COLUMNS`, as the catalog's `prices.csv`.
+
+    Raises:
+        ValueError: A column is missing, or a number is not one; the message names the row.
+    """
+    rows = csv.DictReader(text.splitlines())
+    missing = [name for name in PRICE_COLUMNS if name not in (rows.fieldnames or ())]
+    if missing:
+        raise ValueError(f"the column {missing[0]} is missing")
+    found: list[Price] = []
+    for number, row in enumerate(rows, start=2):
+        try:
+            found.append(_price_of(row))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"row {number}: {error}") from error
+    return tuple(found)
+
+
+def _price_of(row: Mapping[str, str]) -> Price:
+    memory, spot = row["host_memory_gib"], row["spot_per_hour_usd"]
+    return Price(
+        provider=row["provider"],
+        instance=row["instance"],
+        spelled=row["spelled"],
+        accelerator=row["name"] or None,
+        num_accelerators=int(row["num_accelerators"]),
+        per_hour_usd=float(row["per_hour_usd"]),
+        spot_per_hour_usd=float(spot) if spot else None,
+        as_of=row["as_of"],
+        source=row["source"],
+        note=row["note"],
+        num_vcpus=int(float(row["vcpus"])) if row["vcpus"] else None,
+        host_memory_bytes=int(float(memory) * 2**30) if memory else None,
     )
+
+
+PRICE_COLUMNS = (
+    *("provider", "instance", "spelled", "name", "num_accelerators", "memory_gib", "vcpus"),
+    *("host_memory_gib", "per_hour_usd", "spot_per_hour_usd", "as_of", "source", "note"),
+)
+"""Columns of a table of prices. `name` is ours and may be empty; `memory_gib` is of one
+accelerator."""
 
 
 def find_prices(accelerator: str, *, prices: Iterable[Price] | None = None) -> tuple[Price, ...]:
@@ -118,3 +155,53 @@ def cheapest_prices(
     for row in find_prices(accelerator, prices=prices):
         cheapest.setdefault(row.provider, row)
     return tuple(cheapest.values())
+
+
+def price_day(as_of: str) -> str:
+    """The day of a price for people; of some lists only the day of a later copy is known.
+
+    >>> price_day("by 2026-11-21"), price_day("2026-09-06")
+    ('2026-11-21 or earlier', '2026-09-06')
+    """
+    return f"{as_of.removeprefix('by ')} or earlier" if as_of.startswith("by ") else as_of
+
+
+def offers_of_nodes(rows: Iterable[Price], accelerators_per_node: int) -> tuple[Price, ...]:
+    """The rows of instances that hold a whole node of so many accelerators.
+
+    Where a provider bills by the accelerator (`Provider.by_accelerator`), one of its rows stands
+    for any number of them. Smaller instances lack the links inside a node and are left out.
+
+    >>> {row.num_accelerators for row in offers_of_nodes(find_prices("T4"), 4)
+    ...  if row.provider == "modal"}
+    {4}
+    """
+    rows = sorted(rows, key=lambda row: (row.per_accelerator_hour_usd, row.provider))
+    found = [row for row in rows if row.num_accelerators >= accelerators_per_node]
+    exact = {row.provider for row in found if row.num_accelerators == accelerators_per_node}
+    for row in rows:  # the cheapest of each provider first
+        provider = load_providers().get(row.provider)
+        if provider is None or not provider.by_accelerator or row.provider in exact:
+            continue
+        exact.add(row.provider)
+        found.append(_times(row, accelerators_per_node))
+    return tuple(found)
+
+
+def _times(row: Price, count: int) -> Price:
+    """The price of so many accelerators of a row, with what comes with each."""
+    times = count / row.num_accelerators
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * times
+
+    vcpus, memory = scaled(row.num_vcpus), scaled(row.host_memory_bytes)
+    return replace(
+        row,
+        instance=f"{count}x {row.spelled}",
+        num_accelerators=count,
+        per_hour_usd=row.per_hour_usd * times,
+        spot_per_hour_usd=scaled(row.spot_per_hour_usd),
+        num_vcpus=None if vcpus is None else int(vcpus),
+        host_memory_bytes=None if memory is None else int(memory),
+    )

@@ -2,7 +2,8 @@
 
 The file is TOML: `[accelerators.NAME]` and `[links.NAME]` change a known row, or add one that is
 whole or `like` another; `[[prices]]` replace the shipped ones of the same provider and
-accelerator; `[efficiencies.NAME]` is checked and kept, for `estimate/` to read.
+accelerator; `prices_file` names a table that replaces them all; `[efficiencies.NAME]` is checked
+and kept, for `estimate/` to read.
 """
 
 import tomllib
@@ -22,13 +23,13 @@ from paceline.catalog.load import (
     load_links,
     read_shipped,
 )
-from paceline.catalog.price import PRICE_KEYS, Price, load_prices, make_price
+from paceline.catalog.price import PRICE_KEYS, Price, load_prices, make_price, read_prices
 from paceline.errors import JobError, Problem
 
 CATALOG_FILE = "paceline-catalog.toml"
 """Read when it lies beside the job file."""
 
-_TABLES = ("accelerators", "links", "prices", "efficiencies")
+_TABLES = ("accelerators", "links", "prices", "prices_file", "efficiencies")
 _T = TypeVar("_T")
 
 
@@ -104,6 +105,7 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
         problems += _missing_links(name, accelerator, all_links, file)
     accelerators = {**shipped.accelerators, **new}
     prices = _prices(tables, accelerators, file, problems)
+    listed = _listed(tables, path, problems)
     efficiencies = _tables_of(tables, "efficiencies", file, problems)
     names = accelerator_spellings(accelerators)
     problems += check_efficiencies(efficiencies, names, file=file)
@@ -115,7 +117,7 @@ def merge_catalog(tables: Mapping[str, Any], path: Path) -> Catalog:
         links=all_links,
         prices=(
             *prices,
-            *(p for p in shipped.prices if (p.provider, p.accelerator) not in replaced),
+            *(p for p in listed if (p.provider, p.accelerator) not in replaced),
         ),
         efficiencies=_by_name(efficiencies, names),
         source=path,
@@ -284,6 +286,26 @@ def _prices(
             price = make_price(values, file=file)
             found.append(replace(price, accelerator=known[price.spelled.lower()]))
     return found
+
+
+def _listed(tables: Mapping[str, Any], path: Path, problems: list[Problem]) -> tuple[Price, ...]:
+    """The prices of `prices_file`; the shipped ones where the file names none."""
+    named = tables.get("prices_file")
+    if named is None:
+        return load_prices()
+    try:
+        return read_prices((path.parent / Path(text(named)).expanduser()).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(
+            Problem(
+                code="T013",
+                what=f"prices_file {named!r} cannot be read: {error}",
+                where=f"prices_file in {path.name}",
+                fix="name a table with the columns of the catalog's own: "
+                "python scripts/refresh_prices.py --out FILE writes one",
+            )
+        )
+        return ()
 
 
 def _read(path: Path) -> dict[str, Any]:

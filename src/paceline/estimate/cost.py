@@ -1,8 +1,8 @@
 """What a run costs: accelerator-hours, and dollars by provider, on demand and spot.
 
-Prices are data with a date and a source (`catalog/`); here they are only multiplied. Leaves out:
-the hosts' own price where a provider bills it apart, traffic, taxes and discounts; and storage,
-unless its price is given.
+Prices are data with a date and a source (`catalog/`); here they are only multiplied. A machine that
+cannot run the job has no cost. Not covered: the hosts' own price where a provider bills it apart,
+block storage, requests, taxes and discounts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,25 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from paceline.catalog import Price
+from paceline.catalog import Price, Provider, load_providers
 from paceline.estimate.goodput import Goodput, daly_interval_s, goodput, job_mtbf_s
+from paceline.units import format_bytes
+
+Way = Literal["on demand", "spot"]
 
 _HOUR_S = 3600.0
+_MONTH_H = 365 * 24 / 12
+_GB = 1e9
+
+_NEARLY = 0.9
+"""A network counts as fast enough from this share of the planned rate on: a plan's own range is
+wider."""
+
+_OF_MACHINE = ("the network", "its host")
+"""How the unknown facts begin that a machine's fitness hangs on."""
+
+PROCESS_BYTES = 4 * 2**30
+"""Host memory of one rank's process with its data loaders: a guess."""
 
 DEFAULT_SPOT_MTBF_S = 10 * _HOUR_S
 """Seconds between two takings-away of one spot instance: a tenth of them each hour. A guess, at the
@@ -63,12 +78,91 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a rented machine must have to run a job as it was planned."""
+
+    num_nodes: int = 1
+    accelerators_per_node: int = 1
+    host_memory_bytes: float = 0.0
+    """Of one node."""
+
+    network_bytes_per_s: float | None = None
+    """Of one node, each direction; None where it does not matter."""
+
+    is_rdma: bool = False
+    """Whether the plan counts on a network with RDMA."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What a run stores and sends out, besides computing."""
+
+    stored_bytes: float = 0.0
+    """On object storage, from the first step to the last."""
+
+    sent_bytes: float = 0.0
+    """Out of the provider, once: the finished model, for one."""
+
+
+def cannot_run(price: Price, needs: Needs) -> str | None:
+    """Why a machine cannot run the job; None where nothing is known against it.
+
+    >>> price = Price(provider="here", instance="8x", spelled="H100", accelerator="H100-SXM",
+    ...               num_accelerators=8, per_hour_usd=20.0, spot_per_hour_usd=None,
+    ...               as_of="2026-01-01", source="a list", host_memory_bytes=128 * 2**30)
+    >>> cannot_run(price, Needs(accelerators_per_node=8, host_memory_bytes=164 * 2**30))
+    '128 GiB of host memory, the plan needs 164 GiB a node'
+    """
+    if price.num_accelerators < needs.accelerators_per_node:
+        return f"{price.num_accelerators} accelerators, a node has {needs.accelerators_per_node}"
+    # An instance larger than a node holds several of them.
+    nodes = min(needs.num_nodes, price.num_accelerators // needs.accelerators_per_node)
+    host = price.host_memory_bytes
+    if host is not None and host < needs.host_memory_bytes * nodes:
+        return (
+            f"{format_bytes(host)} of host memory, the plan needs "
+            f"{format_bytes(needs.host_memory_bytes)} a node"
+        )
+    fabric = _provider(price).fabrics.get(price.instance)
+    if needs.num_nodes <= nodes or fabric is None:
+        return None
+    if needs.is_rdma and not fabric.is_rdma:
+        return "a network without RDMA, the plan counts on RDMA"
+    wanted = needs.network_bytes_per_s
+    if wanted is not None and fabric.bytes_per_s < _NEARLY * wanted:
+        return (
+            f"a network of {fabric.bytes_per_s * 8e-9:.4g} Gb/s a node, the plan counts on "
+            f"{wanted * 8e-9:.4g} Gb/s"
+        )
+    return None
+
+
+def unknown_of(price: Price, needs: Needs) -> tuple[str, ...]:
+    """What is not known of a machine and decides whether the job runs there as planned. Machines
+    of a provider that the catalog does not have are the reader's own: nothing is asked of them."""
+    provider = load_providers().get(price.provider)
+    if provider is None:
+        return ()
+    found: list[str] = []
+    several = needs.num_nodes * needs.accelerators_per_node > price.num_accelerators
+    if several and needs.network_bytes_per_s and price.instance not in provider.fabrics:
+        found.append(f"{_OF_MACHINE[0]} between its instances")
+    if price.host_memory_bytes is None and needs.host_memory_bytes and not provider.by_accelerator:
+        found.append(f"{_OF_MACHINE[1]} memory")
+    return tuple(found)
+
+
+def _provider(price: Price) -> Provider:
+    return load_providers().get(price.provider) or Provider(name=price.provider, render="torchrun")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
     """A run at one provider, in one way of paying."""
 
     provider: str
     instance: str
-    way: Literal["on demand", "spot"]
+    way: Way
     num_instances: int
     """Whole instances: what cannot be rented in part is paid in whole."""
 
@@ -97,8 +191,16 @@ class RunCost:
     source: str
 
     terms: Mapping[str, float]
-    """What `usd` is the sum of: `training`, `saving`, `lost`, `restart` and, where its price is
-    given, `storage`."""
+    """What `usd` is the sum of: `training`, `idle` (rented accelerators without a rank), `saving`,
+    `lost`, `restart` and, where something is kept and its price is known, `storage`, `egress`."""
+
+    unknown: tuple[str, ...] = ()
+    """What is not known: of the machine, and prices that `usd` lacks."""
+
+    @property
+    def runs_as_planned(self) -> bool:
+        """Whether all is known that decides whether the machine runs the job as planned."""
+        return not any(each.startswith(_OF_MACHINE) for each in self.unknown)
 
 
 def run_costs(
@@ -108,9 +210,11 @@ def run_costs(
     prices: Iterable[Price],
     failures: Failures | None = None,
     epochs: float | None = None,
-    storage_usd: float = 0.0,
+    needs: Needs | None = None,
+    keeping: Keeping | None = None,
 ) -> tuple[RunCost, ...]:
-    """The same run at every price, on demand and spot, the cheapest first.
+    """The same run at every price, on demand and spot: machines that are known to run it first,
+    then the cheapest.
 
     Args:
         num_accelerators: Ranks of the job.
@@ -119,7 +223,8 @@ def run_costs(
         failures: What they cost; None counts none, and leaves spot out, since its price alone
             says nothing.
         epochs: In the run.
-        storage_usd: For the run's checkpoints, where a price is known.
+        needs: What a machine must have; None takes every machine.
+        keeping: What is stored and sent out; None counts neither.
 
     >>> price = Price(provider="here", instance="8x", spelled="H100", accelerator="H100-SXM",
     ...               num_accelerators=8, per_hour_usd=20.0, spot_per_hour_usd=None,
@@ -130,77 +235,97 @@ def run_costs(
     """
     if num_accelerators < 1 or train_s < 0:
         raise ValueError("a run has at least one accelerator and no seconds below 0")
-    found: list[RunCost] = []
-    for price in prices:
-        count = ceil(num_accelerators / price.num_accelerators)
-        ways: list[tuple[Literal["on demand", "spot"], float | None]] = [
-            ("on demand", price.per_hour_usd)
-        ]
-        if failures is not None:
-            ways.append(("spot", price.spot_per_hour_usd))
-        for way, rate in ways:
-            if rate is None:
-                continue
-            good = (
-                failures.goodput(num_accelerators, count if way == "spot" else 0)
-                if failures is not None
-                else None
-            )
-            if good is not None and good.useful <= 0:
-                continue  # it is taken away more often than it can restart
-            found.append(
-                _cost(price, way, rate, count, train_s, good, failures, epochs, storage_usd)
-            )
-    return tuple(sorted(found, key=lambda cost: (cost.usd, cost.provider, cost.instance)))
+    run = _Run(num_accelerators, train_s, failures, epochs, needs or Needs(), keeping)
+    ways: tuple[Way, ...] = ("on demand",) if failures is None else ("on demand", "spot")
+    found = (run.cost(price, way) for price in prices for way in ways)
+    return tuple(sorted((cost for cost in found if cost is not None), key=_order))
 
 
-def _cost(
-    price: Price,
-    way: Literal["on demand", "spot"],
-    rate: float,
-    count: int,
-    train_s: float,
-    good: Goodput | None,
-    failures: Failures | None,
-    epochs: float | None,
-    storage_usd: float,
-) -> RunCost:
-    useful = good.useful if good is not None else 1.0
-    hours = train_s / useful / _HOUR_S
-    paid = hours * count * rate
-    terms = {"training": paid * useful}
-    if good is not None:
-        terms |= {name: paid * share for name, share in good.terms.items()}
-    if storage_usd:
-        terms["storage"] = storage_usd
-    return RunCost(
-        provider=price.provider,
-        instance=price.instance,
-        way=way,
-        num_instances=count,
-        hours=hours,
-        accelerator_hours=hours * count * price.num_accelerators,
-        usd=paid + storage_usd,
-        usd_per_epoch=(paid + storage_usd) / epochs if epochs else None,
-        usd_per_checkpoint=(
-            failures.save_s / _HOUR_S * count * rate if failures is not None else None
-        ),
-        useful=useful,
-        per_instance_hour_usd=rate,
-        as_of=price.as_of,
-        source=price.source,
-        terms=terms,
-    )
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What all rows of prices are multiplied with."""
+
+    num_accelerators: int
+    train_s: float
+    failures: Failures | None
+    epochs: float | None
+    needs: Needs
+    keeping: Keeping | None
+
+    def cost(self, price: Price, way: Way) -> RunCost | None:
+        """None where the machine cannot run the job, or is not to be had so, or is taken away
+        more often than it can restart."""
+        rate = price.per_hour_usd if way == "on demand" else price.spot_per_hour_usd
+        if rate is None or cannot_run(price, self.needs) is not None:
+            return None
+        count = ceil(self.num_accelerators / price.num_accelerators)
+        shares = {"training": 1.0}
+        if self.failures is not None:
+            good = self.failures.goodput(self.num_accelerators, count if way == "spot" else 0)
+            shares = {"training": good.useful, **good.terms}
+        useful = shares["training"]
+        if useful <= 0:
+            return None
+        hours = self.train_s / useful / _HOUR_S
+        paid = hours * count * rate
+        terms = {name: paid * share for name, share in shares.items()}
+        idle = 1 - self.num_accelerators / (count * price.num_accelerators)
+        if idle > 0:
+            terms |= {"training": paid * useful * (1 - idle), "idle": paid * useful * idle}
+        kept, lacking = _kept(_provider(price), self.keeping, hours)
+        usd = paid + sum(kept.values())
+        return RunCost(
+            provider=price.provider,
+            instance=price.instance,
+            way=way,
+            num_instances=count,
+            hours=hours,
+            accelerator_hours=hours * count * price.num_accelerators,
+            usd=usd,
+            usd_per_epoch=usd / self.epochs if self.epochs else None,
+            usd_per_checkpoint=(
+                None if self.failures is None else self.failures.save_s / _HOUR_S * count * rate
+            ),
+            useful=useful,
+            per_instance_hour_usd=rate,
+            as_of=price.as_of,
+            source=price.source,
+            terms=terms | kept,
+            unknown=(*unknown_of(price, self.needs), *lacking),
+        )
+
+
+def _order(cost: RunCost) -> tuple[bool, float, str, str]:
+    return not cost.runs_as_planned, cost.usd, cost.provider, cost.instance
+
+
+def _kept(
+    provider: Provider, keeping: Keeping | None, hours: float
+) -> tuple[dict[str, float], list[str]]:
+    """Dollars of storage and of traffic out, and the prices that are not known."""
+    terms: dict[str, float] = {}
+    lacking: list[str] = []
+    if keeping is not None and keeping.stored_bytes:
+        if provider.storage is None:
+            lacking.append(f"{provider.name}'s price of storage")
+        else:
+            stored = keeping.stored_bytes / _GB
+            terms["storage"] = provider.storage.usd(stored, months=hours / _MONTH_H)
+    if keeping is not None and keeping.sent_bytes:
+        if provider.egress is None:
+            lacking.append(f"{provider.name}'s price of traffic out")
+        else:
+            terms["egress"] = provider.egress.usd(keeping.sent_bytes / _GB)
+    return terms, lacking
 
 
 def cheapest_costs(costs: Iterable[RunCost]) -> tuple[RunCost, ...]:
-    """The cheapest of each provider and way of paying, the cheapest first."""
+    """The best of each provider and way of paying: machines that are known to run the job first,
+    then the cheapest."""
     best: dict[tuple[str, str], RunCost] = {}
-    for cost in costs:
-        key = (cost.provider, cost.way)
-        if key not in best or cost.usd < best[key].usd:
-            best[key] = cost
-    return tuple(sorted(best.values(), key=lambda cost: cost.usd))
+    for cost in sorted(costs, key=_order):
+        best.setdefault((cost.provider, cost.way), cost)
+    return tuple(sorted(best.values(), key=_order))
 
 
 def accelerator_hours(num_accelerators: int, wall_s: float) -> float:

@@ -7,8 +7,17 @@ replaced. None is unknown, and stays so. Leaves out: evaluation, and reading the
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.catalog import Price, find_prices
-from paceline.estimate.cost import Failures, RunCost, accelerator_hours, cheapest_costs, run_costs
+from paceline.catalog import Price, find_prices, offers_of_nodes
+from paceline.estimate.cost import (
+    PROCESS_BYTES,
+    Failures,
+    Keeping,
+    Needs,
+    RunCost,
+    accelerator_hours,
+    cheapest_costs,
+    run_costs,
+)
 from paceline.estimate.goodput import DEFAULT_RANK_MTBF_S, Goodput
 from paceline.job import Job
 from paceline.plan.advice.checkpoints import CheckpointAdvice, advise_checkpoints
@@ -75,8 +84,8 @@ class Outlook:
     """With the plan's own interval."""
 
     costs: tuple[RunCost, ...]
-    """The cheapest of each provider, on demand and spot, the cheapest first; empty where the
-    accelerator has no price."""
+    """The best of each provider, on demand and spot: machines that are known to run the plan first,
+    then the cheapest. Empty where no machine that can run it has a price."""
 
     assumptions: Assumptions
 
@@ -87,6 +96,7 @@ def outlook(
     *,
     prices: Iterable[Price] | None = None,
     assumptions: Assumptions = DEFAULTS,
+    keeping: Keeping | None = None,
 ) -> Outlook:
     """The run that a plan leads to.
 
@@ -95,6 +105,7 @@ def outlook(
         job: Of which it is the plan.
         prices: Of the accelerator; left out, the catalog's.
         assumptions: In place of the defaults.
+        keeping: What the run stores and sends out; left out, neither is counted.
     """
     cluster, price, train = plan.cluster, plan.estimate, job.spec.train
     state = price.num_checkpoint_bytes
@@ -117,7 +128,7 @@ def outlook(
     wall_s = None if train_s is None or not good or not good.useful else train_s / good.useful
     seq_len = plan.profile.seq_len
     rows = find_prices(cluster.accelerator) if prices is None else tuple(prices)
-    rows = _whole_nodes(rows, cluster.ranks_per_node)
+    rows = offers_of_nodes(rows, cluster.ranks_per_node)
     return Outlook(
         num_steps=train.steps,
         step_s=step_s,
@@ -133,15 +144,24 @@ def outlook(
         restart_s=restart_s,
         checkpoints=advice,
         goodput=good,
-        costs=_costs(plan, train_s, rows, (save_s, restart_s, write_s), assumptions),
+        costs=_costs(plan, train_s, rows, (save_s, restart_s, write_s), assumptions, keeping),
         assumptions=assumptions,
     )
 
 
-def _whole_nodes(rows: tuple[Price, ...], ranks_per_node: int) -> tuple[Price, ...]:
-    """Instances that hold a node of the plan's cluster: smaller ones lack the links inside it.
-    Where there are none, all."""
-    return tuple(row for row in rows if row.num_accelerators >= ranks_per_node) or rows
+def needs_of(plan: Plan) -> Needs:
+    """What a rented machine must have: whole nodes, host memory for offloaded state and for the
+    copy of the state that a checkpoint is written from, and the network that the plan's time
+    counts on."""
+    cluster = plan.cluster
+    state = plan.estimate.num_checkpoint_bytes / cluster.num_nodes
+    return Needs(
+        num_nodes=cluster.num_nodes,
+        accelerators_per_node=cluster.ranks_per_node,
+        host_memory_bytes=plan.host_bytes + state + cluster.ranks_per_node * PROCESS_BYTES,
+        network_bytes_per_s=cluster.network_bytes_per_s if cluster.num_nodes > 1 else None,
+        is_rdma=cluster.uses_rdma,
+    )
 
 
 def _goodput(
@@ -164,6 +184,7 @@ def _costs(
     prices: Iterable[Price],
     seconds: tuple[float, float, float],
     assumptions: Assumptions,
+    keeping: Keeping | None,
 ) -> tuple[RunCost, ...]:
     if train_s is None:
         return ()
@@ -182,5 +203,7 @@ def _costs(
             train_s=train_s,
             prices=prices,
             failures=failures,
+            needs=needs_of(plan),
+            keeping=keeping,
         )
     )

@@ -9,22 +9,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.catalog import Price, find_prices
+from paceline.catalog import Price, find_prices, offers_of_nodes
+from paceline.catalog.price import price_day
 from paceline.errors import JobError
-from paceline.estimate.cost import RunCost
+from paceline.estimate.cost import RunCost, cannot_run
 from paceline.job import Job
 from paceline.plan import Plan
-from paceline.plan.outlook import outlook
+from paceline.plan.outlook import needs_of, outlook
 from paceline.render.engine import Gap
 from paceline.render.shell import command
 from paceline.render.text import commented
 from paceline.units import format_seconds
 
 GUARD = "cloud_guard.py"
-_BY_ACCELERATOR = ("modal", "runpod")
-"""Providers whose price is that of one accelerator times their number, as the catalog's source of
-their prices says."""
-
 TORCH = "torch>=2.11,<2.14"
 """What the example program was run with; images of PyTorch may have an older one."""
 
@@ -78,7 +75,7 @@ class Limits:
         cost = self.expected
         money = (
             f"Expected: ${cost.usd:,.2f} in {cost.hours:.3g} h, {cost.num_instances} x "
-            f"{cost.instance} {cost.way} (price of {cost.as_of}; {cost.source})."
+            f"{cost.instance} {cost.way} (price of {price_day(cost.as_of)}; {cost.source})."
         )
         return [money, at_most]
 
@@ -172,22 +169,19 @@ def _cost_at(plan: Plan, job: Job, providers: Sequence[str], way: str) -> RunCos
 
 
 def offers(plan: Plan, providers: Sequence[str]) -> list[Price]:
-    """Price rows of instances with a node's accelerators at the providers, the cheapest first."""
-    count = plan.cluster.ranks_per_node
-    rows = [row for row in find_prices(plan.cluster.accelerator) if row.provider in providers]
-    fitting = {row.instance: row for row in rows if row.num_accelerators == count}
-    priced = {row.provider for row in fitting.values()}
-    for row in rows:  # the cheapest of each provider first
-        if row.provider in _BY_ACCELERATOR and row.provider not in priced:
-            priced.add(row.provider)
-            fitting[row.provider] = replace(
-                row,
-                instance=f"{count}x {row.spelled}",
-                num_accelerators=count,
-                per_hour_usd=count * row.per_accelerator_hour_usd,
-                spot_per_hour_usd=None,
-            )
-    return sorted(fitting.values(), key=lambda row: row.per_hour_usd)
+    """Price rows of instances with a node's accelerators at the providers that can run the plan,
+    the cheapest first. Where the network of all of them is slower than the plan counts on, they
+    still have a price an hour, which limits hold; the run's time is then not known."""
+    count, needs = plan.cluster.ranks_per_node, needs_of(plan)
+    alone = replace(needs, network_bytes_per_s=None, is_rdma=False)
+    rows = offers_of_nodes(
+        [row for row in find_prices(plan.cluster.accelerator) if row.provider in providers], count
+    )
+    rows = tuple(row for row in rows if row.num_accelerators == count)
+    fitting = [row for row in rows if cannot_run(row, needs) is None] or [
+        row for row in rows if cannot_run(row, alone) is None
+    ]
+    return sorted(fitting, key=lambda row: row.per_hour_usd)
 
 
 def named(

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from paceline.catalog.price import price_day
 from paceline.parallel import Layout
 from paceline.plan import Plan
-from paceline.report.plan_text import format_amount, price_list
+from paceline.report.plan_text import format_amount
 from paceline.units import format_bytes, format_count, format_seconds
 
 
@@ -29,7 +30,7 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.cost is not None:
         yield (
             f"${format_amount(plan.cost.usd)} at {plan.cost.provider}, {plan.cost.way} "
-            f"({price_list(plan.cost.as_of)})."
+            f"(price of {price_day(plan.cost.as_of)})."
         )
     for each in plan.cautions:
         yield f"\n**Warning ({each.about}):** {each.what}. Fix: {each.fix}."

