@@ -48,6 +48,8 @@ def main() -> int:
         fresh += read_cloudprice(asked.cloudprice, known)
     if asked.names:
         old = [named(row, known) for row in old]
+    once = {(row["provider"], row["instance"], row["spelled"]): row for row in reversed(fresh)}
+    fresh = list(once.values())  # an instance of both lists is taken from the first
     have = {row["provider"] for row in fresh}
     kept = [row for row in old if row["provider"] not in have]
     text = write_table([*kept, *fresh])

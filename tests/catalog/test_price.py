@@ -42,7 +42,7 @@ def test_a_price_that_has_no_name_of_ours_is_kept_and_says_why():
     unmapped = [row for row in load_prices() if row.accelerator is None]
     assert unmapped
     assert all(row.note for row in unmapped)
-    assert {"A40", "GH200"} <= {row.spelled for row in unmapped}
+    assert {"A800", "RTXA5000"} <= {row.spelled for row in unmapped}
 
 
 def test_an_accelerator_hour_is_the_instance_divided_by_its_accelerators():

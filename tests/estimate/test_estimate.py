@@ -135,6 +135,15 @@ def test_the_step_is_the_sum_of_its_terms_and_inside_its_range():
     assert found.tokens_per_s == pytest.approx(8 * 4096 / found.step_s)
 
 
+def test_rates_that_are_estimated_widen_the_range():
+    own = price_one(layout_of(), case_of(H100S.profile, H100S.cluster, precision="bf16"))
+    cluster = replace(H100S.cluster, rates_within=2.0)
+    found = price_one(layout_of(), case_of(H100S.profile, cluster, precision="bf16"))
+    assert found.step_s == own.step_s
+    assert found.step_low_s == pytest.approx(own.step_low_s / 2)
+    assert found.step_high_s == pytest.approx(own.step_high_s * 2)
+
+
 def test_mfu_is_three_forward_passes_over_the_peak_and_hfu_counts_recomputation():
     found = estimate_of(layout_of(recompute="full"))
     forward = H100S.profile.forward_flops_per_sample or 0

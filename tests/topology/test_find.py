@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.catalog import load_accelerators
 from paceline.errors import JobError
 from paceline.job import parse_job
 from paceline.topology import Cluster, FoundGpu, Machine, find_cluster
@@ -109,6 +110,38 @@ def test_a_gpu_that_the_catalog_lacks_has_memory_and_no_rates():
     assert cluster.memory_bytes == 4 * GIB
     assert cluster.peak_flops_per_s == {}
     assert cluster.link_bytes_per_s is None
+
+
+def card(capability: str | None, **facts) -> FoundGpu:
+    return FoundGpu(
+        name="NVIDIA L50", memory_bytes=32 * GIB, compute_capability=capability, **facts
+    )
+
+
+def test_a_gpu_that_the_catalog_lacks_is_estimated_from_those_of_its_compute_capability():
+    known = load_accelerators()
+    cluster = find(machine(gpus=(card("8.9", pcie_generation=5, pcie_lanes=8),) * 2))
+    peaks = [known[name].peak_flops_per_s["bf16"] for name in cluster.resembles]
+    assert {"L4", "L40S", "RTX-4090"} <= set(cluster.resembles)
+    assert cluster.peak_flops_per_s["bf16"] == pytest.approx((min(peaks) * max(peaks)) ** 0.5)
+    assert cluster.rates_within >= (max(peaks) / min(peaks)) ** 0.5 * 0.999
+    assert cluster.known["peak_flops_per_s"] == "estimated"
+    assert (cluster.accelerator, cluster.memory_bytes) == ("NVIDIA L50", 32 * GIB)
+    assert cluster.link_bytes_per_s == pytest.approx(31.5e9)  # 8 lanes of PCIe 5
+
+
+def test_a_gpu_of_a_new_compute_capability_is_estimated_from_its_generation():
+    assert "H100-SXM" in find(machine(gpus=(card("9.9"),))).resembles
+    assert find(machine(gpus=(card("13.0"),))).peak_flops_per_s == {}
+
+
+def test_a_gpu_that_the_catalog_has_is_not_estimated():
+    cluster = find(machine(gpus=h100s(2)))
+    assert (cluster.rates_within, cluster.resembles) == (1.0, ())
+
+
+def test_a_precision_that_one_of_its_kind_lacks_is_not_taken_for_granted():
+    assert "bf16" not in find(machine(gpus=(card("7.0"),))).peak_flops_per_s
 
 
 def test_a_cluster_that_is_elsewhere_is_taken_as_declared():

@@ -52,8 +52,8 @@ _NAMES: tuple[tuple[str, str, str, str, str], ...] = (
     (".*", "V100", ".*", "V100-16", ""),
     (".*", "RTX-?A6000|A6000", ".*", "RTX-A6000", ""),
     (".*", "RTX6000-Ada", ".*", "RTX-6000-Ada", ""),
-    (".*", "RTXPRO6000", ".*", "RTX-PRO-6000", "the edition is not said"),
-    (".*", "RTXPRO6000S", ".*", "RTX-PRO-6000", "sold as the server edition"),
+    (".*", "RTXPRO6000", ".*", "RTX-PRO-6000-Server", "the edition is not said; Server is a guess"),
+    (".*", "RTXPRO6000S", ".*", "RTX-PRO-6000-Server", ""),
     (".*", r"RTX(3090|4090|5090)", ".*", r"RTX-\1", ""),
     (".*", "(A10G?|A40|A30|T4|L4|L40S?|B200|B300|GB200|GB300|GH200|MI\\d+X)", ".*", r"\1", ""),
 )

@@ -334,6 +334,7 @@ def _estimate(prices: Prices, index: int) -> Estimate:
         flat = np.ravel(prices.terms[name])
         terms[name] = float(flat[index if flat.size > 1 else 0])
     step_s = sum(terms.values()) if terms else None
+    within = case.cluster.rates_within
     tokens_per_s = mfu = hfu = None
     if step_s is not None and profile.seq_len is not None:
         tokens_per_s = layout.global_batch * profile.seq_len / step_s
@@ -349,8 +350,8 @@ def _estimate(prices: Prices, index: int) -> Estimate:
     return Estimate(
         memory=_memory(prices.parts, index, _knows_activations(profile)),
         step_s=step_s,
-        step_low_s=float(fast_end(terms)) if terms else None,
-        step_high_s=float(slow_end(terms)) if terms else None,
+        step_low_s=float(fast_end(terms)) / within if terms else None,
+        step_high_s=float(slow_end(terms)) * within if terms else None,
         tokens_per_s=tokens_per_s,
         mfu=mfu,
         hfu=hfu,

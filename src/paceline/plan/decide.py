@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from paceline.catalog import load_accelerators
 from paceline.job import Job, JobSpec, LayoutSpec, Length
 from paceline.job.faults import parse_fault
 from paceline.parallel.candidates import asks_for_pipeline, with_implied
@@ -82,6 +83,7 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
         yield Decision(
             field="cluster.accelerator", value=cluster.accelerator, reason="what this machine has"
         )
+    yield from _unknown_card(cluster)
     if spec.per_node == "auto":
         reason = f"usual for {cluster.accelerator}"
         if cluster.is_local:
@@ -99,6 +101,30 @@ def _cluster_decisions(job: Job, cluster: Cluster) -> Iterator[Decision]:
             value=f"{gigabits:.4g} Gb/s a node",
             reason=f"usual for {cluster.accelerator}",
         )
+
+
+def _unknown_card(cluster: Cluster) -> Iterator[Decision]:
+    """How a card is planned that the catalog does not have."""
+    if not cluster.is_local or cluster.accelerator in load_accelerators():
+        return
+    within, like = cluster.rates_within, cluster.resembles
+    if like:
+        value = f"rates within {within:.2g} times"
+        reason = (
+            f"the catalog has no {cluster.accelerator}; estimated from {', '.join(like)}, by its "
+            "compute capability. Memory and PCIe are as nvidia-smi reports them; `paceline "
+            "calibrate` measures the rest"
+        )
+    elif not cluster.peak_flops_per_s:
+        value = "rates unknown"
+        reason = (
+            f"the catalog has no {cluster.accelerator} and none of its compute capability, so "
+            "times are unknown; memory is as nvidia-smi reports it, process overhead as other "
+            "NVIDIA cards have"
+        )
+    else:
+        return  # a catalog file of the reader's own has it
+    yield Decision(field="cluster.accelerator", value=value, reason=reason)
 
 
 def _length_decision(job: Job) -> Iterator[Decision]:

@@ -67,6 +67,13 @@ class Cluster:
     num_multiprocessors: int | None = None
     """Of one accelerator; None is unknown."""
 
+    rates_within: float = 1.0
+    """How many times higher or lower the accelerator's rates may be; 1 where they are its own."""
+
+    resembles: tuple[str, ...] = ()
+    """Catalog names of the accelerators that its rates were estimated from; empty where the
+    catalog has it."""
+
     @property
     def num_ranks(self) -> int:
         """Ranks on all nodes."""

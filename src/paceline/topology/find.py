@@ -18,13 +18,15 @@ from paceline.job import ClusterSpec, Job
 from paceline.topology.cluster import Cluster, Known
 from paceline.topology.levels import Level, find_levels, node_bytes_per_s
 from paceline.topology.machine import Machine, find_local_machine
+from paceline.topology.unknown import EstimatedCard, estimate_card
 from paceline.units import format_bytes
 
 _MAX_AUTO_CPU_RANKS = 2
 """As `cluster.per_node` says in its help."""
 
 _OTHER_GPU = "A100-80"
-"""A GPU the catalog does not know is given this one's process overhead."""
+"""Its process overhead is taken for a GPU of which nothing but its memory is known: it is the same
+for every NVIDIA card of the catalog."""
 
 
 def find_cluster(spec: ClusterSpec, job: Job, machine: Machine | None = None) -> Cluster:
@@ -213,17 +215,33 @@ def _gpu_cluster(spec: ClusterSpec, job: Job, machine: Machine, catalog: Catalog
     gpu = min(machine.gpus, key=lambda each: each.memory_bytes)
     name = catalog_name(gpu.name, catalog)
     known = catalog.accelerators[name] if name is not None else None
-    return _from_catalog(
+    card = None if known is not None else estimate_card(gpu, per_node, catalog)
+    cluster = _from_catalog(
         spec,
-        known or catalog.accelerators[_OTHER_GPU],
+        known or (card.accelerator if card else catalog.accelerators[_OTHER_GPU]),
         catalog,
         name=name or gpu.name,
-        has_rates=known is not None,
+        has_rates=known is not None or card is not None,
         is_local=True,
         per_node=per_node,
         memory_bytes=gpu.memory_bytes,
         cores_per_rank=machine.num_cores / (spec.nodes * per_node),
         host_bytes=machine.memory_bytes // spec.nodes,
+    )
+    return cluster if card is None else _estimated(cluster, card)
+
+
+def _estimated(cluster: Cluster, card: EstimatedCard) -> Cluster:
+    """The cluster of a card that the catalog does not have: every rate is estimated."""
+    rates: dict[str, Known] = dict.fromkeys(
+        ("peak_flops_per_s", "memory_bytes_per_s", "overhead_bytes"),
+        "estimated",
+    )
+    return replace(
+        cluster,
+        rates_within=card.rates_within,
+        resembles=card.like,
+        known={**cluster.known, **rates},
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import which
 from typing import TypeVar
 
-from paceline.topology.read_nvidia import QUERY, FoundGpu, read_gpu_query
+from paceline.topology.read_nvidia import QUERY, QUERY_MORE, FoundGpu, read_gpu_query
 
 _G = TypeVar("_G")
 _SMI_TIMEOUT_S = 10
@@ -266,7 +266,9 @@ def _gpus() -> tuple[tuple[FoundGpu, ...], str | None]:
         files = sorted(Path("/dev").glob("nvidia[0-9]*"))
         return (), f"{files[0]} exists, and nvidia-smi is not on PATH" if files else None
     try:
-        done = _ask_smi(tool, QUERY)
+        done = _ask_smi(tool, QUERY_MORE)
+        if done.returncode != 0:
+            done = _ask_smi(tool, QUERY)
     except subprocess.TimeoutExpired:
         return (), f"nvidia-smi does not answer within {_SMI_TIMEOUT_S} s"
     except OSError as error:

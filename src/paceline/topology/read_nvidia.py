@@ -7,6 +7,9 @@ from dataclasses import dataclass
 QUERY = "index,name,memory.total,pcie.link.gen.max,pcie.link.width.max"
 """For `nvidia-smi --query-gpu=QUERY --format=csv,noheader`."""
 
+QUERY_MORE = f"{QUERY},compute_cap"
+"""The query with what drivers before 510 do not know and refuse."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundGpu:
@@ -17,6 +20,8 @@ class FoundGpu:
     pcie_generation: int | None = None
     pcie_lanes: int | None = None
     numa_node: int | None = None
+    compute_capability: str | None = None
+    """Of CUDA: `8.9`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +65,22 @@ _FAST = ("NV", "XGMI")
 
 
 def read_gpu_query(text: str) -> tuple[FoundGpu, ...]:
-    """The GPUs in the output of the query above.
+    """The GPUs in the output of either query above.
 
     >>> read_gpu_query("0, NVIDIA L4, 23034 MiB, 4, 16\\n")[0].memory_bytes
     24152899584
+    >>> read_gpu_query("0, NVIDIA L4, 23034 MiB, 4, 16, 8.9\\n")[0].compute_capability
+    '8.9'
     """
-    rows = re.finditer(r"^\s*\d+, (.+), (\d+) MiB, ([^,]+), ([^,\n]+)\s*$", text, re.M)
+    form = r"^\s*\d+, (.+?), (\d+) MiB, ([^,\n]+), ([^,\n]+)(?:, ([^,\n]+))?\s*$"
+    rows = re.finditer(form, text, re.M)
     return tuple(
         FoundGpu(
             name=row[1].strip(),
             memory_bytes=int(row[2]) * 2**20,
             pcie_generation=_whole(row[3]),
             pcie_lanes=_whole(row[4]),
+            compute_capability=row[5] if re.fullmatch(r"\d+\.\d+", row[5] or "") else None,
         )
         for row in rows
     )

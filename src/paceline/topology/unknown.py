@@ -1,0 +1,97 @@
+"""An accelerator that the catalog does not have, from what `nvidia-smi` says of it.
+
+Its memory and PCIe link are its own. Its rates are the middle of the cards of its compute
+capability that the catalog has, with the factor that the farthest of them is away: no card's
+numbers are taken for another's without that range.
+"""
+
+from dataclasses import dataclass
+from math import exp, log
+
+from paceline.catalog import PRECISIONS, Accelerator, Catalog
+from paceline.topology.read_nvidia import FoundGpu
+
+_PCIE_16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63e9, 6: 121e9}
+"""Rates of 16 lanes in one direction, as the catalog's rows `pcie-*-x16`."""
+
+_OLDEST_PCIE = 3
+"""Taken where the tool does not say the generation: the slowest of cards that train."""
+
+_NETWORK_BYTES_PER_S = 1.25e9
+"""Of a node, where the job does not say: 10 Gb/s, a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatedCard:
+    """Numbers for a card that nobody has looked up."""
+
+    accelerator: Accelerator
+    rates_within: float
+    """How many times higher or lower its rates may be."""
+
+    like: tuple[str, ...]
+    """Catalog names of the cards of its kind."""
+
+
+def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> EstimatedCard | None:
+    """The card as an accelerator; None where the catalog has none of its compute capability, nor
+    of the same generation."""
+    near = _near(gpu.compute_capability, catalog)
+    if not near:
+        return None
+    peaks: dict[str, float] = {}
+    within = 1.0
+    for precision in PRECISIONS:
+        rates = [card.peak_flops_per_s.get(precision) for card in near]
+        known = [rate for rate in rates if rate is not None]
+        if len(known) == len(near):  # what some of them lack, this one may lack too
+            peaks[precision], away = _middle(known)
+            within = max(within, away)
+    bandwidths = [card.memory_bytes_per_s for card in near if card.memory_bytes_per_s]
+    bandwidth, away = _middle(bandwidths)
+    generation = gpu.pcie_generation or _OLDEST_PCIE
+    generation = min(_PCIE_16_BYTES_PER_S, key=lambda each: abs(each - generation))
+    names = tuple(card.name for card in near)
+    source = f"estimated: the middle of {', '.join(names)}, compute capability as nvidia-smi says"
+    return EstimatedCard(
+        accelerator=Accelerator(
+            name=gpu.name,
+            backend="nccl",
+            memory_bytes=gpu.memory_bytes,
+            peak_flops_per_s=peaks,
+            memory_bytes_per_s=bandwidth,
+            link=f"pcie-{generation}-x16",
+            link_bytes_per_s=_PCIE_16_BYTES_PER_S[generation] * (gpu.pcie_lanes or 16) / 16,
+            network_node_bytes_per_s=_NETWORK_BYTES_PER_S,
+            num_per_node=num_per_node,
+            overhead_bytes=max(card.overhead_bytes for card in near),
+            smi_names=(gpu.name,),
+            source=source,
+            compute_capability=gpu.compute_capability,
+        ),
+        rates_within=max(within, away),
+        like=names,
+    )
+
+
+def _near(capability: str | None, catalog: Catalog) -> list[Accelerator]:
+    """The cards of a compute capability, else of its generation."""
+    if capability is None:
+        return []
+    cards = [card for card in catalog.accelerators.values() if card.compute_capability]
+    same = [card for card in cards if card.compute_capability == capability]
+    major = capability.partition(".")[0]
+    return same or [
+        card for card in cards if str(card.compute_capability).partition(".")[0] == major
+    ]
+
+
+def _middle(rates: list[float]) -> tuple[float, float]:
+    """The geometric middle of the least and the most, and how many times each is away from it.
+
+    >>> _middle([100.0, 150.0, 400.0])
+    (200.0, 2.0)
+    """
+    low, high = min(rates), max(rates)
+    middle = exp((log(low) + log(high)) / 2)
+    return round(middle, 6), round(high / middle, 6)
