@@ -455,6 +455,7 @@ def test_a_machine_with_too_little_host_memory_is_no_price_of_a_plan():
     plan = plan_of(JOB, *(f"{key}={value}" for key, value in choices.items()))
     assert plan.cost is not None
     assert plan.cost.runs_as_planned
+    assert f"{plan.cost.num_instances} x {plan.cost.instance}" in format_plan(plan)
     # A VM of 128 GB at cudo was the cheapest; its host does not hold a node's part of the state.
     assert all("8x64v128gb" not in cost.instance for cost in plan.costs)
 

@@ -216,7 +216,8 @@ def _money(plan: Plan) -> Iterator[str]:
     if cost is not None:
         yield from textwrap.wrap(
             f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
-            f"accelerator-hours at {cost.provider}, {cost.way} (price of {price_day(cost.as_of)})"
+            f"accelerator-hours at {cost.provider}, {cost.way}: {cost.num_instances} x "
+            f"{cost.instance} (price of {price_day(cost.as_of)})"
             f"{unknown_of_machine(cost)}",
             width=_WIDTH,
             initial_indent=f"{'cost':<12}",
