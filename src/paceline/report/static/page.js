@@ -235,10 +235,10 @@ function draw() {
       drawEvents();
       drawRanks();
       drawCharts();
-      if (shown.every(key => runs.has(key)))
-        setTimeout(() => {
-          window.painted ??= performance.now();
-        });
+      setTimeout(() => {
+        window.begun ??= performance.now();
+        if (shown.every(key => runs.has(key))) window.painted ??= performance.now();
+      });
     });
 }
 for (const [id, kind] of [
@@ -285,10 +285,13 @@ async function show(keys) {
   zoom = null;
   source?.close();
   $('log').textContent = '';
-  window.painted = undefined;
+  window.begun = window.painted = undefined;
   for (const old of [...runs.keys()]) if (!keys.includes(old)) runs.delete(old);
   try {
-    await Promise.all(keys.map(read));
+    for (const key of keys) {
+      await read(key); // one after the other: the first is on the screen while the others are read
+      if (shown !== keys) return;
+    }
   } catch (problem) {
     $('link').textContent = problem.message;
     return;
