@@ -179,7 +179,7 @@ class Lines:
                 **{"step_s": took_s, **ours},
             )
         self._newest = line
-        if step == 0:  # a bar that has just been drawn
+        if step == 0 and not numbers:  # a bar that has just been drawn
             return
         if not numbers and at - self._written_at < self._every_s:
             self._left_out = line
@@ -202,6 +202,7 @@ class _Reader:
         """Numbers whose step the next picture of the bar shows."""
 
         self._count = 0
+        self._epochs = _Epochs()
 
     def feed(self, content: bytes) -> Iterator[Telling]:
         *pieces, torn = (self._torn + content).replace(b"\r", b"\n").split(b"\n")
@@ -227,25 +228,65 @@ class _Reader:
                 self._waiting = None
             yield replace(telling, step=shown[0], num_steps=shown[1])
         elif telling.step is not None or telling.checkpoint is not None:
-            yield telling
+            yield self._epochs.place(telling)
         elif self._bars.is_drawn:
             if self._waiting is not None:
                 yield self._at_bar(self._waiting)
             self._waiting = telling
             self._bars.is_told = True
         else:
-            yield self._counted(telling)
+            counted = self._counted(telling)
+            if counted is not None:
+                yield counted
 
     def _at_bar(self, telling: Telling) -> Telling:
         return replace(telling, step=self._bars.step, num_steps=self._bars.num_steps)
 
-    def _counted(self, telling: Telling) -> Telling:
-        if set(telling.values) <= {"eval_loss", "eval_accuracy"}:
-            return telling
+    def _counted(self, telling: Telling) -> Telling | None:
+        evaluation = {k: v for k, v in telling.values.items() if k.startswith("eval_")}
+        if self._epochs.has_steps or evaluation == telling.values:
+            # Where other lines name steps this one is an epoch's summary: its means are no step's.
+            return replace(telling, values=evaluation) if evaluation else None
         self._count += 1
         if telling.epoch is not None and telling.num_epochs is not None:
             return replace(telling, step=telling.epoch, num_steps=telling.num_epochs)
         return replace(telling, step=self._count)
+
+
+@dataclass(slots=True)
+class _Epochs:
+    """Steps of the run from lines that name a step and an epoch, whatever the step counts."""
+
+    has_steps: bool = False
+    """Whether a line named a step."""
+
+    epoch: int | None = None
+    newest: int = 0
+    before: int = 0
+    """Steps of the epochs before this one, where each counts anew."""
+
+    goes_on: bool = False
+    """Whether steps were seen to go on over an epoch's end."""
+
+    def place(self, telling: Telling) -> Telling:
+        """The telling with its step, and all steps, of the run."""
+        if telling.step is None:
+            return telling
+        self.has_steps = True
+        if telling.epoch is None:
+            return telling
+        if self.epoch is not None and telling.epoch != self.epoch:
+            if telling.step > self.newest and not telling.of_epoch:
+                self.goes_on = True
+            else:
+                self.before += telling.num_steps or self.newest
+        self.epoch, self.newest = telling.epoch, telling.step
+        num_steps = telling.num_steps
+        if (self.before or telling.of_epoch) and num_steps is not None:
+            num_steps = num_steps * telling.num_epochs if telling.num_epochs else None
+        elif not self.goes_on and telling.num_epochs != 1:
+            num_steps = None  # of the epoch, or of the run: the next epoch shows it
+        return replace(telling, step=self.before + telling.step, num_steps=num_steps)
 
 
 @dataclass(slots=True)
