@@ -205,9 +205,11 @@ class _Shell:
             )
         try:
             self._feed(foreign.Begin())
-            while self._state.phase != "over":
+            while True:
                 await asyncio.sleep(_TICK_S)
                 self._follow()
+                if self._state.phase == "over":
+                    break  # what is reported now is taken as unrecorded
                 for event in emptied(self._reported):
                     self._feed(foreign.Found(event))
                 self._feed(foreign.Tick())
