@@ -183,3 +183,19 @@ def test_a_file_of_that_name_is_no_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("slurm:4711").touch()
     assert find_elsewhere("slurm:4711") is None
+
+
+@pytest.mark.parametrize("job", ["sky:c:1", "sky:jobs:1"])
+def test_a_place_without_its_tool_names_the_command(tools, job):
+    found = find_elsewhere(job)
+    assert isinstance(found, PlaceJob)
+    with pytest.raises(RunError, match=r"sky is not installed[\s\S]*sky (jobs )?logs"):
+        log_command(found, None, follow=False, tail=10)
+
+
+def test_kubernetes_without_its_package_names_the_command(tools, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    found = find_elsewhere("kubernetes:default.trainjob.mine")
+    assert isinstance(found, PlaceJob)
+    with pytest.raises(RunError, match="kubectl get trainjob mine"):
+        stand_elsewhere(found)

@@ -120,6 +120,8 @@ _NEWEST = 8
 
 
 def _lines(picture: Mapping[str, Any]) -> list[str]:
+    from paceline.record.plain import plain
+
     ranks = picture["ranks"]
     lines = [f"{picture['run']}  {picture['outcome']}", f"  {picture['sentence']}"]
     lines += [
@@ -132,4 +134,4 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     for event in picture["events"][-_NEWEST:]:
         clock = time.strftime("%H:%M:%S", time.localtime(event["at"]))
         lines.append(f"  {clock}  {event['text'][:120]}")
-    return lines
+    return [plain(line) for line in lines]

@@ -208,6 +208,7 @@ def log_command(job: PlaceJob, rank: int | None, *, follow: bool, tail: int) -> 
             return ["tail", *lines, *(("-f",) if follow else ()), str(_slurm_log(job))]
         own = queued(job.place).log_command(job.placement, rank, follow) if _is_queue(job) else None
         if own is not None:
+            _need(own[0])
             return list(own)
         words = job.command("logs")
         if not words:

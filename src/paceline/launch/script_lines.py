@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.record.plain import plain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
@@ -66,7 +68,6 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 _RATE = re.compile(r"(?P<number>\d[\d,.]*)(?P<k>[kKM])? ?tok(?:ens)?/s(?:ec)?\b", re.IGNORECASE)
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UP = "\x1b[A"
 
 
@@ -80,10 +81,10 @@ def read_line(line: str) -> Telling | None:
     """
     if len(line) > _LONGEST or not any(sign in line for sign in _SIGNS):
         return None
-    plain = _ANSI.sub("", line)
+    text = plain(line)
     for row in _ROWS:
-        match = row.pattern.search(plain)
-        found = row.read(match, plain) if match is not None else None
+        match = row.pattern.search(text)
+        found = row.read(match, text) if match is not None else None
         if found is None:
             continue
         if found.bar is not None and _UP in line:

@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from paceline.errors import JobError
 from paceline.launch.logs import last_lines
-from paceline.live.logs import plain
 from paceline.live.watched import Watched
 from paceline.record.compare import compare_settings
 from paceline.record.gather import gather
+from paceline.record.plain import plain
 from paceline.record.run import RunFolder
 from paceline.record.run_files import RunFiles
 from paceline.record.run_row import RunRow

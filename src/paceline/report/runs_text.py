@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from paceline.record.compare import Bits, Comparison, Curve, Sameness, Values
+from paceline.record.plain import plain
 from paceline.record.run_row import RunRow
 from paceline.units import counted, format_bytes, format_count, format_seconds
 
@@ -131,7 +132,7 @@ def _cell(name: str, value: Any, row: RunRow | None) -> str:
         return _number(name, value)
     if name in ("commit", "diff", "state_digest"):
         return str(value)[:12]
-    return value if isinstance(value, str) else json.dumps(value)
+    return plain(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _number(name: str, value: float) -> str:
