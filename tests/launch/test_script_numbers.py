@@ -78,6 +78,18 @@ def test_steps_that_go_on_over_epochs_stay_what_they_are():
     assert [(line.step, line.num_steps) for line in found] == [(1, None), (3, 4)]
 
 
+def test_a_step_takes_as_long_as_its_bar_says_though_tqdm_ends_no_picture_before_the_next():
+    numbers = Numbers(generation=1, num_ranks=1)
+    found: list[Found] = []
+    for step in range(1, 11):
+        bar = f"\r {10 * step}%|##| {step}/10 [00:0{step}<00:01,  1.00s/it]"
+        loss = f"\r{' ' * 40}\r{{'loss': '2.5'}}\n{bar}" if step % 5 == 0 else ""
+        found += numbers.feed(0, (bar + loss).encode(), at=100.0 + 2 * step)[0]
+    lines = [line for line in found if isinstance(line, StepMetrics) and line.loss is not None]
+    assert [line.step for line in lines] == [5, 10]
+    assert [line.step_s for line in lines] == pytest.approx([2.0, 2.0], rel=0.05)
+
+
 def test_the_loss_before_the_first_step_is_kept():
     assert steps(read("iter 0: loss 10.5\niter 1: loss 9.5\n")) == [(0, 10.5), (1, 9.5)]
 

@@ -101,6 +101,9 @@ class Lines:
         self._every_s = every_s
         self._newest: StepMetrics | None = None
         self._left_out: StepMetrics | None = None
+        self._timed: StepMetrics | None = None
+        """Since when steps are timed: the last line that was written, or the first."""
+
         self._written_at = -math.inf
         self._num_steps: int | None = None
 
@@ -166,9 +169,9 @@ class Lines:
             if line == newest:
                 return
         else:
-            took_s = None
-            if newest is not None and step > newest.step:
-                took_s = (at - newest.at) / (step - newest.step)
+            took_s, timed = None, self._timed
+            if timed is not None and step > timed.step:
+                took_s = (at - timed.at) / (step - timed.step)
             line = StepMetrics(
                 step=step,
                 generation=self._generation,
@@ -179,12 +182,14 @@ class Lines:
                 **{"step_s": took_s, **ours},
             )
         self._newest = line
+        if self._timed is None or step < self._timed.step:
+            self._timed = line
         if step == 0 and not numbers:  # a bar that has just been drawn
             return
         if not numbers and at - self._written_at < self._every_s:
             self._left_out = line
             return
-        self._left_out, self._written_at = None, at
+        self._left_out, self._written_at, self._timed = None, at, line
         yield line
 
 
@@ -209,6 +214,12 @@ class _Reader:
         self._torn = torn[-_LONGEST:]
         for piece in pieces:
             yield from self._take(piece.decode("utf-8", "replace"))
+        if self._torn.rstrip(b" ").endswith(b"]"):  # tqdm ends a picture when it draws the next
+            picture = self._torn.decode("utf-8", "replace")
+            found = read_line(picture)
+            if found is not None and found.bar is not None:
+                self._torn = b""
+                yield from self._take(picture)
 
     def end(self) -> Iterator[Telling]:
         yield from self._take(self._torn.decode("utf-8", "replace"))
