@@ -199,3 +199,14 @@ def test_kubernetes_without_its_package_names_the_command(tools, monkeypatch):
     assert isinstance(found, PlaceJob)
     with pytest.raises(RunError, match="kubectl get trainjob mine"):
         stand_elsewhere(found)
+
+
+def test_a_machine_that_ssh_does_not_reach_is_an_error_of_ours(tools):
+    tools("ssh", "sys.exit(255)")
+    with pytest.raises(RunError, match="W011: ssh does not do it"):
+        FarRun(host="node-a", folder="/data/x").do("status", "--json")
+
+
+def test_a_slurm_log_without_slurm_names_the_command(tools):
+    with pytest.raises(RunError, match="scontrol show job 123"):
+        log_command(PlaceJob(place="slurm", job_id="123"), None, follow=False, tail=10)
