@@ -32,10 +32,17 @@ def test_numbers_steps_and_checkpoints_are_lines(logged):
     paceline.log(eval_loss=1.2)
     paceline.log(checkpoint="out/last.pt")
     lines = logged()
-    assert [line["step"] for line in lines] == [10, 11, 11, 11]
+    assert [line["step"] for line in lines] == [10, 10, 10, 10]
     assert lines[0]["steps"] == 100
     assert lines[1]["values"] == {"reward/mean": 0.5, "loss": 1.5}
     assert lines[3]["checkpoint"] == "out/last.pt"
+
+
+def test_calls_count_up_where_no_step_was_ever_given(logged):
+    for loss in (2.0, 1.5):
+        paceline.log(loss=loss)
+    paceline.log(eval_loss=1.2)
+    assert [line["step"] for line in logged()] == [1, 2, 2]
 
 
 def test_nan_is_json_and_a_tensor_is_a_number(logged):

@@ -37,7 +37,8 @@ def log(
     Args:
         values: Number by name, for names that are not Python's, such as `reward/mean`. A tensor
             with one element will do; reading it waits for its device.
-        step: Left out, calls with training numbers count up, and others are of the last.
+        step: Left out, a call is of the last step that was given; where none ever was, calls with
+            training numbers count up.
         steps: How many the run will have, for the time that is left.
         checkpoint: Path of a checkpoint that is complete.
         more: Numbers by name. `loss`, `grad_norm`, `learning_rate` (`lr`), `tokens_per_s`, `mfu`,
@@ -61,7 +62,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._step = 0
+        self._step, self._counts = 0, True
         self._has_failed = False
 
     def write(
@@ -82,7 +83,8 @@ class _Writer:
             return
         trains = any(not is_evaluation(name) for name in numbers)
         with self._lock:
-            self._step = step if step is not None else self._step + trains
+            self._counts &= step is None
+            self._step = step if step is not None else self._step + (trains and self._counts)
             line = {
                 "step": self._step or None,
                 "steps": steps,

@@ -83,7 +83,7 @@ def read_line(line: str) -> Telling | None:
         return None
     text = plain(line)
     for row in _ROWS:
-        match = row.pattern.search(text)
+        match = row.pattern.search(text) if row.sign in text else None
         found = row.read(match, text) if match is not None else None
         if found is None:
             continue
@@ -297,6 +297,9 @@ class _Row:
     prints: str
     """Who, in which version this was read."""
 
+    sign: str
+    """Is in every such line: looked for first, as patterns take much longer."""
+
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str], str], Telling | None]
 
@@ -304,11 +307,13 @@ class _Row:
 _ROWS = (
     _Row(
         "Megatron-LM core 0.14, training.py, training_log",
+        "iteration",
         re.compile(r"\biteration\s+(?P<step>\d+)/\s*(?P<total>\d+) \|"),
         _megatron,
     ),
     _Row(
         "Megatron-LM core 0.14, training.py, evaluate_and_print_results",
+        "validation loss",
         re.compile(
             r"validation loss at iteration (?P<step>\d+)[^|]*\| lm loss value: "
             rf"(?P<loss>{_NUMBER})"
@@ -317,6 +322,7 @@ _ROWS = (
     ),
     _Row(
         "Megatron-LM core 0.14, checkpointing.py",
+        "successfully saved",
         re.compile(
             r"successfully saved checkpoint from iteration\s+(?P<step>\d+) to (?P<path>\S+)"
         ),
@@ -324,26 +330,31 @@ _ROWS = (
     ),
     _Row(
         "Hugging Face Trainer 4 and 5, with logging at info",
+        "Saving model",
         re.compile(r"Saving model checkpoint to (?P<path>\S+checkpoint-(?P<step>\d+))"),
         _saved,
     ),
     _Row(
         "torchtitan 0.2, components/metrics.py",
+        "step:",
         re.compile(r"(?P<validate>validate )?step:\s*(?P<step>\d+)\s+loss:"),
         _titan,
     ),
     _Row(
         "DeepSpeed 0.18, runtime/engine.py, _report_progress",
+        "skipped=",
         re.compile(rf"\bstep=(?P<step>\d+), skipped=\d+, lr=\[(?P<rate>{_NUMBER})"),
         _deepspeed,
     ),
     _Row(
         "nanoGPT, train.py, an evaluation",
+        "val loss",
         re.compile(rf"^step (?P<step>\d+): train loss (?:{_NUMBER}), val loss (?P<loss>{_NUMBER})"),
         _step_and_evaluation,
     ),
     _Row(
         "tqdm 4; Lightning 2, TQDMProgressBar",
+        "%",
         re.compile(
             r"^(?P<title>[^|%]*?)\s*(?<!\d)\d+%(?:\|[^|]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)\s*"
             r"\[[^,\]]*(?P<rest>(?:,[^\]]*)?)"
@@ -352,6 +363,7 @@ _ROWS = (
     ),
     _Row(
         "tqdm 4, without a total",
+        "it [",
         re.compile(
             r"^(?P<title>[^|%\[]*?)\s*\b(?P<done>\d+)(?P<total>)it \[[^,\]]*(?P<rest>,[^\]]*)"
         ),
@@ -359,6 +371,7 @@ _ROWS = (
     ),
     _Row(
         "Lightning 2, RichProgressBar",
+        "Epoch ",
         re.compile(
             r"Epoch (?P<epoch>\d+)/(?P<last>\d+)\s+[━╸╺]+ ?[━╸╺]* (?P<done>\d+)/(?P<total>\d+)"
         ),
@@ -366,18 +379,21 @@ _ROWS = (
     ),
     _Row(
         "Keras 3, utils/progbar.py",
+        "/",
         re.compile(r"^\s*(?P<done>\d+)/(?P<total>\d+) (?:━|\[=)"),
         _keras,
     ),
     _Row(
         "Hugging Face Trainer 4 and 5, PrinterCallback; JSON lines",
+        "{",
         re.compile(r"^[^{]*(?P<dict>\{.*\})\s*$"),
         _dict,
     ),
     _Row(
         "PyTorch's examples, imagenet/main.py",
+        "Epoch: [",
         re.compile(r"Epoch: \[(?P<epoch>\d+)\]\[\s*(?P<done>\d+)/(?P<total>\d+)\]"),
         _imagenet,
     ),
-    _Row("anybody: `step 10 loss=2.3`, `loss: 2.3`", re.compile("(?i)loss"), _plain),
+    _Row("anybody: `step 10 loss=2.3`, `loss: 2.3`", "", re.compile("(?i)loss"), _plain),
 )
