@@ -9,12 +9,13 @@ temporary folder) only where they are installed. Of alerts and samples: a step's
 built-in rules, a look at a run's folder without news, one sample of this machine; each also as a
 share of the time between two of them.
 
-Run: two real ranks over gloo. Beside it are TensorBoard and Prometheus, a second watch over alerts
-and a second sampler like those that the run has anyway, and a live page with one reader. All of it
-is stopped and continued in turns of `--window` steps, by a process of their own, and each turn with
-it is compared with the one before, without. Sinks and page also catch up on what they missed, so it
-is the cost of twice the steps. `processor` is what the sinks and the page's server used, over the
-steps of the turns with them.
+Run: real ranks over gloo, one thread each; with `--ranks 1` a core of two is left for the rest.
+Beside it are TensorBoard and Prometheus, a second watch over alerts and a second sampler like those
+that the run has anyway, and a live page with one reader. All of it is stopped and continued in
+turns of `--window` steps, by a process of their own, and each turn with it is compared with the one
+before, without. Sinks and page also catch up on what they missed, so it is the cost of twice the
+steps. `processor` is what the sinks and the page's server used, over the steps of the turns with
+them.
 """
 
 import argparse
@@ -63,7 +64,6 @@ JOB = {
     "name": "cost",
     "model": {"decoder": {"layers": 4, "hidden": 192, "heads": 4}},
     "data": {"corpus": "python-stdlib", "seq_len": 128, "held_out": 0.01},
-    "cluster": {"accelerator": "cpu", "per_node": 2},
     "train": {"global_batch": 8, "learning_rate": 0.001, "precision": "fp32"},
     "checkpoint": {"every": 1_000_000},
     "evaluate": {"every": 1_000_000, "samples": 8},
@@ -80,13 +80,14 @@ def main() -> None:
         _show_calls(name)
     _show_samples()
     if options.steps:
-        _show_run(options.steps, options.window)
+        _show_run(options.steps, options.window, options.ranks)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3000, help="of the run; 0 is no run")
     parser.add_argument("--window", type=int, default=10, help="steps of a turn")
+    parser.add_argument("--ranks", type=int, default=2, help="of the run, one thread each")
     parser.add_argument("--beside", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -182,14 +183,18 @@ def _show_share(what: str, call: Callable[[], object], every_s: float) -> None:
     print(f"{what:22} {told}; {share:.4%} of the {every_s:g} s between two", flush=True)
 
 
-def _show_run(steps: int, window: int) -> None:
+def _show_run(steps: int, window: int, ranks: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job = JOB | {"train": {**JOB["train"], "steps": steps}}
+        cluster = {"accelerator": "cpu", "per_node": ranks}
+        job = JOB | {"train": {**JOB["train"], "steps": steps}, "cluster": cluster}
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
         command = [sys.executable, "-m", "paceline", "run", "job.yaml", "--no-report"]
         running = subprocess.Popen(
-            [*command, "--out", "run"], cwd=folder, stdout=subprocess.DEVNULL
+            [*command, "--out", "run"],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         beside = [sys.executable, __file__, "--beside", str(folder / "run")]
         switching = subprocess.Popen([*beside, "--window", str(window)], stdout=subprocess.PIPE)
