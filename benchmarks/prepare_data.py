@@ -1,6 +1,7 @@
-"""How fast a job's data are prepared, in MB/s of text, with one process and with two.
+"""How fast a job's data are prepared, in MB/s of text, with a process on each core it may use.
 
     .venv/bin/python benchmarks/prepare_data.py --tokenizer FOLDER [--megabytes N] [--chats]
+    taskset -c 0 .venv/bin/python benchmarks/prepare_data.py --tokenizer FOLDER    # one core
 
 The text is the standard library's source, in jsonl files of 8 MB. Beside it, where `datasets` is
 installed, with the same tokenizer: Hugging Face's `datasets.map` in batches of 1,000, which leaves
@@ -13,6 +14,7 @@ tokenized with offsets and masked. Prints a line of JSON for each.
 
 import argparse
 import json
+import os
 import sys
 import sysconfig
 import tempfile
@@ -39,12 +41,11 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         num_bytes = write_rows(Path(folder), asked.megabytes << 20, asked.chats)
-        for count in (1, 2):
-            measure(Path(folder), asked.tokenizer.resolve(), count, num_bytes, asked.chats)
+        count = len(os.sched_getaffinity(0))
+        measure(Path(folder), asked.tokenizer.resolve(), count, num_bytes, asked.chats)
         if not asked.chats:
-            for count in (1, 2):
-                measure_datasets(Path(folder), asked.tokenizer, count, num_bytes)
-                measure_nanogpt(Path(folder), asked.tokenizer, count, num_bytes)
+            measure_datasets(Path(folder), asked.tokenizer, count, num_bytes)
+            measure_nanogpt(Path(folder), asked.tokenizer, count, num_bytes)
 
 
 def write_rows(folder: Path, num_bytes: int, chats: bool) -> int:

@@ -142,7 +142,7 @@ def test_a_rule_of_the_job_takes_the_place_of_a_built_in_one_of_its_name():
     own = AlertSpec(name="hot", metric="gpu/temperature_c", above=70.0)
     assert rules_of(AlertsSpec(rules=[own]), built_in) == [LOSS, own]
     assert rules_of(AlertsSpec(rules=[own], defaults=False), built_in) == [own]
-    assert rules_of(AlertsSpec(off=["high"]), built_in) == built_in[1:]
+    assert rules_of(AlertsSpec(without=["high"]), built_in) == built_in[1:]
 
 
 def test_alerts_that_are_over_and_those_on_events_do_not_fire_any_more():

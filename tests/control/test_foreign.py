@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from paceline.control import foreign
+from paceline.control.environment import script_environment
 from paceline.control.state import Clock
 from paceline.record import events as log
 
@@ -273,7 +274,7 @@ def test_a_command_that_cannot_start_is_not_tried_again():
 
 
 def test_a_rank_has_what_torchrun_gives_it():
-    found = foreign.environment(1, num_ranks=4, port=29511, restarts=2, threads=1)
+    found = script_environment(1, num_ranks=4, port=29511, restarts=2, threads=1)
     wanted = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "29511", "PACELINE_RESTART": "2"}
     assert wanted.items() <= found.items()
 

@@ -135,6 +135,7 @@ def test_a_watcher_that_was_away_itself_blames_nobody(stuck: Watched):
 def test_who_stays_late_is_reported_again_and_not_at_every_look(stuck: Watched):
     stuck.watch_until_late()
     assert 1 <= len(stuck.watch(2.4)) <= 3
+    assert stuck.lookout.places() == {7: (Phase.VOTE, 1)}
 
 
 def test_the_default_patience_is_generous():

@@ -11,7 +11,12 @@ from tests.control.test_health import Driver
 
 from paceline.control import sampling
 from paceline.control.sampling import Host, Sampling, find_way
-from paceline.record.machines import decode_machine, machine_files, numbers_of_machine
+from paceline.record.machines import (
+    RankSample,
+    decode_machine,
+    machine_files,
+    numbers_of_machine,
+)
 from paceline.topology.read_use import GpuSample, read_nvidia_use, read_rocm_use
 
 
@@ -140,11 +145,12 @@ def test_nvml_is_asked_for_the_gpus_that_the_run_may_use(monkeypatch: pytest.Mon
 
 
 def test_samples_are_lines_of_the_nodes_file(tmp_path: Path):
-    thread = Sampling(tmp_path, 5, has_gpus=False)
+    ranks = [RankSample(3, "forward", 7)]
+    thread = Sampling(tmp_path, 5, has_gpus=False, ranks=lambda: ranks)
     thread.close()  # after the first one
     thread.start()
     thread.join(60)
     (path,) = machine_files(tmp_path)
     assert path.name == "node-5.jsonl"
     (line,) = path.read_bytes().splitlines()
-    assert decode_machine(line).node == 5
+    assert (decode_machine(line).node, decode_machine(line).ranks) == (5, ranks)

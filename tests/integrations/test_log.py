@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 import paceline
@@ -31,10 +32,17 @@ def test_numbers_steps_and_checkpoints_are_lines(logged):
     paceline.log(eval_loss=1.2)
     paceline.log(checkpoint="out/last.pt")
     lines = logged()
-    assert [line["step"] for line in lines] == [10, 11, 11, 11]
+    assert [line["step"] for line in lines] == [10, 10, 10, 10]
     assert lines[0]["steps"] == 100
     assert lines[1]["values"] == {"reward/mean": 0.5, "loss": 1.5}
     assert lines[3]["checkpoint"] == "out/last.pt"
+
+
+def test_calls_count_up_where_no_step_was_ever_given(logged):
+    for loss in (2.0, 1.5):
+        paceline.log(loss=loss)
+    paceline.log(eval_loss=1.2)
+    assert [line["step"] for line in logged()] == [1, 2, 2]
 
 
 def test_nan_is_json_and_a_tensor_is_a_number(logged):
@@ -44,8 +52,25 @@ def test_nan_is_json_and_a_tensor_is_a_number(logged):
 
     paceline.log(loss=float("nan"), aux=Tensor())
     assert logged()[0]["values"] == {"loss": None, "aux": 0.25}
-    with pytest.raises(TypeError):
-        paceline.log(loss=[1.0])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"loss": [1.0]}, {"step": "7"}, {"step": 1.5}, {"step": -1}, {"steps": 2**60}],
+    ids=str,
+)
+def test_what_cannot_be_recorded_is_said_once_and_the_training_goes_on(logged, capsys, wrong):
+    paceline.log(**{"loss": 1.0, **wrong})
+    paceline.log(**{"loss": 1.0, **wrong})
+    paceline.log(loss=2.0, step=3)
+    assert [line["values"]["loss"] for line in logged()] == [2.0]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.endswith("this call is not recorded; training continues")
+
+
+def test_a_step_may_be_any_whole_number(logged):
+    paceline.log(loss=1.0, step=numpy.int64(5))
+    assert logged()[0]["step"] == 5
 
 
 def test_other_ranks_and_scripts_without_a_run_write_nothing(tmp_path, monkeypatch):

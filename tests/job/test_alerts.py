@@ -65,6 +65,15 @@ def test_rules_are_the_same_in_a_job_and_in_a_file_of_their_own(tmp_path: Path):
         ({"event": "WorkerLost", "above": 1}, "is on an event"),
         ({"event": "WorkerLost", "steps": 2}, "is on an event"),
         ({"metric": "eval/loss", "plateau": {"patience": 2}, "above": 1}, "another condition"),
+        ({"metric": "eval/loss", "plateau": {"patience": 2}, "lasting": "1h"}, "another condition"),
+        (
+            {
+                "metric": "eval/loss",
+                "plateau": {"patience": 2},
+                "when": {"metric": "gpu/power_w", "above": 1},
+            },
+            "another condition",
+        ),
         ({"metric": "train/loss", "above": 1, "when": {"metric": "gpu/power_w"}}, "no limit"),
         ({"metric": "train/loss", "above": 1, "to": ["nobody"]}, "no target 'nobody'"),
         (

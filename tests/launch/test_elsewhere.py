@@ -183,3 +183,30 @@ def test_a_file_of_that_name_is_no_job(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("slurm:4711").touch()
     assert find_elsewhere("slurm:4711") is None
+
+
+@pytest.mark.parametrize("job", ["sky:c:1", "sky:jobs:1"])
+def test_a_place_without_its_tool_names_the_command(tools, job):
+    found = find_elsewhere(job)
+    assert isinstance(found, PlaceJob)
+    with pytest.raises(RunError, match=r"sky is not installed[\s\S]*sky (jobs )?logs"):
+        log_command(found, None, follow=False, tail=10)
+
+
+def test_kubernetes_without_its_package_names_the_command(tools, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    found = find_elsewhere("kubernetes:default.trainjob.mine")
+    assert isinstance(found, PlaceJob)
+    with pytest.raises(RunError, match="kubectl get trainjob mine"):
+        stand_elsewhere(found)
+
+
+def test_a_machine_that_ssh_does_not_reach_is_an_error_of_ours(tools):
+    tools("ssh", "sys.exit(255)")
+    with pytest.raises(RunError, match="W011: ssh does not do it"):
+        FarRun(host="node-a", folder="/data/x").do("status", "--json")
+
+
+def test_a_slurm_log_without_slurm_names_the_command(tools):
+    with pytest.raises(RunError, match="scontrol show job 123"):
+        log_command(PlaceJob(place="slurm", job_id="123"), None, follow=False, tail=10)

@@ -23,6 +23,14 @@ SyntaxError: invalid syntax
 """
 
 
+def test_what_a_terminal_would_obey_is_taken_out_and_long_words_are_cut():
+    evil = "\x1b]0;title\x07\x1b[31m\u202e"
+    raised = first_failure({0: TRACEBACK.replace("bad sample", evil + "x" * 5000)}, 0)
+    assert raised is not None
+    assert raised.words == f"ValueError: {'x' * 488}"
+    assert not any(sign in "".join(raised.lines) for sign in "\x1b\x07\u202e")
+
+
 def test_a_traceback_is_shown_to_its_exception():
     raised = first_failure({0: TRACEBACK}, 0)
     assert raised is not None

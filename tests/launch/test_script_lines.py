@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from hypothesis import given, strategies
 
 from paceline.launch.script_lines import Bar, named, read_line
 
@@ -19,6 +20,10 @@ from paceline.launch.script_lines import Bar, named, read_line
         ("[INFO] iter: 1,200, train_loss: 1.5e-1, grad_norm=0.71", 1200, None,
          {"loss": 0.15, "grad_norm": 0.71}),
         ("step=3 loss=nan", 3, None, {"loss": math.nan}),
+        ("step 4 loss=tensor(2.5, device='cuda:0')", 4, None, {"loss": 2.5}),
+        ("step 5 val_loss=1.5 accuracy=0.89", 5, None, {"eval_loss": 1.5, "eval_accuracy": 0.89}),
+        ("step=10, skipped=0, lr=[0, 0], mom=[[0.9, 0.999]]", 10, None, {"learning_rate": 0.0}),
+        ("step 99999999999999999999 loss: 2.5", None, None, {"loss": 2.5}),
         ("epoch 2 step 30 loss 0.51 acc 0.9", 30, None, {"loss": 0.51, "accuracy": 0.9}),
         ("step 250: train loss 2.1040, val loss 2.2001", 250, None, {"eval_loss": 2.2001}),
         ("iter 100: loss 2.3456, time 12.34ms, mfu 1.20%", 100, None,
@@ -91,6 +96,9 @@ def test_a_progress_bar_is_understood(line, done, total, title, values):
         "loss scale: 65536",
         "Loss of rank 3: connection closed",
         "blossom: 2.3",
+        "packet loss 0.5% at step 3",
+        "loss=1,5",
+        "loss by class {[1]: 0.5}",
         "{'train_runtime': '2.1', 'train_loss': '0.5', 'epoch': '3'}",
         "{'step': 'one'}",
         "{" * 3000 + "loss",
@@ -100,6 +108,18 @@ def test_a_progress_bar_is_understood(line, done, total, title, values):
 )
 def test_other_lines_say_nothing(line):
     assert read_line(line) is None
+
+
+PIECES = (
+    *("step", "=", ":", " ", "10", "1e999", "-", ",", "loss", "lr=[", "]", "{", "}", "'", '"', "|"),
+    *("0,", "9" * 400, "nan", "iteration", "/", "%|", "[00:00<", "tps:", "val", "Epoch", "("),
+    *("\x1b[A", "step 1: train loss 2, val loss ", "step=1, skipped=0, lr=[", "it ["),
+)
+
+
+@given(strategies.lists(strategies.sampled_from(PIECES), max_size=12))
+def test_no_line_that_a_script_prints_is_an_error(pieces):
+    read_line("".join(pieces))
 
 
 def test_checkpoints_are_read_with_their_step():

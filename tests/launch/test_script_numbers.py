@@ -45,6 +45,55 @@ TRAINER = (
 """What transformers 5.23's Trainer prints without a terminal; the bar after a line has its step."""
 
 
+def test_an_epochs_summary_is_no_step_where_other_lines_name_steps():
+    text = "".join(
+        f"step {10 * epoch + 5}: loss 2.{epoch}\n"
+        f"Epoch {epoch + 1}/3 done - avg loss: 3.6 - val_loss: 3.{epoch}\n"
+        for epoch in range(3)
+    )
+    found = read(text)
+    assert steps(found) == [(5, 2.0), (15, 2.1), (25, 2.2)]
+    evaluated = [(each.step, each.loss) for each in found if isinstance(each, log.Evaluated)]
+    assert evaluated == [(5, 3.0), (15, 3.1), (25, 3.2)]
+
+
+@pytest.mark.parametrize(
+    ("word", "is_known_at_once"), [("Batch", True), ("Step", False)], ids=["batch", "step"]
+)
+def test_steps_that_begin_anew_in_every_epoch_are_counted_on(word, is_known_at_once):
+    text = "".join(
+        f"[Epoch {epoch}/3, {word} {batch}/2] loss: {epoch}.{batch}\n"
+        for epoch in (1, 2, 3)
+        for batch in (1, 2)
+    )
+    found = [line for line in read(text) if isinstance(line, StepMetrics)]
+    assert [line.step for line in found] == [1, 2, 3, 4, 5, 6]
+    assert found[0].num_steps == (6 if is_known_at_once else None)
+    assert found[-1].num_steps == 6
+
+
+def test_steps_that_go_on_over_epochs_stay_what_they_are():
+    text = "Epoch 1/2 step 1/4 loss: 1.5\nEpoch 2/2 step 3/4 loss: 1.4\n"
+    found = [line for line in read(text) if isinstance(line, StepMetrics)]
+    assert [(line.step, line.num_steps) for line in found] == [(1, None), (3, 4)]
+
+
+def test_a_step_takes_as_long_as_its_bar_says_though_tqdm_ends_no_picture_before_the_next():
+    numbers = Numbers(generation=1, num_ranks=1)
+    found: list[Found] = []
+    for step in range(1, 11):
+        bar = f"\r {10 * step}%|##| {step}/10 [00:0{step}<00:01,  1.00s/it]"
+        loss = f"\r{' ' * 40}\r{{'loss': '2.5'}}\n{bar}" if step % 5 == 0 else ""
+        found += numbers.feed(0, (bar + loss).encode(), at=100.0 + 2 * step)[0]
+    lines = [line for line in found if isinstance(line, StepMetrics) and line.loss is not None]
+    assert [line.step for line in lines] == [5, 10]
+    assert [line.step_s for line in lines] == pytest.approx([2.0, 2.0], rel=0.05)
+
+
+def test_the_loss_before_the_first_step_is_kept():
+    assert steps(read("iter 0: loss 10.5\niter 1: loss 9.5\n")) == [(0, 10.5), (1, 9.5)]
+
+
 @pytest.mark.parametrize("piece", [1, 7, 100_000])
 def test_the_trainers_numbers_have_the_step_of_the_bar_that_follows(piece):
     found = read(TRAINER, piece=piece)

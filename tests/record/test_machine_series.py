@@ -5,7 +5,7 @@ import math
 import pytest
 
 from paceline.record.machine_series import MachineSeries
-from paceline.record.machines import MachineSample
+from paceline.record.machines import MachineSample, RankSample
 
 
 def sample(at, node, cpu, received=None):
@@ -32,3 +32,13 @@ def test_many_samples_are_gathered_and_no_spike_is_lost():
     assert columns["host/cpu_utilization"].high[7] == 1.0
     assert series.num == 1000
     assert MachineSeries().binned(10)[1] == {}
+
+
+def test_ranks_are_where_they_were_seen_last_until_that_is_too_long_ago():
+    series = MachineSeries()
+    forward, backward = RankSample(0, "forward", 7), RankSample(0, "backward", 9)
+    old = RankSample(1, "save", 6)
+    series.take([MachineSample(at=10.0, node=0, ranks=[forward, old])])
+    series.take([MachineSample(at=90.0, node=0, ranks=[backward])])
+    assert series.ranks_since(30.0) == [backward]
+    assert series.ranks_since(5.0) == [backward, old]

@@ -199,3 +199,10 @@ def test_a_job_that_was_not_started_yet_shows_the_layout_of_its_plan(tmp_path):
     layout = Layout(data=2, sharding="none", micro_batch=4, accumulation=1)
     run = make_run(tmp_path / "a", job=JOB, plan={"layout": asdict(layout)})
     assert read_row(run).layout == layout.name
+
+
+def test_a_plan_that_does_not_know_a_part_of_the_memory_is_no_damage(tmp_path):
+    parts = {"parameters": 100, "activations": None}
+    folder = make_run(tmp_path / "run", plan={"estimate": {"memory": {"parts": parts}}})
+    row = read_row(folder)
+    assert (row.damage, row.planned_memory_bytes) == (None, None)

@@ -118,6 +118,13 @@ def test_no_value_of_the_environment_is_kept_only_its_name(scene, monkeypatch):
         f'token = "{TOKEN}"',
         'db_password = "hunter2secret"',
         "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANhunter2secret\n-----END PRIVATE KEY-----",
+        'os.environ["WANDB_API_KEY"] = "hunter2secret"',
+        'os.environ.setdefault("WANDB_API_KEY", "hunter2secret")',
+        'wandb.login(key="hunter2secret")',
+        'headers = {"Authorization": "Bearer hunter2secret"}',
+        'parser.add_argument("--api-key", default="hunter2secret")',
+        'settings = {"token":\n    "hunter2secret"}',
+        'password = (\n    "hunter2secret"\n)',
     ],
 )
 @pytest.mark.parametrize("name", ["train.py", "new.py"])

@@ -86,6 +86,8 @@ def test_it_does_not_hold(text):
         ("(eval_loss<2", "`)` is expected", 13),
         ("eval_loss<2)", "`and`, `or` or the end", 12),
         ("eval_loss<abc", "`abc` is not a number", 11),
+        ("step=five", "`five` is not a number", 6),
+        ("loss==nan", "`nan` is not a number", 7),
         ("state<2", "`state` is a text", 7),
         ("memory_bytes>10parsecs", "", 14),
         ("state='open", "no part of an expression", 7),

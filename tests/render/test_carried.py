@@ -119,7 +119,7 @@ VALUES = {
     "metrics.prometheus.host": "0.0.0.0",
     "metrics.otel.endpoint": "http://127.0.0.1:4318",
     "alerts.defaults": False,
-    "alerts.off": ["slow"],
+    "alerts.without": ["slow"],
     "alerts.rules": [{"name": "high", "metric": "train/loss", "above": 9}],
     "alerts.to": [],
     "alerts.targets": {"ops": {"webhook": "env:HOOK"}},

@@ -6,6 +6,7 @@ import msgspec
 from tests.report import made
 
 from paceline.record import events as log
+from paceline.record.machines import RankSample
 from paceline.report.happenings import alerts, happenings, marks, ranks_of
 
 
@@ -51,6 +52,14 @@ def test_ranks_are_what_the_newest_events_say_of_them():
     assert lost["odd"][0]["state"] == "lost"
     back = ranks_of([*history, made.lost(4, 6), made.training(5, 7)], is_running=True)
     assert (back["usual"], back["odd"]) == ("training", [])
+
+
+def test_the_phase_of_a_healthy_rank_is_the_one_its_agent_saw():
+    seen = [RankSample(rank, "backward", 7) for rank in (0, 1, 5)]
+    history = [made.started(), made.training(1, 1), slow(2, 1)]
+    ranks = ranks_of(history, is_running=True, seen=seen)
+    assert ranks["phases"] == {"backward": [0]}  # rank 1 is slow, and there is no rank 5 any more
+    assert ranks_of(history, is_running=False, seen=seen)["phases"] == {}
 
 
 def test_ranks_of_a_script_train_when_steps_come_after_their_start():

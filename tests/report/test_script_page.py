@@ -44,6 +44,19 @@ def test_steps_losses_and_the_profile_are_on_the_page():
     assert "aten::&lt;mm&gt;" in text
 
 
+def test_lines_of_several_steps_without_a_loss_are_counted_and_not_taken_for_nan():
+    lines = [
+        StepMetrics(step=5, generation=1, at=made.T0 + 5, loss=3.0, step_s=1.0, not_finite=[]),
+        StepMetrics(step=10, generation=1, at=made.T0 + 10, step_s=1.0, not_finite=[]),
+    ]
+    finished = made.finished(10, step=10)
+    evaluated = log.Evaluated(at=made.T0 + 9, generation=1, step=9, loss=1.5)
+    script = record([made.started(), evaluated, finished], lines)
+    tiles = {tile["name"]: tile["note"] for tile in picture(view_of(script))["head"]["tiles"]}
+    assert tiles["Evaluation loss"] == "on data that is not trained on; training loss 3.000"
+    assert tiles["Wall time"].startswith("60")  # the first line counts as one step
+
+
 def test_what_is_not_known_has_no_place():
     text = render_tables(record())
     assert "profile" not in text

@@ -62,6 +62,7 @@ def test_the_example_logs_its_accuracy_in_every_steps_line_and_recovers(tmp_path
     assert set(without) <= {6}, "only the step that the failure cut off may be without"
     assert all(0 <= line.logged["accuracy"] <= 1 for line in run.metrics if line.logged)
     assert run.finished.step == 12
+    scene.paceline("runs", "send", "run", "--to", "tensorboard")  # what a starved sink left
     shown = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.step for event in shown.Scalars("train/loss")] == list(range(1, 13))
     assert shown.Scalars("eval/loss")[-1].step == 12

@@ -156,7 +156,8 @@ def test_a_resume_that_waited_for_another_to_finish_says_so(scene, eight_steps, 
             stderr=subprocess.PIPE,
             text=True,
         )
-        second.stdout.readline()  # it has looked, and found steps left
+        said = second.stdout.readline()  # it has looked, and found steps left
+        assert "waiting for the command that had the run" in said
         time.sleep(1.5)
         assert second.poll() is None
         aside.rename(last)

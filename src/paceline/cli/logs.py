@@ -46,7 +46,7 @@ def command(run: str, rank: int | None, follow: bool, tail: int, runs: Path) -> 
     there = find_elsewhere(run)
     if isinstance(there, FarRun):
         words = [*(("--rank", str(rank)) if rank is not None else ()), f"--tail={tail}"]
-        return _print(there.command("logs", *words, *(["--follow"] if follow else [])))
+        return there.do("logs", *words, *(["--follow"] if follow else []))
     if there is not None:
         return _print(log_command(there, rank, follow=follow, tail=tail))
     found = find_run(run, runs)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def command(run: str, out: Path | None, runs: Path) -> None:
     """Write the page of RUN: one HTML file with everything inside.
 
-    RUN is as for `paceline status`. Works at any time, also while the run goes on: it is the page
-    of `paceline watch`, frozen.
+    RUN is a run's folder, its name, or a queue's id of it. Works at any time, also while the run
+    goes on: it is the page of `paceline watch`, frozen.
 
     \b
     Examples:

@@ -1,9 +1,7 @@
 """`paceline run`: plan, start, watch, recover, report."""
 
 import json
-import shlex
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,9 +272,24 @@ class _Asked:
 
     def show(self, place: str, job: "Job | Script", plan: "Plan | None", folder: Path) -> int:
         """What would be submitted or started there."""
-        from paceline.cli.run_dry import show_submission
+        from paceline.cli.run_submission import show_submission
 
         return show_submission(place, job, plan, folder, self.looking.options, as_json=self.json)
+
+    def submit(
+        self,
+        place: str,
+        job: "Job | Script",
+        plan: "Plan | None",
+        run: "RunFolder",
+        *,
+        is_new: bool,
+    ) -> int:
+        """Put it into that place's queue."""
+        from paceline.cli.run_submission import hand_to_place
+
+        options = self.looking.options
+        return hand_to_place(place, job, plan, run, options, is_new=is_new, as_json=self.json)
 
 
 def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
@@ -323,7 +336,7 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     if looked is not None:
         keep_look(run, looked)
     if kind == "queued":
-        return _hand_over(place, job, plan, run, asked, is_new=True)
+        return asked.submit(place, job, plan, run, is_new=True)
     try:
         return _attend(place, job, plan, run, asked, resumed=False)
     except JobError:
@@ -375,7 +388,7 @@ def _start_script(program: "Script", asked: _Asked) -> int:
             folder = asked.out or fresh_name(asked.runs, program.spec.name)
             return asked.show(place, program, None, folder)
         run = create_script_run(program, folder=asked.out, runs=asked.runs)
-        return _hand_over(place, program, None, run, asked, is_new=True)
+        return asked.submit(place, program, None, run, is_new=True)
     check_program(program, place)
     ranks_shown(asked.ranks, program.spec.processes)
     if asked.dry_run:
@@ -412,7 +425,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         if kind == "queued":
             if asked.dry_run:
                 return asked.show(place, program, None, run.path)
-            return _hand_over(place, program, None, run, asked, is_new=False)
+            return asked.submit(place, program, None, run, is_new=False)
         check_program(program, place)
         if asked.dry_run:
             return asked.show(place, program, None, run.path)
@@ -424,12 +437,14 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         from paceline.launch.outputs import lacks_outputs
 
         if lacks_outputs(run):
-            return _make_up_outputs(run, asked)
+            from paceline.cli.run_outputs import make_up_outputs
+
+            return make_up_outputs(run, reports=asked.reports, as_json=asked.json)
     job, plan = go_on(run, overrides, place=place, hosts=asked.hosts, alerts=asked.alerts)
     if asked.dry_run:
         return asked.show(place, job, plan, run.path)
     if kind == "queued":
-        return _hand_over(place, job, plan, run, asked, is_new=False)
+        return asked.submit(place, job, plan, run, is_new=False)
     if place == "local" and asked.looking.wanted is not False:
         keep_look(run, look_before_run(job, plan, run.path, asked.looking.allowed))
     return _attend(place, job, plan, run, asked, resumed=True)
@@ -442,6 +457,7 @@ def _attend(
     from paceline.check.preflight.look import inspection_of
     from paceline.cli.progress import ProgressView
     from paceline.cli.report import try_report
+    from paceline.cli.run_outputs import make_and_show, summary
     from paceline.launch.attached import run_attached
     from paceline.record.events import read_events
 
@@ -469,65 +485,9 @@ def _attend(
     )
     evaluate = job.spec.evaluate
     if state.outcome == "finished" and (evaluate.prompts is not None or evaluate.tasks):
-        from paceline.cli.run_outputs import make_and_show
-
         make_and_show(run, view.note)
     report, why_not = try_report(run, wanted=asked.reports)
     view.closing(state, report, why_not)
     if asked.json:
-        click.echo(json.dumps(_summary(run, report), indent=2))
+        click.echo(json.dumps(summary(run, report), indent=2))
     return state.exit_code
-
-
-def _make_up_outputs(run: "RunFolder", asked: _Asked) -> int:
-    """Do what a finished run lacks, as its command was killed."""
-    from paceline.cli.report import try_report
-    from paceline.cli.run_outputs import make_and_show
-
-    make_and_show(run, partial(click.echo, err=asked.json))
-    report, why_not = try_report(run, wanted=asked.reports)
-    click.echo(f"report      {report or why_not}", err=asked.json)
-    if asked.json:
-        click.echo(json.dumps(_summary(run, report), indent=2))
-    return 0
-
-
-def _hand_over(
-    place: str,
-    job: "Job | Script",
-    plan: "Plan | None",
-    run: "RunFolder",
-    asked: _Asked,
-    *,
-    is_new: bool,
-) -> int:
-    """Submit it. A new run that the queue refuses leaves nothing behind."""
-    import shutil
-
-    from paceline.errors import PacelineError
-    from paceline.launch.handover import hand_over
-    from paceline.launch.places import PLACES
-
-    try:
-        placement, submission = hand_over(place, job, plan, run, asked.looking.options)
-    except PacelineError:
-        if is_new:
-            shutil.rmtree(run.path, ignore_errors=True)
-        raise
-    if asked.json:
-        found = {"run": str(run.path), "place": place, "job_id": placement.job_id}
-        click.echo(json.dumps(found, indent=2))
-        return 0
-    click.echo(f"job {placement.job_id} of {PLACES[place].title}")
-    click.echo(f"run folder  {run.path}")
-    for note in submission.notes:
-        click.echo(note)
-    for verb in ("status", "logs", "stop"):
-        click.echo(f"  paceline {verb} {shlex.quote(str(run.path))}")
-    return 0
-
-
-def _summary(run: "RunFolder", report: Path | None) -> dict[str, Any]:
-    from paceline.record.run_row import read_row
-
-    return asdict(read_row(run.path)) | {"report": str(report) if report else None}

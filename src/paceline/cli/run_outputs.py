@@ -1,6 +1,13 @@
 """What a finished run makes of its prompts and tasks, as `paceline run` shows it."""
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
 
 from paceline.launch.outputs import make_outputs
 from paceline.record.outputs import NAME, Outputs
@@ -22,3 +29,22 @@ def make_and_show(run: RunFolder, note: Callable[[str], None]) -> None:
 
     note(f"evaluate: checkpoints are exported for prompts and tasks, into {NAME}")
     make_outputs(run, show)
+
+
+def make_up_outputs(run: RunFolder, *, reports: bool, as_json: bool) -> int:
+    """Do what a finished run lacks, as its command was killed."""
+    from paceline.cli.report import try_report
+
+    make_and_show(run, partial(click.echo, err=as_json))
+    report, why_not = try_report(run, wanted=reports)
+    click.echo(f"report      {report or why_not}", err=as_json)
+    if as_json:
+        click.echo(json.dumps(summary(run, report), indent=2))
+    return 0
+
+
+def summary(run: RunFolder, report: Path | None) -> dict[str, Any]:
+    """The run's row of `paceline runs`, and where its report is."""
+    from paceline.record.run_row import read_row
+
+    return asdict(read_row(run.path)) | {"report": str(report) if report else None}

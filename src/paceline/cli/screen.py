@@ -6,6 +6,8 @@ from typing import TextIO
 
 import click
 
+from paceline.record.plain import plain
+
 _LIVE_EVERY_S, _LOG_EVERY_S = 0.1, 10.0
 """The live line is written anew about this often: in a terminal, and in a log file as plain lines.
 Guesses."""
@@ -25,7 +27,8 @@ class Screen:
         """Print a line. In a terminal it takes the place of the live line."""
         start = "\r\x1b[2K" if self._has_live else "\n" if self._is_torn else ""
         self._has_live = self._is_torn = False
-        self._print(f"{start}{text}", newline=True)
+        shown = "\n".join(map(plain, text.split("\n")))  # a program's error may be in it
+        self._print(f"{start}{shown}", newline=True)
 
     def is_live_due(self) -> bool:
         """Whether enough time has passed since the beginning, or since the live line was shown."""

@@ -1,7 +1,6 @@
 """`paceline status`: how a run stands, wherever it is."""
 
 import json
-import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +40,7 @@ def command(run: str, runs: Path, as_json: bool) -> int:
 
     there = find_elsewhere(run)
     if isinstance(there, FarRun):
-        return subprocess.run(there.command("status", *(["--json"] if as_json else []))).returncode
+        return there.do("status", *(["--json"] if as_json else []))
     if there is not None:
         _print_job(stand_elsewhere(there), as_json=as_json)
         return 0

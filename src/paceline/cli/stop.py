@@ -1,7 +1,6 @@
 """`paceline stop`: end a run gently, wherever it is."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import click
@@ -31,7 +30,7 @@ def command(run: str, runs: Path, as_json: bool) -> int:
 
     there = find_elsewhere(run)
     if isinstance(there, FarRun):
-        return subprocess.run(there.command("stop", *(["--json"] if as_json else []))).returncode
+        return there.do("stop", *(["--json"] if as_json else []))
     asked = stop_elsewhere(there) if there is not None else stop(run, runs)
     click.echo(json.dumps({"asked": asked}) if as_json else asked)
     return 0

@@ -42,7 +42,8 @@ def command(
 ) -> None:
     """Show runs on a live page: curves, ranks, events, logs, cost; several laid over each other.
 
-    RUN is as for `paceline status`; without it the page lists every run in the folder of all runs.
+    RUN is a run's folder, its name, or a queue's id of it, 20 at most; without it the page lists
+    every run in the folder of all runs.
     The page is read from the run's files, while it goes on and afterwards, and asks nothing of the
     run. Start it where the folder is: on the login node of a Slurm cluster, on the head node of a
     Ray cluster, or here; the `ssh -L` line that it prints brings it to your own browser.
@@ -54,6 +55,8 @@ def command(
       paceline watch run-a run-b run-c            their curves over each other
       paceline watch runs/tiny-lm-20261121-101500 --text
     """
+    if len(named) > _MOST:
+        raise click.UsageError(f"{len(named)} runs are named; a page shows {_MOST} at most.")
     if as_text or as_json:
         _print_once(named, runs, as_json=as_json)
         return
@@ -115,11 +118,16 @@ def _print_once(named: tuple[str, ...], runs: Path, *, as_json: bool) -> None:
         click.echo("\n".join(_lines(picture)))
 
 
+_MOST = 20
+"""Runs on one page; `live/server.py` shows no more."""
+
 _NEWEST = 8
 """Events that are printed. A guess: with the rest they fill a small terminal."""
 
 
 def _lines(picture: Mapping[str, Any]) -> list[str]:
+    from paceline.record.plain import plain
+
     ranks = picture["ranks"]
     lines = [f"{picture['run']}  {picture['outcome']}", f"  {picture['sentence']}"]
     lines += [
@@ -132,4 +140,4 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     for event in picture["events"][-_NEWEST:]:
         clock = time.strftime("%H:%M:%S", time.localtime(event["at"]))
         lines.append(f"  {clock}  {event['text'][:120]}")
-    return lines
+    return [plain(line) for line in lines]

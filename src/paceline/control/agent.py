@@ -38,12 +38,13 @@ from paceline.control.lookout import LOOK_EVERY_S, STACKS_WAIT_S, Lookout, where
 from paceline.control.network import split_address
 from paceline.control.nursery import Child, Nursery
 from paceline.control.sampling import Sampling
-from paceline.control.slots import SlotFile, create_slot
+from paceline.control.slots import Phase, SlotFile, create_slot
 from paceline.control.uplink import LINE_LIMIT, Uplink
 from paceline.errors import RunError
 from paceline.job.faults import parse_fault
 from paceline.record.events import Noted
 from paceline.record.holding import hold_agents, machine
+from paceline.record.machines import RankSample
 from paceline.record.run import RunFolder, open_run
 from paceline.record.snapshot_files import FOLDER, remove_snapshots
 from paceline.topology.machine import find_gpu_uuids
@@ -64,6 +65,9 @@ class _Worker:
     channel: asyncio.StreamWriter
     reader: asyncio.Task[None]
     log: Path
+    rank: int | None
+    """Its place; None is a spare's."""
+
     waits: bool = True
     """Whether it has nothing to do until it is told: before, between and after generations."""
 
@@ -132,7 +136,9 @@ class Agent:
         ]
         # Beside them: that it ends, or fails, ends nothing else.
         gpus = asyncio.create_task(self._watch_gpus())
-        sampling = Sampling(self._run.path, self._node, has_gpus=self._on_accelerator)
+        sampling = Sampling(
+            self._run.path, self._node, has_gpus=self._on_accelerator, ranks=self._where_ranks_are
+        )
         sampling.start()
         try:
             done, _ = await asyncio.wait(always, return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +160,15 @@ class Agent:
         for number in self._workers:
             self._uplink.report(say.Said(worker=number, generation=0, message=message))
 
+    def _where_ranks_are(self) -> list[RankSample]:
+        """The phase of every rank that has one: a parked process may have none any more."""
+        places, found = self._lookout.places(), []
+        for each in list(self._workers.values()):
+            phase, step = places.get(each.number, (Phase.PARKED, 0))
+            if each.rank is not None and phase != Phase.PARKED:
+                found.append(RankSample(each.rank, phase.words, step))
+        return found
+
     async def _outlive(self) -> None:
         """Returns when no controller was there for the lease, and the workers have stopped."""
         await self._uplink.lose()
@@ -167,7 +182,8 @@ class Agent:
             case say.Tell():
                 worker = self._workers.get(order.worker)
                 if worker is not None:
-                    worker.waits = worker.waits and not isinstance(order.message, say.Join)
+                    if isinstance(order.message, say.Join):
+                        worker.rank, worker.waits = order.message.rank, False
                     worker.channel.write(say.encode(order.message))
             case say.KillWorker():
                 self._fence(self._workers.get(order.worker))
@@ -288,7 +304,7 @@ class Agent:
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_LIMIT)
         listening = asyncio.create_task(self._listen(order.worker, reader))
-        worker = _Worker(order.worker, process, writer, listening, path)
+        worker = _Worker(order.worker, process, writer, listening, path, order.rank)
         self._workers[order.worker] = worker
         task = asyncio.create_task(self._follow(worker, slot))
         self._exits.add(task)

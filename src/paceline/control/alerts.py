@@ -164,7 +164,7 @@ def rules_of(alerts: AlertsSpec, defaults: Iterable[AlertSpec]) -> list[AlertSpe
     """The rules that are judged: those of the job, and the built-in ones that it leaves on. Metrics
     have their own names, whatever word the job has for them."""
     own = {rule.name for rule in alerts.rules}
-    kept = [rule for rule in defaults if rule.name not in own and rule.name not in alerts.off]
+    kept = [rule for rule in defaults if rule.name not in own and rule.name not in alerts.without]
     return [*(kept if alerts.defaults else []), *map(_with_names, alerts.rules)]
 
 

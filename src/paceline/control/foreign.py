@@ -476,28 +476,3 @@ def _lost(
             cause=cause,
         )
     )
-
-
-def environment(
-    rank: int, *, num_ranks: int, port: int, restarts: int, threads: int
-) -> dict[str, str]:
-    """What torchrun would put into a rank's environment, and how often it was started again.
-
-    >>> sorted(environment(1, num_ranks=4, port=29500, restarts=0, threads=1))[:3]
-    ['GROUP_RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE']
-    """
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "PACELINE_RESTART": str(restarts),
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONUNBUFFERED": "1",
-    }

@@ -97,6 +97,8 @@ class _Watched:
     slot: SlotFile
     watch: Watch = field(default_factory=Watch)
     reported_at_s: float = 0.0
+    place: tuple[Phase, int] = (Phase.STARTING, 0)
+    """Phase and step at the last look."""
 
 
 class Lookout:
@@ -136,6 +138,10 @@ class Lookout:
                 found.append(seen)
         return found
 
+    def places(self) -> dict[int, tuple[Phase, int]]:
+        """Phase and step of every worker at the last look; may be called in any thread."""
+        return {worker: watched.place for worker, watched in list(self._watched.items())}
+
     async def look_closer(self) -> list[Seen]:
         """What is to be seen of every worker now, with tracebacks; takes up to `STACKS_WAIT_S`."""
         chosen = list(self._watched)
@@ -165,6 +171,7 @@ class Lookout:
     def _look(self, worker: int, watched: _Watched, *, examine: bool = False) -> Seen:
         at_ns = time.monotonic_ns()
         reading = watched.slot.read()
+        watched.place = reading.phase, reading.step
         waited_s = watched.watch.look(reading, at_ns=at_ns)
         limits = self._patience.limits(reading.phase, is_first_step=reading.is_first_step)
         kind: Kind = "waiting"

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from paceline.control.health import Gpu, ask, find_gpus
-from paceline.record.machines import MachineLog, MachineSample
+from paceline.record.machines import MachineLog, MachineSample, RankSample
 from paceline.topology.machine import read_meminfo
 from paceline.topology.read_use import (
     NVIDIA_QUERY,
@@ -45,16 +47,25 @@ AskGpus = Callable[[], list[GpuSample]]
 class Sampling(threading.Thread):
     """Writes this node's file in the run's folder until it is closed."""
 
-    def __init__(self, run: Path, node: int, *, has_gpus: bool) -> None:
+    def __init__(
+        self,
+        run: Path,
+        node: int,
+        *,
+        has_gpus: bool,
+        ranks: Callable[[], list[RankSample]] = list,
+    ) -> None:
         """Args:
         run: The run's folder.
         node: This one.
         has_gpus: Whether accelerators are asked for.
+        ranks: Says where the node's ranks are; called in this thread.
         """
         super().__init__(name="paceline-machine", daemon=True)
         self._run_folder = run
         self._node = node
         self._has_gpus = has_gpus
+        self._ranks = ranks
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -65,7 +76,8 @@ class Sampling(threading.Thread):
             ask_gpus = find_way() if self._has_gpus else list
             log = MachineLog(self._run_folder, self._node)
             while True:
-                log.write(host.sample(self._node, ask_gpus()))
+                sample = host.sample(self._node, ask_gpus())
+                log.write(msgspec.structs.replace(sample, ranks=self._ranks()))
                 if self._over.wait(interval_s(time.monotonic() - began)):
                     break
             log.close()

@@ -207,7 +207,7 @@ class AlertsSpec:
     defaults: bool = True
     """Whether the built-in rules are judged: `paceline alerts RUN` lists them."""
 
-    off: list[str] = Field(default_factory=list)
+    without: list[str] = Field(default_factory=list)
     """Built-in rules that are not."""
 
     rules: list[AlertSpec] = Field(default_factory=list)
@@ -239,11 +239,11 @@ def check_alerts(
         yield from _check_action(rule, where((*here, "on_alert")), of_script)
         yield from _check_targets(rule.to or [], alerts, where((*here, "to")))
     yield from _check_targets(alerts.to, alerts, where(("to",)))
-    for name in alerts.off:
+    for name in alerts.without:
         if name not in DEFAULTS:
             known = ", ".join(DEFAULTS)
             yield _problem(
-                f"there is no built-in rule {name!r}", where(("off",)), f"known: {known}"
+                f"there is no built-in rule {name!r}", where(("without",)), f"known: {known}"
             )
     for name, target in alerts.targets.items():
         yield from _check_target(name, target, where(("targets", name)))
@@ -264,10 +264,13 @@ def _check_condition(rule: AlertSpec, where: str) -> Iterator[Problem]:
         what = f"rule {rule.name} says nothing of {rule.metric}"
         yield _problem(what, where, "add above, below, not_finite or plateau")
     elif rule.plateau is not None and (
-        rule.above is not None or rule.below is not None or rule.not_finite or rule.steps > 1
+        any(each is not None for each in (rule.above, rule.below, rule.lasting, rule.when))
+        or rule.not_finite
+        or rule.steps > 1
     ):
         what = f"rule {rule.name} has a plateau and another condition"
-        yield _problem(what, where, "make two rules of it; a plateau has its own patience")
+        fix = "keep `plateau` alone, with its own patience; make another rule of the rest"
+        yield _problem(what, where, fix)
     if rule.when is not None and rule.when.above is None and rule.when.below is None:
         what = f"`when` of rule {rule.name} has no limit"
         yield _problem(what, where, "add above or below")

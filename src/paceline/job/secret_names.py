@@ -85,6 +85,40 @@ def find_in_text(text: str) -> str | None:
     return None
 
 
+_IN_CODE = re.compile(r"[A-Za-z_][\w-]*")
+_QUOTED = re.compile(r"""(?P<quote>["'])(?P<value>(?:(?!(?P=quote))[^\s\\]){6,})(?P=quote)""")
+_AUTHORIZED = re.compile(r"""["'](?:Bearer|Basic|token)\s+(?P<value>[^"'\s{$]{6,})["']""")
+_LOGS_IN = {"LOGIN", "AUTH", "AUTHENTICATE", "AUTHORIZATION", "CREDENTIALS"}
+
+
+def find_in_code(lines: str) -> str | None:
+    """What kind of secret lines of a program may hold: a quoted word near a secret's name. It finds
+    too many rather than too few: what is found is left out of a record, and nobody is told off.
+
+    >>> find_in_code('os.environ["HF_TOKEN"] = "0123456789abcdef"')
+    'a quoted value near `HF_TOKEN`'
+    >>> find_in_code('token = os.environ["HF_TOKEN"]')
+    """
+    if _AUTHORIZED.search(lines):
+        return "an authorization"
+    names: list[str] = _IN_CODE.findall(lines)
+    quoted = [match["value"] for match in _QUOTED.finditer(lines)]
+    # "api_key" is a name of its own; "hunter2secret" is none.
+    values = [each for each in quoted if re.search(r"\d", each) or _secret_word(each) is None]
+    for name in names:
+        word = _secret_word(name) or ("KEY" if _LOGS_IN & set(_words_of(name)) else None)
+        if word is None:
+            continue
+        if any(not _is_harmless(each, word) for each in values):
+            return f"a quoted value near `{name[:60]}`"
+    return None
+
+
+def _words_of(name: str) -> list[str]:
+    found: list[str] = _WORDS.findall(name)
+    return [word.upper() for word in found]
+
+
 def find_under_name(name: str, value: str) -> str | None:
     """What kind of secret a value is, if its name makes it one.
 
@@ -106,8 +140,7 @@ def flag_name(word: str) -> str | None:
 
 def _secret_word(name: str) -> str | None:
     """The word that makes it the name of a secret."""
-    found: list[str] = _WORDS.findall(name.rpartition("/")[2])
-    words = [word.upper() for word in found]
+    words = _words_of(name.rpartition("/")[2])
     while words and words[-1].isdecimal():
         words.pop()
     if not words or words[-1] in _ABOUT:

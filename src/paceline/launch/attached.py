@@ -109,6 +109,7 @@ def run_attached(
         patience_s=patience_s,
         is_over=lambda since_s: _is_over(run, since_s),
         is_here=is_here,
+        on_wait=lambda: on_note("waiting for the command that had the run to end"),
     )
     # Sinks are waited for when the run is over and no longer held.
     with contextlib.ExitStack() as sinks, claim:

@@ -25,7 +25,11 @@ from paceline.record.placement import Placement
 Verb = Literal["status", "logs", "stop"]
 
 _TOOLS: Mapping[str, Mapping[Verb, str]] = {
-    "slurm": {"status": "scontrol show job {id}", "stop": "scancel {id}"},
+    "slurm": {
+        "status": "scontrol show job {id}",
+        "logs": "scontrol show job {id}",  # names the file
+        "stop": "scancel {id}",
+    },
     "kubernetes": {
         "status": "kubectl get {kind} {name} --namespace {namespace} --output yaml",
         "logs": "kubectl logs {kind}/{name} --namespace {namespace} --all-containers --prefix",
@@ -79,6 +83,9 @@ _ASK_S = 60.0
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
 
+_SSH_FAILED = 255
+"""ssh(1), EXIT STATUS: an error of its own, not of the command there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceJob:
@@ -112,14 +119,18 @@ class FarRun:
     host: str
     folder: str
 
-    def command(self, verb: Verb, *words: str) -> list[str]:
-        """The same verb there.
+    def do(self, verb: Verb, *words: str) -> int:
+        """The same verb there, which prints as it does there; its exit code.
 
         Raises:
-            RunError: `W009`, ssh is not installed.
+            RunError: `W009`, ssh is not installed; `W011`, it does not get there.
         """
         _need(_SSH[0])
-        return [*_SSH, self.host, shlex.join(["paceline", verb, self.folder, *words])]
+        there = [*_SSH, self.host, shlex.join(["paceline", verb, self.folder, *words])]
+        code = subprocess.run(there, check=False).returncode
+        if code == _SSH_FAILED:
+            raise RunError(_no_answer(there, "it said why above"))
+        return code
 
 
 def find_elsewhere(named: str) -> PlaceJob | FarRun | None:
@@ -208,6 +219,7 @@ def log_command(job: PlaceJob, rank: int | None, *, follow: bool, tail: int) -> 
             return ["tail", *lines, *(("-f",) if follow else ()), str(_slurm_log(job))]
         own = queued(job.place).log_command(job.placement, rank, follow) if _is_queue(job) else None
         if own is not None:
+            _need(own[0])
             return list(own)
         words = job.command("logs")
         if not words:

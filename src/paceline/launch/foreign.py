@@ -17,6 +17,7 @@ from pathlib import Path
 from paceline.control import foreign
 from paceline.control.alerts import check_names
 from paceline.control.controller import emptied
+from paceline.control.environment import script_environment
 from paceline.control.kernel import num_oom_kills, where_it_waits
 from paceline.control.parent import die_with_parent
 from paceline.control.sampling import Sampling
@@ -204,9 +205,11 @@ class _Shell:
             )
         try:
             self._feed(foreign.Begin())
-            while self._state.phase != "over":
+            while True:
                 await asyncio.sleep(_TICK_S)
                 self._follow()
+                if self._state.phase == "over":
+                    break  # what is reported now is taken as unrecorded
                 for event in emptied(self._reported):
                     self._feed(foreign.Found(event))
                 self._feed(foreign.Tick())
@@ -241,7 +244,7 @@ class _Shell:
         threads = max(1, (os.cpu_count() or 1) // spec.processes)
         self._ranks = {}
         for rank in range(spec.processes):
-            given = foreign.environment(
+            given = script_environment(
                 rank, num_ranks=spec.processes, port=port, restarts=restarts, threads=threads
             ) | {VARIABLE: str(self._record.logged)}
             path = self._run.rank_log(rank)

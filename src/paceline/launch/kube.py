@@ -171,12 +171,12 @@ class Api:
         query: Sequence[tuple[str, str]] = (),
         streams: bool = False,
     ) -> Any:
-        from urllib3 import Timeout
-        from urllib3.exceptions import HTTPError
-
         # The client's own connections and login, and nothing of its models: those differ between
         # its releases, and the API's paths do not.
         client = self._connected()
+        from urllib3 import Timeout  # comes with the client
+        from urllib3.exceptions import HTTPError
+
         host = str(client.configuration.host)
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         for each in client.configuration.auth_settings().values():
@@ -211,7 +211,15 @@ class Api:
             RunError: `W021`, there is no kubeconfig, or it is damaged; `W023`, its login fails.
         """
         if self._client is None:
-            from kubernetes import client
+            try:
+                from kubernetes import client
+            except ImportError:
+                raise RunError.of(
+                    code="W009",
+                    what="the package kubernetes is not installed",
+                    where="PYTHONPATH",
+                    fix="pip install 'paceline[kubernetes]'",
+                ) from None
 
             configuration = client.Configuration()
             _log_in(configuration)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.errors import JobError
+from paceline.record.plain import plain
 from paceline.record.run import RunFolder
 from paceline.record.run_row import read_row
 
@@ -40,7 +41,8 @@ def print_logs(
             fresh = path not in reading
             lines = reading.setdefault(path, _Tail(path)).lines()
             for line in lines[-tail:] if fresh and tail else lines:
-                write(line if rank is not None else f"{path.stem}: {line}")
+                shown = plain(line)
+                write(shown if rank is not None else f"{path.stem}: {shown}")
         if not follow:
             break
         now_s = time.monotonic()

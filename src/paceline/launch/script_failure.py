@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from paceline.control.foreign import Raised
 from paceline.control.messages import names_lost_peer
+from paceline.record.plain import plain
 
 MAX_BYTES = 256 << 10
 """Read from the end of a rank's log: a deep recursion prints 1,000 frames, about 100 kB."""
@@ -19,6 +20,9 @@ _SHOWN = 12
 
 _HEADER = re.compile(r"(?P<prefix>\[rank\d+\]: ?)?Traceback \(most recent call last\):")
 """torch's excepthook puts `[rank1]: ` before every line (torch 2.13, distributed_c10d.py)."""
+
+_MOST_WORDS = 500
+"""Characters of the line that names the error, which is shown in several places. A guess."""
 
 _ERROR = re.compile(r"(?i)error|fatal|exception|abort|not found|no such")
 _CAUSED = "The above exception was the direct cause"
@@ -34,14 +38,19 @@ def first_failure(printed: Mapping[int, str], ended: int) -> Raised | None:
         ended: The rank whose process ended first. Where it only reports that another rank is gone,
             another rank with an exception of its own is the cause.
     """
-    first = _ending(ended, printed.get(ended, ""))
+    first = _ending(ended, plain_lines(printed.get(ended, "")))
     if first is None or first.words is None or not names_lost_peer(first.words):
         return first
     for rank, text in sorted(printed.items()):
-        other = _ending(rank, text) if rank != ended and _HEADER.search(text) else None
+        other = _ending(rank, plain_lines(text)) if rank != ended and _HEADER.search(text) else None
         if other and other.words and not names_lost_peer(other.words):
             return other
     return replace(first, is_passing=True)
+
+
+def plain_lines(text: str) -> str:
+    """The text of a terminal that knows no colours, titles or directions."""
+    return "\n".join(plain(line.rpartition("\r")[2]) for line in text.splitlines())
 
 
 def _ending(rank: int, printed: str) -> Raised | None:
@@ -68,7 +77,7 @@ def _traceback(text: str, prefix: str) -> tuple[tuple[str, ...], str | None]:
         if words is not None and (not is_indented or not line):
             break
         if found and not is_indented:
-            words = line
+            words = line[:_MOST_WORDS]
         if line:
             found.append(line)
     return tuple(found[-_SHOWN:]), words
@@ -76,5 +85,5 @@ def _traceback(text: str, prefix: str) -> tuple[tuple[str, ...], str | None]:
 
 def _without_header(printed: str) -> tuple[str, ...]:
     """A syntax error, which has no header, or whatever the process printed last."""
-    lines = [line.rpartition("\r")[2].rstrip() for line in printed.splitlines()]
+    lines = [line.rstrip() for line in printed.splitlines()]
     return tuple([line for line in lines if line][-_SHOWN // 2 :])

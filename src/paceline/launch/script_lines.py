@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.record.plain import plain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
@@ -31,6 +33,9 @@ class Telling:
     num_steps: int | None = None
     epoch: int | None = None
     num_epochs: int | None = None
+    of_epoch: bool = False
+    """Whether `step` and `num_steps` are surely counted within the epoch: batches are."""
+
     values: Mapping[str, float] = field(default_factory=dict)
     """By our names where we have one: `loss`, `grad_norm`, `learning_rate`, `tokens_per_s`, `mfu`,
     `step_s`, `eval_loss`, `eval_accuracy`."""
@@ -39,7 +44,10 @@ class Telling:
     bar: Bar | None = None
 
 
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b"
+_NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    r"|[-+]?(?:nan|inf)\b"
+)
 _LOSS = r"(?:(?:train(?:ing)?|lm|step|avg|mean|average|total)[ _/-])?loss(?:[_/](?:train|step))?"
 _EVALUATION = r"(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)"
 _NAMES: tuple[tuple[str, str], ...] = (
@@ -56,11 +64,10 @@ _NAME = [(ours, re.compile(theirs, re.IGNORECASE)) for ours, theirs in _NAMES]
 _NAMED = re.compile(
     r"(?<![\w/-])(?P<name>" + "|".join(f"(?:{theirs})" for _, theirs in _NAMES) + r")"
     r"(?:\s*[:=]\s*|\s+(?=[-+]?\d*\.\d|nan|inf|\d[\d.]*[e%]))"
-    rf"(?P<number>{_NUMBER})(?!\d|\s*/)(?P<percent>%)?",
+    rf"(?:tensor\()?(?P<number>{_NUMBER})(?!\.?\d|,\d|\s*/)(?P<percent>%)?",
     re.IGNORECASE,
 )
 _RATE = re.compile(r"(?P<number>\d[\d,.]*)(?P<k>[kKM])? ?tok(?:ens)?/s(?:ec)?\b", re.IGNORECASE)
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UP = "\x1b[A"
 
 
@@ -74,10 +81,10 @@ def read_line(line: str) -> Telling | None:
     """
     if len(line) > _LONGEST or not any(sign in line for sign in _SIGNS):
         return None
-    plain = _ANSI.sub("", line)
+    text = plain(line)
     for row in _ROWS:
-        match = row.pattern.search(plain)
-        found = row.read(match, plain) if match is not None else None
+        match = row.pattern.search(text) if row.sign in text else None
+        found = row.read(match, text) if match is not None else None
         if found is None:
             continue
         if found.bar is not None and _UP in line:
@@ -106,8 +113,9 @@ def _numbers(text: str) -> dict[str, float]:
     for match in _NAMED.finditer(text):
         ours = named(match["name"])
         value = _float(match["number"])
-        if ours is not None and value is not None:
-            found.setdefault(ours, value / 100 if match["percent"] else value)
+        if ours is None or value is None or (match["percent"] and "loss" in ours):
+            continue  # "packet loss 0.5%"
+        found.setdefault(ours, value / 100 if match["percent"] else value)
     rate = _RATE.search(text)
     value = _float(rate["number"]) if rate is not None else None
     if rate is not None and value is not None:
@@ -121,12 +129,17 @@ def _float(text: object) -> float | None:
         return None
     try:
         return float(text.replace(",", "") if isinstance(text, str) else text)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: a whole number of 400 digits
         return None
 
 
+_MOST = 2**53
+"""A larger number is no step; JSON's readers do not agree on it either."""
+
+
 def _whole(text: str | None) -> int | None:
-    return int(text.replace(",", "")) if text else None
+    number = _float(text)
+    return int(number) if number is not None and abs(number) < _MOST else None
 
 
 # Readers of rows: a match and its line -> what they say, or None.
@@ -144,8 +157,12 @@ def _megatron(match: re.Match[str], line: str) -> Telling | None:
     return Telling(step=_whole(match["step"]), num_steps=_whole(match["total"]), values=values)
 
 
-def _megatron_evaluation(match: re.Match[str], line: str) -> Telling | None:
-    return Telling(step=int(match["step"]), values={"eval_loss": float(match["loss"])})
+def _step_and_evaluation(match: re.Match[str], line: str) -> Telling | None:
+    return _evaluation(match["step"], _float(match["loss"]))
+
+
+def _evaluation(step: str, loss: float | None) -> Telling | None:
+    return None if loss is None else Telling(step=_whole(step), values={"eval_loss": loss})
 
 
 def _saved(match: re.Match[str], line: str) -> Telling | None:
@@ -155,22 +172,18 @@ def _saved(match: re.Match[str], line: str) -> Telling | None:
 def _titan(match: re.Match[str], line: str) -> Telling | None:
     values = _numbers(line[match.end("step") :])
     if match["validate"]:
-        loss = values.get("loss")
-        return (
-            None if loss is None else Telling(step=int(match["step"]), values={"eval_loss": loss})
-        )
-    rate = re.search(r"\btps:\s*([\d,]+)", line)
+        return _evaluation(match["step"], values.get("loss"))
+    found = re.search(r"\btps:\s*([\d,]+)", line)
+    rate = _float(found[1]) if found is not None else None
     if rate is not None:
-        values["tokens_per_s_and_rank"] = float(rate[1].replace(",", ""))
-    return Telling(step=int(match["step"]), values=values) if values else None
+        values["tokens_per_s_and_rank"] = rate
+    return Telling(step=_whole(match["step"]), values=values) if values else None
 
 
 def _deepspeed(match: re.Match[str], line: str) -> Telling | None:
-    return Telling(step=int(match["step"]), values={"learning_rate": float(match["rate"])})
-
-
-def _nano_gpt(match: re.Match[str], line: str) -> Telling | None:
-    return Telling(step=int(match["step"]), values={"eval_loss": float(match["loss"])})
+    rate = _float(match["rate"])
+    values = {} if rate is None else {"learning_rate": rate}
+    return Telling(step=_whole(match["step"]), values=values)
 
 
 def _dict(match: re.Match[str], line: str) -> Telling | None:
@@ -178,8 +191,8 @@ def _dict(match: re.Match[str], line: str) -> Telling | None:
     text = match["dict"]
     try:
         read = json.loads(text) if '"' in text else ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError):
-        return None
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None  # TypeError: a list for a name; MemoryError: too many brackets
     if not isinstance(read, dict) or "train_runtime" in read:  # the mean over all steps
         return None
     numbers = {str(name): _float(value) for name, value in read.items()}
@@ -188,7 +201,7 @@ def _dict(match: re.Match[str], line: str) -> Telling | None:
     values = {named(name) or name: value for name, value in known.items()}
     if not any(named(name) for name in known):
         return None
-    is_step = step is not None and math.isfinite(step)
+    is_step = step is not None and math.isfinite(step) and abs(step) < _MOST
     return Telling(step=int(step) if step is not None and is_step else None, values=values)
 
 
@@ -204,7 +217,7 @@ def _bar(match: re.Match[str], line: str) -> Telling | None:
         if is_pair and value is not None and name != "v_num":
             values[named(name) or name] = value
     bar = Bar(
-        done=int(match["done"]),
+        done=_whole(match["done"]) or 0,
         total=_whole(match["total"]),
         title=(match["title"] or "").strip().rstrip(":"),
         is_inner=False,
@@ -213,13 +226,14 @@ def _bar(match: re.Match[str], line: str) -> Telling | None:
 
 
 def _keras(match: re.Match[str], line: str) -> Telling | None:
-    bar = Bar(done=int(match["done"]), total=int(match["total"]), title="", is_inner=False)
+    done, total = _whole(match["done"]) or 0, _whole(match["total"])
+    bar = Bar(done=done, total=total, title="", is_inner=False)
     return Telling(bar=bar, values=_numbers(line))
 
 
 def _rich(match: re.Match[str], line: str) -> Telling | None:
     """Lightning's bar where rich is installed, which draws it once, at the end; epochs from 0."""
-    epoch, last, done, total = (int(match[name]) for name in ("epoch", "last", "done", "total"))
+    epoch, last, done, total = (_whole(match[n]) or 0 for n in ("epoch", "last", "done", "total"))
     return Telling(
         step=epoch * total + done,
         num_steps=(last + 1) * total,
@@ -235,7 +249,7 @@ def _as_inner(found: Telling) -> Telling:
 
 
 def _imagenet(match: re.Match[str], line: str) -> Telling | None:
-    epoch, done, total = (int(match[name]) for name in ("epoch", "done", "total"))
+    epoch, done, total = (_whole(match[name]) or 0 for name in ("epoch", "done", "total"))
     values = _numbers(line)
     if "loss" not in values or _STARTS_EVALUATION.match(line):
         return None
@@ -249,6 +263,8 @@ def _plain(match: re.Match[str], line: str) -> Telling | None:
         values.setdefault("eval_loss", values.pop("loss"))
         if "accuracy" in values:
             values.setdefault("eval_accuracy", values.pop("accuracy"))
+    if "eval_loss" in values and "loss" not in values and "accuracy" in values:
+        values.setdefault("eval_accuracy", values.pop("accuracy"))
     if not values.keys() & {"loss", "eval_loss"}:
         return None
     step, epoch = _STEP.search(line), _EPOCH.search(line)
@@ -257,6 +273,7 @@ def _plain(match: re.Match[str], line: str) -> Telling | None:
         num_steps=_whole(step["total"]) if step is not None else None,
         epoch=_whole(epoch["epoch"]) if epoch is not None else None,
         num_epochs=_whole(epoch["total"]) if epoch is not None else None,
+        of_epoch=step is not None and step[0][:5].lower() == "batch",
         values=values,
     )
 
@@ -280,6 +297,9 @@ class _Row:
     prints: str
     """Who, in which version this was read."""
 
+    sign: str
+    """Is in every such line: looked for first, as patterns take much longer."""
+
     pattern: re.Pattern[str]
     read: Callable[[re.Match[str], str], Telling | None]
 
@@ -287,19 +307,22 @@ class _Row:
 _ROWS = (
     _Row(
         "Megatron-LM core 0.14, training.py, training_log",
+        "iteration",
         re.compile(r"\biteration\s+(?P<step>\d+)/\s*(?P<total>\d+) \|"),
         _megatron,
     ),
     _Row(
         "Megatron-LM core 0.14, training.py, evaluate_and_print_results",
+        "validation loss",
         re.compile(
             r"validation loss at iteration (?P<step>\d+)[^|]*\| lm loss value: "
             rf"(?P<loss>{_NUMBER})"
         ),
-        _megatron_evaluation,
+        _step_and_evaluation,
     ),
     _Row(
         "Megatron-LM core 0.14, checkpointing.py",
+        "successfully saved",
         re.compile(
             r"successfully saved checkpoint from iteration\s+(?P<step>\d+) to (?P<path>\S+)"
         ),
@@ -307,26 +330,31 @@ _ROWS = (
     ),
     _Row(
         "Hugging Face Trainer 4 and 5, with logging at info",
+        "Saving model",
         re.compile(r"Saving model checkpoint to (?P<path>\S+checkpoint-(?P<step>\d+))"),
         _saved,
     ),
     _Row(
         "torchtitan 0.2, components/metrics.py",
+        "step:",
         re.compile(r"(?P<validate>validate )?step:\s*(?P<step>\d+)\s+loss:"),
         _titan,
     ),
     _Row(
         "DeepSpeed 0.18, runtime/engine.py, _report_progress",
+        "skipped=",
         re.compile(rf"\bstep=(?P<step>\d+), skipped=\d+, lr=\[(?P<rate>{_NUMBER})"),
         _deepspeed,
     ),
     _Row(
         "nanoGPT, train.py, an evaluation",
+        "val loss",
         re.compile(rf"^step (?P<step>\d+): train loss (?:{_NUMBER}), val loss (?P<loss>{_NUMBER})"),
-        _nano_gpt,
+        _step_and_evaluation,
     ),
     _Row(
         "tqdm 4; Lightning 2, TQDMProgressBar",
+        "%",
         re.compile(
             r"^(?P<title>[^|%]*?)\s*(?<!\d)\d+%(?:\|[^|]*\|)?\s*(?P<done>\d+)/(?P<total>\d+)\s*"
             r"\[[^,\]]*(?P<rest>(?:,[^\]]*)?)"
@@ -335,6 +363,7 @@ _ROWS = (
     ),
     _Row(
         "tqdm 4, without a total",
+        "it [",
         re.compile(
             r"^(?P<title>[^|%\[]*?)\s*\b(?P<done>\d+)(?P<total>)it \[[^,\]]*(?P<rest>,[^\]]*)"
         ),
@@ -342,6 +371,7 @@ _ROWS = (
     ),
     _Row(
         "Lightning 2, RichProgressBar",
+        "Epoch ",
         re.compile(
             r"Epoch (?P<epoch>\d+)/(?P<last>\d+)\s+[━╸╺]+ ?[━╸╺]* (?P<done>\d+)/(?P<total>\d+)"
         ),
@@ -349,18 +379,21 @@ _ROWS = (
     ),
     _Row(
         "Keras 3, utils/progbar.py",
+        "/",
         re.compile(r"^\s*(?P<done>\d+)/(?P<total>\d+) (?:━|\[=)"),
         _keras,
     ),
     _Row(
         "Hugging Face Trainer 4 and 5, PrinterCallback; JSON lines",
+        "{",
         re.compile(r"^[^{]*(?P<dict>\{.*\})\s*$"),
         _dict,
     ),
     _Row(
         "PyTorch's examples, imagenet/main.py",
+        "Epoch: [",
         re.compile(r"Epoch: \[(?P<epoch>\d+)\]\[\s*(?P<done>\d+)/(?P<total>\d+)\]"),
         _imagenet,
     ),
-    _Row("anybody: `step 10 loss=2.3`, `loss: 2.3`", re.compile("(?i)loss"), _plain),
+    _Row("anybody: `step 10 loss=2.3`, `loss: 2.3`", "", re.compile("(?i)loss"), _plain),
 )

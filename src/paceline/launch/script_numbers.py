@@ -101,6 +101,9 @@ class Lines:
         self._every_s = every_s
         self._newest: StepMetrics | None = None
         self._left_out: StepMetrics | None = None
+        self._timed: StepMetrics | None = None
+        """Since when steps are timed: the last line that was written, or the first."""
+
         self._written_at = -math.inf
         self._num_steps: int | None = None
 
@@ -166,9 +169,9 @@ class Lines:
             if line == newest:
                 return
         else:
-            took_s = None
-            if newest is not None and step > newest.step:
-                took_s = (at - newest.at) / (step - newest.step)
+            took_s, timed = None, self._timed
+            if timed is not None and step > timed.step:
+                took_s = (at - timed.at) / (step - timed.step)
             line = StepMetrics(
                 step=step,
                 generation=self._generation,
@@ -179,12 +182,14 @@ class Lines:
                 **{"step_s": took_s, **ours},
             )
         self._newest = line
-        if step == 0:  # a bar that has just been drawn
+        if self._timed is None or step < self._timed.step:
+            self._timed = line
+        if step == 0 and not numbers:  # a bar that has just been drawn
             return
         if not numbers and at - self._written_at < self._every_s:
             self._left_out = line
             return
-        self._left_out, self._written_at = None, at
+        self._left_out, self._written_at, self._timed = None, at, line
         yield line
 
 
@@ -202,12 +207,19 @@ class _Reader:
         """Numbers whose step the next picture of the bar shows."""
 
         self._count = 0
+        self._epochs = _Epochs()
 
     def feed(self, content: bytes) -> Iterator[Telling]:
         *pieces, torn = (self._torn + content).replace(b"\r", b"\n").split(b"\n")
         self._torn = torn[-_LONGEST:]
         for piece in pieces:
             yield from self._take(piece.decode("utf-8", "replace"))
+        if self._torn.rstrip(b" ").endswith(b"]"):  # tqdm ends a picture when it draws the next
+            picture = self._torn.decode("utf-8", "replace")
+            found = read_line(picture)
+            if found is not None and found.bar is not None:
+                self._torn = b""
+                yield from self._take(picture)
 
     def end(self) -> Iterator[Telling]:
         yield from self._take(self._torn.decode("utf-8", "replace"))
@@ -227,25 +239,65 @@ class _Reader:
                 self._waiting = None
             yield replace(telling, step=shown[0], num_steps=shown[1])
         elif telling.step is not None or telling.checkpoint is not None:
-            yield telling
+            yield self._epochs.place(telling)
         elif self._bars.is_drawn:
             if self._waiting is not None:
                 yield self._at_bar(self._waiting)
             self._waiting = telling
             self._bars.is_told = True
         else:
-            yield self._counted(telling)
+            counted = self._counted(telling)
+            if counted is not None:
+                yield counted
 
     def _at_bar(self, telling: Telling) -> Telling:
         return replace(telling, step=self._bars.step, num_steps=self._bars.num_steps)
 
-    def _counted(self, telling: Telling) -> Telling:
-        if set(telling.values) <= {"eval_loss", "eval_accuracy"}:
-            return telling
+    def _counted(self, telling: Telling) -> Telling | None:
+        evaluation = {k: v for k, v in telling.values.items() if k.startswith("eval_")}
+        if self._epochs.has_steps or evaluation == telling.values:
+            # Where other lines name steps this one is an epoch's summary: its means are no step's.
+            return replace(telling, values=evaluation) if evaluation else None
         self._count += 1
         if telling.epoch is not None and telling.num_epochs is not None:
             return replace(telling, step=telling.epoch, num_steps=telling.num_epochs)
         return replace(telling, step=self._count)
+
+
+@dataclass(slots=True)
+class _Epochs:
+    """Steps of the run from lines that name a step and an epoch, whatever the step counts."""
+
+    has_steps: bool = False
+    """Whether a line named a step."""
+
+    epoch: int | None = None
+    newest: int = 0
+    before: int = 0
+    """Steps of the epochs before this one, where each counts anew."""
+
+    goes_on: bool = False
+    """Whether steps were seen to go on over an epoch's end."""
+
+    def place(self, telling: Telling) -> Telling:
+        """The telling with its step, and all steps, of the run."""
+        if telling.step is None:
+            return telling
+        self.has_steps = True
+        if telling.epoch is None:
+            return telling
+        if self.epoch is not None and telling.epoch != self.epoch:
+            if telling.step > self.newest and not telling.of_epoch:
+                self.goes_on = True
+            else:
+                self.before += telling.num_steps or self.newest
+        self.epoch, self.newest = telling.epoch, telling.step
+        num_steps = telling.num_steps
+        if (self.before or telling.of_epoch) and num_steps is not None:
+            num_steps = num_steps * telling.num_epochs if telling.num_epochs else None
+        elif not self.goes_on and telling.num_epochs != 1:
+            num_steps = None  # of the epoch, or of the run: the next epoch shows it
+        return replace(telling, step=self.before + telling.step, num_steps=num_steps)
 
 
 @dataclass(slots=True)

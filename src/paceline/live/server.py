@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from paceline.errors import JobError
 from paceline.launch.logs import last_lines
-from paceline.live.logs import plain
 from paceline.live.watched import Watched
 from paceline.record.compare import compare_settings
 from paceline.record.gather import gather
+from paceline.record.plain import plain
 from paceline.record.run import RunFolder
 from paceline.record.run_files import RunFiles
 from paceline.record.run_row import RunRow
@@ -108,7 +108,10 @@ class Live:
     async def tables(self, request: Request) -> Response:
         """The part of the page below the events."""
         run = self._watch(request.path_params["key"]).run
-        return HTMLResponse(await asyncio.to_thread(lambda: render_tables(gather(run))))
+        try:
+            return HTMLResponse(await asyncio.to_thread(lambda: render_tables(gather(run))))
+        except (JobError, OSError) as error:
+            raise HTTPException(409, plain(str(error))) from None
 
     async def log(self, request: Request) -> Response:
         """The last lines of one rank's log. The rank is a number: it cannot climb."""
@@ -232,8 +235,8 @@ async def _answer(make: Callable[[], Any]) -> Response:
     """JSON of what is made in a thread; a run that cannot be read is 409, with its reason."""
     try:
         return _json(await asyncio.to_thread(make))
-    except JobError as error:
-        raise HTTPException(409, str(error.problems[0].what)) from None
+    except (JobError, OSError) as error:
+        raise HTTPException(409, plain(str(error))) from None
 
 
 def _json(content: Any) -> Response:

@@ -4,13 +4,16 @@ Nothing here needs the protocol's package. Docstrings are what an assistant read
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from paceline.errors import JobError
-from paceline.mcp.bounds import MOST_ROWS, below, bounded, marked, plain, run_name, untrusted
+from paceline.mcp.bounds import MOST_ROWS, below, bounded, marked, run_name, untrusted
+from paceline.record.plain import plain
 
 if TYPE_CHECKING:
     from paceline.job import Job
@@ -218,6 +221,8 @@ class Answers:
 
         if (path is None) == (text is None):
             raise _nothing("path or text: one of them")
+        for given in (text or "", *(each.partition("=")[2] for each in changes)):
+            self._check_paths(given)
         if path is not None:
             job = load_job(below(self.root, path), changes)
         else:
@@ -230,6 +235,20 @@ class Answers:
                 fix="start the server with --control, or plan it on the command line",
             )
         return job
+
+    def _check_paths(self, text: str) -> None:
+        """
+        Raises:
+            JobError: `V030`, it names a file elsewhere, and whoever sent it would learn what is
+                there. A job's file is a person's, and may name what it likes.
+        """
+        try:
+            found = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return  # said by whoever reads it as a job
+        for word in _words_of(found):
+            if word.startswith(("/", "~", "file:")) or ".." in Path(word).parts:
+                below(self.root, word.removeprefix("file:"))
 
     def facts(self, job: "Job") -> Any:
         """What a model of one's own costs; None for the others."""
@@ -271,6 +290,18 @@ class Answers:
         real = path.resolve()
         folders = (self.root.resolve(), self.runs_folder.resolve())
         return real.is_file() and any(real.is_relative_to(folder) for folder in folders)
+
+
+def _words_of(value: Any) -> Iterator[str]:
+    """Every string in a value that YAML can hold."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from (*_words_of(key), *_words_of(each))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _words_of(each)
 
 
 def _nothing(fix: str) -> JobError:

@@ -6,24 +6,20 @@ a reader could take for something else.
 """
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import JobError
+from paceline.record.plain import plain
 
 MOST_ROWS = 100
 """Of any list in an answer. A guess: a client's context holds no more of use."""
-
-MOST_LINE = 4096
-"""Characters of one line of a program."""
 
 MOST_TEXT = 20_000
 """Characters of any other text in an answer."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 
 
 def below(root: Path, name: str) -> Path:
@@ -62,18 +58,6 @@ def run_name(name: str) -> str:
             fix="the tool `runs` lists the names",
         )
     return name
-
-
-def plain(text: str) -> str:
-    """One line of a program as text: no ANSI, no control or bidirectional characters, not longer
-    than `MOST_LINE`.
-
-    >>> plain("\\x1b[31mred\\x1b[0m\\u202e!")
-    'red!'
-    """
-    kept = _ANSI.sub("", text[: 4 * MOST_LINE]).expandtabs(4)
-    kept = "".join(each for each in kept if each == "\n" or unicodedata.category(each)[0] != "C")
-    return kept if len(kept) <= MOST_LINE else f"{kept[:MOST_LINE]} ... ({len(text)} characters)"
 
 
 def untrusted(value: Any) -> dict[str, Any]:

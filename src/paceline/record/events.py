@@ -575,7 +575,7 @@ def read_events(path: Path) -> list[AnyEvent]:
 
 def _read_lines(path: Path) -> Iterator[AnyEvent]:
     decoder = msgspec.json.Decoder(AnyEvent)
-    if not path.exists():
+    if not path.is_file():
         return
     for line in path.read_bytes().split(b"\n"):
         if line.strip():

@@ -81,7 +81,12 @@ def claim_control(folder: Path, *, patience_s: float) -> IO[bytes]:
 
 
 def claim_from_another(
-    folder: Path, *, patience_s: float, is_over: Callable[[float], bool], is_here: bool = True
+    folder: Path,
+    *,
+    patience_s: float,
+    is_over: Callable[[float], bool],
+    is_here: bool = True,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> IO[bytes]:
     """The right to control the run, which another command may have had until now.
 
@@ -91,6 +96,7 @@ def claim_from_another(
         patience_s: How long to wait for what is left.
         is_over: Whether the run's end was recorded after this time (unix).
         is_here: Whether the other one was on this machine, so that its process id says something.
+        on_wait: Called once where another has to be waited for.
 
     Raises:
         JobError: A controller is at work; that is said at once, where it can be told.
@@ -109,6 +115,12 @@ def claim_from_another(
                     raise
             elif waited_s > patience_s or (is_here and _lives(controller.pid)):
                 raise
+            on_wait()
+            on_wait = _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def hold_agents(folder: Path) -> IO[bytes]:

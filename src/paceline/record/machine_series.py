@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
-from paceline.record.machines import MachineSample, numbers_of_machine
+from paceline.record.machines import MachineSample, RankSample, numbers_of_machine
 from paceline.record.series import Column, Thin
 
 
@@ -19,11 +19,13 @@ class MachineSeries:
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
         self.num = 0
+        self._ranks: dict[int, tuple[float, RankSample]] = {}
 
     def take(self, samples: Iterable[MachineSample]) -> None:
         """Add samples of any nodes, in any order."""
         for sample in samples:
             self.num += 1
+            self._ranks.update({each.rank: (sample.at, each) for each in sample.ranks})
             by_name: dict[str, list[float]] = defaultdict(list)
             for name, _, value in numbers_of_machine(sample):
                 by_name[name].append(value)
@@ -34,6 +36,10 @@ class MachineSeries:
     def names(self) -> list[str]:
         """Metrics that some machine had a value of."""
         return list(self._rows)
+
+    def ranks_since(self, at: float) -> list[RankSample]:
+        """Where ranks were when they were last seen; without those not seen since then."""
+        return [each for seen_at, each in self._ranks.values() if seen_at >= at]
 
     def binned(self, most: int) -> tuple[Column, dict[str, Thin]]:
         """Times, and each metric at them: over all nodes and GPUs, `most` points at most."""

@@ -13,6 +13,17 @@ from paceline.record.lines import LineFile
 from paceline.topology.read_use import GpuSample
 
 
+class RankSample(msgspec.Struct, frozen=True):
+    """Where one rank was at that moment."""
+
+    rank: int
+    phase: str
+    """Of its training thread, such as `forward`: a name of `control/slots.py`, in lower case."""
+
+    step: int
+    """In work, or last in work; 0 is none."""
+
+
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     """One node at one moment."""
 
@@ -39,6 +50,8 @@ class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
     there."""
 
     sent_bytes_per_s: float | None = None
+    ranks: list[RankSample] = []
+    """Those of the node; empty for scripts of your own, whose phases nobody knows."""
 
 
 def machines_folder(run: Path) -> Path:

@@ -43,7 +43,7 @@ class Place(msgspec.Struct):
 class Memory(msgspec.Struct):
     """What a plan predicts of memory."""
 
-    parts: dict[str, float] = {}
+    parts: dict[str, float | None] = {}
 
 
 class Estimate(msgspec.Struct):

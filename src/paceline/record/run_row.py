@@ -243,10 +243,11 @@ def _last(newest: Sequence[Step], name: str) -> float | None:
 
 def _of_plan(plan: Planned, ran_s: float) -> dict[str, Any]:
     cost, memory = plan.cost, plan.estimate.memory.parts
+    known = [part for part in memory.values() if part is not None]
     per_h = cost.per_instance_hour_usd * cost.num_instances if cost is not None else None
     return {
         "planned_step_s": plan.estimate.step_s,
-        "planned_memory_bytes": int(sum(memory.values())) if memory else None,
+        "planned_memory_bytes": int(sum(known)) if known and len(known) == len(memory) else None,
         "usd_per_h": per_h,
         "usd": _usd(per_h, ran_s),
         "engine": plan.engine,

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 import paceline
+from paceline.job.secret_names import find_in_code
 from paceline.job.secrets import find_secret, without_secrets
 from paceline.record.lines import LineFile, write_whole
 
@@ -242,10 +243,15 @@ def _as_new(top: Path, name: str) -> bytes:
     return _clean(f"{head}@@ -0,0 +1,{len(lines)} @@\n{added}").encode()
 
 
+_GOES_ON = re.compile(r"[:=(,\[{\\]\s*$")
+
+
 def _without_secrets(text: str) -> Iterator[str]:
-    in_key = False
+    in_key, before = False, ""
     for line in text.splitlines(keepends=True):
-        kind = "a private key" if in_key else find_secret(line)
+        code = line[1:]
+        kind = "a private key" if in_key else find_secret(line) or find_in_code(before + code)
+        before = code if _GOES_ON.search(code) else ""  # its value is on the next line
         in_key = (in_key or "PRIVATE KEY-----" in line) and "-----END" not in line
         yield f"{line[:1]}[left out: {kind}]\n" if kind is not None else line
 

@@ -6,6 +6,7 @@ job. Nothing is evaluated by Python. A comparison with what is unknown does not 
 `eval_loss=none` finds it.
 """
 
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -132,6 +133,10 @@ class _Reader:
                 self._refuse(f"`{name}` is a text: compare it with = != or ~")
             if not is_number and (kind or value is None):
                 self._refuse(f"`{word}` is not a number, and `{name}` is one")
+        has_numbers = ("int" in kind or "float" in kind) and "str" not in kind
+        is_comparable = value is None or (isinstance(value, int | float) and math.isfinite(value))
+        if has_numbers and sign != "~" and not is_comparable:
+            self._refuse(f"`{word}` is not a number, and `{name}` is one")
         return value
 
     def _peek(self) -> re.Match[str] | None:

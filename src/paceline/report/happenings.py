@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.control.alerts import is_firing
 from paceline.record import events as log
+from paceline.record.machines import RankSample
 from paceline.report.alert_text import alert_line, alert_text
 from paceline.report.event_text import describe
 from paceline.report.time_account import HEADINGS, recovery_phases
@@ -200,7 +201,11 @@ class Ranks:
 
 
 def ranks_of(
-    events: Sequence[log.AnyEvent], *, is_running: bool, stepped_at: float | None = None
+    events: Sequence[log.AnyEvent],
+    *,
+    is_running: bool,
+    stepped_at: float | None = None,
+    seen: Sequence[RankSample] = (),
 ) -> dict[str, Any]:
     """State of every rank after the last event, ready for the page.
 
@@ -208,6 +213,7 @@ def ranks_of(
         events: The run's.
         is_running: Whether a process holds the run now.
         stepped_at: When its newest step was finished: a script says nothing else of training.
+        seen: Where ranks were a moment ago, as their agents saw them.
     """
     ranks = Ranks()
     for event in events:
@@ -220,11 +226,16 @@ def ranks_of(
             ranks.usual = "training"
     if not is_running and ranks.usual not in ("ended", "unknown"):
         ranks.usual = "unknown"
+    phases: dict[str, list[int]] = {}
+    for each in seen if is_running else ():
+        if each.rank < ranks.num and each.rank not in ranks.odd:
+            phases.setdefault(each.phase, []).append(each.rank)
     odd = sorted(ranks.odd.values(), key=lambda each: each.rank)
     return {
         "num": ranks.num,
         "per_node": ranks.per_node,
         "usual": ranks.usual,
+        "phases": phases,
         "odd": [asdict(each) for each in odd],
     }
 

@@ -141,6 +141,8 @@ def newest_baseline(view: RunView) -> log.BaselineEvaluated | None:
 def _loss_tile(view: RunView) -> Tile | None:
     losses = [e.loss for e in view.events if isinstance(e, log.Evaluated)]
     train = view.series.column("train/loss")
+    if view.is_program:  # not every line of a script has a loss
+        train = train[np.isfinite(train)]
     if not losses:
         if not len(train) or not np.isfinite(train).any():
             return None
@@ -149,7 +151,8 @@ def _loss_tile(view: RunView) -> Tile | None:
     value = _loss(losses[-1])
     if len(losses) > 1:
         value = f"{_loss(losses[0])} → {value}"
-    note = "nats per token" if view.unit == "tokens" else "on data that is not trained on"
+    is_known = view.unit == "tokens" and not view.is_program
+    note = "nats per token" if is_known else "on data that is not trained on"
     baseline = newest_baseline(view)
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if baseline is not None and known:
@@ -205,7 +208,10 @@ def _wall_tile(view: RunView, parts: tuple[Part, ...]) -> Tile | None:
     seconds = sum(part.end - part.start for part in parts)
     if seconds <= 0:
         return None
-    training = float(np.nansum(view.series.column("speed/step_s")))
+    steps = view.series.column("step")
+    # A line of a script is about all steps since the line before.
+    each = view.series.column("speed/step_s") * np.diff(steps, prepend=steps[:1] - 1)
+    training = float(np.nansum(each))
     return Tile(
         name="Wall time",
         value=format_seconds(seconds),

@@ -4,6 +4,7 @@ Leaves out: drawing (`static/page.js`) and the tables further down (`page.py`).
 """
 
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from paceline.record import events as log
@@ -11,6 +12,10 @@ from paceline.report.curves import charts_of, tables_of
 from paceline.report.happenings import alerts, happenings, marks, ranks_of
 from paceline.report.head import head_of
 from paceline.report.view import RunView
+
+_SEEN_S = 60.0
+"""How long the phase of a rank is shown after it was seen: two of the longest times between samples
+of machines, which are 30 s apart."""
 
 
 def picture(view: RunView) -> dict[str, Any]:
@@ -41,7 +46,10 @@ def happened(view: RunView) -> dict[str, Any]:
         "marks": marks(view.events),
         "alerts": alerts(view.events),
         "ranks": ranks_of(
-            view.events, is_running=view.is_running, stepped_at=view.series.newest("at")
+            view.events,
+            is_running=view.is_running,
+            stepped_at=view.series.newest("at"),
+            seen=view.machines.ranks_since((view.now_s or inf) - _SEEN_S),
         ),
         "refused": [e.step for e in view.events if isinstance(e, log.StepRefused)][-200:],
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from paceline.record.compare import Bits, Comparison, Curve, Sameness, Values
+from paceline.record.plain import plain
 from paceline.record.run_row import RunRow
 from paceline.units import counted, format_bytes, format_count, format_seconds
 
@@ -18,6 +19,9 @@ COLUMNS = (
 
 _MOST_VALUE = 40
 """Characters of a value in a comparison."""
+
+_BEFORE = 8
+"""Of them, before the first that differs."""
 
 _TABLE_CURVES = ("train/loss", "eval/loss")
 
@@ -78,7 +82,7 @@ def _section(title: str, values: Sequence[Values], letters: Sequence[str]) -> It
         yield ""
         return
     table = [["", *letters]]
-    table += [[f"  {one.name}", *(_short(one.name, v) for v in one.values)] for one in values]
+    table += [[f"  {one.name}", *_short(one)] for one in values]
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     widths[0] = max(widths[0], len(title))
     table[0][0] = title
@@ -114,9 +118,15 @@ def _same(what: str, found: Sameness) -> str:
     return f"{what} differ from step {found.first_difference:,} on, of {steps}"
 
 
-def _short(name: str, value: Any) -> str:
-    text = _cell(name.removeprefix("estimate.").removeprefix("cluster."), value, None)
-    return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 3]}..."
+def _short(one: Values) -> list[str]:
+    """The values in few characters: of long ones from where they begin to differ."""
+    name = one.name.removeprefix("estimate.").removeprefix("cluster.")
+    texts = [_cell(name, value, None) for value in one.values]
+    columns = enumerate(zip(*texts, strict=False))
+    start = next((at for at, signs in columns if len(set(signs)) > 1), 0) - _BEFORE
+    if start > 0 and max(map(len, texts)) > _MOST_VALUE:
+        texts = [f"...{text[start:]}" for text in texts]
+    return [text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 3]}..." for text in texts]
 
 
 def _cell(name: str, value: Any, row: RunRow | None) -> str:
@@ -131,7 +141,7 @@ def _cell(name: str, value: Any, row: RunRow | None) -> str:
         return _number(name, value)
     if name in ("commit", "diff", "state_digest"):
         return str(value)[:12]
-    return value if isinstance(value, str) else json.dumps(value)
+    return plain(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _number(name: str, value: float) -> str:

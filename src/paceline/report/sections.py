@@ -311,6 +311,8 @@ def _memory_verdict(plan: Plan | None, seen: list[tuple[str, int, int]]) -> str:
     if plan is None or predicted is None or not seen:
         return ""
     _, base, peak = max(seen, key=lambda entry: entry[2])
+    if not peak:  # a device that counts no bytes
+        return ""
     if plan.cluster.backend != "gloo":
         text = f"Taken by tensors, {_compared(predicted, peak)}."
         return f"{text} The overhead is no tensor's: it is predicted and not measured here."

@@ -15,6 +15,19 @@ const GRID = {
   lost: '--detect',
   corrupt: '--m-saving',
 };
+// A phase that an agent saw; all that come before the first step look alike.
+const PHASES = {
+  forward: '--forward',
+  backward: '--backward',
+  vote: '--vote',
+  apply: '--apply',
+  boundary: '--data',
+  save: '--save',
+  evaluate: '--evaluate',
+  restoring: '--restore',
+  ending: '--ending',
+};
+const phaseColour = name => PHASES[name] ?? '--startup';
 let cell = 0,
   columns = 1,
   picked = -1;
@@ -45,6 +58,12 @@ function drawGrid() {
   for (let i = 0; i < all.num; i++) usual.rect(...place(i), cell - gap, cell - gap);
   g.fillStyle = css(GRID[all.usual]);
   g.fill(usual);
+  for (const [name, seen] of Object.entries(all.phases)) {
+    const cells = new Path2D();
+    for (const i of seen) cells.rect(...place(i), cell - gap, cell - gap);
+    g.fillStyle = css(phaseColour(name));
+    g.fill(cells);
+  }
   for (const odd of all.odd) {
     // its state is shape too, not colour alone
     const [x, y] = place(odd.rank),
@@ -80,9 +99,10 @@ function drawRanks() {
   }
   const counts = new Map();
   for (const odd of all.odd) counts.set(odd.state, (counts.get(odd.state) ?? 0) + 1);
+  const seen = Object.entries(all.phases).sort();
   const states = [...counts].map(([state, n]) => `, ${n} ${state}`).join('');
   $('ranks-text').textContent =
-    `${all.num - all.odd.length} of ${all.num} ranks ${all.usual === 'unknown' ? 'in an unknown phase' : all.usual}${states}, as far as events say.`;
+    `${all.num - all.odd.length} of ${all.num} ranks ${all.usual === 'unknown' ? 'in an unknown phase' : all.usual}${states}.`;
   $('odd').hidden = !all.odd.length;
   $('odd').tBodies[0].replaceChildren(
     ...all.odd
@@ -98,10 +118,13 @@ function drawRanks() {
       ),
   );
   $('grid-legend').replaceChildren(
-    ...[all.usual, ...counts.keys()].map(name => {
+    ...[
+      ...(seen.length ? seen.map(([name, { length }]) => [`${name}: ${length}`, phaseColour(name)]) : [[all.usual, GRID[all.usual]]]),
+      ...[...counts.keys()].map(name => [name, GRID[name]]),
+    ].map(([words, colour]) => {
       const swatch = el('span', { className: 'swatch' });
-      swatch.style.background = `var(${GRID[name]})`;
-      return el('li', {}, swatch, name);
+      swatch.style.background = `var(${colour})`;
+      return el('li', {}, swatch, words);
     }),
   );
   requestAnimationFrame(drawGrid);
@@ -110,8 +133,9 @@ function pick(i) {
   const all = ranks();
   picked = Math.max(0, Math.min(all.num - 1, i));
   const odd = all.odd.find(o => o.rank === picked);
+  const phase = Object.keys(all.phases).find(name => all.phases[name].includes(picked));
   $('cell').textContent =
-    `rank ${picked}, node ${Math.floor(picked / all.per_node)}: ${odd ? `${odd.state}${odd.phase ? ' in ' + odd.phase : ''}, ${odd.text}` : all.usual}`;
+    `rank ${picked}, node ${Math.floor(picked / all.per_node)}: ${odd ? `${odd.state}${odd.phase ? ' in ' + odd.phase : ''}, ${odd.text}` : `${all.usual}${phase ? `, seen in ${phase}` : ''}`}`;
   drawGrid();
 }
 $('grid').addEventListener('keydown', e => {
@@ -211,10 +235,10 @@ function draw() {
       drawEvents();
       drawRanks();
       drawCharts();
-      if (shown.every(key => runs.has(key)))
-        setTimeout(() => {
-          window.painted ??= performance.now();
-        });
+      setTimeout(() => {
+        window.begun ??= performance.now();
+        if (shown.every(key => runs.has(key))) window.painted ??= performance.now();
+      });
     });
 }
 for (const [id, kind] of [
@@ -261,10 +285,13 @@ async function show(keys) {
   zoom = null;
   source?.close();
   $('log').textContent = '';
-  window.painted = undefined;
+  window.begun = window.painted = undefined;
   for (const old of [...runs.keys()]) if (!keys.includes(old)) runs.delete(old);
   try {
-    await Promise.all(keys.map(read));
+    for (const key of keys) {
+      await read(key); // one after the other: the first is on the screen while the others are read
+      if (shown !== keys) return;
+    }
   } catch (problem) {
     $('link').textContent = problem.message;
     return;

@@ -1,4 +1,4 @@
-"""`paceline run --dry-run`: exactly what would be submitted or started; nothing is asked."""
+"""What `paceline run` submits to a queue; with `--dry-run` it only shows that, and asks nothing."""
 
 import json
 import shlex
@@ -89,4 +89,40 @@ def _show_program(program: "Script", *, as_json: bool) -> int:
         return 0
     click.echo(f"==> {spec.processes} process(es) on this machine, each started by <==")
     click.echo(f"cd {shlex.quote(str(program.folder))} && {shlex.join(spec.command)}")
+    return 0
+
+
+def hand_to_place(
+    place: str,
+    job: "Job | Script",
+    plan: "Plan | None",
+    run: "RunFolder",
+    options: Sequence[str],
+    *,
+    is_new: bool,
+    as_json: bool,
+) -> int:
+    """Submit it. A new run that the queue refuses leaves nothing behind."""
+    import shutil
+
+    from paceline.errors import PacelineError
+    from paceline.launch.handover import hand_over
+    from paceline.launch.places import PLACES
+
+    try:
+        placement, submission = hand_over(place, job, plan, run, options)
+    except PacelineError:
+        if is_new:
+            shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    if as_json:
+        found = {"run": str(run.path), "place": place, "job_id": placement.job_id}
+        click.echo(json.dumps(found, indent=2))
+        return 0
+    click.echo(f"job {placement.job_id} of {PLACES[place].title}")
+    click.echo(f"run folder  {run.path}")
+    for note in submission.notes:
+        click.echo(note)
+    for verb in ("status", "logs", "stop"):
+        click.echo(f"  paceline {verb} {shlex.quote(str(run.path))}")
     return 0
