@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.clusters import h100s
 
 from paceline.catalog import load_accelerators, load_links
 from paceline.topology import Level, find_levels
@@ -101,3 +102,20 @@ def test_each_level_holds_more_ranks_than_the_one_inside_it():
 def test_a_declared_rate_is_of_the_link_it_is_a_whole_number_of(gigabits: int, name: str):
     links = load_links()
     assert link_of_rate(links["infiniband-ndr"], links, gigabits * 1e9 / 8).name == name
+
+
+def test_a_link_of_ones_own_is_rdma_because_its_row_says_so():
+    ours = replace(load_links()["ethernet-100"], name="campus-fibre", is_rdma=True)
+    known = replace(load_accelerators()["L4"], network="campus-fibre")
+    found = find_levels(
+        known,
+        {**load_links(), "campus-fibre": ours},
+        num_nodes=2,
+        ranks_per_node=8,
+        network_node_bytes_per_s=12.5e9,
+    )
+    cluster = replace(h100s(num_nodes=2, ranks_per_node=8), levels=found)
+    assert (cluster.network_link, cluster.uses_rdma) == ("campus-fibre", True)
+    plain = replace(found[-1], is_rdma=False)
+    assert not replace(cluster, levels=(*found[:-1], plain)).uses_rdma
+    assert not replace(cluster, levels=found[:-1]).uses_rdma

@@ -237,8 +237,7 @@ def _transport(plan: Plan) -> str:
 
 def _others(plan: Plan) -> tuple[Other, ...]:
     own_rate = plan.cluster.network_bytes_per_s
-    link = load_links().get(plan.cluster.network_link or "")
-    if own_rate is None or link is None or plan.cluster.backend == "gloo":
+    if own_rate is None or plan.cluster.network_link is None or plan.cluster.backend == "gloo":
         return ()  # gloo's ranks are priced as of one node
     has_rdma = plan.cluster.uses_rdma
     base = _priced(plan, plan.cluster)

@@ -8,10 +8,6 @@ from paceline.topology.levels import Known, Level, level_of
 
 __all__ = ["Cluster", "Known", "Level"]
 
-_RDMA_LINKS = ("infiniband", "roce", "efa", "slingshot", "omni-path")
-"""How the names of links with remote memory access begin, in the catalog."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Ranks that train together. None is unknown, and stays so."""
@@ -88,8 +84,7 @@ class Cluster:
     @property
     def uses_rdma(self) -> bool:
         """Whether the nodes reach each other over a link with remote memory access."""
-        link = self.network_link or ""
-        return link.startswith(_RDMA_LINKS) or link.endswith("jaccl")
+        return self.network_link is not None and self.levels[-1].is_rdma
 
     @property
     def domain(self) -> int:

@@ -42,6 +42,9 @@ class Level:
     known: Known
     """How the rate is known."""
 
+    is_rdma: bool = False
+    """Whether the NIC moves data without the CPU."""
+
     shape: Shape = "switch"
     """How the group is wired, which says how much of the rate a part of the group has."""
 
@@ -179,6 +182,7 @@ def level_of(name: LevelName, size: int, link: Link, known: Known) -> Level:
         latency_s=link.latency_s,
         link=link.name,
         known=known,
+        is_rdma=link.is_rdma,
         shape=link.shape,
         num_links=link.num_links,
         collective_share=link.collective_share,
