@@ -50,6 +50,9 @@ class Link:
     """Share that large all-to-alls and sends were measured to reach; None: as
     `collective_share`."""
 
+    pair_share: float | None = None
+    """Share that no collective of two ranks exceeds; None: two reach what many do."""
+
     collective_source: str | None = None
     """Who measured the shares."""
 

@@ -137,7 +137,9 @@ def _ring(n: Column, stride: Value, rates: Rates, rate_of: Callable[[LinkRates],
     hops, tree = (n > 1) * rates.collective_s, np.asarray(0.0)
     for level, inside, members in _blocks(n, stride, rates):
         blocks = members / inside
-        each = 1 / (inside * rate_of(level) * _part(level, blocks))
+        rate = rate_of(level) * _part(level, blocks)
+        rate = np.where(blocks == 2, np.minimum(rate, level.pair_bytes_per_s), rate)
+        each = 1 / (inside * rate)
         slowest = np.maximum(slowest, (members > inside) * each)
         hops = hops + (n / inside - n / members) * level.latency_s
         tree = tree + np.log2(blocks) * level.latency_s

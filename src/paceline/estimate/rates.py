@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
+import numpy as np
+
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies
 from paceline.catalog.engines import Engine
 from paceline.profile.block import Value
@@ -68,6 +70,9 @@ class LinkRates:
 
     latency_s: Value
     """One hop."""
+
+    pair_bytes_per_s: Value = np.inf
+    """Most that an all-gather or all-reduce of two blocks reaches."""
 
     peers: Value = 1.0
     """Ranks that each rank has a link of its own to: 7 in a mesh of 8, 1 behind a switch."""
@@ -268,6 +273,7 @@ def _link_rates(level: Level, measured: Mapping[str, float], *, is_gloo: bool) -
         all_reduce_bytes_per_s=reached * all_reduce,
         all_to_all_bytes_per_s=reached * all_to_all,
         latency_s=measured.get(f"{name}_latency_s", level.latency_s),
+        pair_bytes_per_s=reached * level.pair_share / share if level.pair_share else np.inf,
         peers=level.num_links if level.shape == "mesh" else 1.0,
         axes=level.num_links / 2 if level.shape == "torus" else 1.0,
     )

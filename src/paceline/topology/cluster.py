@@ -8,6 +8,7 @@ from paceline.topology.levels import Known, Level, level_of
 
 __all__ = ["Cluster", "Known", "Level"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Ranks that train together. None is unknown, and stays so."""

@@ -54,13 +54,16 @@ class Level:
 
     collective_share: float | None = None
     """Share of the rate that large all-gathers and reduce-scatters were measured to reach. None is
-    unknown, here and in the next two fields."""
+    unknown, here and in the next three fields."""
 
     all_reduce_share: float | None = None
     """Share that large all-reduces reach, in bytes on the wire."""
 
     all_to_all_share: float | None = None
     """Share that all-to-all and point-to-point transfers reach."""
+
+    pair_share: float | None = None
+    """Share that no collective of two ranks exceeds."""
 
 
 def find_levels(
@@ -188,4 +191,5 @@ def level_of(name: LevelName, size: int, link: Link, known: Known) -> Level:
         collective_share=link.collective_share,
         all_reduce_share=link.all_reduce_share,
         all_to_all_share=link.all_to_all_share,
+        pair_share=link.pair_share,
     )
