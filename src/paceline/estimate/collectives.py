@@ -123,7 +123,7 @@ def p2p_s(num_bytes: Value, span: Value, rates: Rates) -> Column:
 
 class _Ring(NamedTuple):
     s_per_byte: Column
-    """Of the bytes that pass each rank: the inverse of the slowest link's rate."""
+    """Seconds for each byte that passes a rank: the inverse of the slowest link's rate."""
 
     latency_s: Column
     """One collective's start, and one hop for each other rank."""

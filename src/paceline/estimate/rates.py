@@ -37,7 +37,7 @@ class MatmulRate:
     """How much of a half-empty last wave of tiles is lost."""
 
     launch_s: Value
-    """Of one kernel on the device."""
+    """Launch of one kernel, on the device."""
 
     bytes_per_s: Value
     """Memory bandwidth that products reach."""
@@ -162,7 +162,7 @@ class Rates:
     """Added for each doubling of the number of domains."""
 
     step_s: Value
-    """Of each step, whatever its size: data, clipping, logging, synchronisation."""
+    """Seconds of each step, whatever its size: data, clipping, logging, synchronisation."""
 
 
 def rates_of(
@@ -286,8 +286,8 @@ def shipped_share(level: Level) -> float:
 
 
 _CPU_STEP_S = 0.015
-"""Of a step on a CPU: small operations, clipping, logging. What two jobs took beyond their products
-and collectives (86 to 95 ms where 76 were estimated; 824 where 876): AMD EPYC, 2 cores."""
+"""Seconds of a step on a CPU: small operations, clipping, logging. What two jobs took beyond their
+products and collectives (86 to 95 ms where 76 were estimated; 824 where 876): AMD EPYC, 2 cores."""
 
 _OPERAND_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 """One element of an operand; NVFP4 has a scale of one byte for each 16 elements."""

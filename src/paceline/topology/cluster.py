@@ -62,7 +62,7 @@ class Cluster:
     """Memory of one node's host, where it was looked at; None on a declared cluster."""
 
     num_multiprocessors: int | None = None
-    """Of one accelerator; None is unknown."""
+    """Multiprocessors of one accelerator; None is unknown."""
 
     rates_within: float = 1.0
     """How many times higher or lower the accelerator's rates may be; 1 where they are its own."""
