@@ -111,10 +111,6 @@ def one_of(*choices: str) -> Callable[[object], str]:
     return read
 
 
-_SHARES = ("_share", "_slack")
-"""Ends of names of numbers from 0 to 1."""
-
-
 def keys_of(kind: type[Any], *, without: Iterable[str]) -> dict[str, Key]:
     """What a row may hold, from the fields of its dataclass: the type says what is read, the end of
     the name its unit. A field without a default is required.
@@ -140,7 +136,9 @@ def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
     if get_origin(hint) is Literal:
         return one_of(*get_args(hint))
     if hint is float:
-        return rate if name.endswith("bytes_per_s") else share if name.endswith(_SHARES) else number
+        return (
+            rate if name.endswith("bytes_per_s") else share if name.endswith("_share") else number
+        )
     if hint is int:
         return size if name.endswith("_bytes") else count
     return {bool: truth, str: text, tuple: texts, Mapping: text_table}[get_origin(hint) or hint]
