@@ -41,7 +41,7 @@ class Row:
     """Collectives in flight, mean over ranks; None where it was not looked at."""
 
     exposed_s: float | None
-    """Of that, the rank computes nothing meanwhile: an upper bound."""
+    """Part of `communication_s` in which the rank computes nothing: an upper bound."""
 
     hidden_s: float | None
     """The rest, behind computation: a lower bound."""
@@ -50,7 +50,7 @@ class Row:
     """A profiled step over a timed one, less 1: how far communication may be off."""
 
     peak_bytes: int | None
-    """Of the fullest rank; None where a rank's was not measured."""
+    """Memory of the fullest rank; None where a rank's was not measured."""
 
     predicted_bytes: int | None
     predicted_step_s: float | None
@@ -59,11 +59,11 @@ class Row:
 
     cores_per_rank: float | None
     stages_idle: tuple[float, ...] = ()
-    """Of each pipeline stage, the share of a profiled step in which it only waits for other stages'
-    messages; empty without a pipeline, and where other ranks send messages too."""
+    """Share of a profiled step in which each pipeline stage only waits for other stages' messages;
+    empty without a pipeline, and where other ranks send messages too."""
 
     bubble: float | None = None
-    """The mean of those; None where it is unknown."""
+    """Mean of `stages_idle`; None where that is unknown."""
 
     ideal_bubble: float = 0.0
     """What the schedule leaves idle of equal stages."""

@@ -124,7 +124,7 @@ OWN = Ways(
     },
     attention="attention",
 )
-"""Of `runtime.decoder.Decoder`."""
+"""Ways of `runtime.decoder.Decoder`."""
 
 _ENDS: Mapping[str, Way] = {"model.embed_tokens": "embedding", "lm_head": "head"}
 

@@ -144,7 +144,7 @@ def trace_step(
 
 
 def _options(request: Request) -> strategy.Options:
-    """Of PowerSGD the steps after its first, which send gradients as they are."""
+    """What a run of the job has besides its layout, after PowerSGD's first, uncompressed steps."""
     asked = Compression(kind=request.compression, rank=request.powersgd_rank, start_step=0)
     return strategy.Options(
         loss_chunk=request.loss_chunk,

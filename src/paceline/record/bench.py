@@ -49,8 +49,8 @@ class Communication:
     """Of that, the rank computes nothing meanwhile."""
 
     waiting_s: float | None = None
-    """Of that, it does nothing but wait for another rank's message; None where that was not looked
-    at."""
+    """Part of `exposed_s` in which it only waits for another rank's message; None where that was
+    not looked at."""
 
     num_collectives: float
     step_s: float
