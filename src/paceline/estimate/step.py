@@ -54,9 +54,9 @@ SPREAD = {
     "fixed": 0.5,
     "stragglers": 0.6,
 }
-"""How much more a term may take than its estimate. Together they hold nine published runs of ten in
-the median source (benchmarks/planner_accuracy.py, p90): 11-14 % where compute is nearly all of a
-step (llmfoundry, mcore08), 23-37 % where links and routing are (dgxc, mbridge, internevo); the
+"""How much more a term may take than its estimate. Together they hold 87 % of a source's published
+runs, mean over sources (benchmarks/planner_accuracy.py): nearly all where compute is nearly all of
+a step (llmfoundry, mcore08), 66 to 91 % where links and routing are (mbridge, internevo, dgxc); the
 split among the terms is a guess."""
 
 TERMS = (
