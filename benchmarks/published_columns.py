@@ -135,6 +135,7 @@ def columns_of(runs: Sequence[Run], micro_batches: dict[str, int] | None = None)
         recompute=column(lambda run: RECOMPUTES.index(run.recompute or "none"), int),
         recompute_every=column(lambda run: run.stated.recompute_every),
         offload=column(_offload, int),
+        offload_parameters=column(lambda _: 0, int),
     )
     traffic = _stack([_traffic(run) for run in runs])
     holdings = _stack([_holdings(run, row) for row, run in enumerate(runs)])

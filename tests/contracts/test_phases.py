@@ -25,7 +25,7 @@ data: {path: x, seq_len: 4096}
 cluster: {accelerator: H100-SXM, nodes: 2, per_node: 8}
 train: {global_batch: 128, steps: 10000}
 """
-TOO_LARGE = ("model.preset=llama-3-70b", "cluster.accelerator=L4", "cluster.nodes=1")
+TOO_LARGE = ("model.preset=llama-3-405b", "cluster.accelerator=L4", "cluster.nodes=1")
 _PLANS: dict[tuple[str, ...], PhasePlan] = {}
 
 

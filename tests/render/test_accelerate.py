@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.render.plans import rendered
 
-from paceline.errors import JobError
+from paceline.errors import PlanError
 from paceline.render import RenderError
 
 FSDP1_WORDS = (
@@ -43,6 +43,25 @@ def test_fsdp2_has_no_words_of_fsdp1(sharding):
     found = rendered("accelerate", layout={"sharding": sharding})
     assert config(layout={"sharding": sharding})["fsdp_config"]["fsdp_version"] == 2
     assert not [word for word in FSDP1_WORDS if word in found.files["accelerate.yaml"]]
+
+
+def test_units_of_a_model_that_names_none_are_a_gap_and_can_be_named():
+    known = rendered("accelerate", layout={"sharding": "full"})
+    assert "blocks as units of sharding" not in [gap.what for gap in known.gaps]
+    assert (
+        '${WRAP_CLASS:+--fsdp_transformer_layer_cls_to_wrap "$WRAP_CLASS"}'
+        in (known.files["launch.sh"])
+    )
+    theirs = rendered(
+        "accelerate",
+        engine="accelerate",
+        layout={"sharding": "full"},
+        model={"decoder": None, "preset": "gpt2"},
+    )
+    (gap,) = [gap for gap in theirs.gaps if gap.what == "blocks as units of sharding"]
+    assert "WRAP_CLASS=MyBlock ./launch.sh" in gap.nearest
+    whole = rendered("accelerate", layout={"sharding": "none"}).files["launch.sh"]
+    assert "WRAP_CLASS" not in whole
 
 
 def test_zero2_keeps_parameters_gathered_after_the_forward_pass():
@@ -155,7 +174,7 @@ def test_what_accelerate_cannot_say_is_refused_with_the_nearest_it_can(layout, p
 
 
 def test_nvme_without_a_folder_is_refused():
-    with pytest.raises(JobError, match="no folder is named"):
+    with pytest.raises(PlanError, match="no folder is named"):
         rendered("accelerate", engine="deepspeed", layout={"sharding": "full", "offload": "nvme"})
 
 

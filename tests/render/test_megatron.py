@@ -148,9 +148,15 @@ def test_uneven_stages_are_written_out_block_by_block():
             },
             "schedule zero-bubble",
         ),
-        ({"layout": FULL | {"offload": "nvme"}, "engine": "deepspeed"}, "nvme"),
+        (
+            {
+                "layout": FULL | {"offload": "nvme", "offload_path": "/disk"},
+                "engine": "deepspeed",
+            },
+            "nvme",
+        ),
         ({"layout": FULL | {"recompute_every": 2}, "engine": "paceline"}, "one block in 2"),
-        ({"train": {"optimizer": "muon"}}, "optimizer muon"),
+        ({"train": {"optimizer": "muon"}, "engine": "paceline"}, "optimizer muon"),
         (
             {"train": {"gradient_compression": "powersgd"}, "layout": {"sharding": "none"}},
             "powersgd",

@@ -91,9 +91,15 @@ def test_a_constant_rate_stays_where_it_is():
     ("changes", "gap"),
     [
         ({"layout": {"context": 2, "sharding": "full"}}, "context 2 as ring"),
-        ({"layout": FULL | {"recompute_every": 2}}, "one block in 2 recomputed"),
+        (
+            {"layout": FULL | {"recompute_every": 2}, "engine": "paceline"},
+            "one block in 2 recomputed",
+        ),
         ({"layout": {"sharding": "zero1", "data": 32}, "engine": "paceline"}, "ZeRO-1"),
-        ({"layout": FULL, "train": {"optimizer": "muon"}}, "the optimizer muon"),
+        (
+            {"layout": FULL, "train": {"optimizer": "muon"}, "engine": "paceline"},
+            "the optimizer muon",
+        ),
     ],
 )
 def test_what_torchtitan_lacks_is_said_with_the_nearest(changes, gap):

@@ -105,8 +105,8 @@ def command(
 
     Nothing is started. The cluster is this machine, or any other one that the job declares. JOB
     may also be one of the two older JSON contracts. Numbers are labelled measured, cited, declared
-    or estimated. Exit code 3 means that no layout fits, that choices contradict each other, or that
-    a limit of --fail-on is not kept.
+    or estimated. Exit code 3 means that no layout fits, that choices contradict each other, that
+    the files of the job's engine cannot be written, or that a limit of --fail-on is not kept.
 
     \b
     Examples:
@@ -169,7 +169,27 @@ def command(
         click.echo(json.dumps(format_contract(plan, job, contract), indent=2))
     else:
         _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
+    _check_files(job, plan)
     _check_limits(job, plan, fail_on)
+
+
+def _check_files(job: Any, plan: Any) -> None:
+    """Say before `paceline render` does that the engine's files cannot be written, and why.
+
+    Raises:
+        RenderError: `H002`, what to change.
+    """
+    from paceline.render import RenderError, check_files, renderer_of
+
+    if plan.engine == "paceline":
+        return
+    if renderer_of(plan.engine) is None:
+        click.echo(
+            f"note: Paceline writes no files for {plan.engine}: the plan is an estimate, and "
+            "`paceline render --for torchrun` starts a program of your own on its ranks",
+            err=True,
+        )
+    RenderError.raise_for([*check_files(plan, job)])
 
 
 def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> None:

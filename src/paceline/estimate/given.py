@@ -56,6 +56,9 @@ class Traffic:
     disk_bytes_per_s: Value
     """Between host and its disk, for state offloaded there."""
 
+    sharded_bytes: Value = 4.0
+    """Bytes of a parameter in full sharding: what is copied from the host where it is offloaded."""
+
     replica_share: Value = 1.0
     """What compression leaves of the gradients that replicas all-reduce."""
 

@@ -142,6 +142,7 @@ def traffic_of(
         weight_bytes=4.0 if wide else 2.0,
         element_bytes=4.0 if wide else 2.0,
         reduce_bytes=4.0 if wide else engine.reduce_bytes,
+        sharded_bytes=4.0 if wide else engine.sharded_bytes,
         optimizer_bytes=gradient + updated + 2 * moments,
         is_muon=float(optimizer == "muon"),
         host_bytes_per_s=_HOST_BYTES_PER_S,

@@ -192,8 +192,10 @@ def _states(model: Model, t: Layouts, h: Holdings, here: _Here) -> dict[str, Col
     outside = np.where(s == 0, here.root, here.root / shard)
     moments = h.moment_bytes * held + (h.root_moment_bytes - h.moment_bytes) * outside
     on_device = t.offload == 0
+    stays = np.logical_not(t.offload_parameters)
+    gradients = gradients * (stays | (np.asarray(shared.whole_gradients) > 0))
     return {
-        "parameters": np.where(frozen, frozen_weights, weights),
+        "parameters": stays * np.where(frozen, frozen_weights, weights),
         "gradients": (gradients + passing) * trained,
         "optimizer": on_device * moments * trained,
         "master copy": on_device * h.master_bytes * held * trained,

@@ -345,7 +345,12 @@ def _gathered_s(
         apart = all_gather_s(num_bytes * routed, routed_shard, routed_stride, rates)
         return seconds + np.where(np.asarray(routed) > 0, apart, 0.0)
 
-    gather, reduce = over(traffic.weight_bytes), over(traffic.reduce_bytes)
+    # Parameters that are kept in the host's memory are copied before each gather, and shards of
+    # gradients after each reduction.
+    copied = t.offload_parameters * (dense / t.shard + routed / routed_shard)
+    copied = copied / _host_bytes_per_s(t, traffic)
+    gather = over(traffic.weight_bytes) + traffic.sharded_bytes * copied
+    reduce = over(traffic.reduce_bytes) + traffic.reduce_bytes * copied
     reduces = np.where(t.reduce_every_micro_batch, 1.0, 1.0 / t.accumulation)
     back = gather + reduce * reduces
     exposed = np.asarray(0.0)
@@ -354,6 +359,12 @@ def _gathered_s(
         behind = np.minimum(needed, window) * rates.gather_overlap
         exposed, hidden = exposed + needed - behind, hidden + behind
     return np.where(gathers, exposed, 0.0), np.where(gathers, hidden, 0.0)
+
+
+def _host_bytes_per_s(t: Layouts, traffic: Traffic) -> Column:
+    """Between an accelerator and where its offloaded state is."""
+    is_disk = t.offload == code_of("offload", "nvme")
+    return np.where(is_disk, traffic.disk_bytes_per_s, traffic.host_bytes_per_s)
 
 
 def _data_s(

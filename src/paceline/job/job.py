@@ -303,6 +303,10 @@ class LayoutSpec:
     """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk.
     `auto` leaves the accelerator only when nothing fits there."""
 
+    offload_parameters: bool | Auto = "auto"
+    """Whether parameters and gradients are offloaded with the optimizer state. `auto` is as the
+    engine does it; DeepSpeed can do either (ZeRO-3), FSDP always moves all three."""
+
     offload_path: str | None = None
     """Only with `nvme`: folder on each node's own disk, for engines that are told one."""
 

@@ -1,18 +1,67 @@
-"""Which ways to split an engine has, so that nothing is planned that it cannot run.
+"""Which ways to split an engine has, so that nothing is planned that its files cannot express.
 
-Those of our own runtime are what `runtime/strategy` does, tested. The others are written from what
-is known of each engine's documentation in 2026, neither tried nor checked against its source: what
-is not listed is taken to do everything, and of which combinations they have only sharding in a
-pipeline is told.
+Those of our own runtime are what `runtime/strategy` does, tested. Those of engines that Paceline
+writes files for are what `render/` writes, held to it by `tests/render/test_random_plans.py`. The
+others are written from their documentation in 2026, neither tried nor checked against the source.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from paceline.catalog.engines import Engine
 from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.layout import Layout
 from paceline.parallel.schedules import SPLIT_BACKWARD
-from paceline.parallel.table import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, SHARDINGS
+from paceline.parallel.table import (
+    CONTEXT_KINDS,
+    OFFLOADS,
+    RECOMPUTES,
+    SCHEDULES,
+    SHARDINGS,
+    WORDS,
+    Column,
+    Layouts,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excluded:
+    """Choices that an engine has each and not together."""
+
+    when: Mapping[str, Sequence[str] | Sequence[bool] | None]
+    """Field of a layout -> its words; None is a number above 1."""
+
+    why: str
+    """The reason, with the engine's version."""
+
+    def mask(self, layouts: Layouts) -> Column:
+        """Where layouts have all of it."""
+        found: Any = np.True_
+        for name, words in self.when.items():
+            column = getattr(layouts, name)
+            known = WORDS.get(name)
+            if words is None:
+                found = found & (column > 1)
+            elif known is None:
+                found = found & np.isin(column, list(words))
+            else:
+                found = found & np.isin(column, [known.index(str(word)) for word in words])
+        return found
+
+    def asks(self, fixed: Any) -> bool:
+        """Whether a job fixes all of it."""
+        values = {name: getattr(fixed, name) for name in self.when}
+        return all(
+            values[name] in words if words is not None else _is_several(values[name])
+            for name, words in self.when.items()
+        )
+
+
+def _is_several(value: object) -> bool:
+    return isinstance(value, int) and value > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +108,42 @@ class Abilities:
     experts_by_tensor: bool = False
     """Whether routed experts that no expert ranks share are divided among the tensor ranks."""
 
+    equal_stages: bool = False
+    """Whether every pipeline stage has as many blocks as the others."""
+
+    recomputes_some: bool = True
+    """Whether full recompute may be of one block in several."""
+
+    halves_samples: bool = False
+    """Whether Ulysses, too, takes samples of 2 x context equal parts."""
+
+    hybrid_in_node: bool = False
+    """Whether the groups of hybrid sharding are the nodes, and no other size."""
+
+    offloads_parameters: tuple[bool, ...] = (False,)
+    """What goes with offloaded optimizer state: nothing, parameters and gradients, or as wanted."""
+
+    asked_only: tuple[str, ...] = ()
+    """Ways to split that are planned where the job fixes them, and not proposed: a program has to
+    bring them itself, or their time is not known."""
+
+    precisions: tuple[str, ...] | None = None
+    """None is every one that the accelerator has."""
+
+    optimizers: tuple[str, ...] | None = None
+    """None is every one: the program makes its own."""
+
+    excluded: tuple[Excluded, ...] = ()
+    """What it has each and not together."""
+
+    holds: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the engine that the files set otherwise than the runs that `engines.toml` is of."""
+
 
 _ZERO1: tuple[Sharding, ...] = ("none", "zero1")
 _FSDP: tuple[Sharding, ...] = ("none", "zero2", "full", "hybrid")
 _STAGED: tuple[Schedule, ...] = ("1f1b", "interleaved")
+_WITH_FSDP = ("zero2", "full", "hybrid")
 
 OURS = Abilities(
     pipeline_shardings=("none", "zero1", "full", "hybrid"),
@@ -72,18 +153,68 @@ OURS = Abilities(
     equal_rounds=True,
     selective_split_backward=False,
     offloads_whole=False,
+    offloads_parameters=(True,),
     copies_kv_head=False,
     experts_by_tensor=True,
 )
 """What `paceline run` itself executes: `runtime/strategy`. In a pipeline torch's schedules gather a
-stage's parameters and reduce its gradients once a step: ZeRO-2 would hold what ZeRO-1 holds."""
+stage's parameters and reduce its gradients once a step: ZeRO-2 would hold what ZeRO-1 holds.
+Offloading is FSDP2's `CPUOffloadPolicy`, which moves parameters and gradients as well."""
 
 _MEGATRON = Abilities(
-    shardings=_ZERO1, pipeline_shardings=_ZERO1, schedules=_STAGED, offloads=("none", "cpu")
+    shardings=_ZERO1,
+    pipeline_shardings=_ZERO1,
+    schedules=_STAGED,
+    offloads=("none", "cpu"),
+    halves_samples=True,
+    precisions=("fp32", "bf16", "fp16", "fp8"),
+    optimizers=("adamw", "sgd"),
+    excluded=tuple(
+        Excluded(
+            when={"sharding": ("none",), "offload": ("cpu",), ranks: None},
+            why="Megatron's offloaded optimizer is its distributed one",
+        )
+        for ranks in ("data", "context")
+    ),
 )
 _OLD_MEGATRON = replace(_MEGATRON, context_kinds=(), expert=False, offloads=("none",))
 _ONLY_DATA = Abilities(
-    schedules=(), context_kinds=(), offloads=("none", "cpu"), tensor=False, expert=False
+    schedules=(),
+    context_kinds=(),
+    offloads=("none", "cpu"),
+    offloads_whole=False,
+    offloads_parameters=(True,),
+    tensor=False,
+    expert=False,
+)
+_TORCHTITAN = Abilities(
+    shardings=_FSDP,
+    context_kinds=("ring",),
+    offloads=("none", "cpu"),
+    offloads_whole=False,
+    offloads_parameters=(True,),
+    reduces_each=True,
+    recomputes_some=False,
+    expert=False,
+    asked_only=("context",),  # it gathers keys and values, which is not priced
+    precisions=("fp32", "bf16"),
+    optimizers=("adamw",),
+    excluded=(
+        Excluded(
+            when={"sharding": ("none",), "context": None},
+            why="torchtitan 0.3 shards parameters over the context ranks",
+        ),
+    ),
+)
+_FSDP_RECOMPUTES = (
+    Excluded(
+        when={"sharding": _WITH_FSDP, "recompute": ("selective",)},
+        why="under FSDP Accelerate 1.15 itself recomputes, whole blocks",
+    ),
+    Excluded(
+        when={"sharding": _WITH_FSDP, "recompute_every": None},
+        why="under FSDP Accelerate 1.15 recomputes all blocks or none",
+    ),
 )
 
 ABILITIES: Mapping[str, Abilities] = {
@@ -93,18 +224,52 @@ ABILITIES: Mapping[str, Abilities] = {
     "megatron-2021": _OLD_MEGATRON,
     "deepspeed": Abilities(
         shardings=("none", "zero1", "zero2", "full"),
-        pipeline_shardings=_ZERO1,
+        pipeline_shardings=("zero1",),
         schedules=("1f1b",),
-        context_kinds=("ulysses",),
+        context_kinds=(),
+        recomputes=("none", "full"),
+        offloads_whole=False,
+        offloads_parameters=(False, True),
+        tensor=False,
+        expert=False,
+        reduces_each=True,
+        # `data_types.grad_accum_dtype` (runtime/zero/stage_1_and_2.py, `grad_accum`, 0.19).
+        holds={"gradient_bytes": 4},
+        equal_stages=True,
+        precisions=("fp32", "tf32", "bf16", "fp16"),
+        optimizers=("adamw", "sgd"),
+        excluded=(
+            Excluded(
+                when={"sharding": ("zero1", "zero2"), "offload": ("nvme",)},
+                why="DeepSpeed offloads to nvme from ZeRO stage 3 on",
+            ),
+            Excluded(
+                when={"sharding": ("zero1", "zero2"), "offload_parameters": (True,)},
+                why="DeepSpeed offloads parameters from ZeRO stage 3 on",
+            ),
+            Excluded(
+                when={"pipeline": None, "offload": ("cpu", "nvme")},
+                why="offloading was not tried with DeepSpeed's PipelineEngine",
+            ),
+            Excluded(
+                when={"pipeline": None, "recompute_every": None},
+                why="PipelineModule recomputes every block or none",
+            ),
+        ),
     ),
     "megatron-deepspeed": replace(
         _OLD_MEGATRON, shardings=("none", "zero1", "zero2", "full"), schedules=("1f1b",)
     ),
-    "automodel": Abilities(
-        shardings=_FSDP, context_kinds=("ring",), offloads=("none", "cpu"), reduces_each=True
+    "automodel": replace(
+        _TORCHTITAN, expert=True, recomputes_some=True, precisions=None, optimizers=None
     ),
-    "torchtitan": Abilities(
-        shardings=_FSDP, context_kinds=("ring",), offloads=("none", "cpu"), reduces_each=True
+    "torchtitan": _TORCHTITAN,
+    "fsdp1": replace(
+        _ONLY_DATA,
+        shardings=_FSDP,
+        reduces_each=None,
+        hybrid_in_node=True,
+        excluded=_FSDP_RECOMPUTES,
     ),
     "torchtune": replace(
         _ONLY_DATA,
@@ -113,9 +278,34 @@ ABILITIES: Mapping[str, Abilities] = {
         tensor=True,
         reduces_each=True,
     ),
-    "fsdp1": replace(_ONLY_DATA, shardings=_FSDP, reduces_each=True),
     "accelerate": replace(
-        _ONLY_DATA, shardings=_FSDP, context_kinds=("ring",), tensor=True, reduces_each=True
+        _ONLY_DATA,
+        shardings=_FSDP,
+        context_kinds=("ring",),
+        tensor=True,
+        asked_only=("tensor", "context"),
+        # With `mixed_precision` Accelerate 1.15 makes every trained parameter float32
+        # (utils/fsdp_utils.py, "upcast"); without FSDP autocast keeps narrow copies.
+        holds={
+            "weight_bytes": 4,
+            "sharded_bytes": 4,
+            "gradient_bytes": 4,
+            "step_bytes": 4,
+            "cast_bytes": 2,
+        },
+        excluded=(
+            *_FSDP_RECOMPUTES,
+            Excluded(
+                when={"sharding": ("none",), "context": None},
+                why="Accelerate 1.15 reduces gradients over context ranks with sharded parameters "
+                "only",
+            ),
+            Excluded(
+                when={"sharding": ("none",), "tensor": None, "data": None},
+                why="Accelerate 1.15 reduces gradients over data ranks beside tensor ranks with "
+                "sharded parameters only",
+            ),
+        ),
     ),
     "nanotron": Abilities(
         shardings=_ZERO1,
@@ -146,6 +336,11 @@ and `ParallelismConfig`; nanotron README; InternEvo docs; MaxText `configs/base.
 def abilities_of(engine: str) -> Abilities:
     """What an engine can run; one that is not known, everything."""
     return ABILITIES.get(engine, Abilities())
+
+
+def planned_engine(engine: Engine) -> Engine:
+    """An engine of the catalog as Paceline's files run it."""
+    return replace(engine, **abilities_of(engine.name).holds)
 
 
 def reasons_ours_cannot(layout: Layout) -> Iterator[str]:

@@ -51,6 +51,7 @@ class Space:
 
     fixed: LayoutSpec = field(default_factory=LayoutSpec)
     abilities: Abilities = field(default_factory=Abilities)
+    ranks_per_node: int = 1
     offloads: tuple[Offload, ...] = ("none",)
     """Where optimizer state may be, where the job leaves it open."""
 
@@ -152,9 +153,15 @@ def pipelines(space: Space) -> list[int]:
     fixed = space.fixed.pipeline
     if fixed != "auto":
         return [fixed] if space.num_ranks % fixed == 0 else []
-    most = space.profile.num_blocks if space.abilities.schedules and _is_open(space) else 1
+    blocks = space.profile.num_blocks
+    most = blocks if space.abilities.schedules and _is_open(space) else 1
     least = 2 if asks_for_pipeline(space.fixed) else 1
-    return [each for each in divisors(space.num_ranks)[::-1] if least <= each <= max(most, 1)]
+    step = 1 if not space.abilities.equal_stages else max(blocks, 1)
+    return [
+        each
+        for each in divisors(space.num_ranks)[::-1]
+        if least <= each <= max(most, 1) and (step == 1 or step % each == 0)
+    ]
 
 
 def tensors(space: Space, pipeline: int = 1) -> list[int]:
@@ -162,7 +169,10 @@ def tensors(space: Space, pipeline: int = 1) -> list[int]:
     fixed = space.fixed.tensor
     if fixed != "auto":
         return [fixed] if space.num_ranks % (fixed * pipeline) == 0 else []
-    most = space.domain if space.abilities.tensor and _is_open(space) else 1
+    able = space.abilities
+    most = space.domain if able.tensor and _is_open(space) else 1
+    if "tensor" in able.asked_only:
+        most = 1
     return [
         each
         for each in divisors(space.num_ranks // pipeline)[::-1]
@@ -238,13 +248,16 @@ def _contexts(space: Space, tensor: int, group: int) -> list[tuple[int, int]]:
     found = [(1, next(iter(kinds.values()), 0))] if 1 in degrees and is_shared else []
     if seq_len is None or not (fixed.context != "auto" or _is_open(space)):
         return found
+    if fixed.context == "auto" and "context" in space.abilities.asked_only:
+        return found
     for degree in degrees:
         if degree == 1:
             continue
         for name, code in kinds.items():
             divides = seq_len % (2 * degree) == 0
             if name == "ulysses":
-                divides = seq_len % degree == 0 and all(
+                parts = 2 if space.abilities.halves_samples else 1
+                divides = seq_len % (parts * degree) == 0 and all(
                     block.heads % (tensor * degree) == 0 for block in space.profile.blocks
                 )
             if divides and seq_len // degree % shares == 0:
@@ -302,11 +315,12 @@ def chunked_schedules(able: Abilities) -> tuple[Schedule, ...]:
 
 def _recomputes(space: Space) -> list[tuple[int, int]]:
     fixed = space.fixed
-    kinds: Sequence[Recompute] = space.abilities.recomputes if _is_open(space) else ("none",)
+    able = space.abilities
+    kinds: Sequence[Recompute] = able.recomputes if _is_open(space) else ("none",)
     if fixed.recompute != "auto":
         kinds = (fixed.recompute,)
     most = max(space.profile.num_blocks, 1)
-    every = [n for n in RECOMPUTE_EVERY if n <= most]
+    every = [n for n in RECOMPUTE_EVERY if n <= most and (n == 1 or able.recomputes_some)]
     if fixed.recompute_every != "auto":
         every = [fixed.recompute_every]
     return [
@@ -324,6 +338,7 @@ class _Share:
     shard: int
     reduces_each: bool
     offload: int
+    offload_parameters: bool
 
 
 def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
@@ -335,7 +350,7 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
         allowed = (fixed.sharding,)
         if group == 1 and fixed.sharding != "none" and _may_share(space):
             return []  # what is asked for would be over one rank: nothing at all
-    if pipeline > 1:
+    if pipeline > 1 and group > 1:
         allowed = tuple(each for each in allowed if each in able.pipeline_shardings)
     offloads = space.offloads if fixed.offload == "auto" else (fixed.offload,)
     offloads = tuple(each for each in offloads if each in able.offloads or fixed.offload == each)
@@ -344,18 +359,27 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
         shards = [1] if kind == "none" else [group]
         if kind == "hybrid":
             shards = [n for n in divisors(group) if 1 < n < group]
+            if able.hybrid_in_node:
+                shards = [n for n in shards if n == space.ranks_per_node]
             if fixed.shard != "auto":
                 shards = [n for n in shards if n == fixed.shard]
         is_full = kind in ("full", "hybrid") and group > 1
         is_choice = is_full and (pipeline == 1 or able.reduces_each_in_pipeline)
         found += [
-            _Share(code_of("sharding", kind), shard, each, code_of("offload", offload))
+            _Share(code_of("sharding", kind), shard, each, code_of("offload", offload), moves)
             for shard in shards
             for each in ((False, True) if is_choice else (False,))
             for offload in offloads
+            for moves in (_moves(space) if offload != "none" else (False,))
             if shard > 1 or offload == "none" or able.offloads_whole
         ]
     return found
+
+
+def _moves(space: Space) -> tuple[bool, ...]:
+    """Whether parameters go with offloaded optimizer state."""
+    asked = space.fixed.offload_parameters
+    return space.abilities.offloads_parameters if asked == "auto" else (asked,)
 
 
 def _may_share(space: Space) -> bool:
@@ -399,6 +423,7 @@ def _grid(
         recompute=recompute,
         recompute_every=every,
         offload=_along(3, [share.offload for share in shares]),
+        offload_parameters=_along(3, [share.offload_parameters for share in shares]),
     )
     possible = _is_in_order(space, schedule, chunks, pipeline, accumulation) & _reduces(
         space, sharding, each, accumulation
@@ -408,6 +433,8 @@ def _grid(
         possible = possible & ~(splits_backward(schedule) & is_selective)
     if space.abilities.experts_by_tensor and num_experts(space.profile) % tensor:
         possible = possible & ((expert > 1) | (num_experts(space.profile) == 1))
+    for excluded in space.abilities.excluded:
+        possible = possible & ~excluded.mask(layouts)
     is_full = sharding >= code_of("sharding", "full")
     # A rank's experts are whole: their group and the shards' divide each other.
     possible = possible & (np.where(is_full, shard % expert, 0) * (expert % shard) == 0)

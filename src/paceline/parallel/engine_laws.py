@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from paceline.errors import Problem
 from paceline.job import Job
 from paceline.job.data_fields import objective_of
-from paceline.parallel.abilities import ABILITIES, Abilities
+from paceline.parallel.abilities import ABILITIES, Abilities, Excluded
 from paceline.parallel.candidates import Space, asks_for_pipeline, with_implied
 
 
@@ -48,6 +48,92 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
         degree = getattr(fixed, name)
         if not is_there and degree not in ("auto", 1):
             yield _not_of_engine(job, space, name, degree, f"it has no {name} parallelism")
+    yield from _check_sizes(job, space)
+    yield from _check_offload(job, space)
+    for excluded in able.excluded:
+        if excluded.asks(fixed):
+            yield _not_together(job, excluded)
+
+
+def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
+    """The precision and the optimizer that an engine's files can ask for."""
+    train = job.spec.train
+    for name, value, known in (
+        ("precision", train.precision, able.precisions),
+        ("optimizer", train.optimizer, able.optimizers),
+    ):
+        if known is None or value == "auto" or value in known:
+            continue
+        yield Problem(
+            code="L012",
+            what=f"train.{name} is {value}, which {job.spec.engine} cannot do: it has "
+            f"{', '.join(known)}",
+            where=job.where(f"train.{name}"),
+            fix=f"set train.{name} to {' or '.join(known)}, or name another engine",
+        )
+
+
+def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:
+    """Stages, recomputed blocks and groups of sizes that the engine does not have."""
+    fixed, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    blocks, pipeline = space.profile.num_blocks, fixed.pipeline
+    if able.equal_stages and pipeline != "auto" and blocks % pipeline and pipeline <= blocks:
+        good = [n for n in range(1, blocks + 1) if blocks % n == 0 and space.num_ranks % n == 0]
+        yield _of_engine(
+            job,
+            "pipeline",
+            f"does not divide {blocks} blocks, and {engine} has as many on each stage",
+            f"set layout.pipeline to {' or '.join(map(str, good))}",
+        )
+    every = fixed.recompute_every
+    if not able.recomputes_some and every not in ("auto", 1):
+        why = f"{engine} cannot do: it recomputes every block or none"
+        yield _of_engine(job, "recompute_every", f"which {why}", "leave it out")
+    if able.hybrid_in_node and fixed.shard not in ("auto", space.ranks_per_node):
+        why = f"{engine} cannot do: its groups are the nodes, of {space.ranks_per_node} ranks"
+        yield _of_engine(job, "shard", f"which {why}", "leave it out")
+
+
+def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
+    """What is offloaded with the optimizer state, and the folder on a disk."""
+    fixed, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    moves = fixed.offload_parameters
+    if moves != "auto" and moves not in able.offloads_parameters and fixed.offload != "none":
+        has = "moves them" if able.offloads_parameters == (True,) else "leaves them"
+        why = f"which {engine} cannot do: it {has} with the optimizer state, always"
+        yield _of_engine(job, "offload_parameters", why, "leave it out")
+    if fixed.offload == "nvme" and "nvme" in able.offloads and fixed.offload_path is None:
+        yield Problem(
+            code="H020",
+            what="optimizer state goes to NVMe, and no folder is named for it",
+            where=job.where("layout"),
+            fix="layout.offload_path: /local_nvme, a folder on each node's own disk",
+        )
+
+
+def _of_engine(job: Job, field: str, why: str, fix: str) -> Problem:
+    """L012 of one field, whose value the sentence begins with."""
+    return Problem(
+        code="L012",
+        what=f"layout.{field} is {getattr(job.spec.layout, field)}, {why}"
+        if why.startswith("which")
+        else f"layout.{field} {getattr(job.spec.layout, field)} {why}",
+        where=job.where(f"layout.{field}"),
+        fix=f"{fix}, or name another engine",
+    )
+
+
+def _not_together(job: Job, excluded: Excluded) -> Problem:
+    """Fields that the engine has each and not together."""
+    layout = with_implied(job.spec.layout)
+    given = " with ".join(f"{name} {getattr(layout, name)}" for name in excluded.when)
+    last = list(excluded.when)[-1]
+    return Problem(
+        code="L012",
+        what=f"{job.spec.engine} cannot do {given}: {excluded.why}",
+        where=job.where(f"layout.{last}"),
+        fix=f"leave layout.{last} out, or layout.{next(iter(excluded.when))}",
+    )
 
 
 def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:

@@ -173,7 +173,7 @@ def check_pipeline(job: Job, space: Space) -> Iterator[Problem]:
         )
         return
     data = data_of(job, space)
-    if data is None:
+    if not data:  # open, or the degrees are more than the ranks, which `check_degrees` says
         return
     micro_batch = 1 if fixed.micro_batch == "auto" else fixed.micro_batch
     accumulation = space.global_batch // (data * micro_batch)

@@ -67,6 +67,10 @@ class Layout:
     offload: Offload = "none"
     """Where optimizer state is kept: on the accelerator, in the host's memory, or on its disk."""
 
+    offload_parameters: bool = False
+    """Whether parameters and gradients are kept there too, and copied to the accelerator block by
+    block (ZeRO-Infinity, FSDP's `CPUOffload`)."""
+
     @property
     def num_ranks(self) -> int:
         """Ranks in the whole layout."""

@@ -19,7 +19,7 @@ CONTEXT_KINDS: tuple[ContextKind, ...] = get_args(ContextKind)
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 
-_WORDS: dict[str, tuple[str, ...]] = {
+WORDS: dict[str, tuple[str, ...]] = {
     "sharding": SHARDINGS,
     "schedule": SCHEDULES,
     "context_kind": CONTEXT_KINDS,
@@ -58,6 +58,7 @@ class Layouts:
     recompute: Column
     recompute_every: Column
     offload: Column
+    offload_parameters: Column
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +83,7 @@ class Layouts:
                 name: np.broadcast_to(column, shape).flat[index].item()
                 for name, column in columns.items()
             }
-        words = {name: known[values[name]] for name, known in _WORDS.items()}
+        words = {name: known[values[name]] for name, known in WORDS.items()}
         is_hybrid = words["sharding"] == "hybrid"
         return Layout(**(values | words | {"shard": values["shard"] if is_hybrid else None}))
 
@@ -110,8 +111,8 @@ def table_of(layouts: Sequence[Layout]) -> Layouts:
     columns: dict[str, Column] = {}
     for each in fields(Layouts):
         values: Iterable[Any] = (getattr(layout, each.name) for layout in layouts)
-        if each.name in _WORDS:
-            values = (_WORDS[each.name].index(value) for value in values)
+        if each.name in WORDS:
+            values = (WORDS[each.name].index(value) for value in values)
         elif each.name == "shard":
             values = (layout.shard_degree for layout in layouts)
         columns[each.name] = np.array(list(values))
@@ -137,7 +138,7 @@ def code_of(
     kind: Literal["sharding", "schedule", "context_kind", "recompute", "offload"], word: str
 ) -> int:
     """Place of a word in its column, such as 3 for sharding `full`."""
-    return _WORDS[kind].index(word)
+    return WORDS[kind].index(word)
 
 
 def distinct(table: Layouts, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ with another recomputation."""
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
 from paceline.catalog.engines import compiled, find_engine
 from paceline.estimate import Case, case_of
+from paceline.parallel.abilities import planned_engine
 from paceline.plan.decision import Plan
 from paceline.topology import Cluster
 
@@ -15,7 +16,7 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
         plan: As made, or as read from `plan.json`.
         cluster: Another one than the plan's.
     """
-    engine = find_engine(f"{plan.engine} {plan.engine_version}", where="engine")
+    engine = planned_engine(find_engine(f"{plan.engine} {plan.engine_version}", where="engine"))
     return case_of(
         plan.profile,
         cluster or plan.cluster,

@@ -89,6 +89,7 @@ def order_of(priced: Priced, latest_s: float) -> Any:
         t.reduce_every_micro_batch,
         places[np.broadcast_to(t.schedule, size)],
         t.recompute,
+        t.offload_parameters,
         t.offload,
         t.sharding,
         axes,
@@ -257,7 +258,7 @@ def reasons_of(choice: Choice) -> Iterator[tuple[str, str, str]]:
         needed = format_bytes(host_bytes_of_one(layout, choice.case))
         yield (
             "offload",
-            layout.offload,
+            layout.offload + (", with the parameters" if layout.offload_parameters else ""),
             (
                 f"no layout fits on the accelerators alone; a node holds {needed} of "
                 f"{format_bytes(limit)} ({host_limit_source(choice.case.cluster, layout.offload)})"

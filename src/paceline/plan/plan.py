@@ -20,7 +20,8 @@ from paceline.estimate.stages import stage_sizes
 from paceline.job import Job
 from paceline.job.data_fields import objective_of
 from paceline.parallel import Layout, Space, abilities_of, check_layout_choices
-from paceline.parallel.abilities import OURS, Abilities
+from paceline.parallel.abilities import OURS, Abilities, planned_engine
+from paceline.parallel.engine_laws import check_training
 from paceline.plan.caution import (
     assumed_efficiency,
     cautions_of,
@@ -35,7 +36,7 @@ from paceline.plan.limits import limit_not_kept, limits_of
 from paceline.plan.loss import check_loss_chunk, check_router_loss, router_loss_of
 from paceline.plan.outlook import Outlook, outlook
 from paceline.plan.recover import check_state, plan_state
-from paceline.plan.refuse import nothing_fits
+from paceline.plan.refuse import nothing_fits, offloads_of
 from paceline.plan.search import Found, fastest, search
 from paceline.profile import (
     DecoderShape,
@@ -119,12 +120,12 @@ def _plan_on(asked: _Asked) -> Plan:
     """The plan on all ranks of the cluster."""
     job, cluster, wanted = asked.job, asked.cluster, asked.job.spec.plan
     space = space_of(job, cluster, asked.profile)
-    PlanError.raise_for([*check_layout_choices(job, space), *_check_precision(job, cluster)])
+    PlanError.raise_for(_clashes(job, cluster, space))
     case = _case_of(asked)
     limit = int(cluster.usable_bytes * (1 - wanted.head_room))
     found = search(space, case, limit_bytes=limit, margin=wanted.simpler_margin)
     if found.near is None and job.spec.layout.offload == "auto" and not cluster.is_local:
-        elsewhere = replace(space, offloads=("cpu", "nvme"))
+        elsewhere = replace(space, offloads=offloads_of(job))
         moved = search(elsewhere, case, limit_bytes=limit, margin=wanted.simpler_margin)
         # Where no host holds it, the leanest is one without.
         only_host = replace(found, least_host_bytes=moved.least_host_bytes)
@@ -191,9 +192,18 @@ def fastest_layouts(
         catalog=load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog)),
     )
     space = space_of(job, cluster, asked.profile)
-    PlanError.raise_for([*check_layout_choices(job, space), *_check_precision(job, cluster)])
+    PlanError.raise_for(_clashes(job, cluster, space))
     limit = cluster.usable_bytes * (1 - job.spec.plan.head_room)
     return fastest(space, _case_of(asked), limit_bytes=limit, count=count)
+
+
+def _clashes(job: Job, cluster: Cluster, space: Space) -> list[Problem]:
+    """What of the job's own choices does not go together."""
+    return [
+        *check_layout_choices(job, space),
+        *check_training(job, space.abilities),
+        *_check_precision(job, cluster),
+    ]
 
 
 def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
@@ -212,6 +222,7 @@ def space_of(job: Job, cluster: Cluster, profile: ModelProfile) -> Space:
         global_batch=job.spec.train.global_batch,
         profile=profile,
         domain=cluster.domain,
+        ranks_per_node=cluster.ranks_per_node,
         fixed=job.spec.layout,
         abilities=abilities,
     )
@@ -237,7 +248,7 @@ def _abilities_here(job: Job) -> Abilities:
 def _case_of(asked: _Asked) -> Case:
     spec = asked.job.spec
     kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
-    engine = find_engine(spec.engine, where=asked.job.where("engine"))
+    engine = planned_engine(find_engine(spec.engine, where=asked.job.where("engine")))
     return case_of(
         asked.profile,
         asked.cluster,
@@ -263,9 +274,12 @@ def decide_precision(job: Job, cluster: Cluster) -> Precision:
         return asked
     if cluster.backend == "gloo":
         return "fp32"
-    if "bf16" in cluster.peak_flops_per_s:
+    engine = find_engine(job.spec.engine, where=job.where("engine")).name
+    has = abilities_of(engine).precisions
+    known = [name for name in cluster.peak_flops_per_s if has is None or name in has]
+    if "bf16" in known:
         return "bf16"
-    return "fp16" if "fp16" in cluster.peak_flops_per_s else "fp32"
+    return "fp16" if "fp16" in known else "fp32"
 
 
 def is_deterministic(job: Job, plan: Plan) -> bool:

@@ -33,6 +33,12 @@ _LEANER_OPTIMIZERS = {
 }
 
 
+def offloads_of(job: Job) -> tuple[Offload, ...]:
+    """Where optimizer state may go when nothing fits on the accelerators: to a disk only where the
+    job names a folder on it."""
+    return ("cpu", "nvme") if job.spec.layout.offload_path is not None else ("cpu",)
+
+
 def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: int) -> PlanError:
     """P001, with the leanest layout's memory by part and what would make it fit."""
     if not len(found.leanest):
@@ -63,7 +69,7 @@ def _over_host(case: Case, found: Found) -> str:
         return ""
     limit = host_limit_bytes(case.cluster, "cpu")
     return (
-        f". With the optimizer in the host's memory a node needs "
+        f". With what can be offloaded in the host's memory a node needs "
         f"{format_bytes(found.least_host_bytes)} of {format_bytes(limit)} "
         f"({host_limit_source(case.cluster, 'cpu')})"
     )
@@ -108,7 +114,7 @@ class _Asked:
     @property
     def open_space(self) -> Space:
         """With nothing fixed, and optimizer state wherever there is room."""
-        offloads: tuple[Offload, ...] = ("none", "cpu", "nvme")
+        offloads: tuple[Offload, ...] = ("none", *offloads_of(self.job))
         return replace(
             self.space,
             fixed=LayoutSpec(),
@@ -132,6 +138,7 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
         again = f", {layout.recompute} recompute" if layout.recompute != "none" else ""
         return [f"{freed}: {layout.name}, in micro-batches of {layout.micro_batch}{again}, fits"]
     ways = [
+        *_on_disk(asked),
         *_quantised(asked),
         *_more_ranks(asked),
         *_leaner_optimizer(asked),
@@ -163,6 +170,19 @@ def _less_head_room(asked: _Asked) -> str | None:
     if layout is None:
         return None
     return f"set plan.head_room from {wanted:g} to {usual:g}: {layout.name} then fits"
+
+
+def _on_disk(asked: _Asked) -> Iterator[str]:
+    """Optimizer state on a disk, where the engine has it and the job names no folder."""
+    if "nvme" not in asked.space.abilities.offloads or asked.case.cluster.is_local:
+        return
+    if "nvme" in offloads_of(asked.job):
+        return
+    space = replace(asked.open_space, offloads=("nvme",))
+    if asked.fitting(space, asked.case) is not None:
+        yield (
+            "set layout.offload to nvme and layout.offload_path to a folder on each node's own disk"
+        )
 
 
 def _quantised(asked: _Asked) -> Iterator[str]:

@@ -6,7 +6,7 @@ One module per engine, listed in `ENGINES`; each has `render(plan, job)` and `ga
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +17,18 @@ from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import without_own_program
 
-__all__ = ["ENGINES", "Engine", "Files", "Gap", "RenderError", "Rendered", "find", "render_job"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Files",
+    "Gap",
+    "RenderError",
+    "Rendered",
+    "check_files",
+    "find",
+    "render_job",
+    "renderer_of",
+]
 
 ENGINES: Mapping[str, Engine] = {
     "slurm": Engine(
@@ -186,21 +197,50 @@ def render_job(name: str, plan: Plan, job: Job, *, own_program: bool = True) -> 
         RenderError: `H002`, the engine cannot express the plan; one problem for each part.
     """
     module = cast(EngineModule, importlib.import_module(find(name).module))
-    own = module.gaps(plan, job)
-    gaps = (*own, *left_out(job, module.CARRIES, {gap.where for gap in own}))
+    gaps = _gaps(module, plan, job)
     if not own_program:
         gaps = tuple(without_own_program(gaps))
-    refused = [gap for gap in gaps if gap.nearest is None]
-    if refused:
-        raise RenderError(
-            *(
-                Problem(
-                    code="H002",
-                    what=f"{name} cannot express {gap.what}: {gap.why}",
-                    where=job.where(gap.where),
-                    fix=gap.fix or "choose another engine: `paceline render --for list`",
-                )
-                for gap in refused
-            )
-        )
+    RenderError.raise_for(_refusals(name, gaps, job))
     return Rendered(files=module.render(plan, job), gaps=gaps)
+
+
+def renderer_of(engine: str) -> str | None:
+    """The row of `ENGINES` that writes files for an engine of the catalog; None where none does.
+
+    >>> renderer_of("fsdp1"), renderer_of("maxtext")
+    ('accelerate', None)
+    """
+    name = _RENDERERS.get(engine, engine)
+    return name if name in ENGINES else None
+
+
+def check_files(plan: Plan, job: Job) -> Iterator[Problem]:
+    """What keeps the files of the plan's own engine from being written; nothing where Paceline
+    writes none for it."""
+    name = renderer_of(plan.engine)
+    if name is not None:
+        module = cast(EngineModule, importlib.import_module(find(name).module))
+        yield from _refusals(name, _gaps(module, plan, job), job)
+
+
+_RENDERERS = {"fsdp1": "accelerate"}
+"""Engine of the catalog -> `--for`, where the two names differ."""
+
+
+def _gaps(module: EngineModule, plan: Plan, job: Job) -> tuple[Gap, ...]:
+    own = module.gaps(plan, job)
+    return (*own, *left_out(job, module.CARRIES, {gap.where for gap in own}))
+
+
+def _refusals(name: str, gaps: tuple[Gap, ...], job: Job) -> list[Problem]:
+    """`H002` for each gap that nothing comes near."""
+    return [
+        Problem(
+            code="H002",
+            what=f"{name} cannot express {gap.what}: {gap.why}",
+            where=job.where(gap.where),
+            fix=gap.fix or "choose another engine: `paceline render --for list`",
+        )
+        for gap in gaps
+        if gap.nearest is None
+    ]

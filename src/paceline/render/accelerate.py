@@ -1,8 +1,8 @@
 """Hugging Face Accelerate: its YAML, a launch script for every node, and the example program.
 
 DDP, FSDP2 with Accelerate's ParallelismConfig, or DeepSpeed, whichever has the plan's sharding.
-The words of FSDP1 (`fsdp_sharding_strategy`, `fsdp_use_orig_params`, `fsdp_backward_prefetch`) mean
-nothing in FSDP2 and are never written.
+With `engine: fsdp1` it is FSDP1, whose words (`fsdp_sharding_strategy`, `fsdp_use_orig_params`,
+`fsdp_backward_prefetch`) mean nothing in FSDP2 and are written for it alone.
 """
 
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from paceline.render.carried import OF_DDP, OF_PROGRAM
 from paceline.render.device import accelerator_refusals
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines
-from paceline.render.example import example, example_gaps
+from paceline.render.example import example, example_gaps, runs_example
 from paceline.render.shell import script
 from paceline.render.text import header, to_json, to_yaml
 
@@ -23,14 +23,15 @@ Way = Literal["MULTI_GPU", "FSDP", "DEEPSPEED"]
 """Accelerate's `distributed_type`."""
 
 
-def way_of(plan: Plan, job: Job) -> Way:
+def way_of(plan: Plan) -> Way:
     """What Accelerate calls the plan's sharding."""
     layout = plan.layout
     if layout.sharding == "zero1":
         return "DEEPSPEED"
     if layout.sharding == "none":
         return "MULTI_GPU"
-    wants_deepspeed = layout.offload != "none" or job.spec.engine == "deepspeed"
+    by_fsdp = layout.offload == "cpu" and layout.offload_parameters
+    wants_deepspeed = plan.engine == "deepspeed" or (layout.offload != "none" and not by_fsdp)
     return "DEEPSPEED" if wants_deepspeed and layout.sharding != "hybrid" else "FSDP"
 
 
@@ -40,7 +41,7 @@ CARRIES = OF_PROGRAM | OF_DDP
 
 def render(plan: Plan, job: Job) -> Files:
     """`accelerate.yaml`, `launch.sh` and the example program; with DeepSpeed also its file."""
-    way = way_of(plan, job)
+    way = way_of(plan)
     about = "Read by `accelerate launch --config_file`; launch.sh says what differs on each node."
     files = {
         CONFIG: to_yaml(header(plan, job, about), config(plan, way)),
@@ -73,9 +74,10 @@ def config(plan: Plan, way: Way) -> dict[str, Any]:
         }
         return found
     found["mixed_precision"] = plan.precision if plan.precision in ("bf16", "fp16", "fp8") else "no"
+    is_first = plan.engine == "fsdp1"
     if way == "FSDP":
-        found["fsdp_config"] = _fsdp(plan)
-    if way == "FSDP" or plan.layout.tensor > 1:
+        found["fsdp_config"] = _fsdp1(plan) if is_first else _fsdp(plan)
+    if (way == "FSDP" and not is_first) or plan.layout.tensor > 1:
         found["parallelism_config"] = _parallelism(plan)
     return found
 
@@ -87,6 +89,28 @@ def _fsdp(plan: Plan) -> dict[str, Any]:
         "fsdp_reshard_after_forward": layout.sharding != "zero2",
         # Blocks are what the model names in `_no_split_modules`, as those of Hugging Face do.
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_offload_params": layout.offload == "cpu",
+        "fsdp_activation_checkpointing": layout.recompute == "full",
+        "fsdp_cpu_ram_efficient_loading": False,
+    }
+
+
+_STRATEGIES = {"zero2": "SHARD_GRAD_OP", "full": "FULL_SHARD", "hybrid": "HYBRID_SHARD"}
+"""Sharding -> FSDP1's `ShardingStrategy`. Hybrid shards in each node and copies between them
+(torch/distributed/fsdp/_init_utils.py, `_init_intra_and_inter_node_groups`, 2.13)."""
+
+
+def _fsdp1(plan: Plan) -> dict[str, Any]:
+    layout = plan.layout
+    return {
+        "fsdp_version": 1,
+        "fsdp_sharding_strategy": _STRATEGIES[layout.sharding],
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_forward_prefetch": False,
+        "fsdp_use_orig_params": True,  # else weight decay cannot be of matrices alone
+        "fsdp_sync_module_states": True,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_offload_params": layout.offload == "cpu",
         "fsdp_activation_checkpointing": layout.recompute == "full",
@@ -139,16 +163,24 @@ def _launch(plan: Plan, job: Job, way: Way) -> str:
         ]
     else:
         words.append('--main_process_port "${HEAD_PORT:-0}"')  # 0 is any free one
+    if way == "FSDP":
+        lines.append(
+            "# WRAP_CLASS=MyBlock: for a model without _no_split_modules; else one unit is"
+        )
+        lines.append("# sharded, which each rank gathers whole.")
+        words.append('${WRAP_CLASS:+--fsdp_transformer_layer_cls_to_wrap "$WRAP_CLASS"}')
     words.append('"${TRAIN_SCRIPT:-train.py}" "$@"')
     return script(header(plan, job), *lines, " \\\n  ".join(words))
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What Accelerate cannot be told, and what the example program lacks."""
-    way = way_of(plan, job)
+    way = way_of(plan)
     if way == "DEEPSPEED":  # which refuses the same accelerators
         return [*deepspeed.config_gaps(plan, job), *example_gaps(plan, job)]
-    return [*_refused(plan, way), *_nearly(plan, way), *example_gaps(plan, job)]
+    is_own = not runs_example(plan, job)
+    programs = _of_own_program(plan, way) if is_own else []
+    return [*_refused(plan, way), *_nearly(plan, way), *programs, *example_gaps(plan, job)]
 
 
 def _refused(plan: Plan, way: Way) -> list[Gap]:
@@ -200,11 +232,6 @@ def _refused(plan: Plan, way: Way) -> list[Gap]:
                 fix=fix,
             )
         )
-    if layout.offload == "nvme" and way == "FSDP":
-        why, fix = "FSDP2 offloads to the host's memory only", "layout.sharding: full"
-        found.append(
-            Gap(what="offload nvme", where="layout.offload", why=why, nearest=None, fix=fix)
-        )
     if way == "FSDP" and plan.cluster.backend == "gloo":
         why = "Accelerate 1.15 refuses it with a mesh, and without one trains with DDP in silence"
         what, where = "FSDP2 on CPUs", "layout.sharding"
@@ -214,8 +241,8 @@ def _refused(plan: Plan, way: Way) -> list[Gap]:
 
 def _nearly(plan: Plan, way: Way) -> list[Gap]:
     layout, found = plan.layout, []
-    if layout.offload == "cpu" and way == "FSDP":
-        why = "FSDP2 moves parameters and gradients together with their optimizer state"
+    if layout.offload == "cpu" and way == "FSDP" and not layout.offload_parameters:
+        why = "FSDP moves parameters and gradients together with their optimizer state"
         nearest = "fsdp_offload_params: all three are in the host's memory"
         found.append(
             Gap(
@@ -227,13 +254,18 @@ def _nearly(plan: Plan, way: Way) -> list[Gap]:
         )
     if layout.tensor > 1:
         why = "Accelerate makes the mesh, the model splits itself: the example program does not"
-        nearest = 'from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh)'
+        nearest = (
+            'from_pretrained(..., tp_plan="auto", device_mesh=accelerator.torch_device_mesh) in '
+            "your own TRAIN_SCRIPT"
+        )
         found.append(
             Gap(what=f"tensor {layout.tensor}", where="layout.tensor", why=why, nearest=nearest)
         )
     if layout.context > 1:
         why = "the program has to wrap its step in accelerator.maybe_context_parallel"
-        nearest = "the mesh is in the YAML; the example program refuses it"
+        nearest = (
+            "the mesh is in the YAML, for your own TRAIN_SCRIPT: the example program refuses it"
+        )
         found.append(
             Gap(what=f"context {layout.context}", where="layout.context", why=why, nearest=nearest)
         )
@@ -253,13 +285,31 @@ def _nearly(plan: Plan, way: Way) -> list[Gap]:
         why, nearest = "Accelerate recomputes all blocks or none", "every block is recomputed"
         where, fix = "layout.recompute_every", "layout.recompute_every: 1"
         found.append(Gap(what=what, where=where, why=why, nearest=nearest, fix=fix))
-    if layout.reduce_every_micro_batch:
-        why = "accelerator.accumulate keeps whole gradients between micro-batches"
-        nearest = "GradientAccumulationPlugin(sync_each_batch=True) in your own TRAIN_SCRIPT"
-        what, where = "gradients reduced after every micro-batch", "layout.sharding"
-        found.append(Gap(what=what, where=where, why=why, nearest=nearest))
     if plan.precision == "tf32":
         why = "it is a setting of torch, not of Accelerate"
         nearest = 'float32, and torch.set_float32_matmul_precision("high") in your own TRAIN_SCRIPT'
         found.append(Gap(what="precision tf32", where="train.precision", why=why, nearest=nearest))
+    return found
+
+
+def _of_own_program(plan: Plan, way: Way) -> list[Gap]:
+    """What the example program does by `train.json`, and a program of one's own has to do."""
+    layout, found = plan.layout, []
+    if way == "FSDP":
+        why = (
+            "Accelerate 1.15 shards by the classes that a model names in _no_split_modules, and "
+            "one without them is a single unit, gathered whole (fsdp2_prepare_auto_wrap_policy)"
+        )
+        nearest = (
+            "models of Hugging Face name them; for another TRAIN_SCRIPT, WRAP_CLASS=MyBlock "
+            "./launch.sh names the class of its blocks"
+        )
+        what = "blocks as units of sharding"
+        found.append(Gap(what=what, where="layout.sharding", why=why, nearest=nearest))
+    keeps_shards = layout.sharding == "zero2" and layout.accumulation > 1
+    if layout.reduce_every_micro_batch or keeps_shards:
+        why = "accelerator.accumulate keeps whole gradients between micro-batches"
+        nearest = "GradientAccumulationPlugin(sync_each_batch=True) in your own TRAIN_SCRIPT"
+        what = "gradients reduced after every micro-batch"
+        found.append(Gap(what=what, where="layout.sharding", why=why, nearest=nearest))
     return found

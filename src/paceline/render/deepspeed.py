@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from paceline.errors import JobError
 from paceline.job import Job
 from paceline.job.places import SshSpec
 from paceline.plan import Plan
@@ -25,7 +24,7 @@ from paceline.render.environment import (
     meeting_lines,
     torchrun_options,
 )
-from paceline.render.example import example, example_gaps
+from paceline.render.example import example, example_gaps, runs_example
 from paceline.render.hosts import host_names
 from paceline.render.shell import command, script
 from paceline.render.text import header, to_json
@@ -33,6 +32,10 @@ from paceline.render.text import header, to_json
 CONFIG = "ds_config.json"
 STAGES = {"none": 0, "zero1": 1, "zero2": 2, "full": 3}
 """Sharding -> the stage of ZeRO."""
+
+_LEAST_BUCKET = 25_000_000
+"""Elements of a bucket at the least: 50 MB in 16 bits, twice DDP's 25 MiB, and a twentieth of
+DeepSpeed's own 5e8. A guess between a message's latency and the memory."""
 
 OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
 _NOTHING_NEAR = {
@@ -83,8 +86,21 @@ def config(plan: Plan, job: Job, *, program_has_optimizer: bool = False) -> dict
     if plan.layout.pipeline > 1:
         found["pipeline"] = pipeline_section(plan)
     if plan.layout.recompute == "full":
-        found["activation_checkpointing"] = {"partition_activations": False}
+        found["activation_checkpointing"] = _checkpointing(plan)
     return found
+
+
+def _checkpointing(plan: Plan) -> dict[str, Any]:
+    """How DeepSpeed's own checkpointing is set up. The section starts none: the program calls
+    `deepspeed.checkpointing.checkpoint` (runtime/activation_checkpointing/checkpointing.py,
+    `configure`, 0.19), as the example programs do."""
+    blocks, every = plan.profile.num_blocks, plan.layout.recompute_every
+    return {
+        "partition_activations": False,
+        "cpu_checkpointing": False,
+        "contiguous_memory_optimization": False,
+        "number_checkpoints": -(-blocks // (plan.layout.pipeline * every)),
+    }
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
@@ -132,6 +148,16 @@ def config_gaps(plan: Plan, job: Job) -> list[Gap]:
             )
         )
     found += _offload_gaps(plan)
+    if layout.recompute == "full" and layout.pipeline == 1 and not runs_example(plan, job):
+        found.append(
+            Gap(
+                what="full recompute in your own program",
+                where="layout.recompute",
+                why="the section activation_checkpointing sets it up and starts none",
+                nearest="your own TRAIN_SCRIPT calls deepspeed.checkpointing.checkpoint for each "
+                "block, or model.gradient_checkpointing_enable() of Hugging Face",
+            )
+        )
     if layout.recompute == "selective":
         found.append(
             Gap(
@@ -163,7 +189,7 @@ def config_gaps(plan: Plan, job: Job) -> list[Gap]:
                 nearest='fp32, and the program calls torch.set_float32_matmul_precision("high")',
             )
         )
-    if plan.precision in ("bf16", "fp16"):
+    if plan.precision in ("bf16", "fp16") and plan.engine != "deepspeed":
         kept = "float32" if accumulates_wide(plan) else plan.precision
         found.append(
             Gap(
@@ -181,20 +207,27 @@ def config_gaps(plan: Plan, job: Job) -> list[Gap]:
 
 def _offload_gaps(plan: Plan) -> list[Gap]:
     layout = plan.layout
-    if layout.offload == "none" or STAGES.get(layout.sharding, 3) == 3:
-        return []
-    if layout.offload == "nvme" or layout.sharding == "none":
-        least = "full" if layout.offload == "nvme" else "zero1"
+    if layout.offload_parameters and STAGES.get(layout.sharding, 3) in (1, 2):
         return [
             Gap(
-                what=f"offload {layout.offload} with sharding {layout.sharding}",
-                where="layout.offload",
-                why=f"DeepSpeed offloads to {layout.offload} from ZeRO stage {STAGES[least]} on",
-                nearest=None,
-                fix=f"layout.sharding: {least}",
+                what=f"parameters on {layout.offload} with sharding {layout.sharding}",
+                where="layout.offload_parameters",
+                why="DeepSpeed offloads parameters from ZeRO stage 3 on",
+                nearest="optimizer state alone is offloaded: more memory on the accelerator",
+                fix="layout.sharding: full",
             )
         ]
-    return []
+    if layout.offload == "none" or layout.sharding != "none":
+        return []
+    return [
+        Gap(
+            what=f"offload {layout.offload} with sharding none",
+            where="layout.offload",
+            why="DeepSpeed offloads what ZeRO shares, from stage 1 on",
+            nearest=None,
+            fix="layout.sharding: zero1",
+        )
+    ]
 
 
 def _schedule_gaps(job: Job) -> list[Gap]:
@@ -322,34 +355,43 @@ def _precision(plan: Plan) -> dict[str, Any]:
 
 
 def _zero(plan: Plan, job: Job) -> dict[str, Any]:
-    layout, shape = plan.layout, plan.decoder
+    layout = plan.layout
     found: dict[str, Any] = {"stage": stage_of(plan)}
     if found["stage"] == 0:
         return found
     found |= {"overlap_comm": True, "contiguous_gradients": True}
-    if shape is not None:
-        # One layer at a time, as transformers/integrations/deepspeed.py fills "auto".
-        found["reduce_bucket_size"] = shape.hidden * shape.hidden
-        if found["stage"] == 3:
-            found["stage3_prefetch_bucket_size"] = int(0.9 * shape.hidden * shape.hidden)
-            found["stage3_param_persistence_threshold"] = 10 * shape.hidden
+    # One matrix at a time, as transformers/integrations/deepspeed.py fills "auto"; of a narrow
+    # model several, or each message would take its latency.
+    width = max((block.hidden for block in plan.profile.blocks), default=0)
+    found["reduce_bucket_size"] = max(width * width, _LEAST_BUCKET)
+    if found["stage"] == 3:
+        found["stage3_prefetch_bucket_size"] = int(0.9 * found["reduce_bucket_size"])
+        if width:
+            found["stage3_param_persistence_threshold"] = 10 * width
+    else:
+        found["allgather_bucket_size"] = max(width * width, _LEAST_BUCKET)
     if layout.offload != "none":
         where: dict[str, Any] = {"device": layout.offload, "pin_memory": True}
         if layout.offload == "nvme":
             where["nvme_path"] = _nvme_path(job)
         found["offload_optimizer"] = where
+        if layout.offload_parameters and found["stage"] == 3:
+            found["offload_param"] = where | _buffers(plan)
     return found
+
+
+def _buffers(plan: Plan) -> dict[str, int]:
+    """Elements of a buffer for parameters on a disk: a rank's part of the largest matrix fits
+    (runtime/swap_tensor/partitioned_param_swapper.py, 0.19; 1e8 is its default)."""
+    if plan.layout.offload != "nvme":
+        return {}
+    largest = plan.profile.head_inputs * plan.profile.head_outputs
+    return {"buffer_size": max(10**8, 2 * largest // plan.layout.shard_degree)}
 
 
 def _nvme_path(job: Job) -> str:
     path = job.spec.layout.offload_path
-    if path is None:
-        raise JobError.of(
-            code="H020",
-            what="optimizer state goes to NVMe, and no folder is named for it",
-            where=job.where("layout"),
-            fix="layout.offload_path: /local_nvme, a folder on each node's own disk",
-        )
+    assert path is not None, "the plan refuses nvme without it: H020"
     return path
 
 

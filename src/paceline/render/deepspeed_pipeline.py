@@ -44,7 +44,7 @@ def pipeline_gaps(plan: Plan) -> Iterator[Gap]:
             nearest=None,
             fix="layout.offload: none, or layout.pipeline: 1",
         )
-    if layout.sharding == "none":
+    if layout.sharding == "none" and layout.data > 1:
         yield Gap(
             what="whole optimizer state on every data rank",
             where="layout.sharding",

@@ -168,6 +168,11 @@ def example_gaps(plan: Plan, job: Job) -> list[Gap]:
     return found
 
 
+def runs_example(plan: Plan, job: Job) -> bool:
+    """Whether the example program trains the job's model, so that nobody has to name another."""
+    return plan.decoder is not None and job.spec.program is None
+
+
 def without_own_program(gaps: Iterable[Gap], fix: str = "") -> list[Gap]:
     """The gaps where the example program is what runs: those that only a program of the person's
     own could fill are refusals.

@@ -128,10 +128,14 @@ def _sharding(plan: Plan, job: Job) -> list[str]:
     found: list[str] = []
     if layout.data * layout.context > 1 and layout.sharding != "none":
         found += ["--use-distributed-optimizer", "--overlap-param-gather"]
+    elif layout.offload != "none":
+        found.append("--use-distributed-optimizer")  # over one rank: only it can be offloaded
     if layout.data * layout.context > 1:
         found.append("--overlap-grad-reduce")
     if uses_fsdp(plan):
         found += ["--use-megatron-fsdp", "--init-model-with-meta-device"]
+        # docs/user-guide/features/custom_fsdp.md, core_v0.16.1: its gradients are not the kernels'.
+        found.append("--no-gradient-accumulation-fusion")
         found += ["--data-parallel-sharding-strategy", SHARDING[layout.sharding]]
         if copies(plan) > 1:
             found += ["--num-distributed-optimizer-instances", str(copies(plan))]

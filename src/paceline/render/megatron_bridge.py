@@ -95,7 +95,7 @@ def _recipe(plan: Plan, job: Job) -> str:
             "OptimizerConfig",
             optimizer
             | rates
-            | {"use_distributed_optimizer": shards}
+            | {"use_distributed_optimizer": shards or offloads}
             | (_OFFLOAD if offloads else {}),
         ),
         *_call(
@@ -169,15 +169,19 @@ def _model(plan: Plan) -> Words:
     if plan.layout.pipeline > 1:
         dtype = {"bf16": "bfloat16", "fp8": "bfloat16", "fp16": "float16"}
         words["pipeline_dtype"] = _Code(f"torch.{dtype.get(plan.precision, 'float32')}")
-    return words | {
-        "seq_length": plan.profile.seq_len,
-        "position_embedding_type": "rope",
-        "rotary_base": rotary_base(plan),
-        "share_embeddings_and_output_weights": plan.profile.tied,
-        "vocab_size": plan.profile.head_outputs,
-        "make_vocab_size_divisible_by": 1,
-        "init_model_with_meta_device": uses_fsdp(plan),
-    }
+    return (
+        words
+        | {
+            "seq_length": plan.profile.seq_len,
+            "position_embedding_type": "rope",
+            "rotary_base": rotary_base(plan),
+            "share_embeddings_and_output_weights": plan.profile.tied,
+            "vocab_size": plan.profile.head_outputs,
+            "make_vocab_size_divisible_by": 1,
+            "init_model_with_meta_device": uses_fsdp(plan),
+        }
+        | ({"gradient_accumulation_fusion": False} if uses_fsdp(plan) else {})
+    )
 
 
 def _evaluation(plan: Plan, job: Job) -> Words:

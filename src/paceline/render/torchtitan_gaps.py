@@ -100,7 +100,7 @@ def _layout_gaps(plan: Plan) -> Iterator[Gap]:
             nearest="every block: less memory, more time",
             fix="layout.recompute_every: 1",
         )
-    if layout.offload != "none":
+    if layout.offload != "none" and not (layout.offload == "cpu" and layout.offload_parameters):
         yield Gap(
             what=f"optimizer state on {layout.offload}",
             where="layout.offload",

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.catalog.engines import load_engines
 from paceline.catalog.price import price_day
 from paceline.estimate.holdings import MOMENT_BYTES
+from paceline.parallel.abilities import planned_engine
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.report.plan_text import format_amount, unknown_of_machine
@@ -54,7 +55,7 @@ def explain_plan(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[str]:
     layout, profile = plan.layout, plan.profile
-    engine = load_engines()[plan.engine]
+    engine = planned_engine(load_engines()[plan.engine])
     yield ""
     yield "memory, of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():

@@ -102,7 +102,8 @@ def _offloaded(plan: Plan) -> str:
     if plan.layout.offload == "none":
         return ""
     place = "on disk" if plan.layout.offload == "nvme" else "in host memory"
-    return f" + optimizer {place}, {format_bytes(plan.host_bytes)} a node"
+    what = "parameters and optimizer" if plan.layout.offload_parameters else "optimizer"
+    return f" + {what} {place}, {format_bytes(plan.host_bytes)} a node"
 
 
 def _blocks(num_blocks: int) -> str:
@@ -354,8 +355,10 @@ def _differences(layout: Layout, chosen: Layout, *, says_batch: bool) -> Iterato
         yield f"{'no' if layout.recompute == 'none' else layout.recompute} recompute{every}"
     if layout.context > 1 and layout.context_kind != chosen.context_kind:
         yield layout.context_kind
-    if layout.offload != chosen.offload:
-        yield "no offload" if layout.offload == "none" else f"optimizer on {layout.offload}"
+    moved = (layout.offload, layout.offload_parameters)
+    if moved != (chosen.offload, chosen.offload_parameters):
+        what = "parameters and optimizer" if layout.offload_parameters else "optimizer"
+        yield "no offload" if layout.offload == "none" else f"{what} on {layout.offload}"
     if layout.micro_batch != chosen.micro_batch and not says_batch:
         yield f"micro-batch {layout.micro_batch}"
 

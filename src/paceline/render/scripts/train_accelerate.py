@@ -18,10 +18,12 @@ from accelerate import Accelerator
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
+    GradientAccumulationPlugin,
     InitProcessGroupKwargs,
 )
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 CHECKPOINTS = Path("checkpoints")
@@ -100,7 +102,8 @@ def say_end(accelerator: Accelerator, model: torch.nn.Module) -> None:
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         wrapper=type(model).__name__,
-        sharded=sum(is_sharded(each) for each in model.parameters()),
+        sharded=sum(is_sharded(each) for each in model.parameters())
+        or isinstance(model, FullyShardedDataParallel) * len(list(model.parameters())),
         sha256=lm.digest(whole_state(accelerator, model)),
     )
 
@@ -135,12 +138,23 @@ def cpu_handlers() -> list[InitProcessGroupKwargs]:
     return [InitProcessGroupKwargs(backend="gloo")]
 
 
+def accumulation(settings: dict[str, Any]) -> GradientAccumulationPlugin | None:
+    """Whether gradients are reduced after every micro-batch; DeepSpeed's file says it itself."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        return None
+    each = settings["layout"]["reduces_every_micro_batch"]
+    several = settings["batch"]["accumulation"]
+    return GradientAccumulationPlugin(num_steps=several, sync_each_batch=each)
+
+
 def main() -> None:
     """One rank's run."""
     settings = lm.read_settings()
     lm.check(settings)
     ddp = DistributedDataParallelKwargs(**lm.ddp_options(settings))
-    accelerator = Accelerator(kwargs_handlers=[ddp, *cpu_handlers()])
+    accelerator = Accelerator(
+        kwargs_handlers=[ddp, *cpu_handlers()], gradient_accumulation_plugin=accumulation(settings)
+    )
     train(accelerator, settings)
     # What the groups' threads still hold must go before Python does (torch 2.13 over gloo).
     accelerator.free_memory()

@@ -22,7 +22,10 @@ unset TORCH_NCCL_BLOCKING_WAIT  # 1 holds the host at every collective, and noth
 unset TORCH_NCCL_ASYNC_ERROR_HANDLING  # 3 is the default; with 1 the flight recorder cannot dump, with 0 a hang never ends
 unset NCCL_ASYNC_ERROR_HANDLING  # the same by its name before torch 2.2
 export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1  # for Accelerator(), which reads it
+# WRAP_CLASS=MyBlock: for a model without _no_split_modules; else one unit is
+# sharded, which each rank gathers whole.
 exec accelerate launch \
   --config_file accelerate.yaml \
   --main_process_port "${HEAD_PORT:-0}" \
+  ${WRAP_CLASS:+--fsdp_transformer_layer_cls_to_wrap "$WRAP_CLASS"} \
   "${TRAIN_SCRIPT:-train.py}" "$@"

@@ -60,6 +60,7 @@ def config() -> ConfigContainer:
             vocab_size=128256,
             make_vocab_size_divisible_by=1,
             init_model_with_meta_device=True,
+            gradient_accumulation_fusion=False,
         ),
         train=TrainingConfig(
             micro_batch_size=2,

@@ -1,0 +1,47 @@
+"""`paceline plan` reports what keeps the files of the job's engine from being written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli import cli
+
+JOB = """\
+model: {preset: gpt2}
+data: {path: x, seq_len: 1024}
+cluster: {accelerator: H100-SXM, per_node: 8}
+train: {global_batch: 64, steps: 100}
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+def plan(job_file: Path, engine: str, *words: str):
+    return CliRunner().invoke(cli, ["plan", str(job_file), "--set", f"engine={engine}", *words])
+
+
+def test_a_model_that_the_engines_files_do_not_describe_is_said_below_the_plan(job_file):
+    done = plan(job_file, "megatron", "--json")
+    assert json.loads(done.stdout)["engine"] == "megatron"
+    (problem,) = done.exception.problems
+    assert (problem.code, done.exception.exit_code) == ("H002", 3)
+    assert problem.what.startswith("megatron cannot express the model gpt2")
+    assert problem.fix.startswith("take the recipe of the model's own family")
+
+
+def test_an_engine_whose_files_can_be_written_says_nothing(job_file):
+    done = plan(job_file, "deepspeed")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_an_engine_without_files_is_named(job_file):
+    done = plan(job_file, "maxtext")
+    assert done.exit_code == 0
+    assert "Paceline writes no files for maxtext" in done.stderr

@@ -1,0 +1,228 @@
+"""What an engine does not express is neither planned nor accepted without a word."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.catalog.engines import load_engines
+from paceline.errors import PlanError
+from paceline.job import Job, parse_job
+from paceline.parallel import check_layout_choices
+from paceline.parallel.abilities import Excluded, planned_engine
+from paceline.parallel.candidates import candidates
+from paceline.parallel.layout import Layout
+from paceline.parallel.table import RECOMPUTES, SHARDINGS, table_of
+from paceline.plan import Plan, plan_job
+from paceline.plan.plan import space_of
+from paceline.profile import resolve_profile
+from paceline.topology import find_cluster
+
+JOB = """\
+model: {preset: llama-3-8b}
+data: {path: x, seq_len: 4096}
+cluster: {accelerator: A100-40, nodes: 2, per_node: 8}
+train: {global_batch: 256, steps: 100}
+"""
+
+
+def job_of(engine: str, *overrides: str) -> Job:
+    text = f"{JOB}engine: {engine}\n"
+    return parse_job(text, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
+
+
+def space(engine: str, *overrides: str):
+    job = job_of(engine, *overrides)
+    return space_of(job, find_cluster(job.spec.cluster, job), resolve_profile(job))
+
+
+def layouts(engine: str, *overrides: str) -> list[Layout]:
+    table = candidates(space(engine, *overrides))
+    return [table.row(index) for index in range(len(table))]
+
+
+def plan_of(engine: str, *overrides: str) -> Plan:
+    return plan_job(job_of(engine, *overrides))
+
+
+def refused(engine: str, *overrides: str) -> list[str]:
+    job = job_of(engine, *overrides)
+    return [each.what for each in check_layout_choices(job, space(engine, *overrides))]
+
+
+def test_a_combination_is_a_mask_of_the_table():
+    rows = [
+        Layout(data=2, sharding="full", micro_batch=1, accumulation=1, recompute="selective"),
+        Layout(data=2, sharding="none", micro_batch=1, accumulation=1, recompute="selective"),
+        Layout(data=2, sharding="full", micro_batch=1, accumulation=1, tensor=2),
+    ]
+    both = Excluded(when={"sharding": ("full",), "recompute": ("selective",)}, why="")
+    assert both.mask(table_of(rows)).tolist() == [True, False, False]
+    several = Excluded(when={"tensor": None, "sharding": ("full",)}, why="")
+    assert several.mask(table_of(rows)).tolist() == [False, False, True]
+    assert (SHARDINGS.index("full"), RECOMPUTES.index("selective")) == (3, 1)
+
+
+def test_deepspeed_is_planned_without_what_its_configuration_cannot_say():
+    found = layouts("deepspeed")
+    assert {(each.tensor, each.context, each.expert) for each in found} == {(1, 1, 1)}
+    assert {each.recompute for each in found} == {"none", "full"}
+    staged = [each for each in found if each.pipeline > 1]
+    assert {each.pipeline for each in staged} == {2, 4, 8, 16}
+    assert {each.sharding for each in staged if each.data > 1} == {"zero1"}
+    assert {each.sharding for each in staged if each.data == 1} == {"none"}
+    assert {each.recompute_every for each in staged} == {1}
+
+
+def test_a_pipeline_of_deepspeed_has_equal_stages():
+    twelve = 'model={"decoder": {"layers": 12, "hidden": 64, "heads": 4}}'
+    assert {each.pipeline for each in layouts("deepspeed", twelve)} == {1, 2, 4}
+    (said,) = refused("deepspeed", twelve, "layout.pipeline=8")
+    assert said == (
+        "layout.pipeline 8 does not divide 12 blocks, and deepspeed has as many on each stage"
+    )
+
+
+def test_deepspeed_offloads_to_a_disk_and_parameters_from_stage_3_on():
+    moved = layouts("deepspeed", "layout.offload=nvme", "layout.offload_path=/disk")
+    assert {each.sharding for each in moved} == {"full"}
+    assert {each.offload_parameters for each in moved} == {False, True}
+    on_host = layouts("deepspeed", "layout.offload=cpu")
+    assert {each.sharding for each in on_host if each.offload_parameters} == {"full"}
+    assert {each.sharding for each in on_host} == {"zero1", "zero2", "full"}
+    assert {each.pipeline for each in on_host} == {1}
+
+
+@pytest.mark.parametrize("engine", ["paceline", "torchtitan", "accelerate", "fsdp1"])
+def test_fsdp_moves_parameters_with_the_optimizer(engine):
+    moved = layouts(engine, "layout.offload=cpu")
+    assert {each.offload_parameters for each in moved} == {True}
+    assert not any(each.offload_parameters for each in layouts(engine, "layout.offload=none"))
+    (said,) = refused(engine, "layout.offload=cpu", "layout.offload_parameters=false")
+    assert f"which {engine} cannot do: it moves them with the optimizer state" in said
+
+
+def test_megatron_leaves_parameters_on_the_accelerator():
+    assert not any(each.offload_parameters for each in layouts("megatron", "layout.offload=cpu"))
+    assert refused("megatron", "layout.offload=cpu", "layout.offload_parameters=true")
+
+
+def test_accelerate_recomputes_whole_blocks_under_fsdp_and_the_program_under_ddp():
+    found = layouts("accelerate")
+    sharded = {each.recompute for each in found if each.sharding != "none"}
+    assert sharded == {"none", "full"}
+    assert {each.recompute for each in found if each.sharding == "none"} > sharded
+    assert {each.recompute_every for each in found if each.sharding != "none"} == {1}
+
+
+def test_what_a_program_brings_itself_is_planned_only_where_the_job_fixes_it():
+    assert {(each.tensor, each.context) for each in layouts("accelerate")} == {(1, 1)}
+    assert {each.tensor for each in layouts("accelerate", "layout.tensor=2")} == {2}
+    assert {each.context for each in layouts("accelerate", "layout.context=2")} == {2}
+    assert {each.tensor for each in layouts("torchtitan")} == {1, 2, 4, 8}
+
+
+def test_torchtitan_recomputes_every_block_and_shards_over_context_ranks():
+    found = layouts("torchtitan")
+    assert {each.recompute_every for each in found} == {1}
+    assert not [each for each in found if each.sharding == "none" and each.context > 1]
+
+
+def test_fsdp1_shares_within_nodes_or_over_all():
+    hybrid = {each.shard for each in layouts("fsdp1") if each.sharding == "hybrid"}
+    assert hybrid == {8}
+    (said,) = refused("fsdp1", "layout.sharding=hybrid", "layout.shard=4")
+    assert said.startswith("layout.shard is 4, which fsdp1 cannot do")
+
+
+def test_ulysses_on_megatron_takes_samples_of_two_parts_a_rank():
+    short = ("data.seq_len=4100", "layout.context=4", "layout.context_kind=ulysses")
+    assert layouts("megatron", *short) == []
+    assert layouts("megatron", "data.seq_len=4096", *short[1:])
+
+
+@pytest.mark.parametrize(
+    ("engine", "overrides", "said"),
+    [
+        (
+            "deepspeed",
+            ("layout.sharding=zero2", "layout.offload=nvme", "layout.offload_path=/disk"),
+            "deepspeed cannot do sharding zero2 with offload nvme",
+        ),
+        (
+            "deepspeed",
+            ("layout.pipeline=2", "layout.offload=cpu"),
+            "deepspeed cannot do pipeline 2 with offload cpu",
+        ),
+        (
+            "accelerate",
+            ("layout.sharding=full", "layout.recompute=selective"),
+            "accelerate cannot do sharding full with recompute selective",
+        ),
+        (
+            "torchtitan",
+            ("layout.sharding=none", "layout.context=2"),
+            "torchtitan cannot do sharding none with context 2",
+        ),
+        ("torchtitan", ("layout.recompute_every=2",), "layout.recompute_every is 2"),
+        ("deepspeed", ("layout.tensor=2",), "layout.tensor is 2"),
+    ],
+)
+def test_what_is_fixed_and_not_expressed_is_said_before_rendering(engine, overrides, said):
+    found = refused(engine, *overrides)
+    assert any(each.startswith(said) for each in found), found
+
+
+def test_state_on_a_disk_needs_a_folder_before_rendering():
+    job = job_of("deepspeed", "layout.offload=nvme")
+    (problem,) = check_layout_choices(job, space("deepspeed", "layout.offload=nvme"))
+    assert problem.code == "H020"
+    assert problem.fix.startswith("layout.offload_path")
+
+
+@pytest.mark.parametrize(
+    ("engine", "override"),
+    [
+        ("torchtitan", "train.precision=fp16"),
+        ("torchtitan", "train.optimizer=sgd"),
+        ("deepspeed", "train.precision=fp8"),
+        ("deepspeed", "train.optimizer=muon"),
+        ("megatron", "train.optimizer=adamw-8bit"),
+    ],
+)
+def test_a_precision_or_optimizer_that_files_cannot_ask_for_is_refused(engine, override):
+    cluster = 'cluster={"accelerator": "H100-SXM", "nodes": 2, "per_node": 8}'
+    with pytest.raises(PlanError, match=f"which {engine} cannot do") as refusal:
+        plan_of(engine, cluster, override)
+    assert [problem.code for problem in refusal.value.problems] == ["L012"]
+
+
+def test_an_open_precision_is_one_that_the_engine_has():
+    small = 'model={"decoder": {"layers": 4, "hidden": 64, "heads": 4}}'
+    v100 = 'cluster={"accelerator": "V100-32", "per_node": 8}'
+    assert plan_of("deepspeed", v100, small).precision == "fp16"
+    assert plan_of("torchtitan", v100, small).precision == "fp32"
+
+
+def test_a_plan_counts_what_the_files_of_its_engine_hold():
+    engines = load_engines()
+    assert planned_engine(engines["deepspeed"]).gradient_bytes == 4
+    assert planned_engine(engines["accelerate"]).sharded_bytes == 4
+    assert planned_engine(engines["megatron"]) == engines["megatron"]
+    plan = plan_of("accelerate", "layout.sharding=full")
+    params = plan.profile.num_parameters
+    moments = plan.estimate.memory.parts["optimizer"]
+    assert moments == pytest.approx(8 * params / 16, rel=0.01)
+
+
+def test_offloaded_parameters_leave_the_device_for_the_host_and_cost_time():
+    zero3 = ("layout.sharding=full", "layout.offload=cpu", "layout.micro_batch=1")
+    alone = plan_of("deepspeed", *zero3, "layout.offload_parameters=false", "layout.recompute=full")
+    moved = plan_of("deepspeed", *zero3, "layout.offload_parameters=true", "layout.recompute=full")
+    params = moved.profile.num_parameters
+    assert alone.estimate.memory.parts["parameters"] == pytest.approx(2 * params / 16, rel=0.01)
+    assert moved.estimate.memory.parts["parameters"] == 0
+    assert moved.estimate.memory.parts["gradients"] == 0
+    # Two bytes of each parameter, and as many of its gradient.
+    assert moved.host_bytes - alone.host_bytes == pytest.approx(4 * params / 2, rel=0.01)
+    assert np.less(alone.estimate.step_s, moved.estimate.step_s)

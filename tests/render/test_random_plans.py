@@ -1,0 +1,48 @@
+"""A plan for an engine renders, fits by its own estimate, and comes back as the same layout; or the
+planner says what to change. `benchmarks/engine_plans.py` does the same to 500 plans."""
+
+import pytest
+from tests.render.random_jobs import (
+    ENGINES,
+    RENDERER,
+    layout_words,
+    planned_words,
+    random_job,
+    unsaid,
+)
+
+from paceline.errors import PacelineError
+from paceline.plan import plan_job
+from paceline.render import RenderError, check_files, render_job, renderer_of
+
+NUMBERS = range(40)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_plan_renders_fits_and_is_read_back_as_the_same_layout(number):
+    job = random_job(number)
+    try:
+        plan = plan_job(job)
+        RenderError.raise_for([*check_files(plan, job)])
+    except PacelineError as error:
+        refused = error
+    else:
+        refused = None
+    if refused is not None:
+        assert all(problem.fix for problem in refused.problems)
+        return
+    found = render_job(RENDERER.get(job.spec.engine, job.spec.engine), plan, job)
+    words = layout_words(job.spec.engine, found.files)
+    planned = planned_words(plan, words)
+    assert planned == {name: words[name] for name in planned}
+    assert plan.estimate.memory.known_bytes <= plan.limit_bytes
+    assert unsaid(found.gaps) == []
+
+
+def test_every_engine_is_among_the_random_jobs():
+    assert {random_job(number).spec.engine for number in NUMBERS} == set(ENGINES)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_with_files_are_known(engine):
+    assert renderer_of(engine) == RENDERER.get(engine, engine)
