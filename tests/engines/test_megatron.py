@@ -66,7 +66,7 @@ def test_megatron_core_takes_every_word_and_keeps_its_value(python_with, changes
 
 
 READ_RECIPE = """
-import importlib.abc, importlib.machinery, json, sys, types
+import importlib.abc, importlib.machinery, json, os, sys, types
 from unittest.mock import MagicMock
 import torch
 
@@ -99,6 +99,7 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, StandIn())
 sys.path.insert(0, ".")
+os.environ["MOCK_DATA"] = "1"
 import recipe
 
 found = recipe.config()

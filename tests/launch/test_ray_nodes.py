@@ -36,6 +36,11 @@ def test_an_agent_keeps_its_nodes_gpus_and_a_visit_keeps_nothing():
     assert "--gpus=0" in visit
 
 
+def test_a_launcher_keeps_its_nodes_gpus_too():
+    launcher = way().command("10.0.0.1", way().python("paceline.launch.on_node", "--node", "0"))
+    assert "--gpus=8" in launcher
+
+
 def test_the_cluster_is_the_one_that_the_job_names():
     assert "--address=10.0.0.5:6379" in way(address="10.0.0.5:6379").command("a", ["true"])
 
@@ -83,6 +88,14 @@ def test_a_step_gets_its_first_line_and_gives_back_all_it_says_and_its_exit_code
     script = "read -r line; echo got $line $EXTRA; echo to stderr >&2; exit 3"
     step.start(["sh", "-c", script], b"secret\n", {"EXTRA": "more"})
     assert said_by(step) == (b"got secret more\nto stderr\n", 3)
+
+
+def test_the_end_of_the_input_reaches_the_command_when_it_comes_and_not_before():
+    step = Step()
+    step.start(["cat"], b"line\n", {})
+    assert step.more() == (b"line\n", None)
+    step.end_input()
+    assert said_by(step) == (b"", 0)
 
 
 def test_a_step_that_says_much_loses_nothing():

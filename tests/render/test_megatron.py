@@ -241,3 +241,23 @@ def test_any_layout_keeps_its_batch_its_ranks_and_its_blocks(
     assert 32 // (tensor * pipeline * context) * accumulation == int(found["--global-batch-size"])
     if "--pipeline-model-parallel-layout" not in found:
         assert len(set(counts)) == 1
+
+
+def test_token_files_of_the_job_are_read_and_text_for_another_engine_is_not():
+    files = {"path": ["/shared/a_text_document", "/shared/b_text_document"], "corpus": None}
+    found = rendered("megatron", **llama(data=files))
+    assert (
+        "--data-path /shared/a_text_document /shared/b_text_document --split"
+        in (found.files["launch.sh"])
+    )
+    assert "data" not in {gap.where for gap in found.gaps}
+    text = rendered("megatron", **llama(data=files, engine="paceline", layout=FULL))
+    assert "\ndata=()\n" in text.files["launch.sh"]
+    assert "data" in {gap.where for gap in text.gaps}
+
+
+def test_a_recipe_of_bridge_makes_samples_up_only_where_the_job_asks():
+    found = rendered("megatron-bridge", **llama())
+    assert "DATA = []\n" in found.files["recipe.py"]
+    asked = rendered("megatron-bridge", **llama(data={"corpus": "mock"}))
+    assert "DATA = None\n" in asked.files["recipe.py"]

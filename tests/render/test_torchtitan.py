@@ -36,7 +36,8 @@ def titan(**changes):
 
 def what(found) -> set[str]:
     return {gap.what for gap in found.gaps} - {
-        "the job's data (data.path, data.corpus, data.sources)"
+        "the job's data (data.path, data.corpus, data.sources)",
+        "the tokenizer",
     }
 
 
@@ -161,3 +162,14 @@ def test_any_layout_keeps_its_batch_its_ranks_and_its_blocks(
         blocks = [f"layers.{block}" for block in range(16)]
         assert names == ["tok_embeddings", *blocks, "norm", "lm_head"]
         assert len(stages(plan)) == len(found["module_fqns_per_model_part"])
+
+
+def test_rows_and_tokenizer_of_the_job_are_torchtitans_own_where_it_is_the_jobs_engine():
+    model = {"preset": "llama-3-8b", "tokenizer": "/shared/llama-3/tokenizer.json"}
+    asked = titan(layout=FULL, model=model, data={"path": "/shared/rows", "corpus": None})
+    found = rendered("torchtitan", **asked)
+    text = found.files[f"{MODULE}.py"]
+    assert 'os.environ.get("HF_ASSETS", "/shared/llama-3")' in text.replace("'", '"')
+    assert 'dataset=os.environ.get("DATASET", "c4_test")' in text.replace("'", '"')
+    assert 'os.environ.get("DATASET_PATH", "/shared/rows")' in text.replace("'", '"')
+    assert not {gap.where for gap in found.gaps} & {"data", "model.tokenizer"}

@@ -89,7 +89,7 @@ def test_a_plan_for_another_cluster_is_not_started_here(tmp_path):
     scene.job["train"]["global_batch"] = 64
     scene.write_job()
     said = failure(scene, "--script", "train.py", "--with", "torchrun", "job.yaml")
-    assert "H024: --with starts on this machine" in said
+    assert "H024: this is one machine, and the plan is for" in said
     assert not (tmp_path / "runs").exists()
 
 

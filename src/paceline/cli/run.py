@@ -12,6 +12,7 @@ from paceline.cli.options import PathName, json_option, runs_option, set_option
 if TYPE_CHECKING:
     from paceline.cli.run_preflight import Looking
     from paceline.job import Job, Script
+    from paceline.launch.engine_run import OwnScript
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
 
@@ -263,12 +264,24 @@ class _Asked:
         if self.ranks is not None:
             raise click.UsageError("--ranks goes with --script; see `paceline logs RUN --rank N`.")
 
-    def attend(self, program: "Script", run: "RunFolder") -> int:
-        """Run a script to its end from here."""
+    def attend(
+        self, program: "Script", run: "RunFolder", place: str = "local", *, is_new: bool = False
+    ) -> int:
+        """Run a script to its end from here. A new one that is refused leaves nothing behind."""
+        from paceline.cli.run_engine import discard, nodes_of
         from paceline.cli.run_script import ranks_shown, run_program
+        from paceline.errors import JobError
 
-        ranks = ranks_shown(self.ranks, program.spec.processes)
-        return run_program(program, run, ranks=ranks, reports=self.reports, as_json=self.json)
+        ranks = ranks_shown(self.ranks, program)
+        try:
+            nodes = nodes_of(program, run, place)
+        except JobError:
+            if is_new:
+                discard(run)
+            raise
+        return run_program(
+            program, run, ranks=ranks, reports=self.reports, as_json=self.json, nodes=nodes
+        )
 
     def show(self, place: str, job: "Job | Script", plan: "Plan | None", folder: Path) -> int:
         """What would be submitted or started there."""
@@ -321,6 +334,10 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     data = find_data_there(job, place, prepare=False)
     plan = check_and_plan(job, place, dry_run=asked.dry_run)
     source = find_source(asked.source, job, place) if asked.source is not None else None
+    if plan.engine != "paceline" and place != "kubernetes":
+        if source is not None:
+            raise click.UsageError("--from begins a run of Paceline's own runtime.")
+        return _start_engine(plan.engine, job, plan, None, place, asked)
     if asked.dry_run:
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
         return asked.show(place, job, plan, folder)
@@ -359,20 +376,46 @@ def _start_with(
     overrides: tuple[str, ...],
     asked: _Asked,
 ) -> int:
-    from paceline.cli.run_with import prepare_with
+    from paceline.cli.run_engine import plan_with
+    from paceline.launch.places import find_place
 
+    place = asked.place or "local"
+    find_place(place)
     if asked.alerts is not None:
         raise click.UsageError("--with takes the job's section `alerts`: leave --alerts out.")
-    if asked.place not in (None, "local") or asked.hosts is not None or asked.dry_run:
-        raise click.UsageError("--with starts here: leave --on, --hosts and --dry-run out.")
-    program, run = prepare_with(
-        engine, script, job_file, arguments, overrides, out=asked.out, runs=asked.runs
+    if place == "kubernetes":
+        raise click.UsageError("--with does not start on Kubernetes: see kubernetes.script.")
+    job, plan, own = plan_with(
+        engine, script, job_file, arguments, overrides, place=place, hosts=asked.hosts
     )
-    return asked.attend(program, run)
+    return _start_engine(engine, job, plan, own, place, asked)
+
+
+def _start_engine(
+    engine: str,
+    job: "Job",
+    plan: "Plan",
+    own: "OwnScript | None",
+    place: str,
+    asked: _Asked,
+) -> int:
+    """Another engine's launcher on every node, or the files of it for a dry run."""
+    from paceline.cli.run_engine import create, prepare, show
+    from paceline.launch.places import find_place
+    from paceline.record.run import fresh_name
+
+    prepared = prepare(engine, job, plan, place, own)
+    if asked.dry_run:
+        folder = asked.out or fresh_name(asked.runs, job.spec.name)
+        return show(place, prepared, folder, asked.looking.options, as_json=asked.json)
+    program, run = create(prepared, asked.out, asked.runs)
+    if find_place(place).kind == "queued":
+        return asked.submit(place, program, None, run, is_new=True)
+    return asked.attend(program, run, place, is_new=True)
 
 
 def _start_script(program: "Script", asked: _Asked) -> int:
-    from paceline.cli.run_job import refuse_hosts, with_alerts
+    from paceline.cli.run_job import with_alerts, with_hosts_of
     from paceline.cli.run_script import check_program, ranks_shown
     from paceline.launch.places import find_place
     from paceline.record.run import create_script_run, fresh_name
@@ -380,7 +423,7 @@ def _start_script(program: "Script", asked: _Asked) -> int:
     program = with_alerts(program, asked.alerts)
     place = asked.place or "local"
     asked.looking.check(place, is_job=False)
-    refuse_hosts(asked.hosts, place)
+    program = with_hosts_of(program, asked.hosts, place)
     if find_place(place).kind == "queued":
         if asked.ranks is not None or program.spec.profile:
             raise click.UsageError(f"--ranks and --profile are for scripts here, not {place}.")
@@ -390,16 +433,17 @@ def _start_script(program: "Script", asked: _Asked) -> int:
         run = create_script_run(program, folder=asked.out, runs=asked.runs)
         return asked.submit(place, program, None, run, is_new=True)
     check_program(program, place)
-    ranks_shown(asked.ranks, program.spec.processes)
+    ranks_shown(asked.ranks, program)
     if asked.dry_run:
-        return asked.show(place, program, None, program.folder)
+        folder = asked.out or fresh_name(asked.runs, program.spec.name)
+        return asked.show(place, program, None, folder)
     run = create_script_run(program, folder=asked.out, runs=asked.runs)
-    return asked.attend(program, run)
+    return asked.attend(program, run, place, is_new=True)
 
 
 def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
     from paceline.check.preflight.look import keep_look, look_before_run
-    from paceline.cli.run_job import go_on, refuse_hosts
+    from paceline.cli.run_job import go_on, with_hosts_of
     from paceline.cli.run_script import check_program
     from paceline.errors import JobError
     from paceline.launch.handover import check_not_queued
@@ -421,7 +465,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
                 where="--set" if overrides else "--alerts",
                 fix="leave it out, or start a new run",
             )
-        refuse_hosts(asked.hosts, place)
+        program = with_hosts_of(program, asked.hosts, place)
         if kind == "queued":
             if asked.dry_run:
                 return asked.show(place, program, None, run.path)
@@ -429,7 +473,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         check_program(program, place)
         if asked.dry_run:
             return asked.show(place, program, None, run.path)
-        return asked.attend(program, run)
+        return asked.attend(program, run, place)
     asked.check_is_job()
     if place != "srun":
         check_not_queued(run)

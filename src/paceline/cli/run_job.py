@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     _J = TypeVar("_J", Job, Script)
 
 
-def with_hosts_of(job: "Job", hosts: str | None, place: str) -> "Job":
-    """The job with the hosts of the command line, where it names some."""
+def with_hosts_of(job: "_J", hosts: str | None, place: str) -> "_J":
+    """The job or script with the hosts of the command line, where it names some."""
     from paceline.launch.handover import with_hosts
 
     refuse_hosts(hosts, place)
@@ -142,6 +142,10 @@ def find_data_there(job: "Job", place: str, *, prepare: bool = True) -> "Trained
     from paceline.launch.places import find_place
     from paceline.prepare import check_data, find_data
 
+    if job.spec.engine != "paceline":  # its own program reads them
+        if not find_place(place).has_our_files and job.spec.data.path is not None:
+            _check_paths_there(job, place)
+        return None
     if not find_place(place).has_our_files:
         if is_prepared(job):
             _refuse_prepared_there(job, place)
@@ -217,7 +221,9 @@ def _check(job: "Job", plan: "Plan", place: str, *, dry_run: bool = False) -> No
 
     problems = list(check_can_run(job, plan, place=place))
     if dry_run:
-        missing = {"R010", "W009", "W020", "J018"} | ({"W014"} if place == "srun" else set())
+        missing = {"R010", "W009", "W020", "J018", "H023"} | (
+            {"W014"} if place == "srun" else set()
+        )
         problems = [each for each in problems if each.code not in missing]
     if problems:
         raise JobError(*problems)

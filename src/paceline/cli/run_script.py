@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from paceline.job import Script
+    from paceline.launch.program_nodes import ProgramNodes
     from paceline.record.run import RunFolder
 
 
@@ -58,21 +59,30 @@ def check_program(program: "Script", place: str) -> None:
     """
     from paceline.errors import JobError
     from paceline.launch.foreign import check_script
+    from paceline.launch.program_nodes import PLACES, check_place
 
-    if place != "local":
-        raise click.UsageError(f"--on {place} takes jobs of Paceline's own runtime only.")
-    JobError.raise_for(check_script(program))
+    if place not in PLACES or (place != "local" and program.spec.starts != "nodes"):
+        raise click.UsageError(
+            f"--on {place} starts no script of one rank: give it a launcher (`starts: nodes`), "
+            "--with ENGINE, or --on slurm."
+        )
+    JobError.raise_for(
+        [*check_script(program, is_here=place == "local"), *check_place(program, place)]
+    )
 
 
-def ranks_shown(asked: str | None, processes: int) -> Collection[int]:
-    """The ranks whose output `--ranks` wants on the screen.
+def ranks_shown(asked: str | None, program: "Script") -> Collection[int]:
+    """The ranks whose output `--ranks` wants on the screen; of launchers, the nodes. The last rank
+    of a pipeline prints the loss, so that of nodes the first and the last are shown.
 
     Raises:
         UsageError: It is not `all`, `none` or numbers of ranks.
     """
+    processes = program.num_watched
     if asked in ("all", "none"):
         return range(processes if asked == "all" else 0)
-    words = (asked or "0").split(",")
+    usual = f"0,{processes - 1}" if program.spec.starts == "nodes" else "0"
+    words = (asked or usual).split(",")
     if not all(word.isdecimal() and int(word) < processes for word in words):
         raise click.UsageError(
             f"--ranks takes all, none, or ranks from 0 to {processes - 1} such as 0,1: not {asked}"
@@ -81,14 +91,20 @@ def ranks_shown(asked: str | None, processes: int) -> Collection[int]:
 
 
 def run_program(
-    program: "Script", run: "RunFolder", *, ranks: Collection[int], reports: bool, as_json: bool
+    program: "Script",
+    run: "RunFolder",
+    *,
+    ranks: Collection[int],
+    reports: bool,
+    as_json: bool,
+    nodes: "ProgramNodes | None" = None,
 ) -> int:
-    """Run it to its end on this machine; the exit code."""
+    """Run it to its end, on this machine or on nodes; the exit code."""
     from paceline.cli.report import try_report
     from paceline.cli.script_progress import ScriptView
     from paceline.launch.attached import versions
+    from paceline.launch.engine_run import check_started
     from paceline.launch.foreign import run_script
-    from paceline.launch.with_engine import check_started
     from paceline.record.run_row import read_row
     from paceline.record.script_profile import read_profile
     from paceline.report.script_text import profile_lines
@@ -102,6 +118,7 @@ def run_program(
         on_event=view.event,
         on_output=view.output,
         on_note=lambda text: click.echo(text, err=True),
+        nodes=nodes,
     )
     view.ending(state)
     if state.outcome != "interrupted":

@@ -40,7 +40,7 @@ def show_submission(
     run = RunFolder(folder.resolve())
     if PLACES[place].kind != "queued":
         if plan is None:
-            return _show_program(cast("Script", job), as_json=as_json)
+            return _show_program(place, cast("Script", job), run, as_json=as_json)
         return _show_starts(place, cast("Job", job), plan, run, as_json=as_json)
     submission = queued(place).prepare(job, plan, run, options)
     if as_json:
@@ -80,9 +80,16 @@ def _show_starts(place: str, job: "Job", plan: "Plan", run: "RunFolder", *, as_j
     return 0
 
 
-def _show_program(program: "Script", *, as_json: bool) -> int:
-    """The processes that would be started here."""
+def _show_program(place: str, program: "Script", run: "RunFolder", *, as_json: bool) -> int:
+    """The processes that would be started here, or the launcher of each node."""
     spec = program.spec
+    if place != "local":
+        from paceline.cli.run_engine import format_starts, starts_of
+
+        starts = starts_of(program, run, place)
+        found = {"place": place, "folder": str(run.path), "starts": starts}
+        click.echo(json.dumps(found, indent=2) if as_json else "\n".join(format_starts(starts)))
+        return 0
     if as_json:
         found = {"place": "local", "folder": str(program.folder), "command": list(spec.command)}
         click.echo(json.dumps(found | {"processes": spec.processes}, indent=2))

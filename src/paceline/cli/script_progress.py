@@ -38,6 +38,7 @@ class ScriptView:
         to_stderr: Leave standard output to JSON.
         """
         self._job = job
+        self._word = "node" if job.spec.starts == "nodes" else "rank"
         self._run = run
         self._ranks = ranks
         self._screen = Screen(to_stderr=to_stderr)
@@ -54,7 +55,10 @@ class ScriptView:
         """What is started, and where its output is kept."""
         spec = self._job.spec
         self._line(f"script      {shlex.join(spec.command)}")
-        self._line(f"processes   {spec.processes}, started and ended together")
+        if self._word == "node":
+            self._line(f"nodes       {spec.nodes}, the script once on each")
+        else:
+            self._line(f"processes   {spec.processes}, started and ended together")
         self._line(f"logs        {self._run.logs}/rank-N.log; {self._shown()}")
 
     def output(self, rank: int, content: bytes) -> None:
@@ -68,7 +72,7 @@ class ScriptView:
             return
         *lines, self._torn[rank] = (self._torn.get(rank, b"") + content).split(b"\n")
         for line in lines:
-            self._screen.output(_last_frame(rank, line))
+            self._screen.output(self._last_frame(rank, line))
 
     def _hidden(self, rank: int, content: bytes) -> None:
         """Of a rank that is not shown, tracebacks alone: it may have failed first, and its process
@@ -84,11 +88,11 @@ class ScriptView:
             elif _EXCEPTION.match(line):
                 self._raising.discard(rank)
             self._screen.end_live()
-            self._screen.output(_last_frame(rank, line))
+            self._screen.output(self._last_frame(rank, line))
 
     def event(self, event: log.AnyEvent) -> None:
         """An event that a person wants to see."""
-        text = _describe(event)
+        text = _describe(event, self._word)
         if text is not None:
             self._line(f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {text}")
 
@@ -96,7 +100,7 @@ class ScriptView:
         """How it ended, and the end of the traceback of the rank that failed first."""
         for rank, rest in sorted(self._torn.items()):
             if rest:
-                self._screen.output(_last_frame(rank, rest))
+                self._screen.output(self._last_frame(rank, rest))
         self._line("")
         took = format_seconds(time.monotonic() - self._began)
         self._line(f"{state.outcome}    {counted(state.restarts, 'restart')}, {took}")
@@ -107,7 +111,7 @@ class ScriptView:
         if state.outcome == "finished":
             self._line("proof       all processes exited with 0 (their results are not checked)")
         if state.outcome == "failed" and state.raised is not None:
-            self._line(f"printed     by rank {state.raised.rank} at its end:")
+            self._line(f"printed     by {self._word} {state.raised.rank} at its end:")
             self._lines(f"  {line}" for line in state.raised.lines)
 
     def diagnosis(self, lines: Iterable[str]) -> None:
@@ -130,31 +134,31 @@ class ScriptView:
     def _shown(self) -> str:
         if not self._ranks:
             return "none is shown (--ranks)"
-        hidden = self._job.spec.processes - len(self._ranks)
+        hidden = self._job.num_watched - len(self._ranks)
         if not hidden:
             return "shown here as it comes"
         ranks = ", ".join(map(str, sorted(self._ranks)))
-        return f"rank {ranks} is shown here; --ranks all shows every rank"
+        return f"{self._word} {ranks} is shown here; --ranks all shows every {self._word}"
 
     def _lines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._line(line)
 
+    def _last_frame(self, rank: int, line: bytes) -> bytes:
+        """A line behind its rank; of a progress bar drawn over itself, the last picture."""
+        last = line.rstrip(b"\r").rpartition(b"\r")[2]
+        return b"%b %d: %b\n" % (self._word.encode(), rank, last)
 
-def _last_frame(rank: int, line: bytes) -> bytes:
-    """A line behind its rank; of a progress bar that was drawn over itself, the last picture."""
-    return b"rank %d: %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
 
-
-def _describe(event: log.AnyEvent) -> str | None:
+def _describe(event: log.AnyEvent, word: str) -> str | None:
     match event:
         case log.WorkerStarted():
-            return f"rank {event.rank} is process {event.pid}, attempt {event.generation}"
+            return f"{word} {event.rank} is process {event.pid}, attempt {event.generation}"
         case log.WorkerLost():
             words = f": {event.detail}" if event.detail else ""
-            return f"rank {event.rank} lost ({event.cause}): {event.how}{words}"
+            return f"{word} {event.rank} lost ({event.cause}): {event.how}{words}"
         case log.WorkerStuck():
-            return f"rank {event.rank} (pid {event.pid}) stands at:\n{event.stacks}".rstrip()
+            return f"{word} {event.rank} (pid {event.pid}) stands at:\n{event.stacks}".rstrip()
         case log.Noted():
             return event.text
         case log.StopAsked():

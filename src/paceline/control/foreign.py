@@ -50,6 +50,9 @@ class Setup:
     name: str
     """Of the program, for the record."""
 
+    word: Literal["rank", "node"] = "rank"
+    """What `num_ranks` counts: ranks of the program, or nodes with a launcher each."""
+
     max_restarts: int
     backoff_s: float = 1.0
     most_backoff_s: float = 60.0
@@ -253,7 +256,7 @@ def _decide(state: State, event: Happening, clock: Clock) -> list[Action]:
             return [Record(log.WorkerStarted(rank=rank, node=0, pid=pid))]
         case NotStarted(rank, reason):
             loss = _lost(rank, reason, cause="program")
-            return [loss, *_over(state, "failed", f"rank {rank}: {reason}")]
+            return [loss, *_over(state, "failed", f"{state.setup.word} {rank}: {reason}")]
         case Exited() if event.attempt == state.attempt:
             return _exited(state, event, clock)
         case Printed(has_progressed, step):
@@ -292,9 +295,10 @@ def _printed(state: State, has_progressed: bool, clock: Clock) -> list[Action]:
     if state.setup.silence_s != "auto" or limit_s is None or is_new or state.is_silence_noted:
         return []
     state.is_silence_noted = True
+    word = state.setup.word
     text = (
-        f"if no rank prints anything for {limit_s / 60:g} min or more ({SILENCE_GAPS} times the "
-        "longest pause so far), all ranks are started again; --silence changes this"
+        f"if no {word} prints anything for {limit_s / 60:g} min or more ({SILENCE_GAPS} times the "
+        f"longest pause so far), all {word}s are started again; --silence changes this"
     )
     return [Record(log.Noted(text=text))]
 
@@ -330,14 +334,15 @@ def _failed(state: State, event: Exited, pid: int | None, clock: Clock) -> list[
     how = how_it_ended(event.returncode, out_of_memory=event.out_of_memory)
     if raised is not None and raised.rank != rank:
         rank, pid = raised.rank, state.alive.get(raised.rank)
-        how = f"raised an exception; rank {event.rank}, which lost it, {how}"
+        lost_it = f"{state.setup.word} {event.rank}, which lost it,"
+        how = f"raised an exception; {lost_it} {how}"
     words = raised.words if raised is not None and event.returncode > 0 else None
     cause = "out of memory" if event.out_of_memory else "process"
     state.raised = raised
     lasted = clock.monotonic_s - state.began_s >= START_S
     is_outside = -event.returncode in _FROM_OUTSIDE or (raised is not None and raised.is_passing)
     state.is_hopeless = not (state.has_progressed or lasted or is_outside)
-    why = f"rank {rank}: {how}" + (f": {words}" if words else "")
+    why = f"{state.setup.word} {rank}: {how}" + (f": {words}" if words else "")
     lost = _lost(rank, how, pid=pid, cause=cause, step=state.step, detail=words)
     return [lost, *_end(state, why, clock)]
 
@@ -361,7 +366,7 @@ def _try_again(state: State, clock: Clock) -> list[Action]:
     pause_s = min(setup.backoff_s * 2 ** (state.failures - 1), setup.most_backoff_s)
     state.phase, state.due_s = "pausing", clock.monotonic_s + pause_s
     state.restarts += 1
-    text = f"starting all ranks again in {pause_s:g} s; the script loads its own checkpoint"
+    text = f"starting all {setup.word}s again in {pause_s:g} s; the script loads its own checkpoint"
     noted = log.Noted(text=text)
     return [Record(noted)]
 
@@ -388,7 +393,7 @@ def _hangs(state: State, stacks: dict[int, str], clock: Clock) -> list[Action]:
         )
         for rank, pid in sorted(state.alive.items())
     ]
-    how = f"no rank has printed anything for {silence_s:.1f} s"
+    how = f"no {state.setup.word} has printed anything for {silence_s:.1f} s"
     rank, pid = min(state.alive.items(), default=(0, 0))
     actions.append(_lost(rank, how, pid=pid, cause="hang", step=state.step))
     return [*actions, *_end(state, how, clock)]

@@ -8,10 +8,11 @@ from pathlib import Path
 from paceline.errors import JobError, Problem
 from paceline.job.load import Job
 from paceline.job.places import check_host
+from paceline.job.script import Script
 
 
-def find_hosts(job: Job) -> list[tuple[str, int | None]]:
-    """The hosts of the job in order, with their slots where the file says so.
+def find_hosts(job: Job | Script) -> list[tuple[str, int | None]]:
+    """The hosts of the job or script in order, with their slots where the file says so.
 
     Raises:
         JobError: `W007`, a host or the file is wrong.
@@ -21,7 +22,7 @@ def find_hosts(job: Job) -> list[tuple[str, int | None]]:
         raise JobError.of(
             code="W007",
             what="ssh.hosts and ssh.hostfile both name hosts",
-            where=job.where("ssh.hostfile"),
+            where=_where(job, "ssh.hostfile"),
             fix="leave one of them out",
         )
     if spec.hostfile is None:
@@ -30,7 +31,7 @@ def find_hosts(job: Job) -> list[tuple[str, int | None]]:
             raise JobError.of(
                 code="W007",
                 what=f"{', '.join(repeated)} is named more than once",
-                where=job.where("ssh.hosts"),
+                where=_where(job, "ssh.hosts"),
                 fix="name each host once; cluster.per_node says how many ranks it has",
             )
         return [(host, None) for host in spec.hosts]
@@ -46,6 +47,10 @@ def find_hosts(job: Job) -> list[tuple[str, int | None]]:
             fix="name a file with one host a line",
         ) from None
     return read_hostfile(path, text)
+
+
+def _where(job: Job | Script, field: str) -> str:
+    return job.where(field) if isinstance(job, Job) else f"{field}, {job.source}"
 
 
 def with_hosts(job: Job) -> Job:

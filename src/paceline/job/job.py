@@ -164,10 +164,14 @@ class DataSpec:
 
     path: str | list[str] | None = None
     """Glob, folder or list of them, relative to the job file: `corpus/**/*.txt`. Without a
-    tokenizer these files are read as bytes."""
+    tokenizer these files are read as bytes. With `engine: megatron` or `megatron-bridge`, prefixes
+    of token files as its tools/preprocess_data.py writes them (PREFIX.bin, PREFIX.idx); with
+    `torchtitan`, one folder of rows (JSON, Parquet) with a column `text`."""
 
-    corpus: Literal["python-stdlib"] | None = None
-    """A corpus every Python has: the source of its own standard library (about 30 MB)."""
+    corpus: Literal["python-stdlib", "mock"] | None = None
+    """`python-stdlib`: a corpus every Python has, the source of its own standard library (about
+    30 MB). `mock`: samples that Megatron makes up, to try a plan's speed; other engines refuse
+    it."""
 
     sources: list[SourceSpec] | None = None
     """In place of `path`: several sources, with weights. Rows are read from jsonl, json, csv,
@@ -524,7 +528,12 @@ class JobSpec:
 
     engine: str = "paceline"
     """Software that runs the steps; it decides what is kept in memory and what is hidden. One that
-    the catalog knows: `megatron`, `deepspeed`, `torchtitan`; `paceline run` runs its own."""
+    the catalog knows. `paceline run` runs `paceline`, and starts `accelerate`, `deepspeed`,
+    `megatron`, `megatron-bridge` and `torchtitan` (docs/guides/places.md)."""
+
+    engine_path: str | None = None
+    """Where the engine's own program is on the machines: for `megatron` an absolute path to a
+    checkout of Megatron-LM. The other engines are installed packages."""
 
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
     """When checkpoints are written and which are kept."""

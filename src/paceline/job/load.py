@@ -16,7 +16,7 @@ from paceline.job.evaluate import check_evaluation
 from paceline.job.job import MODEL_WAYS, JobSpec
 from paceline.job.length import CountSamples, Length, check_length, in_steps, keep_overridden
 from paceline.job.metrics import check_metrics
-from paceline.job.places import SlurmSpec
+from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.script import Script, ScriptSpec
 from paceline.job.secrets import check_secrets
 from paceline.job.section import section_in
@@ -180,8 +180,9 @@ def make_script(values: dict[str, Any], folder: Path, overrides: Sequence[str] =
 def dump_script(spec: ScriptSpec) -> str:
     """As YAML text that `load_script` reads back; what is not set is left out."""
     values = _what_is_set(asdict(spec))
-    if spec.slurm == SlurmSpec():
-        del values["slurm"]
+    for name, usual in (("slurm", SlurmSpec()), ("ssh", SshSpec()), ("ray", RaySpec())):
+        if getattr(spec, name) == usual:
+            values.pop(name, None)
     text: str = yaml.safe_dump(values, sort_keys=False, width=100)
     return text
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from paceline.job.alerts import AlertsSpec
 from paceline.job.metrics import MetricsSpec
-from paceline.job.places import SlurmSpec
+from paceline.job.places import RaySpec, SlurmSpec, SshSpec
 from paceline.job.section import Positive, Seconds, Whole, section
 
 
@@ -63,7 +63,13 @@ class ScriptSpec:
 
     nodes: Positive = 1
     """Machines, each with so many processes. More than one only in a queue, such as
-    `paceline run --on slurm`, where torchrun starts them."""
+    `paceline run --on slurm`, where torchrun starts them; with `starts: nodes` over ssh, on Ray and
+    in a Slurm allocation too."""
+
+    starts: Literal["ranks", "nodes"] = "ranks"
+    """What the command is. `ranks`: the program of one rank, started `processes` times on each
+    node. `nodes`: a launcher, such as `[bash, launch.sh]`, started once on each node with
+    NODE_RANK; on several nodes also with HEAD_ADDRESS, HEAD_PORT and RUN_ID, the same on all."""
 
     profile: bool = False
     """Measure where the time of a few steps of rank 0 goes, with torch.profiler; the report has the
@@ -81,6 +87,12 @@ class ScriptSpec:
     slurm: SlurmSpec = Field(default_factory=SlurmSpec)
     """What to ask Slurm for, with `paceline run --on slurm`."""
 
+    ssh: SshSpec = Field(default_factory=SshSpec)
+    """The hosts of `starts: nodes`, with `paceline run --on ssh`."""
+
+    ray: RaySpec = Field(default_factory=RaySpec)
+    """The cluster of `starts: nodes`, with `paceline run --on ray`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -92,3 +104,8 @@ class Script:
 
     source: str
     """The file's name as the reader gave it, or the option."""
+
+    @property
+    def num_watched(self) -> int:
+        """Processes that the controller starts and watches: ranks, or a launcher on each node."""
+        return self.spec.nodes if self.spec.starts == "nodes" else self.spec.processes

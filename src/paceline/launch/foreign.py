@@ -1,4 +1,8 @@
-"""Run a person's own script: the processes and logs around `control/foreign.py`."""
+"""Run a person's own script: the processes and logs around `control/foreign.py`.
+
+They are ranks on this machine, or a launcher on each node of a place (`program_nodes.py`): of those
+the process here is the way to the node, which ends the launcher there when its input ends.
+"""
 
 import asyncio
 import contextlib
@@ -29,6 +33,7 @@ from paceline.job.load import where_in
 from paceline.job.metrics import check_metrics
 from paceline.launch.alarms import Alarms, stamped
 from paceline.launch.logs import Growing
+from paceline.launch.program_nodes import ProgramNodes
 from paceline.launch.script_failure import MAX_BYTES, first_failure
 from paceline.launch.script_numbers import LOOK_S
 from paceline.launch.script_record import ScriptRecord
@@ -46,14 +51,16 @@ _WORDS_S = 1.0
 """How long the rank that another one lost may take to print its traceback. A guess."""
 
 
-def check_script(script: Script) -> Iterator[Problem]:
-    """What can be known to fail before anything is started."""
+def check_script(script: Script, *, is_here: bool = True) -> Iterator[Problem]:
+    """What can be known to fail before anything is started; of other machines' programs nothing."""
     where = where_in({}, script.source, "alerts")
     yield from check_names(script.spec.alerts, where, logs_its_own=True)
     yield from check_variables(script.spec.alerts)
     metrics = script.spec.metrics
     yield from check_metrics(metrics, lambda field: f"{field}, {script.source}")
     yield from check_sinks(metrics, lambda field: f"{field}, {script.source}")
+    if not is_here:
+        return
     program = script.spec.command[0]
     here = script.folder / program
     if shutil.which(program) is None and not (here.is_file() and os.access(here, os.X_OK)):
@@ -98,6 +105,7 @@ def run_script(
     on_event: Callable[[AnyEvent], None] = lambda event: None,
     on_output: Callable[[int, bytes], None] = lambda rank, content: None,
     on_note: Callable[[str], None] = lambda text: None,
+    nodes: ProgramNodes | None = None,
 ) -> foreign.State:
     """Run a script to its end, and return how it ended.
 
@@ -108,11 +116,12 @@ def run_script(
         on_event: Called with every event that is recorded.
         on_output: Called with a rank and what it has printed, as it comes.
         on_note: Called with what is known of sinks that do not have everything.
+        nodes: Where a launcher is started; None is this machine.
 
     Raises:
         JobError: It cannot be started, or another process runs it already.
     """
-    JobError.raise_for(check_script(script))
+    JobError.raise_for(check_script(script, is_here=nodes is None))
     # Sinks are waited for when the run is over and no longer held.
     with contextlib.ExitStack() as sinks, hold_alone(run.path, patience_s=5.0):
         sinks.enter_context(sinks_beside(run.path, script.spec.metrics, on_note))
@@ -122,7 +131,8 @@ def run_script(
         before = read_events(run.events_file)
         spec = script.spec
         setup = foreign.Setup(
-            num_ranks=spec.processes,
+            num_ranks=script.num_watched,
+            word="node" if spec.starts == "nodes" else "rank",
             name=" ".join(spec.command),
             max_restarts=spec.recovery.max_restarts,
             backoff_s=spec.recovery.backoff,
@@ -132,8 +142,8 @@ def run_script(
             first_attempt=max((event.generation for event in before), default=0) + 1,
             resumed=any(isinstance(event, RunStarted) for event in before),
         )
-        record = ScriptRecord(run, num_ranks=spec.processes)
-        shell = _Shell(script, run, setup, record, on_event, on_output)
+        record = ScriptRecord(run, num_ranks=script.num_watched)
+        shell = _Shell(script, run, setup, record, on_event, on_output, nodes)
         alarms = Alarms(run.path, spec.name, spec.alerts, None, shell.report)
         sampling = Sampling(run.path, 0, has_gpus=True)
         alarms.start()
@@ -169,9 +179,11 @@ class _Shell:
         record: ScriptRecord,
         on_event: Callable[[AnyEvent], None],
         on_output: Callable[[int, bytes], None],
+        nodes: ProgramNodes | None,
     ) -> None:
         self._script = script
         self._run = run
+        self._nodes = nodes
         self._state = foreign.State(setup=setup)
         self._record = record
         self._on_event = on_event
@@ -239,14 +251,18 @@ class _Shell:
                     task.add_done_callback(self._waiting.discard)
 
     def _start(self, attempt: int, restarts: int) -> None:
-        spec, port = self._script.spec, _free_port()
+        spec, port, num_watched = self._script.spec, _free_port(), self._script.num_watched
         self._record.begin(attempt)
-        threads = max(1, (os.cpu_count() or 1) // spec.processes)
+        threads = max(1, (os.cpu_count() or 1) // num_watched)
         self._ranks = {}
-        for rank in range(spec.processes):
-            given = script_environment(
-                rank, num_ranks=spec.processes, port=port, restarts=restarts, threads=threads
-            ) | {VARIABLE: str(self._record.logged)}
+        for rank in range(num_watched):
+            given = {VARIABLE: str(self._record.logged)}
+            if spec.starts == "nodes":
+                given["NODE_RANK"] = str(rank)
+            else:
+                given |= script_environment(
+                    rank, num_ranks=num_watched, port=port, restarts=restarts, threads=threads
+                )
             path = self._run.rank_log(rank)
             with path.open("ab") as log:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -254,7 +270,11 @@ class _Shell:
                 log.flush()
                 begins = log.tell()
                 try:
-                    process = self._popen(rank, given | spec.environment, log.fileno())
+                    process = (
+                        self._popen(rank, given | spec.environment, log.fileno())
+                        if self._nodes is None
+                        else self._start_there(self._nodes, rank, attempt, log.fileno())
+                    )
                 except OSError as error:
                     self._feed(foreign.NotStarted(rank, f"cannot be started: {error.strerror}"))
                     return
@@ -283,9 +303,31 @@ class _Shell:
             env=environment | given,
         )
 
+    def _start_there(
+        self, nodes: ProgramNodes, node: int, attempt: int, log: int
+    ) -> subprocess.Popen[bytes]:
+        """The way to a node. Its input stays open as long as the launcher is to run."""
+        parent = os.getpid()
+        return subprocess.Popen(
+            nodes.command(
+                self._script,
+                str(self._run.path),
+                node,
+                attempt=attempt,
+                given={VARIABLE: str(self._record.logged)},
+            ),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+
     async def _wait(self, rank: int, attempt: int, started: _Rank) -> None:
         """Report an exit the moment the kernel knows of it."""
         returncode = await _exit_of(started.process)
+        if started.process.stdin is not None:
+            started.process.stdin.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(started.process.pid, signal.SIGKILL)  # what it started ends with it
         is_first = returncode != 0 and self._state.phase in ("running", "looking")
@@ -315,6 +357,9 @@ class _Shell:
 
     async def _look(self, attempt: int) -> None:
         alive = {n: r.process.pid for n, r in self._ranks.items() if r.process.poll() is None}
+        if self._nodes is not None:  # what runs here is the way to the node alone
+            self._feed(foreign.Looked(attempt, {}))
+            return
         found = await asyncio.gather(*(_stacks(pid) for pid in alive.values()))
         self._feed(foreign.Looked(attempt, dict(zip(alive, found, strict=True))))
 
@@ -322,9 +367,13 @@ class _Shell:
         for rank in self._ranks.values():
             if rank.process.returncode is not None:
                 continue
+            if rank.process.stdin is not None:  # the node ends its launcher with SIGTERM
+                rank.process.stdin.close()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if number == signal.SIGKILL:
                     os.killpg(rank.process.pid, number)
+                elif rank.process.stdin is not None:
+                    continue
                 else:
                     os.kill(rank.process.pid, number)
 

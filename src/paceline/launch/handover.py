@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from paceline.errors import JobError, PacelineError
 from paceline.job import Job, Script
@@ -17,6 +18,8 @@ from paceline.plan import Plan
 from paceline.record.lines import write_whole
 from paceline.record.placement import Placement, read_placement, write_placement
 from paceline.record.run import RunFolder
+
+_J = TypeVar("_J", Job, Script)
 
 FOLDER = "place"
 """In a run's folder: what was handed over, word for word."""
@@ -102,8 +105,8 @@ def format_submission(submission: Submission, run: RunFolder) -> str:
     return "\n".join([*parts, f"==> submitted by <==\n{command}", *submission.notes])
 
 
-def with_hosts(job: Job, hosts: str) -> Job:
-    """The job with hosts from the command line: `a,b`, or the path of a hostfile.
+def with_hosts(job: _J, hosts: str) -> _J:
+    """The job or script with hosts from the command line: `a,b`, or the path of a hostfile.
 
     Raises:
         JobError: `W007`, a name is no host.
@@ -127,4 +130,5 @@ def with_hosts(job: Job, hosts: str) -> Job:
                     fix="write --hosts node-a,node-b, or the path of a hostfile",
                 ) from None
         ssh = replace(ssh, hosts=names, hostfile=None)
-    return replace(job, spec=replace(job.spec, ssh=ssh))
+    spec: Any = replace(job.spec, ssh=ssh)
+    return replace(job, spec=spec)

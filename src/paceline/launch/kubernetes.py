@@ -24,10 +24,12 @@ from paceline.record.run import RunFolder
 from paceline.render import kubernetes as render_kubernetes
 from paceline.render import ray as render_ray
 from paceline.render import render_job
-from paceline.render.pod import config_map
+from paceline.render.pod import config_map, pod_gaps
 from paceline.render.text import header, to_yaml
 
 OBJECTS = "objects.yaml"
+
+_BY_API = "It is created object by object through the API, all or nothing; kubectl is not needed."
 
 _NOTE = (
     "The pods run the program of these files: a lost one is started again by the cluster, from the "
@@ -88,6 +90,8 @@ def prepare(
             fix="put it into the image, and name it in a job file: kubernetes.script",
         )
     spec = job.spec.kubernetes
+    if plan.engine != "paceline":
+        return _engine_submission(job, plan)
     engine = "ray" if spec.api == "rayjob" else "kubernetes"
     files = render_job(engine, plan, job)
     if spec.api == "rayjob":
@@ -96,7 +100,7 @@ def prepare(
     else:
         objects = render_kubernetes.objects(plan, job)
     notes = [
-        "It is created object by object through the API, all or nothing; kubectl is not needed.",
+        _BY_API,
         _NOTE,
         *(f"left out: {gap.what}: {gap.nearest}" for gap in files.gaps),
     ]
@@ -104,6 +108,39 @@ def prepare(
         files={OBJECTS: to_yaml(header(plan, job), *objects)},
         command=["kubectl", "create", "--filename", OBJECTS],
         notes=notes,
+    )
+
+
+def _engine_submission(job: Job, plan: Plan) -> Submission:
+    """Another engine's files in the ConfigMap; each pod starts its `launch.sh`."""
+    spec = job.spec.kubernetes
+    if spec.api == "rayjob":
+        raise JobError.of(
+            code="R015",
+            what=f"a RayJob starts Ray Train's own program, not the engine {plan.engine}",
+            where=job.where("kubernetes.api"),
+            fix="kubernetes.api: trainjob or pytorchjob",
+        )
+    rendered = render_job(plan.engine, plan, job, own_program=spec.script is not None)
+    gaps = [*rendered.gaps, *pod_gaps(plan, job)]
+    refused = [gap for gap in gaps if gap.nearest is None]
+    JobError.raise_for(
+        Problem(code="H002", what=f"{gap.what}: {gap.why}", where=job.where(gap.where), fix=gap.fix)
+        for gap in refused
+    )
+    objects = render_kubernetes.objects(plan, job, rendered.files)
+    return Submission(
+        files={OBJECTS: to_yaml(header(plan, job), *objects)},
+        command=["kubectl", "create", "--filename", OBJECTS],
+        notes=[
+            _BY_API,
+            _NOTE,
+            *(
+                f"left out: {gap.what}: {gap.nearest}"
+                for gap in gaps
+                if gap.where != "kubernetes"  # the section is what these objects are made of
+            ),
+        ],
     )
 
 

@@ -27,7 +27,8 @@ _VISIT_S = 60.0
 """To connect to Ray, start an actor there, and Python in it. A guess: 10 s on a busy machine."""
 
 _STEP = "paceline.launch.ray_step"
-_AGENT = "paceline.control.agent"
+_STAYS = {"paceline.control.agent", "paceline.launch.on_node"}
+"""Programs that stay on their node, and so keep its resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Through:
     address: str | None
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
-        kept = (self.cpus, self.gpus) if _AGENT in words else (0.0, 0.0)
+        kept = (self.cpus, self.gpus) if _STAYS & {*words} else (0.0, 0.0)
         return [
             *_step(self.address),
             *("--node", host, f"--cpus={kept[0]:g}", f"--gpus={kept[1]:g}", "--", *words),

@@ -4,8 +4,9 @@
     python -m paceline.launch.ray_step --node NAME -- WORDS   a command there
 
 `launch/ray.py` starts agents with it. An actor on that node starts the command and reads it; the
-first line of standard input, where there is one, goes to the command's. When this process ends, Ray
-ends the actor, and the kernel the command. 255 says that nobody got there.
+first line of standard input, where there is one, goes to the command's, and so does the end of the
+input. When this process ends, Ray ends the actor, and the kernel the command. 255 says that nobody
+got there.
 """
 
 import argparse
@@ -51,8 +52,15 @@ class Step:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(first_line)
-            self._process.stdin.close()
+            self._process.stdin.flush()
         threading.Thread(target=self._read, daemon=True).start()
+
+    def end_input(self) -> None:
+        """Close the command's input."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def more(self) -> tuple[bytes, int | None]:
         """What it has said since the last question, and its exit code once it has ended."""
@@ -61,7 +69,10 @@ class Step:
             said, self._said = b"".join(self._said), []
             over = self._is_over
         assert self._process is not None
-        return said, self._process.wait() if over else None
+        if not over:
+            return said, None
+        self.end_input()
+        return said, self._process.wait()
 
     def _read(self) -> None:
         assert self._process is not None
@@ -117,6 +128,7 @@ def _run(node_name: str, words: list[str], cpus: float, gpus: float) -> int:
     step = remote.remote()
     try:
         ray.get(step.start.remote(words, first_line, carried))
+        threading.Thread(target=_pass_end, args=(step,), daemon=True).start()
         while True:
             more: tuple[bytes, int | None] = ray.get(step.more.remote())
             said, code = more
@@ -130,6 +142,13 @@ def _run(node_name: str, words: list[str], cpus: float, gpus: float) -> int:
     except (ray.exceptions.RayTaskError, ray.exceptions.RayError) as error:
         print(str(error).strip().splitlines()[-1], file=sys.stderr)
         return UNREACHED
+
+
+def _pass_end(step: Any) -> None:
+    """Wait for the end of standard input, and pass it on."""
+    while sys.stdin is not None and os.read(sys.stdin.fileno(), 1 << 16):
+        pass  # not by sys.stdin, whose lock must be free when Python ends
+    step.end_input.remote()
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from paceline.errors import Problem
 from paceline.job import Job
 from paceline.job.data_fields import check_names_data
 from paceline.job.packages import check_package
+from paceline.launch.engine_run import check as check_engine
 from paceline.launch.places import attached, find_place
 from paceline.launch.plannable import check_files
 from paceline.launch.sinks.beside import check_sinks
@@ -20,7 +21,13 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
 
     What must be installed is asked where it runs: a queue's machines are others than this one.
     """
+    if plan.engine != "paceline":
+        yield from check_engine(plan.engine, job, plan, place=place)
+        if place not in ("local", "kubernetes") and find_place(place).kind == "attached":
+            yield from attached(place).check(job, plan)
+        return
     yield from check_names_data(job)
+    yield from _check_ours(job)
     if find_place(place).kind == "attached":
         yield from _check_installed(job)
         yield from check_runs_here(job, plan)
@@ -30,6 +37,24 @@ def check_can_run(job: Job, plan: Plan, *, place: str = "local") -> Iterator[Pro
         yield from check_runs_here(job, plan)
     yield from _check_evaluated(job, place)
     yield from check_files(job, evaluated=find_place(place).has_our_files)
+
+
+def _check_ours(job: Job) -> Iterator[Problem]:
+    """What only another engine reads, and a plan for ours may keep."""
+    if job.spec.data.corpus == "mock":
+        yield Problem(
+            code="J007",
+            what="data.corpus mock: Paceline's own runtime makes no samples up",
+            where=job.where("data.corpus"),
+            fix="give data.path, or data.corpus: python-stdlib",
+        )
+    if job.spec.engine_path is not None:
+        yield Problem(
+            code="J007",
+            what="engine_path is read for the engine megatron alone",
+            where=job.where("engine_path"),
+            fix="leave it out, or set engine: megatron",
+        )
 
 
 def _check_installed(job: Job) -> Iterator[Problem]:
@@ -76,12 +101,11 @@ def _check_asked(
 def check_runs_here(job: Job, plan: Plan) -> Iterator[Problem]:
     """What was planned and Paceline's own runtime cannot do yet."""
     lacking = list(reasons_ours_cannot(plan.layout))
-    if plan.engine != "paceline":
-        lacking.append(f"engine {plan.engine}")
     if lacking:
         yield Problem(
             code="R015",
             what=f"`paceline run` cannot do this plan yet: {', '.join(lacking)}",
             where=job.where("layout"),
-            fix="leave what is named at auto, and engine out; `paceline plan` works for all of it",
+            fix="leave what is named at auto, or name an engine that has it; `paceline plan` works "
+            "for all of it",
         )

@@ -17,7 +17,7 @@ from paceline.launch.places import Sight, State, Submission
 from paceline.plan import Plan
 from paceline.record.placement import Placement
 from paceline.record.run import RunFolder
-from paceline.render.slurm import agents_script, program_script
+from paceline.render.slurm import agents_script, launcher_script, program_script
 
 PLACE_FOLDER = "place"
 SCRIPT = "job.sbatch"
@@ -86,6 +86,8 @@ def prepare(
                 fix="leave it out, or submit a program of your own: --script",
             )
         text = agents_script(plan, job, run=str(run.path), python=python, options=options)
+    elif job.spec.starts == "nodes":
+        text = launcher_script(job, run=str(run.path), python=python, options=options)
     else:
         text = program_script(job, folder=str(job.folder), python=python)
     array = spec.array is not None

@@ -158,13 +158,13 @@ def _address(names: Sequence[str]) -> str:
         if name == own:
             continue
         try:
-            return address_toward(_address_of(name))
+            return address_toward(address_of(name))
         except OSError:
             continue
     return "127.0.0.1"  # nobody else is there
 
 
-def _address_of(node: str) -> str:
+def address_of(node: str) -> str:
     """What Slurm itself reaches a node by, which need not be its name."""
     done = subprocess.run(
         ["scontrol", "--oneliner", "show", "node", node],

@@ -134,6 +134,14 @@ def needs(job: Job) -> Iterator[Gap]:
             nearest=None,
             fix="`paceline run`, or model.weights: drawn for the files without them",
         )
+    if data.corpus == "mock":
+        yield Gap(
+            what="data.corpus mock",
+            where="data.corpus",
+            why="only Megatron makes samples up",
+            nearest=None,
+            fix="data.path, or data.corpus: python-stdlib",
+        )
     if data.kind in WITH_ANSWERS:
         yield Gap(
             what=f"data.kind {data.kind}",

@@ -12,6 +12,7 @@ from paceline.render.engine import Files, Gap
 from paceline.render.environment import PORT
 from paceline.render.example import example
 from paceline.render.pod import (
+    PROGRAM,
     WORKSPACE,
     annotations,
     config_map,
@@ -26,6 +27,7 @@ from paceline.render.pod import (
     script_of,
     variables,
 )
+from paceline.render.shell import quote, script
 from paceline.render.text import header, to_yaml
 
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
@@ -34,6 +36,12 @@ kubeflow/trainer manifests/base/runtimes/torch_distributed.yaml, v2.3."""
 
 _NODE = "node"
 """Name of that job and of its container, which Trainer v2 looks for. Source: the same."""
+
+START = "start.sh"
+"""In the ConfigMap: starts another engine's `launch.sh`."""
+
+_ENGINE = "/tmp/engine"
+"""Where a pod has that engine's files: `launch.sh` writes beside itself."""
 
 _MANAGER = "paceline.dev/render"
 """Who patched a runtime; Trainer v2 wants a name with a domain."""
@@ -62,14 +70,55 @@ def render(plan: Plan, job: Job) -> Files:
     return program | files
 
 
-def objects(plan: Plan, job: Job) -> list[dict[str, Any]]:
-    """What `paceline run --on kubernetes` creates, in this order: of `kubernetes.api` alone."""
-    found = [config_map(job, example(plan, job, "train_torchrun.py", "lm.py"))]
+def objects(plan: Plan, job: Job, engine_files: Files | None = None) -> list[dict[str, Any]]:
+    """What `paceline run --on kubernetes` creates, in this order: of `kubernetes.api` alone.
+
+    Args:
+        plan: Its nodes and ranks.
+        job: Its section `kubernetes`.
+        engine_files: Another engine's, whose `launch.sh` every pod starts; None is the example
+            program under torchrun.
+    """
+    files = example(plan, job, "train_torchrun.py", "lm.py") if engine_files is None else None
+    if engine_files is not None:
+        files = {**engine_files, START: start_script(job)}
+    assert files is not None
+    is_engine = engine_files is not None
+    found = [config_map(job, files)]
     if job.spec.kubernetes.api == "pytorchjob":
-        return [*found, pytorchjob(plan, job)]
+        return [*found, pytorchjob(plan, job, is_engine=is_engine)]
     if job.spec.kubernetes.runtime is None:
         found.append(training_runtime(plan, job))
-    return [*found, trainjob(plan, job)]
+    return [*found, trainjob(plan, job, is_engine=is_engine)]
+
+
+def start_script(job: Job) -> str:
+    """What a pod does to start another engine's `launch.sh`: the ConfigMap is read-only, and
+    checkpoints belong to the claim.
+
+    Both operators set the PET_ variables. Sources: kubeflow/trainer v2.3
+    pkg/runtime/framework/plugins/torch/torch.go, training-operator v1.9
+    pkg/controller.v1/pytorch/envvar.go.
+    """
+    name = name_of(job)
+    links = [
+        f"mkdir -p {WORKSPACE}/{folder} && ln -sfn {WORKSPACE}/{folder} {_ENGINE}/{folder}"
+        for folder in ("checkpoints", "checkpoint")
+    ]
+    own = job.spec.kubernetes.script
+    return script(
+        ["Every pod starts it once: it meets the other pods as the operator says."],
+        f"mkdir -p {_ENGINE} && cp {PROGRAM}/* {_ENGINE}/",
+        *links,
+        'export NODE_RANK="${PET_NODE_RANK:-0}"',
+        'export HEAD_ADDRESS="${PET_MASTER_ADDR:-127.0.0.1}" HEAD_PORT="${PET_MASTER_PORT:-29500}"',
+        f"export RUN_ID={quote(name)}",
+        "is_host=false",
+        'if [ "$NODE_RANK" -eq 0 ]; then is_host=true; fi',
+        'export PET_RDZV_CONF="is_host=$is_host" PET_LOCAL_ADDR="$POD_IP"',
+        *([f"export TRAIN_SCRIPT={quote(own)}"] if own is not None else []),
+        f"exec bash {_ENGINE}/launch.sh",
+    )
 
 
 def training_runtime(plan: Plan, job: Job) -> dict[str, Any]:
@@ -97,13 +146,13 @@ def training_runtime(plan: Plan, job: Job) -> dict[str, Any]:
     }
 
 
-def trainjob(plan: Plan, job: Job) -> dict[str, Any]:
+def trainjob(plan: Plan, job: Job, *, is_engine: bool = False) -> dict[str, Any]:
     """The job for Trainer v2. Processes of a node are said here: in 2.3 the runtime has no place
     for them."""
     spec, ranks = job.spec.kubernetes, plan.cluster.ranks_per_node
     trainer: dict[str, Any] = {
         "image": image_of(job),
-        "command": ["torchrun", script_of(job)],
+        "command": _command(job, is_engine),
         "numNodes": plan.cluster.num_nodes,
         "numProcPerNode": ranks,
         "resourcesPerNode": resources(plan, job, ranks),
@@ -112,7 +161,8 @@ def trainjob(plan: Plan, job: Job) -> dict[str, Any]:
     if spec.runtime is not None:
         trainer["env"] = variables(plan, job)
         # A patch has no working folder, and the image's own is not where checkpoints are kept.
-        trainer["command"] = ["sh", "-c", f"cd {WORKSPACE} && exec torchrun {script_of(job)}"]
+        if not is_engine:
+            trainer["command"] = ["sh", "-c", f"cd {WORKSPACE} && exec torchrun {script_of(job)}"]
         found["runtimePatches"] = [_patch(plan, job)]
     if spec.max_run is not None:
         found["activeDeadlineSeconds"] = int(spec.max_run)
@@ -124,13 +174,13 @@ def trainjob(plan: Plan, job: Job) -> dict[str, Any]:
     }
 
 
-def pytorchjob(plan: Plan, job: Job) -> dict[str, Any]:
+def pytorchjob(plan: Plan, job: Job, *, is_engine: bool = False) -> dict[str, Any]:
     """The job for the older operator, which gives torchrun its PET_ variables."""
     spec, nodes = job.spec.kubernetes, plan.cluster.num_nodes
     container = {
         "name": "pytorch",  # the operator looks for a container of this name
         "image": image_of(job),
-        "command": ["torchrun", script_of(job)],
+        "command": _command(job, is_engine),
         "workingDir": WORKSPACE,
         "resources": resources(plan, job, plan.cluster.ranks_per_node),
         "ports": [{"name": "pytorchjob-port", "containerPort": PORT}],
@@ -160,6 +210,10 @@ def pytorchjob(plan: Plan, job: Job) -> dict[str, Any]:
             "pytorchReplicaSpecs": replica_specs,
         },
     }
+
+
+def _command(job: Job, is_engine: bool) -> list[str]:
+    return ["bash", f"{PROGRAM}/{START}"] if is_engine else ["torchrun", script_of(job)]
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:

@@ -21,11 +21,13 @@ from paceline.render.megatron_words import (
     optimizer_words,
     parallel_words,
     planned_for,
+    prefixes_of,
     rotary_base,
     schedule_words,
+    tokenizer_of,
     uses_fsdp,
 )
-from paceline.render.shell import script
+from paceline.render.shell import check_one_line, command, quote, script
 from paceline.render.text import commented, header
 
 VERSION = "core_v0.16.1"
@@ -81,7 +83,7 @@ def arguments(plan: Plan, job: Job) -> list[str]:
         del model[place : place + 2]
     return [
         *model,
-        *_positions_and_vocabulary(plan),
+        *_positions_and_vocabulary(plan, job),
         *flags(parallel_words(plan)),
         *_sharding(plan, job),
         *flags(batch_words(plan, job)),
@@ -111,15 +113,18 @@ def flags(words: Words) -> list[str]:
     return found
 
 
-def _positions_and_vocabulary(plan: Plan) -> list[str]:
+def _positions_and_vocabulary(plan: Plan, job: Job) -> list[str]:
     seq_len = str(plan.profile.seq_len)
     vocabulary = plan.profile.head_outputs
     found = ["--seq-length", seq_len, "--max-position-embeddings", seq_len]
     found += ["--position-embedding-type", "rope", "--rotary-base", str(rotary_base(plan))]
     if not plan.profile.tied:
         found.append("--untie-embeddings-and-output-weights")
-    # NullTokenizer takes numbers as they are and adds one for the end of a document.
-    found += ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(vocabulary - 1)]
+    tokenizer = tokenizer_of(job)
+    if tokenizer is not None:
+        found += ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", tokenizer]
+    else:  # takes numbers as they are and adds one for the end of a document
+        found += ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(vocabulary - 1)]
     return [*found, "--make-vocab-size-divisible-by", "1"]
 
 
@@ -166,6 +171,7 @@ def _run(plan: Plan, job: Job) -> list[str]:
         *("--eval-iters", str(ceil(samples / plan.layout.global_batch))),
         *("--log-interval", "1", "--log-throughput"),
         *("--distributed-timeout-minutes", "10"),
+        "--exit-signal-handler",  # SIGTERM saves a checkpoint and ends
     ]
 
 
@@ -180,7 +186,7 @@ def _launch(plan: Plan, job: Job) -> str:
     ranks = " ".join(torchrun_options(plan))
     return script(
         about,
-        f': "${{MEGATRON_PATH:?set it to a checkout of Megatron-LM, {VERSION}}}"',
+        *_checkout(job),
         'cd "$(dirname "$0")"',
         *export_lines(plan, restarts=True),
         *(f"export {each.name}={each.value}  # {each.reason}" for each in connections(plan)),
@@ -189,12 +195,38 @@ def _launch(plan: Plan, job: Job) -> str:
         "arguments=()",
         'while read -r -a words; do arguments+=("${words[@]}"); done \\',
         f"  < <(grep -v '^#' {_ARGUMENTS})",
-        "data=(--mock-data)",
-        'if [ -n "${DATA_PATH:-}" ]; then data=(--data-path "$DATA_PATH" --split "99,1,0"); fi',
+        *_data(job),
         f"exec torchrun {ranks} \\",
         f"  --max-restarts={job.spec.recovery.max_restarts} \\",
         '  "$MEGATRON_PATH/pretrain_gpt.py" "${arguments[@]}" "${data[@]}" "$@"',
     )
+
+
+def _checkout(job: Job) -> list[str]:
+    wanted = f': "${{MEGATRON_PATH:?set it to a checkout of Megatron-LM, {VERSION}}}"'
+    if job.spec.engine_path is None:
+        return [wanted]
+    path = check_one_line(job.spec.engine_path, what="engine_path", where=job.where("engine_path"))
+    return [f'if [ -z "${{MEGATRON_PATH:-}}" ]; then MEGATRON_PATH={quote(path)}; fi']
+
+
+def _data(job: Job) -> list[str]:
+    """Token files that the job or DATA_PATH names; made-up samples where one of them asks."""
+    prefixes = prefixes_of(job)
+    named = ["data=()"]
+    if job.spec.data.corpus == "mock":
+        named = ["data=(--mock-data)"]
+    elif prefixes:
+        named = [f'data=(--data-path {command(*prefixes)} --split "99,1,0")']
+    return [
+        *named,
+        'if [ -n "${DATA_PATH:-}" ]; then data=(--data-path "$DATA_PATH" --split "99,1,0"); fi',
+        'if [ -n "${MOCK_DATA:-}" ]; then data=(--mock-data); fi',
+        'if [ "${#data[@]}" -eq 0 ]; then',
+        '  echo "set DATA_PATH to the prefix of token files, or MOCK_DATA=1 to try without" >&2',
+        "  exit 2",
+        "fi",
+    ]
 
 
 def connections(plan: Plan) -> list[Variable]:

@@ -22,8 +22,10 @@ from paceline.render.megatron_words import (
     optimizer_words,
     parallel_words,
     planned_for,
+    prefixes_of,
     rotary_base,
     schedule_words,
+    tokenizer_of,
     uses_fsdp,
 )
 from paceline.render.shell import script
@@ -68,7 +70,11 @@ from megatron.bridge.training.pretrain import pretrain
 
 
 def config() -> ConfigContainer:
-    data = os.environ.get("DATA_PATH")  # prefix of token files; without it, made-up samples
+    data = os.environ["DATA_PATH"].split() if "DATA_PATH" in os.environ else DATA
+    if os.environ.get("MOCK_DATA"):
+        data = None
+    elif data == []:
+        raise SystemExit("set DATA_PATH to the prefix of token files, or MOCK_DATA=1")
     return ConfigContainer("""
 
 _PRECISION = {
@@ -111,7 +117,7 @@ def _recipe(plan: Plan, job: Job) -> str:
             {
                 "random_seed": job.spec.train.seed,
                 "seq_length": plan.profile.seq_len,
-                "blend": _Code("None if data is None else ([data], None)"),
+                "blend": _Code("None if data is None else (data, None)"),
                 "split": "99,1,0",
                 "reset_position_ids": False,
                 "reset_attention_mask": False,
@@ -122,7 +128,7 @@ def _recipe(plan: Plan, job: Job) -> str:
         *_call(
             "tokenizer",
             "TokenizerConfig",
-            {"tokenizer_type": "NullTokenizer", "vocab_size": plan.profile.head_outputs - 1},
+            _tokenizer(plan, job),
         ),
         *_call(
             "checkpoint",
@@ -145,7 +151,16 @@ def _recipe(plan: Plan, job: Job) -> str:
         "    pretrain(config(), forward_step)",
         "",
     ]
-    return commented(about) + "\n".join([_IMPORTS, *parts])
+    data = None if job.spec.data.corpus == "mock" else prefixes_of(job)
+    imports = _IMPORTS.replace("def config()", f"DATA = {data!r}\n\n\ndef config()")
+    return commented(about) + "\n".join([imports, *parts])
+
+
+def _tokenizer(plan: Plan, job: Job) -> Words:
+    named = tokenizer_of(job)
+    if named is not None:
+        return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": named}
+    return {"tokenizer_type": "NullTokenizer", "vocab_size": plan.profile.head_outputs - 1}
 
 
 class _Code(str):

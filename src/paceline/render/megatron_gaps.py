@@ -8,7 +8,7 @@ from paceline.plan import Plan
 from paceline.profile.block import Block
 from paceline.render.device import accelerator_refusals, wider_precision
 from paceline.render.engine import Gap
-from paceline.render.megatron_words import virtual
+from paceline.render.megatron_words import prefixes_of, tokenizer_of, virtual
 
 _HELD_OUT = DataSpec().held_out
 
@@ -165,13 +165,22 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             nearest=None,
             fix="`paceline run`, or `paceline render --for torchrun`",
         )
-    yield Gap(
-        what="the job's data (data.path, data.corpus, data.sources)",
-        where="data",
-        why="Megatron reads token files that its tools/preprocess_data.py wrote",
-        nearest="made-up samples, unless DATA_PATH names the prefix of such files",
-        fix="DATA_PATH=/data/my-corpus_text_document ./launch.sh",
-    )
+    if not prefixes_of(job) and spec.data.corpus != "mock":
+        yield Gap(
+            what="the job's data (data.path, data.corpus, data.sources)",
+            where="data",
+            why="Megatron reads token files that its tools/preprocess_data.py wrote",
+            nearest="launch.sh ends unless DATA_PATH names the prefix of such files",
+            fix="engine: megatron and data.path: /data/my-corpus_text_document, or data.corpus: "
+            "mock",
+        )
+    if spec.model.tokenizer not in ("auto", "bytes") and tokenizer_of(job) is None:
+        yield Gap(
+            what=f"the tokenizer {spec.model.tokenizer}",
+            where="model.tokenizer",
+            why=f"it is for the data of the engine {spec.engine}",
+            nearest="token numbers as DATA_PATH has them",
+        )
     if job.spec.data.held_out != _HELD_OUT:
         yield Gap(
             what=f"data.held_out: {job.spec.data.held_out:g}",

@@ -21,7 +21,7 @@ Words = dict[str, Any]
 
 TOLD = frozenset(
     {
-        *("data.path", "data.corpus", "data.sources"),
+        *("data.path", "data.corpus", "data.sources", "model.tokenizer", "engine_path"),
         *("train.steps", "train.optimizer", "train.learning_rate", "train.warmup_steps"),
         *("train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),
@@ -34,6 +34,23 @@ TOLD = frozenset(
 SHARDING = {"zero2": "optim_grads", "full": "optim_grads_params", "hybrid": "optim_grads_params"}
 """Layout.sharding -> Megatron FSDP's `data_parallel_sharding_strategy`. ZeRO-1 is the distributed
 optimizer, which needs no FSDP."""
+
+
+def prefixes_of(job: Job) -> list[str]:
+    """Token files of the job, each by its prefix; none where its data are text for another
+    engine."""
+    if not job.spec.engine.startswith("megatron") or job.spec.data.path is None:
+        return []
+    asked = job.spec.data.path
+    return [str(job.folder / each) for each in ([asked] if isinstance(asked, str) else asked)]
+
+
+def tokenizer_of(job: Job) -> str | None:
+    """Folder of the job's tokenizer; None where token numbers are taken as they are."""
+    named = job.spec.model.tokenizer
+    if not job.spec.engine.startswith("megatron") or named in ("auto", "bytes"):
+        return None
+    return str((job.folder / named).parent if named.endswith(".json") else job.folder / named)
 
 
 def uses_fsdp(plan: Plan) -> bool:

@@ -120,6 +120,8 @@ def variables(plan: Plan, job: Job) -> list[dict[str, Any]]:
     # Pods have an address of their own, so nothing of one machine's loopback is set.
     plain = [each for each in environment(plan) if each.value != "lo"]
     found: list[dict[str, Any]] = [{"name": each.name, "value": each.value} for each in plain]
+    if job.spec.engine != "paceline":  # its launcher tells the other pods where this one is
+        found.append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     for name, place in job.spec.kubernetes.secrets.items():
         secret, key = place.split("/")
         found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})

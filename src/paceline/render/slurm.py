@@ -28,8 +28,9 @@ _EACH_ITS_OWN = "# shellcheck disable=SC2016 # each node reads its own number"
 _ADDRESS = 'scontrol --oneliner show node "$first" | sed "s/.* NodeAddr=\\([^ ]*\\).*/\\1/"'
 """What Slurm itself reaches a node by: names need not be known to the network."""
 
-_PORT = "HEAD_PORT=$((20000 + ${SLURM_JOB_ID:?} % 20000))"
-"""Of the rendezvous: another one for each job that shares a node."""
+_PORT = "HEAD_PORT=$((20000 + ${SLURM_JOB_ID:?} % 12768))"
+"""Of the rendezvous: another one for each job that shares a node, below those that Linux takes for
+connections (from 32768, net.ipv4.ip_local_port_range)."""
 
 CARRIES = (
     (OF_PROGRAM | OF_DDP | {"recovery.max_restarts", "recovery.grace"})
@@ -161,6 +162,34 @@ def program_script(job: Script, *, folder: str, python: str) -> str:
         *_follow(_start(job, python)),
         *_ends(spec.slurm, restarts=spec.recovery.max_restarts),
     ]
+    made = f"Made by Paceline for the program {spec.name}: making it again overwrites it."
+    return script([made], *lines, directives=directives(ask))
+
+
+def launcher_script(job: Script, *, run: str, python: str, options: Sequence[str] = ()) -> str:
+    """The batch script of a launcher on every node (`starts: nodes`), which our controller in the
+    batch step starts, watches and starts again.
+
+    Args:
+        job: The launcher's nodes and its `slurm` section.
+        run: The run's folder.
+        python: Interpreter on the nodes.
+        options: Of the `paceline run` that starts there.
+    """
+    spec = job.spec
+    ask = Ask(
+        name=spec.name,
+        nodes=spec.nodes,
+        accelerators=0,
+        ranks=spec.processes,
+        grace_s=spec.recovery.grace,
+        outlives_nodes=False,
+        slurm=spec.slurm,
+        where=f"slurm.time, {job.source}",
+    )
+    check_one_line(run, what="the run's folder", where="--out")
+    start = command(python, "-m", "paceline", "run", "--resume", run, "--on", "srun", *options)
+    lines = [*spec.slurm.setup, f"cd {quote(run)}", *_follow(start), *_ends(spec.slurm, restarts=0)]
     made = f"Made by Paceline for the program {spec.name}: making it again overwrites it."
     return script([made], *lines, directives=directives(ask))
 

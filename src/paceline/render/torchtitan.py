@@ -4,6 +4,8 @@ Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that
 `Trainer.Config`. Leaves out: models other than those of Llama's shape, which its registry has.
 """
 
+from json import dumps
+
 from paceline.catalog.engines import load_engines
 from paceline.estimate.step import head_in_blocks, may_be_bare
 from paceline.job import Job
@@ -30,7 +32,9 @@ _SCHEDULES = {
 }
 """Names of torch.distributed.pipelining 2.13. Zero-bubble of two chunks is ZBVZeroBubble."""
 
-CARRIES = OF_PROGRAM | {"data.sources", "train.compile", "recovery.max_restarts"}
+CARRIES = OF_PROGRAM | {
+    *("data.sources", "model.tokenizer", "train.compile", "recovery.max_restarts"),
+}
 """Settings that the files say, beside the plan; `data` is a gap of its own."""
 
 
@@ -42,6 +46,21 @@ def render(plan: Plan, job: Job) -> Files:
 def gaps(plan: Plan, job: Job) -> list[Gap]:
     """What torchtitan 0.3 cannot say."""
     return titan_gaps(plan, job)
+
+
+def rows_of(job: Job) -> str | None:
+    """Folder of the job's rows; None where its data are text for another engine."""
+    if job.spec.engine != "torchtitan" or not isinstance(job.spec.data.path, str):
+        return None
+    return str(job.folder / job.spec.data.path)
+
+
+def assets_of(job: Job) -> str | None:
+    """Folder of the job's tokenizer, which torchtitan reads."""
+    named = job.spec.model.tokenizer
+    if job.spec.engine != "torchtitan" or named in ("auto", "bytes"):
+        return None
+    return str((job.folder / named).parent if named.endswith(".json") else job.folder / named)
 
 
 def stages(plan: Plan) -> tuple[range, ...]:
@@ -73,6 +92,8 @@ def _config(plan: Plan, job: Job) -> str:
     shape = "cosine" if train.schedule == "cosine" else "linear"
     end = 1.0 if train.schedule == "constant" else train.final_learning_rate
     clip = 'float("inf")' if train.clip_norm is None else repr(train.clip_norm)
+    rows = rows_of(job)  # `c4_test` is the data set that reads rows of a folder as they are
+    path = f", {dumps(rows)}" if rows is not None else ""
     per_rank = layout.micro_batch * (layout.accumulation if layout.pipeline > 1 else 1)
     lines = [
         commented(about).rstrip("\n"),
@@ -93,13 +114,13 @@ def _config(plan: Plan, job: Job) -> str:
         "def job() -> Trainer.Config:",
         "    loss = CrossEntropyLoss.Config(global_vocab_size=VOCABULARY)",
         "    return Trainer.Config(",
-        '        hf_assets_path=os.environ.get("HF_ASSETS", "assets"),',
+        f'        hf_assets_path=os.environ.get("HF_ASSETS", {dumps(assets_of(job) or "assets")}),',
         '        dump_folder=".",',
         "        model_spec=model(),",
         "        loss=ChunkedLossWrapper.Config(loss_fn=loss),",
         "        dataloader=HuggingFaceTextDataLoader.Config(",
-        '            dataset=os.environ.get("DATASET", "c4"),',
-        '            dataset_path=os.environ.get("DATASET_PATH"),',
+        f'            dataset=os.environ.get("DATASET", {dumps("c4_test" if rows else "c4")}),',
+        f'            dataset_path=os.environ.get("DATASET_PATH"{path}),',
         "        ),",
         "        optimizer=OptimizersContainer.Config(",
         "            # Weight decay is for matrices: norms have none.",

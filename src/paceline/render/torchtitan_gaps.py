@@ -143,10 +143,20 @@ def _training_gaps(plan: Plan, job: Job) -> Iterator[Gap]:
             why="torchtitan keeps two at least",
             nearest="the newest two",
         )
-    yield Gap(
-        what="the job's data (data.path, data.corpus, data.sources)",
-        where="data",
-        why="torchtitan reads data sets that it knows by name, through a tokenizer",
-        nearest="the data set DATASET (c4 where it is not set), at DATASET_PATH if that is set",
-        fix="HF_ASSETS=tokenizer DATASET=c4 ./launch.sh; the vocabulary must be the model's",
-    )
+    is_ours = spec.engine == "torchtitan"
+    if not (is_ours and isinstance(spec.data.path, str)):
+        yield Gap(
+            what="the job's data (data.path, data.corpus, data.sources)",
+            where="data",
+            why="torchtitan reads rows with a column `text`, or data sets that it knows by name",
+            nearest="the data set DATASET (c4 where it is not set), at DATASET_PATH if that is set",
+            fix="engine: torchtitan and data.path: one folder of such rows",
+        )
+    if not (is_ours and spec.model.tokenizer not in ("auto", "bytes")):
+        yield Gap(
+            what="the tokenizer",
+            where="model.tokenizer",
+            why="torchtitan reads text through one, and the job names none for it",
+            nearest="HF_ASSETS, a folder with its files; the vocabulary must be the model's",
+            fix="engine: torchtitan and model.tokenizer: that folder",
+        )

@@ -194,7 +194,7 @@ def _check_ports(launch: Launch, scene: Scene) -> Iterator[Finding]:
             launch.path,
             line,
             f"every task of the array takes port {text}, and several may share a node",
-            fix="$((20000 + SLURM_JOB_ID % 20000)), or --standalone on one node",
+            fix="$((20000 + SLURM_JOB_ID % 12768)), or --standalone on one node",
         )
 
 

@@ -24,8 +24,15 @@ from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 
 
+DATA = []
+
+
 def config() -> ConfigContainer:
-    data = os.environ.get("DATA_PATH")  # prefix of token files; without it, made-up samples
+    data = os.environ["DATA_PATH"].split() if "DATA_PATH" in os.environ else DATA
+    if os.environ.get("MOCK_DATA"):
+        data = None
+    elif data == []:
+        raise SystemExit("set DATA_PATH to the prefix of token files, or MOCK_DATA=1")
     return ConfigContainer(
         model=GPTModelProvider(
             num_layers=32,
@@ -96,7 +103,7 @@ def config() -> ConfigContainer:
         dataset=GPTDatasetConfig(
             random_seed=0,
             seq_length=4096,
-            blend=None if data is None else ([data], None),
+            blend=None if data is None else (data, None),
             split='99,1,0',
             reset_position_ids=False,
             reset_attention_mask=False,

@@ -34,8 +34,13 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1  # before Blackwell communication is launch
 arguments=()
 while read -r -a words; do arguments+=("${words[@]}"); done \
   < <(grep -v '^#' arguments.txt)
-data=(--mock-data)
+data=()
 if [ -n "${DATA_PATH:-}" ]; then data=(--data-path "$DATA_PATH" --split "99,1,0"); fi
+if [ -n "${MOCK_DATA:-}" ]; then data=(--mock-data); fi
+if [ "${#data[@]}" -eq 0 ]; then
+  echo "set DATA_PATH to the prefix of token files, or MOCK_DATA=1 to try without" >&2
+  exit 2
+fi
 exec torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$HEAD_ADDRESS:$HEAD_PORT" --rdzv-id="$RUN_ID" \
   --max-restarts=3 \
   "$MEGATRON_PATH/pretrain_gpt.py" "${arguments[@]}" "${data[@]}" "$@"

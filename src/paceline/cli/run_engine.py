@@ -1,0 +1,149 @@
+"""`paceline run` of another engine, with its own program (JOB) or a person's (--script, --with)."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from paceline.job import Job, Script
+    from paceline.launch.engine_run import EngineRun, OwnScript
+    from paceline.launch.program_nodes import ProgramNodes
+    from paceline.plan import Plan
+    from paceline.record.run import RunFolder
+
+
+def plan_with(
+    engine: str,
+    script: Path,
+    job_file: Path | None,
+    arguments: Sequence[str],
+    overrides: tuple[str, ...],
+    *,
+    place: str,
+    hosts: str | None,
+) -> "tuple[Job, Plan, OwnScript]":
+    """The job of `--script --with ENGINE JOB`, its plan, and the script.
+
+    Raises:
+        UsageError: No job is named.
+        JobError: The script cannot be started there.
+    """
+    from paceline.cli.job_input import convert_weights, count_samples_at
+    from paceline.cli.run_job import with_hosts_of
+    from paceline.errors import JobError
+    from paceline.job import load_job
+    from paceline.launch.engine_run import OwnScript, check
+    from paceline.launch.factory import measure_factory
+    from paceline.plan import plan_job
+
+    if job_file is None:
+        raise click.UsageError("--with plans the ranks: name a job file as well.")
+    job = load_job(job_file, overrides, count=count_samples_at("local"))
+    job = with_hosts_of(job, hosts, place)
+    convert_weights(job)
+    plan, own = plan_job(job, measure_factory(job)), OwnScript(path=script, arguments=arguments)
+    JobError.raise_for(check(engine, job, plan, place=place, own=own))
+    return job, plan, own
+
+
+def prepare(
+    engine: str, job: "Job", plan: "Plan", place: str, own: "OwnScript | None"
+) -> "EngineRun":
+    """What is put into the run's folder; what the files lack is said."""
+    from paceline.launch.engine_run import prepare as prepare_run
+
+    prepared = prepare_run(engine, job, plan, place=place, own=own)
+    for note in prepared.notes:
+        click.echo(note, err=True)
+    return prepared
+
+
+def create(prepared: "EngineRun", out: Path | None, runs: Path) -> "tuple[Script, RunFolder]":
+    """A new run's folder with the engine's files."""
+    from paceline.record.run import create_engine_run
+
+    return create_engine_run(
+        prepared.script, prepared.files, name=prepared.name, folder=out, runs=runs
+    )
+
+
+def show(
+    place: str, prepared: "EngineRun", folder: Path, options: Sequence[str], *, as_json: bool
+) -> int:
+    """What would be written, and submitted or started; asks nobody and makes nothing."""
+    from paceline.launch.handover import FOLDER, format_submission
+    from paceline.launch.places import PLACES, queued
+    from paceline.record.run import RunFolder
+
+    run = RunFolder(folder.resolve())
+    script = prepared.script(run.path)
+    found: dict[str, object] = {"place": place, "folder": str(run.path)}
+    texts = [f"==> {run.path / name} <==\n{text}" for name, text in prepared.files.items()]
+    if PLACES[place].kind == "queued":
+        submission = queued(place).prepare(script, None, run, options)
+        found["files"] = dict(prepared.files) | {
+            f"{FOLDER}/{name}": text for name, text in submission.files.items()
+        }
+        found["command"] = list(submission.command)
+        texts.append(format_submission(submission, run))
+    else:
+        starts = starts_of(script, run, place)
+        found |= {"files": dict(prepared.files), "starts": starts}
+        texts += format_starts(starts)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo("\n".join(texts))
+    return 0
+
+
+def starts_of(script: "Script", run: "RunFolder", place: str) -> list[dict[str, object]]:
+    """The command of each node's launcher; asks nobody."""
+    import shlex
+
+    from paceline.launch.program_nodes import planned_nodes
+
+    nodes = planned_nodes(script, place)
+    found: list[dict[str, object]] = []
+    for node, host in enumerate(nodes.names):
+        words = list(script.spec.command)
+        if place != "local":
+            words = nodes.command(script, str(run.path), node, attempt=1)
+        shown = shlex.join(words)
+        if place == "local":
+            shown = f"cd {shlex.quote(str(script.folder))} && {shown}"
+        found.append({"host": host, "command": words, "shown": shown})
+    return found
+
+
+def format_starts(starts: Sequence[Mapping[str, object]]) -> list[str]:
+    """For people."""
+    texts = [f"==> {each['host']}, started by <==\n{each['shown']}" for each in starts]
+    return [*texts, "HEAD-ADDRESS is the first node's, looked up when the run starts."]
+
+
+def nodes_of(program: "Script", run: "RunFolder", place: str) -> "ProgramNodes | None":
+    """The nodes that a launcher is started on; None on this machine.
+
+    Raises:
+        JobError: One of them cannot take part.
+    """
+    from paceline.launch.program_nodes import find_nodes
+    from paceline.record.placement import Placement, write_placement
+
+    if place == "local":
+        return None
+    nodes = find_nodes(program, run, place, lambda text: click.echo(text, err=True))
+    if place != "srun":  # there the run is the queue's
+        hosts = dict(enumerate(nodes.names))
+        write_placement(run.path, Placement(place=place, hosts=hosts))
+    return nodes
+
+
+def discard(run: "RunFolder") -> None:
+    """Remove a new run that was refused: nothing was started, and nothing stays."""
+    shutil.rmtree(run.path, ignore_errors=True)
