@@ -384,12 +384,21 @@ def test_the_sharding_is_compared_with_the_best_of_another_one(nodes: int):
     assert said <= 100 * best + 0.1
 
 
+def test_a_runner_up_is_named_with_its_context_ranks_and_in_the_engines_words():
+    chosen = Layout(data=8, sharding="full", micro_batch=1, accumulation=8)
+    other = replace(chosen, data=1, context=4, tensor=2)
+    assert _short(other, chosen, "FSDP2") == "FSDP2 1 x context 4 x tensor 2"
+    assert _short(other, chosen, "ZeRO-3").startswith("ZeRO-3 1 x")
+    plan = plan_of(JOB, "engine=deepspeed", "layout.sharding=full")
+    assert format_plan(plan).startswith("layout      ZeRO-3 over 8 ranks")
+
+
 def test_no_two_runners_up_on_the_screen_have_the_same_name():
     for nodes in (1, 4, 16):
         plan = plan_of(
             JOB.replace("global_batch: 64", "global_batch: 512"), f"cluster.nodes={nodes}"
         )
-        names = [_short(each.layout, plan.layout) for each in plan.rejected]
+        names = [_short(each.layout, plan.layout, "FSDP2") for each in plan.rejected]
         assert len(names) == len(set(names))
         assert max(map(len, format_plan(plan).splitlines())) <= 100
 

@@ -70,6 +70,7 @@ class Engine:
     routed_split: RoutedSplit = "whole"
     folds_experts: bool = False
     ways: tuple[Way, ...] = ()
+    full_sharding: str = "FSDP2"
     second_products: bool = False
     selective_attention: bool = False
     recompute_modules: tuple[str, ...] = ()

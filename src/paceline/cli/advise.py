@@ -237,7 +237,7 @@ def batch(
         _print_json(
             {
                 **asdict(found),
-                "layout": plan.layout.name,
+                "layout": plan.layout_name,
                 "known": known,
                 "global_batch": whole,
                 "linear_learning_rate": scaled.linear_rate,
@@ -250,7 +250,7 @@ def batch(
     more = f"; stopped at --limit {limit}, more may fit" if found.at_limit else ""
     _print_rows(
         ("micro-batch", f"{found.chosen} of at most {found.largest}, {known}{more}"),
-        ("layout", f"{plan.layout.name} on {plan.cluster.name}"),
+        ("layout", f"{plan.layout_name} on {plan.cluster.name}"),
         ("tried", tried),
         ("batch", f"{whole} samples a step without accumulation"),
         (

@@ -214,11 +214,13 @@ def _print(plan: Any, *, as_json: bool, as_markdown: bool, explain: bool) -> Non
 
 def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
     """The fastest layouts that fit, whether or not a simpler one was chosen."""
+    from paceline.catalog.engines import find_engine
     from paceline.plan.plan import fastest_layouts
     from paceline.report.table import format_table
     from paceline.units import format_bytes, format_seconds
 
     found = fastest_layouts(job, facts, count)
+    full = find_engine(job.spec.engine, where="").full_sharding
     if as_json:
         import msgspec
 
@@ -226,7 +228,7 @@ def _list_all(job: Any, facts: Any, count: int, *, as_json: bool) -> None:
         return
     rows = [
         (
-            layout.name,
+            layout.named(full),
             f"{layout.micro_batch} x {layout.accumulation}",
             layout.recompute,
             "?" if price.step_s is None else format_seconds(price.step_s),

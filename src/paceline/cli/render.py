@@ -77,7 +77,7 @@ def command(
             json.dumps(
                 {
                     "engine": engine,
-                    "layout": plan.layout.name,
+                    "layout": plan.layout_name,
                     "out": where,
                     "files": dict(rendered.files),
                     "gaps": gaps,

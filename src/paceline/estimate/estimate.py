@@ -136,6 +136,10 @@ class Case:
             loss_chunk=self.loss_chunk,
         )
 
+    def named(self, layout: Layout) -> str:
+        """A layout in the engine's words."""
+        return layout.named(self.engine.full_sharding)
+
     @property
     def traffic(self) -> Traffic:
         """Bytes of a parameter on the wire and through the optimizer."""

@@ -115,19 +115,28 @@ class Layout:
         >>> Layout(data=2, sharding="zero1", micro_batch=1, accumulation=8, context=2).name
         'ZeRO-1 over 4 ranks (data 2 x context 2)'
         """
-        ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": "FSDP2"}
-        way = ways.get(self.sharding, f"HSDP {self.shard_degree} shared")
+        return self.named("FSDP2")
+
+    def named(self, full: str) -> str:
+        """The name, with the engine's word for full sharding.
+
+        >>> Layout(data=8, sharding="full", micro_batch=1, accumulation=1).named("ZeRO-3")
+        'ZeRO-3 over 8 ranks'
+        """
         group = self.data * self.context
-        split = [f"{way} over {group}"]
-        if self.tensor > 1:
-            split.append(f"tensor {self.tensor}")
-        if self.pipeline > 1:
-            chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
-            split.append(f"pipeline {self.pipeline} ({self.schedule}{chunks})")
-        if self.expert > 1:
-            split.append(f"expert {self.expert}")
-        if len(split) == 1:
-            split[0] += f" rank{'s' if group > 1 else ''}"
-        if self.context > 1:
-            split[0] += f" (data {self.data} x context {self.context})"
-        return " x ".join(split)
+        way, *axes = self.splits(full)
+        parts = f" (data {self.data} x context {self.context})" if self.context > 1 else ""
+        ranks = "" if axes else f" rank{'s' if group > 1 else ''}"
+        return " x ".join([f"{way} over {group}{ranks}{parts}", *axes])
+
+    def splits(self, full: str) -> list[str]:
+        """What data-parallel ranks share, in words, then each other axis but context."""
+        ways = {"none": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "full": full}
+        chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
+        axes = {
+            f"tensor {self.tensor}": self.tensor,
+            f"pipeline {self.pipeline} ({self.schedule}{chunks})": self.pipeline,
+            f"expert {self.expert}": self.expert,
+        }
+        way = ways.get(self.sharding, f"HSDP {self.shard_degree} shared")
+        return [way, *(axis for axis, degree in axes.items() if degree > 1)]

@@ -130,9 +130,9 @@ def _data_parallel_alone(
     batches = f"{other.accumulation} x micro-batch {other.micro_batch}"
     yield Caution(
         about="data parallel",
-        what=f"{named} {verb} fixed by the job; data parallelism alone ({other.name}, {batches}) "
-        f"fits and is estimated at {format_seconds(its.step_s)} a step, not "
-        f"{format_seconds(price.step_s)}",
+        what=f"{named} {verb} fixed by the job; data parallelism alone "
+        f"({case.named(other)}, {batches}) fits and is estimated at "
+        f"{format_seconds(its.step_s)} a step, not {format_seconds(price.step_s)}",
         fix=f"leave {' and '.join(f'layout.{axis}' for axis in fixed)} at auto",
     )
 

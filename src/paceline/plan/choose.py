@@ -284,16 +284,17 @@ def _why_sharding(choice: Choice) -> str:
         if not too_large:
             return "the only one there is with these degrees"
         other, price = too_large[0]
-        return f"{other.name} needs at least {format_bytes(price.memory.known_bytes)} a rank"
+        needed = format_bytes(price.memory.known_bytes)
+        return f"{choice.case.named(other)} needs at least {needed} a rank"
     if chosen.step_s is None:
         return "the simpler one that fits; times are unknown"
     other, price = min(same, key=lambda pair: pair[1].step_s or 0.0)
     share = (price.step_s or 0.0) / chosen.step_s - 1
     if abs(share) < _SAME:
-        return f"fits, is as fast as {other.name}, and is simpler"
+        return f"fits, is as fast as {choice.case.named(other)}, and is simpler"
     if share > 0:
-        return f"fits, and {other.name} is estimated {share:.1%} slower"
-    return f"simpler, and at most {choice.margin:.0%} slower than {other.name}"
+        return f"fits, and {choice.case.named(other)} is estimated {share:.1%} slower"
+    return f"simpler, and at most {choice.margin:.0%} slower than {choice.case.named(other)}"
 
 
 def _why_sharding_alone(choice: Choice) -> str:
@@ -338,7 +339,7 @@ def _against_best(choice: Choice, others: Sequence[tuple[Layout, Estimate]]) -> 
         return "the only way to share that fits" if not others else "times are unknown"
     other, price = min(timed, key=lambda pair: pair[1].step_s or 0.0)
     share = (price.step_s or 0.0) / chosen_s - 1
-    named = f"the best {other.sharding} ({other.name})"
+    named = f"the best {other.sharding} ({choice.case.named(other)})"
     if abs(share) < _SAME:
         return f"fits, and {named} is as fast{_leaner(choice, price)}"
     if share > 0:
@@ -363,18 +364,18 @@ def _why_axis(choice: Choice, axis: str) -> str:
     layout, price = min(without, key=lambda pair: pair[1].step_s or 0.0)
     if chosen_s is None or price.step_s is None:
         return "times are unknown"
-    share = price.step_s / chosen_s - 1
+    share, name = price.step_s / chosen_s - 1, choice.case.named(layout)
     if abs(share) < _SAME:
         leaner = _leaner(choice, price)
         if leaner:
-            return f"the best without, {layout.name}, is as fast{leaner}"
+            return f"the best without, {name}, is as fast{leaner}"
         if _num_axes(choice.layout) <= _num_axes(layout):
-            return f"as fast as the best without, {layout.name}, and no more ways to split at once"
-        return f"within half a percent of the best without, {layout.name}"
+            return f"as fast as the best without, {name}, and no more ways to split at once"
+        return f"within half a percent of the best without, {name}"
     return (
-        f"the best without, {layout.name}, is {share:.0%} slower"
+        f"the best without, {name}, is {share:.0%} slower"
         if share > 0
-        else f"simpler than {layout.name}, which is {-share:.1%} faster"
+        else f"simpler than {name}, which is {-share:.1%} faster"
     )
 
 

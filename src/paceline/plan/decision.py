@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from paceline.catalog.engines import load_engines
 from paceline.choices import Objective, Precision
 from paceline.estimate import Estimate, MemoryEstimate
 from paceline.estimate.cost import RunCost
@@ -199,6 +200,20 @@ class Plan:
 
     parallelize: Mapping[str, str] = field(default_factory=dict)
     """Module -> how its matrices are split over the tensor ranks; empty without them."""
+
+    @property
+    def layout_name(self) -> str:
+        """The chosen layout in the engine's words."""
+        return self.named(self.layout)
+
+    def named(self, layout: Layout) -> str:
+        """A layout in the engine's words: full sharding is ZeRO-3 in DeepSpeed."""
+        return layout.named(self.full_sharding)
+
+    @property
+    def full_sharding(self) -> str:
+        """What the engine calls full sharding."""
+        return load_engines()[self.engine].full_sharding
 
     @property
     def limit_bytes(self) -> int:

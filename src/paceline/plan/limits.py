@@ -44,7 +44,7 @@ def limit_problem(job: Job, plan: Plan, limit: Limit) -> Problem:
     }
     return Problem(
         code="P002",
-        what=f"{plan.layout.name} on {plan.cluster.name}: {expected}, {against} the {limit.name} "
+        what=f"{plan.layout_name} on {plan.cluster.name}: {expected}, {against} the {limit.name} "
         f"of {shown(limit.limit)}",
         where=job.where(f"plan.{limit.name}"),
         fix=fixes[limit.name],

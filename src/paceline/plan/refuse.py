@@ -55,7 +55,7 @@ def nothing_fits(job: Job, space: Space, case: Case, found: Found, limit_bytes: 
     return PlanError.of(
         code="P001",
         what=f"no layout fits on {cluster.name}: the leanest of {found.num_layouts:,}, "
-        f"{layout.name} in micro-batches of {layout.micro_batch}, needs "
+        f"{case.named(layout)} in micro-batches of {layout.micro_batch}, needs "
         f"{format_bytes(price.memory.known_bytes)} a rank; {format_bytes(limit_bytes)} may be "
         f"used ({share:.0%} of {format_bytes(cluster.usable_bytes)}). It is {parts}"
         + _over_host(case, found),
@@ -136,7 +136,8 @@ def _ways_to_fit(asked: _Asked, needed_bytes: int) -> list[str]:
     freed = f"leave {' and '.join(fixed)} at auto" if fixed else ""
     if fixed and (layout := asked.fitting(asked.open_space, asked.case)) is not None:
         again = f", {layout.recompute} recompute" if layout.recompute != "none" else ""
-        return [f"{freed}: {layout.name}, in micro-batches of {layout.micro_batch}{again}, fits"]
+        name = asked.case.named(layout)
+        return [f"{freed}: {name}, in micro-batches of {layout.micro_batch}{again}, fits"]
     ways = [
         *_on_disk(asked),
         *_quantised(asked),
@@ -169,7 +170,7 @@ def _less_head_room(asked: _Asked) -> str | None:
     layout = asked.fitting(asked.space, asked.case, limit)
     if layout is None:
         return None
-    return f"set plan.head_room from {wanted:g} to {usual:g}: {layout.name} then fits"
+    return f"set plan.head_room from {wanted:g} to {usual:g}: {asked.case.named(layout)} then fits"
 
 
 def _on_disk(asked: _Asked) -> Iterator[str]:

@@ -40,7 +40,7 @@ def gaps(plan: Plan, job: Job) -> list[Gap]:
 def _options(plan: Plan, job: Job, program: list[str]) -> dict[str, Any]:
     return {
         "name": name_of(job),
-        "description": f"{plan.layout.name} on {plan.cluster.name}",
+        "description": f"{plan.layout_name} on {plan.cluster.name}",
         "image": image_of(job),
         "processes": plan.cluster.ranks_per_node,
         "accelerator": accelerator_resource(plan, job),

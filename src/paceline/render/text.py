@@ -24,7 +24,7 @@ def header(plan: Plan, job: Job, *more: str) -> list[str]:
     batch = f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated"
     return [
         f"{made}: rendering again overwrites it.",
-        f"{layout.name} on {plan.cluster.name}.",
+        f"{plan.layout_name} on {plan.cluster.name}.",
         f"{batch} x {layout.data} data ranks = {layout.global_batch} samples a step.",
         *more,
     ]

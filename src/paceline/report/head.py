@@ -282,7 +282,7 @@ def _facts(view: RunView, end: log.RunFinished | None) -> list[tuple[str, str]]:
     clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(began))
     facts = [("Started" if started else "Made", clock)]
     if plan is not None:
-        facts.append(("Layout", f"{plan.layout.name}, {plan.precision}"))
+        facts.append(("Layout", f"{plan.layout_name}, {plan.precision}"))
         facts.append(("Cluster", plan.cluster.name))
     elif started:
         facts.append(("Program", started[-1].layout))

@@ -188,7 +188,7 @@ def _training(exported: Exported, record: RunRecord) -> str:
     if train.adapter is not None:
         rows.append(("adapter", _adapter(record)))
     if record.plan is not None:
-        rows.append(("layout", record.plan.layout.name))
+        rows.append(("layout", record.plan.layout_name))
     precision = train.precision if record.plan is None else record.plan.precision
     rows.append(("precision of the products", precision))
     rows += [(name, version) for name, version in _versions(record, exported).items()]

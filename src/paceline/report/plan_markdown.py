@@ -16,7 +16,7 @@ def plan_markdown(plan: Plan) -> str:
 
 def _head(plan: Plan) -> Iterator[str]:
     layout, price = plan.layout, plan.estimate
-    yield f"## {layout.name} on {plan.cluster.name}\n"
+    yield f"## {plan.layout_name} on {plan.cluster.name}\n"
     yield (
         f"{plan.profile.name}, {format_count(plan.profile.num_parameters)} parameters, "
         f"{plan.precision}, {plan.engine}; {layout.micro_batch} a micro-batch x "
@@ -65,7 +65,7 @@ def _others(plan: Plan) -> Iterator[str]:
     for each in plan.rejected:
         seconds = each.estimate.step_s
         yield (
-            f"| {each.layout.name} | {_batch(each.layout)} | "
+            f"| {plan.named(each.layout)} | {_batch(each.layout)} | "
             f"{'unknown' if seconds is None else format_seconds(seconds)} | "
             f"{format_bytes(each.estimate.memory.known_bytes)} | {each.reason} |"
         )

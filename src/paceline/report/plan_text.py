@@ -55,7 +55,7 @@ def plan_summary(plan: Plan) -> list[str]:
     if plan.cost is not None:
         whole.append(f"${format_amount(plan.cost.usd)} at {plan.cost.provider}")
     return [
-        _row("layout", plan.layout.name + _offloaded(plan)),
+        _row("layout", plan.layout_name + _offloaded(plan)),
         _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
         _row("batch", _batch_equation(plan.layout)),
         _row("memory", f"{needs}, of {format_bytes(plan.limit_bytes)} that may be used"),
@@ -71,7 +71,7 @@ def _row(label: str, text: str) -> str:
 def _headline(plan: Plan) -> Iterator[str]:
     cluster, layout, profile = plan.cluster, plan.layout, plan.profile
     place = "this machine" if cluster.is_local else "declared, not this machine"
-    yield _row("layout", layout.name + _offloaded(plan))
+    yield _row("layout", plan.layout_name + _offloaded(plan))
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
     yield from textwrap.wrap(
@@ -305,7 +305,7 @@ def _others(plan: Plan) -> Iterator[str]:
     size = len(plan.rejected) if is_whole else plan.space_size
     yield _row("others", f"{size:,} {'considered' if is_whole else 'priced'}{took}")
     shown = _most_telling(plan.rejected)[:_NUM_OTHERS]
-    names = [_short(each.layout, plan.layout) for each in shown]
+    names = [_short(each.layout, plan.layout, plan.full_sharding) for each in shown]
     width = min(max([30, *(len(name) + 2 for name in names)]), _WIDEST_NAME)
     for name, each in zip(names, shown, strict=True):
         head = f"  {name:<{width}}"
@@ -331,15 +331,15 @@ def _most_telling(rejected: Sequence[Rejected]) -> list[Rejected]:
     return firsts + [each for each in rejected if each not in firsts]
 
 
-def _short(layout: Layout, chosen: Layout) -> str:
+def _short(layout: Layout, chosen: Layout, full: str) -> str:
     """The ways to split, and whatever else is not as in the chosen layout."""
-    way, *axes = layout.name.split(" x ")
-    way = way.split(" over ")[0]
+    way, *axes = layout.splits(full)
+    axes = [axis.split(" (")[0] for axis in axes]
+    if layout.context > 1:
+        axes.insert(0, f"context {layout.context}")
+    name = " x ".join([f"{way} {layout.data}", *axes])
     if not axes:
         name = f"{way} {layout.micro_batch} x {layout.accumulation}"
-    else:
-        short = [axis.split(" (")[0] for axis in axes]
-        name = " x ".join([f"{way} {layout.data}", *short])
     return ", ".join([name, *_differences(layout, chosen, says_batch=not axes)])
 
 

@@ -63,7 +63,7 @@ def summary(case: Case) -> str:
     dollars = "" if cost is None else f", for ${cost.usd:,.0f} at {cost.provider} ({cost.as_of})"
     return (
         f"Train {plan.profile.name} ({format_count(plan.profile.num_parameters)} parameters) on "
-        f"{plan.cluster.name} as {plan.layout.name}: {plan.layout.global_batch} samples a step, "
+        f"{plan.cluster.name} as {plan.layout_name}: {plan.layout.global_batch} samples a step, "
         f"{view.num_steps} steps {time}{dollars}. The fullest rank holds "
         f"{format_bytes(plan.estimate.memory.known_bytes)} of "
         f"{format_bytes(plan.cluster.usable_bytes)}. All of it is estimated."

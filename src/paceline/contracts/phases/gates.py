@@ -89,7 +89,7 @@ def _strategy(case: Case) -> Gate:
         summary=summary,
         problem=Problem(
             code="P021",
-            what=f"{case.plan.layout.name} is hardly viable: {summary}; "
+            what=f"{case.plan.layout_name} is hardly viable: {summary}; "
             + "; ".join(strategy["challenges"]),
             where=case.job.where("layout"),
             fix="; ".join(dict.fromkeys(strategy["mitigations"]))

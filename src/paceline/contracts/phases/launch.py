@@ -78,7 +78,7 @@ def launch_script(case: Case) -> str:
     plan, cluster = case.plan, case.plan.cluster
     lines = [
         "#!/usr/bin/env bash",
-        f"# {plan.layout.name} on {cluster.name}",
+        f"# {plan.layout_name} on {cluster.name}",
         (
             f"# {plan.layout.micro_batch} a micro-batch x {plan.layout.accumulation} accumulated x "
             f"{plan.layout.data} data ranks = {plan.layout.global_batch} samples a step"

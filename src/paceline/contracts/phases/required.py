@@ -70,7 +70,7 @@ def requirements_of(plan: Plan, job: Job) -> Requirements:
         storage_bytes=_storage(plan, job),
         basis=(
             f"ranks: {format_bytes(state)} of state fully sharded, activations left out; memory: "
-            f"{plan.layout.name}'s fullest rank; network: exposed communication at "
+            f"{plan.layout_name}'s fullest rank; network: exposed communication at "
             f"{_EXPOSED_SHARE:.0%} of the step; storage: the checkpoints that are kept and the one "
             "being written"
         ),

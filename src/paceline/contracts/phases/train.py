@@ -50,7 +50,7 @@ def configure_training(case: Case) -> TrainingConfiguration:
             "data": "job.yaml, section data",
         },
         "init": f"weights from seed {train.seed}, the same on every number of ranks",
-        "wrapping": plan.layout.name,
+        "wrapping": plan.layout_name,
         "loader": "phase 4",
         "optimizer": _optimizer(case),
         "scheduler": {

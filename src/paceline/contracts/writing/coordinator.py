@@ -47,7 +47,7 @@ def _strategy(plan: Plan) -> dict[str, Any]:
     how = "MLX" if is_mlx(plan) else "PyTorch"
     fabric = f", {plan.cluster.network_link} between nodes" if plan.cluster.network_link else ""
     return {
-        "approach": f"{how}: {plan.layout.name} on {cluster.name}{fabric}",
+        "approach": f"{how}: {plan.layout_name} on {cluster.name}{fabric}",
         "total_gpus": cluster.num_ranks,
         "nodes": cluster.num_nodes,
         "gpus_per_node": cluster.ranks_per_node,

@@ -106,7 +106,7 @@ def _distributed(plan: Plan) -> dict[str, Any]:
         "worldSize": plan.layout.num_ranks,
         "backend": plan.cluster.backend,
         "initMethod": "env://",
-        "strategyDetail": plan.layout.name,
+        "strategyDetail": plan.layout_name,
         "degrees": degrees_of(plan.layout),
         "microBatchSize": plan.layout.micro_batch,
         "gradientAccumulationSteps": plan.layout.accumulation,
@@ -133,7 +133,7 @@ def _resources(plan: Plan) -> dict[str, Any]:
         "memoryPerRankBytes": memory.total_bytes,
         "memoryPerRankParts": dict(memory.parts),
         "usablePerRankBytes": cluster.usable_bytes,
-        "fullestRankOf": plan.layout.name,
+        "fullestRankOf": plan.layout_name,
     }
 
 
