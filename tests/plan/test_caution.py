@@ -7,7 +7,7 @@ from paceline.catalog.efficiencies import load_efficiencies
 from paceline.plan.caution import parallelize_plan
 from paceline.report.plan_explain import explain_plan
 from paceline.report.plan_markdown import plan_markdown
-from paceline.report.plan_text import format_plan
+from paceline.report.plan_text import format_plan, plan_summary
 
 SMALL = JOB.replace("llama-3-8b", "tinyllama-1.1b").replace("per_node: 8", "per_node: 8, nodes: 2")
 
@@ -28,8 +28,15 @@ def test_a_bubble_above_a_fifth_is_named_with_the_batch_that_fills_it(batch, mic
     what, fix = cautions(*given)["bubble"]
     assert what.startswith(f"4 pipeline stages with {micro_batches} micro-batches stand still")
     assert share in what
-    assert fix.startswith("set train.global_batch to 24 (12 micro-batches: 20%)")
+    assert "set train.global_batch to 24 (12 micro-batches: 20%)" in fix
     assert "bubble" not in cautions(*given[:-1], "train.global_batch=24")
+
+
+def test_a_schedule_that_the_job_fixes_is_named_where_another_fills_the_same_stages():
+    layout = ("layout.pipeline=4", "layout.tensor=2", "layout.data=2", "train.global_batch=16")
+    _, fix = cautions(*layout, "layout.micro_batch=1", "layout.schedule=1f1b")["bubble"]
+    assert fix.startswith("leave layout.schedule at auto (")
+    assert "bubble" not in cautions(*layout, "layout.micro_batch=1")
 
 
 def test_tensor_ranks_on_several_nodes_are_warned_of_where_the_job_fixes_them():
@@ -46,6 +53,37 @@ def test_model_parallelism_that_data_parallelism_beats_is_named_with_both_times(
     assert fix == "leave layout.tensor at auto"
     # What no data parallelism holds, and what the search chose itself, is not warned of.
     assert "data parallel" not in cautions("model.preset=llama-3-70b", "layout.tensor=8")
+
+
+def test_what_else_the_job_fixes_is_named_where_data_parallelism_alone_needs_it_open():
+    given = ("model.preset=llama-3-8b", "layout.tensor=8", "layout.sharding=none")
+    _, fix = cautions(*given)["data parallel"]
+    assert fix == "leave layout.sharding and layout.tensor at auto"
+    assert cautions(given[0]) == {}
+    # A micro-batch that data parallelism can have too stays as it is.
+    given = ("model.preset=llama-3-8b", "layout.tensor=8", "layout.micro_batch=1")
+    what, fix = cautions(*given)["data parallel"]
+    assert "micro-batch 1)" in what
+    assert fix == "leave layout.tensor at auto"
+
+
+def test_units_are_those_of_the_engine_and_the_fix_is_one_that_helps():
+    asked = ("layout.sharding=full", "layout.tensor=1", "layout.pipeline=1")
+    whole = plan_of(JOB, *asked, "engine=accelerate")
+    assert [unit.name for unit in whole.units] == ["embedding + output matrix", "decoder"]
+    (caution,) = (each for each in whole.cautions if each.about == "gather")
+    assert "fully_shard" in caution.fix
+    apart = plan_of(JOB, *asked, "engine=torchtitan")
+    names = [unit.name for unit in apart.units]
+    assert names == ["final norm + output matrix", "embedding", "decoder"]
+    assert apart.units[1].num_bytes == 2 * 128256 * 4096
+    assert not [each for each in apart.cautions if each.about == "gather"]
+    # DeepSpeed gathers parameter by parameter: there are no units.
+    assert not plan_of(JOB, *asked, "engine=deepspeed").units
+    # Another sharding that fits is the fix, and has no warning.
+    (caution,) = (each for each in plan_of(JOB, *asked).cautions if each.about == "gather")
+    assert caution.fix.startswith("leave layout.sharding at auto: ")
+    assert not plan_of(JOB, *asked[1:]).cautions
 
 
 def test_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
@@ -74,6 +112,10 @@ def test_an_efficiency_that_nobody_measured_is_said():
 
 def test_a_warning_is_on_the_screen_and_in_markdown():
     plan = plan_of(SMALL, "layout.tensor=4")
+    short = plan_summary(plan)
+    assert short[5].startswith("run ")
+    assert short[6].startswith("warning     data parallel: layout.tensor 4 is fixed")
+    assert short[-1].strip() == "fix: leave layout.tensor at auto"
     assert "warning     data parallel: layout.tensor 4 is fixed" in format_plan(plan)
     assert "**Warning (data parallel):**" in plan_markdown(plan)
 

@@ -76,6 +76,7 @@ class Engine:
     recompute_modules: tuple[str, ...] = ()
     gathers_context: bool = False
     wide_embedding_moments: bool = False
+    wraps: Literal["", "blocks", "blocks and ends"] = ""
     version: str = ""
     """Version whose facts these are, as asked for; empty is the newest that is known."""
 

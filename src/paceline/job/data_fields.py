@@ -64,8 +64,8 @@ def check_names_data(job: "Job") -> Iterator[Problem]:
             what="there is nothing to train on: none of data.path, data.sources and data.corpus "
             "is given",
             where=job.where("data"),
-            fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib; only `paceline plan`, "
-            "`prove` and `simulate` for a declared cluster need no data",
+            fix="add data.path: corpus/*.txt, or data.corpus: python-stdlib; `paceline plan`, "
+            "`prove` and `simulate` need none for a cluster that is not this machine",
         )
 
 

@@ -5,8 +5,9 @@ Leaves out: what is refused (`refuse.py`), and what was chosen and why (`choose.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import ceil
+from typing import Any
 
 from paceline.catalog.efficiencies import Efficiencies
 from paceline.estimate import Case, Estimate
@@ -36,6 +37,18 @@ is there twice, with its gradients, while it is reduced."""
 
 _MODEL_AXES = ("tensor", "pipeline", "context")
 
+_ALONE: Mapping[str, Any] = {
+    "data": "auto",
+    "tensor": 1,
+    "pipeline": 1,
+    "context": 1,
+    "schedule": "auto",
+    "chunks": "auto",
+}
+"""What data parallelism alone asks for; what else the job fixes stays."""
+
+_ALL_ALONE: Mapping[str, Any] = {each.name: "auto" for each in fields(LayoutSpec)} | _ALONE
+
 _WORDS: Mapping[str, str] = {
     "column": "colwise",
     "row": "rowwise",
@@ -61,16 +74,20 @@ def cautions_of(
         price: Its estimate.
         limit_bytes: Of a rank.
     """
-    yield from _bubble(layout)
+    yield from _bubble(job, space, case, layout, limit_bytes)
     yield from _tensor_across_nodes(job, space, layout, price)
     yield from _data_parallel_alone(job, space, case, layout, price, limit_bytes)
-    yield from _large_units(layout, units_of(case, layout), case)
+    yield from _large_units(job, space, case, layout, limit_bytes)
 
 
-def _bubble(layout: Layout) -> Iterator[Caution]:
+def _bubble(
+    job: Job, space: Space, case: Case, layout: Layout, limit_bytes: int
+) -> Iterator[Caution]:
     share = bubble_share(layout)
     if share <= MOST_BUBBLE:
         return
+    other = _fuller_schedule(job, space, case, layout, limit_bytes)
+    another = "" if other is None else f"leave layout.schedule at auto ({other}); or "
     schedule = code_of("schedule", layout.schedule)
     idle = float(idle_share(layout.pipeline, num_chunks(layout), schedule, _WEIGHT_SHARE))
     enough = ceil(idle * (1 / MOST_BUBBLE - 1))
@@ -80,9 +97,31 @@ def _bubble(layout: Layout) -> Iterator[Caution]:
         about="bubble",
         what=f"{layout.pipeline} pipeline stages with {layout.accumulation} micro-batches stand "
         f"still for {share:.0%} of the step",
-        fix=f"set train.global_batch to {batch} ({enough} micro-batches: {MOST_BUBBLE:.0%}),"
-        f"{smaller} or take fewer stages",
+        fix=f"{another}set train.global_batch to {batch} ({enough} micro-batches: "
+        f"{MOST_BUBBLE:.0%}),{smaller} or take fewer stages",
     )
+
+
+def _fuller_schedule(
+    job: Job, space: Space, case: Case, layout: Layout, limit_bytes: int
+) -> str | None:
+    """The schedule that the search takes for the same stages where the job's own has more idle."""
+    if job.spec.layout.schedule == "auto":
+        return None
+    stages = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    found = _fastest(space, case, limit_bytes, schedule="auto", chunks="auto", **stages)
+    if found is None or bubble_share(found[0]) >= bubble_share(layout):
+        return None
+    chunks = f" of {found[0].chunks} chunks" if found[0].chunks > 1 else ""
+    return f"{found[0].schedule}{chunks}: {bubble_share(found[0]):.0%}"
+
+
+def _fastest(
+    space: Space, case: Case, limit_bytes: int, **changes: Any
+) -> tuple[Layout, Estimate] | None:
+    """The fastest layout that fits when some of what the job fixes is different."""
+    other = replace(space, fixed=replace(space.fixed, **changes))
+    return next(iter(fastest(other, case, limit_bytes=limit_bytes, count=1)), None)
 
 
 def _tensor_across_nodes(
@@ -115,16 +154,11 @@ def _data_parallel_alone(
     fixed = [axis for axis in _MODEL_AXES if getattr(layout, axis) > 1 and _is_fixed(job, axis)]
     if not fixed or price.step_high_s is None:
         return
-    alone = replace(space, fixed=LayoutSpec(tensor=1, pipeline=1, context=1))
-    found = fastest(alone, case, limit_bytes=limit_bytes, count=1)
-    if not found:
+    others = (_fastest(space, case, limit_bytes, **each) for each in (_ALONE, _ALL_ALONE))
+    better = (found for found in others if found and _is_clearly_faster(job, found[1], price))
+    if (found := next(better, None)) is None:
         return
-    other, its = found[0]
-    margin = 1 + job.spec.plan.simpler_margin
-    if its.step_high_s is None or its.step_s is None or price.step_s is None:
-        return
-    if its.step_high_s * margin > price.step_high_s:
-        return
+    other, its = found
     named = " and ".join(f"layout.{axis} {getattr(layout, axis)}" for axis in fixed)
     verb = "is" if len(fixed) == 1 else "are"
     batches = f"{other.accumulation} x micro-batch {other.micro_batch}"
@@ -132,9 +166,32 @@ def _data_parallel_alone(
         about="data parallel",
         what=f"{named} {verb} fixed by the job; data parallelism alone "
         f"({case.named(other)}, {batches}) fits and is estimated at "
-        f"{format_seconds(its.step_s)} a step, not {format_seconds(price.step_s)}",
-        fix=f"leave {' and '.join(f'layout.{axis}' for axis in fixed)} at auto",
+        f"{format_seconds(its.step_s or 0)} a step, not {format_seconds(price.step_s or 0)}",
+        fix=f"leave {_listed(_in_the_way(job, other))} at auto",
     )
+
+
+def _is_clearly_faster(job: Job, other: Estimate, than: Estimate) -> bool:
+    """Even by the slow ends of both ranges, and by more than a simpler layout may be slower."""
+    if other.step_high_s is None or than.step_high_s is None:
+        return False
+    return other.step_high_s * (1 + job.spec.plan.simpler_margin) <= than.step_high_s
+
+
+def _in_the_way(job: Job, other: Layout) -> list[str]:
+    """Fields that the job fixes to something else than another layout has."""
+    asked = job.spec.layout
+    names = [each.name for each in fields(asked) if getattr(asked, each.name) not in ("auto", None)]
+    useless = [name for name in names if name in ("schedule", "chunks") and other.pipeline == 1]
+    return [
+        f"layout.{name}"
+        for name in names
+        if name in useless or getattr(asked, name) != getattr(other, name, getattr(asked, name))
+    ]
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _is_fixed(job: Job, axis: str) -> bool:
@@ -144,13 +201,11 @@ def _is_fixed(job: Job, axis: str) -> bool:
 
 
 def units_of(case: Case, layout: Layout) -> tuple[Unit, ...]:
-    """What full sharding gathers at a time, the largest first; empty where it gathers no block.
-
-    As `paceline run` wraps a model: each block is a unit, and all else is the root's.
-    """
-    profile = case.profile
+    """What full sharding gathers at a time, the largest first; empty where it gathers no block,
+    and with an engine whose units are not known (`wraps` in engines.toml)."""
+    profile, wraps = case.profile, case.engine.wraps
     gathers = layout.sharding in ("full", "hybrid") and layout.pipeline == 1
-    if not gathers or case.engine.name != "paceline" or not profile.num_blocks:
+    if not gathers or not wraps or not profile.num_blocks:
         return ()
     size = float(case_holdings(table_of([layout]), case).gathered_bytes) / layout.tensor
     units = [
@@ -163,15 +218,26 @@ def units_of(case: Case, layout: Layout) -> tuple[Unit, ...]:
         for block in profile.blocks
         if block.measured is None
     ]
-    root = Unit(name=_ends(profile), count=1, num_bytes=round(size * profile.num_root_parameters))
-    return tuple(sorted((*units, root), key=lambda unit: -unit.num_bytes))
+    for name, number in _ends(profile, wraps):
+        units.append(Unit(name=name, count=1, num_bytes=round(size * number)))
+    return tuple(sorted(units, key=lambda unit: -unit.num_bytes))
 
 
-def _ends(profile: ModelProfile) -> str:
-    return "embedding (also the output matrix)" if profile.tied else "embedding + output matrix"
+def _ends(profile: ModelProfile, wraps: str) -> Iterator[tuple[str, int]]:
+    """Units that are no block, and their parameters."""
+    if profile.tied:
+        yield "embedding (also the output matrix)", profile.num_root_parameters
+    elif wraps == "blocks":
+        yield "embedding + output matrix", profile.num_root_parameters
+    else:
+        yield "embedding", profile.num_embedding_parameters
+        yield "final norm + output matrix", profile.num_head_parameters
 
 
-def _large_units(layout: Layout, units: tuple[Unit, ...], case: Case) -> Iterator[Caution]:
+def _large_units(
+    job: Job, space: Space, case: Case, layout: Layout, limit_bytes: int
+) -> Iterator[Caution]:
+    units = units_of(case, layout)
     most = MOST_OF_MEMORY * case.cluster.usable_bytes
     large = [unit for unit in units if unit.num_bytes > most]
     if not large:
@@ -179,14 +245,26 @@ def _large_units(layout: Layout, units: tuple[Unit, ...], case: Case) -> Iterato
     listed = "; ".join(
         f"{unit.count} x {unit.name} {format_bytes(unit.num_bytes)}" for unit in units
     )
-    split = layout.tensor * 2
+    other = None
+    if job.spec.layout.sharding != "auto":
+        other = _fastest(space, case, limit_bytes, sharding="auto", shard="auto")
+    if other is not None and other[0].sharding not in ("full", "hybrid"):
+        fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
+    else:
+        fix = f"layout.tensor {layout.tensor * 2} halves every unit; steps may be slower"
+        if case.engine.wraps == "blocks" and "embedding" in large[0].name:
+            fix = f"{_WRAP_ENDS}; or {fix}"
     yield Caution(
         about="gather",
         what=f"{large[0].name} is gathered whole, {format_bytes(large[0].num_bytes)}, more than "
         f"{MOST_OF_MEMORY:.0%} of a rank's memory; units: {listed}",
-        fix="in a program of your own, wrap embedding and output matrix with fully_shard by "
-        f"themselves; layout.tensor {split} halves every unit",
+        fix=fix,
     )
+
+
+_WRAP_ENDS = (
+    "in a program of your own, wrap embedding and output matrix with fully_shard by themselves"
+)
 
 
 def assumed_efficiency(efficiencies: Efficiencies, case: Case) -> Iterator[Caution]:

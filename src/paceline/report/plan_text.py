@@ -40,7 +40,8 @@ def format_plan(plan: Plan) -> str:
 
 
 def plan_summary(plan: Plan) -> list[str]:
-    """The plan in six lines: what runs where, with how much memory, how fast, and for how long."""
+    """The plan in six lines, what runs where, with how much memory, how fast, and for how long; and
+    its warnings."""
     cluster, price = plan.cluster, plan.estimate
     place = "this machine" if cluster.is_local else "declared, not this machine"
     memory = price.memory.total_bytes
@@ -61,6 +62,7 @@ def plan_summary(plan: Plan) -> list[str]:
         _row("memory", f"{needs}, of {format_bytes(plan.limit_bytes)} that may be used"),
         _row("time", pace),
         _row("run", "; ".join([*whole, "--verbose shows the whole plan"])),
+        *_cautions(plan),
     ]
 
 
