@@ -41,6 +41,7 @@ def link(size: int, rate: float, latency_s: float) -> LinkRates:
         all_reduce_bytes_per_s=rate,
         all_to_all_bytes_per_s=rate,
         latency_s=latency_s,
+        pair_bytes_per_s=rate,
     )
 
 

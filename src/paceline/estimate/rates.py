@@ -71,7 +71,7 @@ class LinkRates:
     latency_s: Value
     """One hop."""
 
-    pair_bytes_per_s: Value = np.inf
+    pair_bytes_per_s: Value
     """Most that an all-gather or all-reduce of two blocks reaches."""
 
     peers: Value = 1.0
@@ -248,6 +248,7 @@ _ALONE = LinkRates(
     all_reduce_bytes_per_s=1.0,
     all_to_all_bytes_per_s=1.0,
     latency_s=0.0,
+    pair_bytes_per_s=1.0,
 )
 """One rank, which sends nothing."""
 
@@ -264,6 +265,7 @@ def _link_rates(level: Level, measured: Mapping[str, float], *, is_gloo: bool) -
     share = shipped_share(level)
     all_reduce = (level.all_reduce_share or share) / share
     all_to_all = (level.all_to_all_share or share) / share
+    most = max(1.0, all_reduce)
     name = "network" if level.name == "network" else "link"
     scale = measured["gloo_share"] if is_gloo else 1.0
     reached = level.bytes_per_s * scale * measured.get(f"{name}_share", share)
@@ -273,7 +275,7 @@ def _link_rates(level: Level, measured: Mapping[str, float], *, is_gloo: bool) -
         all_reduce_bytes_per_s=reached * all_reduce,
         all_to_all_bytes_per_s=reached * all_to_all,
         latency_s=measured.get(f"{name}_latency_s", level.latency_s),
-        pair_bytes_per_s=reached * level.pair_share / share if level.pair_share else np.inf,
+        pair_bytes_per_s=reached * (level.pair_share / share if level.pair_share else most),
         peers=level.num_links if level.shape == "mesh" else 1.0,
         axes=level.num_links / 2 if level.shape == "torus" else 1.0,
     )
