@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
-import numpy as np
-
 from paceline.catalog.efficiencies import AS_OTHER, Efficiencies
 from paceline.catalog.engines import Engine
 from paceline.profile.block import Value

@@ -47,7 +47,10 @@ _ALONE: Mapping[str, Any] = {
 }
 """What data parallelism alone asks for; what else the job fixes stays."""
 
-_ALL_ALONE: Mapping[str, Any] = {each.name: "auto" for each in fields(LayoutSpec)} | _ALONE
+_ALL_ALONE: Mapping[str, Any] = {
+    **{each.name: "auto" for each in fields(LayoutSpec) if each.name != "offload_path"},
+    **_ALONE,
+}
 
 _WORDS: Mapping[str, str] = {
     "column": "colwise",
