@@ -162,7 +162,8 @@ def test_a_pipelines_bubble_is_measured_by_stage_beside_the_schedules(tmp_path):
     assert bubble.change == "train.global_batch=8: 8 micro-batches instead of 4"
     assert bubble.gain == pytest.approx((8 / 9) / (4 / 5) - 1)
     text = "\n".join(bench_lines(verdict))
-    assert "bubble 35% of a step, measured (stages 0 to 1: 30%, 40%); 20% by the schedule" in text
+    assert "bubble 35% of a step, measured; 20% by the schedule" in text
+    assert "stage 1: waits for communication 45% of a step, 40% for other stages" in text
 
 
 def test_a_pipeline_of_one_data_rank_reduces_no_gradients(tmp_path):
@@ -173,8 +174,11 @@ def test_a_pipeline_of_one_data_rank_reduces_no_gradients(tmp_path):
 
 def test_where_context_ranks_send_messages_too_the_bubble_is_unknown(tmp_path):
     plan = plan_of(tmp_path, 4, data=1, pipeline=2, context=2, accumulation=4)
-    (row,) = judge_bench([waits(plan, 0.1, 0.1, 0.1, 0.1)], "strong").rows
-    assert row.bubble is None
+    verdict = judge_bench([waits(plan, 0.1, 0.1, 0.1, 0.1)], "strong")
+    assert verdict.rows[0].bubble is None
+    text = "\n".join(bench_lines(verdict))
+    assert "bubble not measured; 20% by the schedule" in text
+    assert "stage 0: waits for communication 45% of a step\n" in text
 
 
 def test_the_fastest_of_a_sweep_is_named_where_it_is_told_apart(tmp_path):
@@ -192,3 +196,13 @@ def test_values_that_differ_less_than_their_steps_are_not_told_apart(tmp_path):
     found = judge_settings("train.bucket", ["1MiB", "25MiB"], steps)
     assert not found.is_clear
     assert "train.bucket=1MiB is not told apart from 25MiB" in found.sentence
+
+
+def test_reducing_gradients_less_often_gains_no_more_than_what_reductions_were_measured_to_take(
+    tmp_path,
+):
+    plan = plan_of(tmp_path, 2)
+    advice = judge_bench([measured(plan, 1.0, exposed=0.05)], "strong").advice
+    seen = {each.change: each.gain for each in advice if each.limit == "communication"}
+    (less_often,) = (gain for change, gain in seen.items() if "half as often" in change)
+    assert 0 < less_often <= seen["hide all of it: what remains when nothing waits"]

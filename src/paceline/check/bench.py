@@ -202,11 +202,12 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
         f"collectives hold a rank up for {format_seconds(exposed)} of a step, "
         f"{min(1.0, exposed / row.step_s):.0%}{bubble}"
     )
+    most = exposed / max(row.step_s - exposed, 0.1 * row.step_s)
     yield Advice(
         limit="communication",
         what=what,
         change="hide all of it: what remains when nothing waits",
-        gain=exposed / max(row.step_s - exposed, 0.1 * row.step_s),
+        gain=most,
         how="bound",
     )
     others = [
@@ -217,7 +218,8 @@ def _communication(row: Row, last: Measured) -> Iterator[Advice]:
     if layout.data * layout.context > 1:
         twice = replace(layout, accumulation=2 * layout.accumulation)
         batch = f"train.global_batch={twice.global_batch}: gradients are reduced half as often"
-        others = [(twice, batch), *others]
+        for each in _priced(last.plan, "communication", what, [(twice, batch)]):
+            yield replace(each, gain=min(each.gain or 0.0, most))
     yield from _priced(last.plan, "communication", what, others)
 
 

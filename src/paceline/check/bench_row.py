@@ -1,12 +1,12 @@
 """One row of a bench: what was measured on a number of ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from paceline.estimate.schedule import bubble_share
 from paceline.parallel.rank_map import coordinates
-from paceline.record.bench import PHASES, Measured
+from paceline.record.bench import PHASES, Communication, Measured
 from paceline.record.metrics import most_bytes
 
 
@@ -62,6 +62,10 @@ class Row:
     """Share of a profiled step in which each pipeline stage only waits for other stages' messages;
     empty without a pipeline, and where other ranks send messages too."""
 
+    stages_held_up: tuple[float, ...] = ()
+    """Share of a profiled step in which each pipeline stage computes nothing while a message or a
+    collective is under way, `stages_idle` included; empty without a pipeline."""
+
     bubble: float | None = None
     """Mean of `stages_idle`; None where that is unknown."""
 
@@ -114,6 +118,7 @@ def row_of(measured: Measured, first: Row | None) -> Row:
         limit_bytes=plan.cluster.usable_bytes,
         cores_per_rank=plan.cluster.cores_per_rank,
         stages_idle=idle,
+        stages_held_up=tuple(_by_stage(measured, lambda seen: seen.exposed_s)),
         bubble=fmean(idle) if idle else None,
         ideal_bubble=bubble_share(plan.layout),
         notes=measured.notes,
@@ -126,15 +131,21 @@ def _idle(measured: Measured) -> Iterator[float]:
     A ring of context ranks sends messages as well, and NCCL's all-to-all is made of them.
     """
     layout = measured.plan.layout
-    if layout.pipeline == 1 or layout.context > 1 or layout.expert > 1:
-        return
+    if layout.context == 1 and layout.expert == 1:
+        yield from _by_stage(measured, lambda seen: seen.waiting_s)
+
+
+def _by_stage(measured: Measured, of: Callable[[Communication], float | None]) -> Iterator[float]:
+    """Share of a profiled step, each stage's ranks' mean; empty where a rank was not looked at."""
+    layout = measured.plan.layout
     shares: dict[int, list[float]] = {}
-    for rank in measured.ranks:
+    for rank in measured.ranks if layout.pipeline > 1 else ():
         seen = rank.communication
-        if seen is None or seen.waiting_s is None or not seen.step_s:
+        seconds = None if seen is None else of(seen)
+        if seen is None or seconds is None or not seen.step_s:
             return
         stage = coordinates(layout, rank.rank).pipeline
-        shares.setdefault(stage, []).append(min(1.0, seen.waiting_s / seen.step_s))
+        shares.setdefault(stage, []).append(min(1.0, seconds / seen.step_s))
     for stage in sorted(shares):
         yield fmean(shares[stage])
 

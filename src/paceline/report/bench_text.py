@@ -41,7 +41,7 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
     if stretches:
         yield (
             "  communication is from profiled steps, whose time differs from the timed ones' by "
-            f"{min(stretches):+.0%} to {max(stretches):+.0%}"
+            + " to ".join(dict.fromkeys(f"{each(stretches):+.0%}" for each in (min, max)))
         )
     yield ""
     yield from _wrapped("verdict     ", verdict.sentence)
@@ -56,14 +56,15 @@ def bench_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def idle_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Each pipeline's bubble as measured, by stage, beside what its schedule gives."""
+    """Each pipeline's bubble as measured beside what its schedule gives, and idle by stage."""
     for row in rows:
-        if row.bubble is not None:
-            stages = ", ".join(f"{share:.0%}" for share in row.stages_idle)
-            yield (
-                f"{row.num_ranks} ranks: bubble {row.bubble:.0%} of a step, measured (stages 0 to "
-                f"{len(row.stages_idle) - 1}: {stages}); {row.ideal_bubble:.0%} by the schedule"
-            )
+        if not row.stages_held_up:
+            continue
+        bubble = "not measured" if row.bubble is None else f"{row.bubble:.0%} of a step, measured"
+        yield f"{row.num_ranks} ranks: bubble {bubble}; {row.ideal_bubble:.0%} by the schedule"
+        for stage, held_up in enumerate(row.stages_held_up):
+            waits = f", {row.stages_idle[stage]:.0%} for other stages" if row.stages_idle else ""
+            yield f"  stage {stage}: waits for communication {held_up:.0%} of a step{waits}"
 
 
 def setting_lines(found: Settings) -> Iterator[str]:
@@ -126,10 +127,17 @@ def _times(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         yield (
             str(row.num_ranks),
-            *(share_text(row.phases_s.get(phase), row) for phase in PHASES),
+            *(_phase_text(row, phase) for phase in PHASES),
             f"| {share_text(row.exposed_s, row)}",
             share_text(row.hidden_s, row),
         )
+
+
+def _phase_text(row: Row, phase: str) -> str:
+    """A pipeline's passes alternate, and are timed together."""
+    if phase == "forward" and row.stages_held_up and not row.phases_s.get(phase):
+        return "in backward"
+    return share_text(row.phases_s.get(phase), row)
 
 
 def share_text(seconds: float | None, row: Row) -> str:
