@@ -39,8 +39,8 @@ def layout_of(pipeline: int, schedule: str, chunks: int) -> Layout:
     )
 
 
-def of_ranks(layout: Layout, num_blocks: int, head: float) -> list[int]:
-    blocks = blocks_of_stages(layout, num_blocks, head)
+def of_ranks(layout: Layout, num_blocks: int, head: float, is_balanced: bool = True) -> list[int]:
+    blocks = blocks_of_stages(layout, num_blocks, head, is_balanced=is_balanced)
     return [
         sum(len(blocks[stage]) for stage in stages_of_rank(layout, rank))
         for rank in range(layout.pipeline)
@@ -90,11 +90,14 @@ def _stages_of_head(layout: Layout) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("num_blocks", "head"), [(32, 1.2), (80, 1.2), (126, 0.66), (61, 0.4)])
-def test_ranks_have_the_blocks_the_planner_prices(kind, num_blocks, head):
+@pytest.mark.parametrize("is_balanced", [True, False])
+@pytest.mark.parametrize(
+    ("num_blocks", "head"), [(32, 1.2), (80, 1.2), (126, 0.66), (61, 0.4), (17, 1.2), (30, 2.7)]
+)
+def test_ranks_have_the_blocks_the_planner_prices(kind, num_blocks, head, is_balanced):
     layout = layout_of(4, *kind)
-    slowest, with_head = blocks_of_slowest(num_blocks, 4, head, is_balanced=True)
-    counts = of_ranks(layout, num_blocks, head)
+    slowest, with_head = blocks_of_slowest(num_blocks, 4, head, is_balanced=is_balanced)
+    counts = of_ranks(layout, num_blocks, head, is_balanced)
     is_v = stages_of_rank(layout, 0)[-1] == num_stages(layout) - 1
     assert counts[0 if is_v else -1] == with_head
     assert max(counts[1:] if is_v else counts[:-1]) == slowest
@@ -104,3 +107,21 @@ def test_a_v_has_its_first_and_last_stage_on_the_first_rank():
     assert stages_of_rank(layout_of(4, "dualpipe-v", 1), 0) == (0, 7)
     assert stages_of_rank(layout_of(4, "zero-bubble", 2), 3) == (3, 4)
     assert stages_of_rank(layout_of(4, "zero-bubble", 1), 3) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "pipeline", "head", "counts"),
+    [
+        (80, 8, 0.9, [10] * 8),
+        # Megatron Bridge's Llama-3.1-405B and Qwen3-235B: embedding and loss count as blocks.
+        (126, 8, 0.7, [15] + [16] * 6 + [15]),
+        (94, 8, 2.7, [11] + [12] * 6 + [11]),
+        # DeepSeek-V3's: its head takes as long as one block and a half.
+        (61, 16, 1.5, [3] + [4] * 14 + [2]),
+        (5, 4, 0.5, [1, 1, 2, 1]),
+    ],
+)
+def test_an_engine_with_equal_stages_has_fewer_blocks_at_the_ends_where_they_do_not_divide(
+    num_blocks, pipeline, head, counts
+):
+    assert of_ranks(layout_of(pipeline, "1f1b", 1), num_blocks, head, is_balanced=False) == counts

@@ -50,10 +50,10 @@ def test_plan_and_runtime_put_the_same_blocks_on_every_stage(name):
         assert blocks_by_stage(layout, case) == blocks_of(model, ways_of(model), layout)
 
 
-def test_an_engine_that_does_not_balance_has_equal_stages():
+def test_an_engine_that_does_not_balance_has_equal_stages_as_far_as_blocks_divide():
     job = job_of(JOB, f"model={MODELS['a byte each']}")
     engine = load_engines()["megatron"]
     assert not engine.balances_stages
     case = case_of(resolve_profile(job), cluster_of(job), precision="bf16", engine=engine)
     layout = Layout(data=1, sharding="none", micro_batch=1, accumulation=8, pipeline=4)
-    assert list(map(len, blocks_by_stage(layout, case))) == [5, 4, 4, 4]
+    assert list(map(len, blocks_by_stage(layout, case))) == [4, 4, 5, 4]

@@ -149,11 +149,10 @@ def _here(model: Model, t: Layouts, h: Holdings, stage: Value) -> _Here:
     root = (is_first * model.num_embedding_parameters + has_head * head) / t.tensor
     slow, last = stage_blocks(model, t)
     total = sum(np.asarray(each.count, float) for each in model.blocks)
-    # Balanced, the first rank, which holds the most micro-batches, has the fewest of the others,
-    # unless ranks are filled from the first one.
+    # The first rank, which holds the most micro-batches, has the fewest of the others, unless ranks
+    # are filled from the first one.
     fewest = np.floor((total - last) / np.maximum(t.pipeline - 1, 1))
-    is_fewest = np.asarray(model.is_balanced, bool) & (np.asarray(h.ways.fills_first) == 0)
-    mine = np.where(is_first & is_fewest, fewest, slow)
+    mine = np.where(is_first & (np.asarray(h.ways.fills_first) == 0), fewest, slow)
     share = np.where(has_head, last, mine) / np.maximum(total, 1)
     dense = sum(block.count * dense_parameters(block) for block in model.blocks)
     routed = sum(block.count * expert_parameters(block) for block in model.blocks)

@@ -8,11 +8,10 @@ core/model_parallel_config.py; Megatron-LM core_r0.16, megatron/training/argumen
 from math import ceil
 from typing import Any
 
-from paceline.catalog.engines import load_engines
-from paceline.estimate.step import head_in_blocks, may_be_bare
+from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
 from paceline.job.training import decay_steps
-from paceline.parallel.stages import blocks_of_stages, is_v_shaped, num_stages
+from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 
@@ -142,20 +141,12 @@ def virtual(plan: Plan) -> int:
 
 
 def stage_blocks(plan: Plan) -> tuple[int, ...]:
-    """Blocks of each stage, in the order they are computed: as the plan was priced.
-
-    Megatron's own engines have equal stages where the blocks divide; ours balances them.
-    """
+    """Blocks of each stage, in the order they are computed: as the plan was priced."""
     layout, blocks = plan.layout, plan.profile.num_blocks
     stages = layout.pipeline * virtual(plan)
-    engine = load_engines()[plan.engine]
-    if blocks % stages == 0 and not engine.balances_stages:
-        return (blocks // stages,) * stages
     if stages != num_stages(layout) or is_v_shaped(layout):  # a schedule that Megatron lacks
         return tuple(len(range(stage, blocks, stages)) for stage in range(stages))
-    case = case_of_plan(plan)
-    head, bare = float(head_in_blocks(case.model)), bool(may_be_bare(case.model))
-    return tuple(len(x) for x in blocks_of_stages(layout, blocks, head, may_be_bare=bare))
+    return tuple(map(len, blocks_by_stage(layout, case_of_plan(plan))))
 
 
 def stage_text(counts: tuple[int, ...]) -> str:

@@ -7,10 +7,9 @@ Since 0.3 torchtitan has no TOML: `--module` and `--config` name a function that
 from json import dumps
 
 from paceline.catalog.engines import load_engines
-from paceline.estimate.step import head_in_blocks, may_be_bare
+from paceline.estimate.stages import blocks_by_stage
 from paceline.job import Job
 from paceline.job.training import decay_steps
-from paceline.parallel.stages import blocks_of_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
@@ -65,10 +64,7 @@ def assets_of(job: Job) -> str | None:
 
 def stages(plan: Plan) -> tuple[range, ...]:
     """The blocks of each stage, as the plan was priced."""
-    layout = plan.layout
-    case = case_of_plan(plan)
-    head, bare = float(head_in_blocks(case.model)), bool(may_be_bare(case.model))
-    return blocks_of_stages(layout, plan.profile.num_blocks, head, may_be_bare=bare)
+    return blocks_by_stage(plan.layout, case_of_plan(plan))
 
 
 def _config(plan: Plan, job: Job) -> str:
