@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.render.plans import planned, rendered
 
+from paceline.errors import PlanError
+from paceline.plan.case import case_of_plan
 from paceline.render import RenderError
 from paceline.render.megatron import arguments
 from paceline.render.megatron_words import stage_blocks, virtual
@@ -132,6 +134,30 @@ def test_uneven_stages_are_written_out_block_by_block():
     assert len(stages) == len(counts) == 8
     assert stages[0].startswith("E")
     assert stages[-1].endswith("L")
+
+
+def test_the_kernel_of_attention_that_the_job_names_is_written_and_priced():
+    def seconds(kernel: str) -> float:
+        plan, _ = planned(**llama(layout=THREE_WAYS, train={"attention": kernel}))
+        assert case_of_plan(plan).engine.attention == {"fused": "flash3"}.get(kernel, "flash2")
+        return float(plan.estimate.step_s)
+
+    found = words(layout=THREE_WAYS, train={"attention": "flash"})
+    assert found["--attention-backend"] == "flash"
+    assert "--attention-backend" not in words(layout=THREE_WAYS)
+    assert seconds("flash") > seconds("fused")
+
+
+def test_an_engine_without_a_choice_of_kernels_refuses_one():
+    with pytest.raises(PlanError, match=r"train.attention is flash, and torchtitan"):
+        planned(**llama(engine="torchtitan", train={"attention": "flash"}))
+
+
+def test_uneven_stages_of_megatrons_own_plan_are_those_that_were_priced():
+    tiny = {"decoder": {"layers": 14, "hidden": 256, "heads": 8, "kv_heads": 4}, "preset": None}
+    plan, _ = planned(**llama(layout=THREE_WAYS | {"chunks": 1}, model=tiny, engine="megatron"))
+    counts = stage_blocks(plan)
+    assert list(counts) == list(plan.stage_blocks) == [3, 4, 4, 3]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ class Engine:
     selective_attention: bool = False
     recompute_modules: tuple[str, ...] = ()
     gathers_context: bool = False
+    row_scales: bool = False
+    wide_weight_gradients: bool = False
     wide_embedding_moments: bool = False
     wraps: Literal["", "blocks", "blocks and ends"] = ""
     version: str = ""
@@ -106,6 +108,21 @@ def compiled(engine: Engine) -> Engine:
     """The engine with a model that torch.compile has compiled: fewer passes over memory, and a host
     that is rarely the slowest. What it keeps is not counted otherwise."""
     return replace(engine, host="compiled") if engine.host == "eager" else engine
+
+
+_ATTENTION_FACTS: Mapping[str, dict[str, Any]] = {
+    "flash": {"attention": "flash2"},
+    "fused": {"attention": "flash3"},
+    "unfused": {"attention": "unfused", "score_bytes": 2},
+}
+"""Facts of TransformerEngine's kernels. Unfused: softmax keeps its output in 16 bits (pytorch/
+softmax.py, `save_for_backward(softmax_results, ...)`), and dropout of 0 nothing (ATen dropout.cpp
+returns its input)."""
+
+
+def with_attention(engine: Engine, kernel: str) -> Engine:
+    """The engine with one of `choices.Attention`; `auto` is what it takes itself."""
+    return replace(engine, **_ATTENTION_FACTS.get(kernel, {}))
 
 
 def _is_before(past: Mapping[str, Any], version: str, year: int | None) -> bool:

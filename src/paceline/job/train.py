@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from paceline.choices import Compression, Optimizer, Precision
+from paceline.choices import Attention, Compression, Optimizer, Precision
 from paceline.job.section import Auto, Count, Number, Positive, SmallBytes, Whole, section
 
 
@@ -134,6 +134,10 @@ class TrainSpec:
     """Type of the matrix multiplications. Parameters, reductions and optimizer state stay float32,
     unless the engine keeps them otherwise. `auto` is bf16 where the accelerator has it, else fp16
     with a loss scaler where it has that, and fp32 on a CPU."""
+
+    attention: Literal["auto", Attention] = "auto"
+    """Kernel of attention, where the engine has a choice (Megatron): `flash` is FlashAttention 2,
+    `fused` cuDNN's, `unfused` writes its scores to memory. `auto` leaves it to the engine."""
 
     compile: bool = False
     """Compile each block with `torch.compile`, which takes a minute or so before the first step.

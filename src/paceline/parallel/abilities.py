@@ -7,12 +7,12 @@ others are written from their documentation in 2026, neither tried nor checked a
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from paceline.catalog.engines import Engine
-from paceline.choices import ContextKind, Offload, Recompute, Schedule, Sharding
+from paceline.choices import Attention, ContextKind, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.layout import Layout
 from paceline.parallel.schedules import SPLIT_BACKWARD
 from paceline.parallel.table import (
@@ -133,6 +133,9 @@ class Abilities:
     optimizers: tuple[str, ...] | None = None
     """None is every one: the program makes its own."""
 
+    attentions: tuple[Attention, ...] = ()
+    """Kernels of attention that its files can ask for."""
+
     excluded: tuple[Excluded, ...] = ()
     """What it has each and not together."""
 
@@ -219,7 +222,7 @@ _FSDP_RECOMPUTES = (
 
 ABILITIES: Mapping[str, Abilities] = {
     "paceline": OURS,
-    "megatron": _MEGATRON,
+    "megatron": replace(_MEGATRON, attentions=get_args(Attention)),
     "megatron-bridge": _MEGATRON,
     "megatron-2021": _OLD_MEGATRON,
     "deepspeed": Abilities(

@@ -56,7 +56,8 @@ def check_engine(job: Job, space: Space) -> Iterator[Problem]:
 
 
 def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
-    """The precision and the optimizer that an engine's files can ask for."""
+    """The precision, the optimizer and the attention that an engine's files can ask for."""
+    yield from _check_attention(job, able)
     train = job.spec.train
     for name, value, known in (
         ("precision", train.precision, able.precisions),
@@ -71,6 +72,20 @@ def check_training(job: Job, able: Abilities) -> Iterator[Problem]:
             where=job.where(f"train.{name}"),
             fix=f"set train.{name} to {' or '.join(known)}, or name another engine",
         )
+
+
+def _check_attention(job: Job, able: Abilities) -> Iterator[Problem]:
+    """A kernel of attention that the engine's files cannot ask for."""
+    wanted, engine = job.spec.train.attention, job.spec.engine
+    if wanted == "auto" or wanted in able.attentions:
+        return
+    others = [name for name, each in ABILITIES.items() if wanted in each.attentions]
+    yield Problem(
+        code="L012",
+        what=f"train.attention is {wanted}, and {engine} cannot be asked for a kernel",
+        where=job.where("train.attention"),
+        fix=f"leave train.attention out, or name an engine that has it: {', '.join(others)}",
+    )
 
 
 def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:

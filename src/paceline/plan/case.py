@@ -2,7 +2,7 @@
 with another recomputation."""
 
 from paceline.catalog.efficiencies import load_efficiencies, with_measured
-from paceline.catalog.engines import compiled, find_engine
+from paceline.catalog.engines import compiled, find_engine, with_attention
 from paceline.estimate import Case, case_of
 from paceline.parallel.abilities import planned_engine
 from paceline.plan.decision import Plan
@@ -17,6 +17,7 @@ def case_of_plan(plan: Plan, cluster: Cluster | None = None) -> Case:
         cluster: Another one than the plan's.
     """
     engine = planned_engine(find_engine(f"{plan.engine} {plan.engine_version}", where="engine"))
+    engine = with_attention(engine, plan.attention)
     return case_of(
         plan.profile,
         cluster or plan.cluster,

@@ -135,6 +135,9 @@ class Plan:
     is_compiled: bool = False
     """Whether the engine was asked to compile the model (`train.compile`)."""
 
+    attention: str = "auto"
+    """Kernel that the engine was asked for (`train.attention`)."""
+
     optimizer: str = "adamw"
     loss_chunk: int = 0
     """Tokens whose logits exist at a time in the loss; 0 is all of a micro-batch."""

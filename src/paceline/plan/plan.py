@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.catalog import Catalog, find_catalog_file, find_prices, load_catalog
 from paceline.catalog.efficiencies import Efficiencies, load_efficiencies, with_measured
-from paceline.catalog.engines import compiled, find_engine
+from paceline.catalog.engines import compiled, find_engine, with_attention
 from paceline.choices import Precision
 from paceline.errors import PlanError, Problem
 from paceline.estimate import Case, Estimate, case_of, price, stage_memory
@@ -157,6 +157,7 @@ def _plan_on(asked: _Asked) -> Plan:
         engine=case.engine.name,
         engine_version=case.engine.version,
         is_compiled=job.spec.train.compile,
+        attention=job.spec.train.attention,
         optimizer=case.optimizer,
         loss_chunk=case.loss_chunk,
         measured_rates={name: dict(row) for name, row in asked.catalog.efficiencies.items()},
@@ -249,6 +250,7 @@ def _case_of(asked: _Asked) -> Case:
     spec = asked.job.spec
     kind, rank = spec.train.gradient_compression, spec.train.powersgd_rank
     engine = planned_engine(find_engine(spec.engine, where=asked.job.where("engine")))
+    engine = with_attention(engine, spec.train.attention)
     return case_of(
         asked.profile,
         asked.cluster,

@@ -46,7 +46,7 @@ _RENAMED = {
 _NEGATED = {"add_bias_linear": "disable-bias-linear"}
 """Fields that are true unless the flag is given."""
 
-CARRIES = TOLD
+CARRIES = TOLD | {"train.attention"}
 """Settings that the files say, beside the plan."""
 
 
@@ -89,6 +89,7 @@ def arguments(plan: Plan, job: Job) -> list[str]:
         *flags(batch_words(plan, job)),
         *flags(optimizer_words(job)),
         *flags(schedule_words(job)),
+        *([] if plan.attention == "auto" else ["--attention-backend", plan.attention]),
         *_precision(plan),
         *_run(plan, job),
     ]
