@@ -343,6 +343,9 @@ def _engine(run: Run) -> Any:
         changes["score_bytes"] = 5 if stated.attention == "unfused" else 0
     if stated.no_logits:
         changes |= {"logit_bytes": 0, "loss_peak_bytes": 0}
+    for name in ("row_scales", "wide_weight_gradients", "overlaps_tensor"):
+        if getattr(stated, name):
+            changes[name] = True
     if stated.reduce_bytes is not None:
         changes["reduce_bytes"] = stated.reduce_bytes
     if run.recompute_modules:

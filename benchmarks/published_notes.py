@@ -54,6 +54,15 @@ class Stated:
     """Of the trained parameters themselves: 2 without a float32 copy, 4."""
 
     reduce_bytes: int | None = None
+    row_scales: bool = False
+    """fp8 with a scale for each row."""
+
+    wide_weight_gradients: bool = False
+    """Gradients of matrices stay in 16 bits beside fp8."""
+
+    overlaps_tensor: bool = False
+    """Tensor parallelism's collectives hide behind its products (torchtitan's async TP)."""
+
     recompute_every: int = 1
     no_logits: bool = False
     """The loss is computed in chunks and keeps no logits (Liger's, Cut Cross-Entropy)."""
@@ -78,6 +87,13 @@ def stated_in(row: Mapping[str, str]) -> Stated:
         unknown_schedule=unknown,
         parameter_bytes=_parameter_bytes(row["precision"], notes),
         reduce_bytes=_reduce_bytes(notes),
+        row_scales="row" in _recipe(notes),
+        wide_weight_gradients="gw_hp" in _recipe(notes),
+        overlaps_tensor=bool(
+            re.search(
+                r"async[_ -]?(tp\b|tensor[_ -]parallel\w*)(?! ?[=:] ?(0|false|no|off))", notes, re.I
+            )
+        ),
         recompute_every=int(next(filter(None, every.groups()))) if every else 1,
         no_logits=bool(re.search(r"liger|fused.?linear.?c|cut.?cross|\bcce\b", notes, re.I)),
     )
@@ -121,6 +137,11 @@ def _parameter_bytes(precision: str, notes: str) -> int | None:
     if re.search(r"(bf|fp)16-true|pure[ _-]?bf16", f"{precision} {notes}", re.IGNORECASE):
         return 2
     return 4 if re.search(r"(bf|fp)16-mixed", f"{precision} {notes}") else None
+
+
+def _recipe(notes: str) -> str:
+    """Of fp8's scales, in torchao's names: tensorwise, rowwise, rowwise_with_gw_hp."""
+    return _tag("prec_recipe|fp8_recipe|float8_recipe|float8|recipe_name|recipe", notes)
 
 
 def _reduce_bytes(notes: str) -> int | None:

@@ -162,6 +162,14 @@ def test_a_run_that_cannot_be_is_left_out_and_says_why(tmp_path, column, text):
         ("bf16-true weights", "parameter_bytes", 2),
         ("param_dtype=float32", "parameter_bytes", 4),
         ("use_liger_kernel=true", "no_logits", True),
+        ("prec_recipe=rowwise_with_gw_hp", "row_scales", True),
+        ("prec_recipe=rowwise_with_gw_hp", "wide_weight_gradients", True),
+        ("float8 recipe_name=rowwise", "row_scales", True),
+        ("float8 recipe_name=rowwise", "wide_weight_gradients", False),
+        ("prec_recipe=tensorwise", "row_scales", False),
+        ("async_tp=1", "overlaps_tensor", True),
+        ("async TP", "overlaps_tensor", True),
+        ("enable_async_tensor_parallel=false", "overlaps_tensor", False),
         ("nothing of the kind", "optimizer", "adamw"),
     ],
 )
@@ -176,6 +184,25 @@ def test_a_schedule_that_no_engine_has_is_out_of_scope_and_says_which(tmp_path):
     path = changed(tmp_path, notes="schedule=ZB-2p", PP="2", TP="1", CP="1", n_gpus="8")
     (run,) = runs_of(path).runs
     assert "zb-2p" in (why_out_of_scope(run) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "slower", "faster"),
+    [
+        ({"precision": "fp8"}, "prec_recipe=rowwise", "prec_recipe=tensorwise"),
+        ({"precision": "fp8"}, "prec_recipe=rowwise_with_gw_hp", "prec_recipe=tensorwise"),
+        ({"TP": "4"}, "", "async_tp=1"),
+    ],
+)
+def test_recipes_of_one_precision_and_async_tp_are_priced_apart(tmp_path, changes, slower, faster):
+    from published_columns import columns_of
+
+    row = {"framework": "torchtitan", "accelerator": "H100-SXM", "n_gpus": "8", "PP": "1"} | changes
+    seconds = [
+        columns_of(runs_of(changed(tmp_path, notes=notes, **row)).runs).step_s(load_efficiencies())
+        for notes in (slower, faster)
+    ]
+    assert seconds[0][0] > seconds[1][0]
 
 
 def test_every_second_block_recomputed_is_full_recompute_of_half_of_them(tmp_path):

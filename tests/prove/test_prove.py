@@ -45,16 +45,19 @@ def link(size: int, rate: float, latency_s: float) -> LinkRates:
     )
 
 
+MATMUL = MatmulRate(
+    flops_per_s=5e14,
+    short_k=100.0,
+    wave=0.5,
+    launch_s=1e-6,
+    bytes_per_s=2e12,
+    num_multiprocessors=132,
+    operand_bytes=2.0,
+)
 RATES = Rates(
-    matmul=MatmulRate(
-        flops_per_s=5e14,
-        short_k=100.0,
-        wave=0.5,
-        launch_s=1e-6,
-        bytes_per_s=2e12,
-        num_multiprocessors=132,
-        operand_bytes=2.0,
-    ),
+    matmul=MATMUL,
+    wide_matmul=MATMUL,
+    weight_matmul=MATMUL,
     attention_flops_per_s=3e14,
     attention_half_len=1000.0,
     attention_backward=0.7,

@@ -195,9 +195,10 @@ _UNKNOWN_BLOCK_SHARE = 0.7
 def head_times(inputs: Value, outputs: Value, work: Work, rates: Rates) -> tuple[Column, Column]:
     """Forward and backward seconds of the output matrix and the loss."""
     n = outputs / work.tensor
-    forward = matmul_s(work.tokens, inputs, n, rates.matmul)
-    back = matmul_s(work.tokens, n, inputs, rates.matmul)
-    weight = matmul_s(inputs, work.tokens, n, rates.matmul) * work.weight_gradients
+    rate = rates.wide_matmul
+    forward = matmul_s(work.tokens, inputs, n, rate)
+    back = matmul_s(work.tokens, n, inputs, rate)
+    weight = matmul_s(inputs, work.tokens, n, rate) * work.weight_gradients
     logits = work.tokens * n / rates.memory_bytes_per_s
     return forward + _LOSS_BYTES * logits, back + weight + _LOSS_BYTES * logits
 
@@ -222,9 +223,9 @@ def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Col
         n: Column = matrix.outputs / np.where(matrix.split == "column", spread, 1)
         # One grouped product: the waves of all experts are filled together.
         return (
-            _grouped_s(rows, k, n, local, rates),
-            _grouped_s(rows, n, k, local, rates),
-            _grouped_s(k, rows, n, local, rates),
+            _grouped_s(rows, k, n, local, rate, rates),
+            _grouped_s(rows, n, k, local, rate, rates),
+            _grouped_s(k, rows, n, local, rates.weight_matmul, rates),
         )
     k = matrix.inputs / (tensor if matrix.split == "row" else 1)
     n = matrix.outputs / (tensor if matrix.split == "column" else 1)
@@ -232,14 +233,16 @@ def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Col
     return (
         matmul_s(tokens, k, n, rate),
         matmul_s(tokens, n, k, rate),
-        matmul_s(k, tokens, n, rate),
+        matmul_s(k, tokens, n, rates.weight_matmul),
     )
 
 
-def _grouped_s(rows: Value, inner: Value, columns: Value, count: Value, rates: Rates) -> Column:
+def _grouped_s(
+    rows: Value, inner: Value, columns: Value, count: Value, rate: MatmulRate, rates: Rates
+) -> Column:
     """`count` products of one shape in one kernel: one launch."""
-    one = matmul_s(rows, inner, columns, rates.matmul)
-    launch = np.where(one > 0, rates.matmul.launch_s, 0.0)
+    one = matmul_s(rows, inner, columns, rate)
+    launch = np.where(one > 0, rate.launch_s, 0.0)
     return (one - launch) * count / rates.grouped_share + launch
 
 
@@ -256,7 +259,7 @@ def _attention_s(block: Block, work: Work, rates: Rates) -> tuple[Column, Column
     flash_back = _FLASH_BACKWARD_FLOPS * flash / rates.attention_backward
     pairs = work.seq_len * work.seq_len * share * 1.0
     products = 2.0 * pairs * block.heads * (block.head_dim + block.value_dim)
-    batched = products / (rates.matmul.flops_per_s * _UNFUSED_SHARE)
+    batched = products / (rates.wide_matmul.flops_per_s * _UNFUSED_SHARE)
     scores = pairs * block.heads / rates.memory_bytes_per_s
     unfused = batched + _UNFUSED_BYTES * scores
     unfused_back = 2 * batched + _UNFUSED_BACKWARD_BYTES * scores

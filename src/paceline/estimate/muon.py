@@ -59,9 +59,9 @@ def _matrix_s(
     outputs = matrix.outputs // parts
     small, large = min(matrix.inputs, outputs), max(matrix.inputs, outputs)
     each = _ITERATIONS * (
-        2 * matmul_s(small, large, small, rates.matmul)
-        + matmul_s(small, small, small, rates.matmul)
-        + rates.matmul.output_bytes
+        2 * matmul_s(small, large, small, rates.wide_matmul)
+        + matmul_s(small, small, small, rates.wide_matmul)
+        + rates.wide_matmul.output_bytes
         * (7 * small * small + 5 * small * large)
         / rates.memory_bytes_per_s
     )

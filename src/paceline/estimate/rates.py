@@ -86,6 +86,13 @@ class Rates:
     matmul: MatmulRate
     """In the precision of the linear layers."""
 
+    wide_matmul: MatmulRate
+    """Of products that stay in 16 bits beside narrower ones: the head's, Muon's and unfused
+    attention's. As `matmul` where nothing is narrow."""
+
+    weight_matmul: MatmulRate
+    """Of the gradients of matrices in the blocks."""
+
     attention_flops_per_s: Value
     """Scores and weighted values, at endless sequence length."""
 
@@ -176,31 +183,24 @@ def rates_of(
         return None
     e, s = efficiencies, efficiencies.step
     family = e.family_of(cluster.accelerator)
-    product = e.matmul_of(cluster.accelerator, precision)
-    kind = AS_OTHER.get(precision, precision)
     lasting = e.sustained.get(family, e.sustained["other"])
-    narrow = e.sustained_by_precision.get(kind, 1.0)
     kernel = _kernel(engine, family)
     is_gloo = cluster.backend == "gloo"
     waits_for_host = not is_gloo and family not in engine.graphs_on
-    is_narrow = kind in e.sustained_by_precision
+    is_narrow = AS_OTHER.get(precision, precision) in e.sustained_by_precision
+    matmul = _matmul_rate(cluster, e, precision)
+    wide_matmul = _matmul_rate(cluster, e, "bf16") if is_narrow else matmul
+    casts = e.hidden_passes["narrow"] * is_narrow * (_ROW_CASTS if engine.row_scales else 1)
     return Rates(
-        matmul=MatmulRate(
-            flops_per_s=peak * product.share * lasting * narrow,
-            short_k=product.short_k,
-            wave=product.wave,
-            launch_s=product.launch_s,
-            bytes_per_s=memory * product.memory_share,
-            num_multiprocessors=cluster.num_multiprocessors or _USUAL_MULTIPROCESSORS,
-            operand_bytes=_OPERAND_BYTES[kind],
-            output_bytes=max(2.0, _OPERAND_BYTES[kind]),
-        ),
+        matmul=matmul,
+        wide_matmul=wide_matmul,
+        weight_matmul=wide_matmul if engine.wide_weight_gradients else matmul,
         attention_flops_per_s=wide * e.attention.get(kernel, 1.0) * sqrt(lasting),
         attention_half_len=e.attention_half_len.get(family, e.attention_half_len["other"]),
         attention_backward=e.attention["backward"],
         is_flash=float(kernel != "unfused"),
         memory_bytes_per_s=memory * s["memory_share"],
-        hidden_passes=e.hidden_passes[engine.host] + e.hidden_passes["narrow"] * is_narrow,
+        hidden_passes=e.hidden_passes[engine.host] + casts,
         ffn_passes=e.ffn_passes[engine.host],
         host_s=e.host_s[engine.host] * waits_for_host,
         routed_ops=s["routed_ops"],
@@ -222,6 +222,29 @@ def rates_of(
         step_s=_CPU_STEP_S if is_gloo else s["step_s"],
     )
 
+
+def _matmul_rate(cluster: Cluster, e: Efficiencies, precision: str) -> MatmulRate:
+    """Large matrices in a precision, whose peak the cluster has, or that of the widest it has."""
+    product = e.matmul_of(cluster.accelerator, precision)
+    kind = AS_OTHER.get(precision, precision)
+    peak = _peak(cluster, precision) or _peak(cluster, "fp16") or _peak(cluster, "fp32") or 0.0
+    lasting = e.sustained.get(e.family_of(cluster.accelerator), e.sustained["other"])
+    return MatmulRate(
+        flops_per_s=peak * product.share * lasting * e.sustained_by_precision.get(kind, 1.0),
+        short_k=product.short_k,
+        wave=product.wave,
+        launch_s=product.launch_s,
+        bytes_per_s=(cluster.memory_bytes_per_s or 0.0) * product.memory_share,
+        num_multiprocessors=cluster.num_multiprocessors or _USUAL_MULTIPROCESSORS,
+        operand_bytes=_OPERAND_BYTES[kind],
+        output_bytes=max(2.0, _OPERAND_BYTES[kind]),
+    )
+
+
+_ROW_CASTS = 2
+"""Times that a tensor is cast where each row has a scale: once along each dim it is summed over, in
+the forward and in the backward pass. With one scale the transpose is the same numbers. Source:
+pytorch/ao 0.10, float8/float8_linear.py, matmul_with_hp_or_float8_args, _get_input_output_axes."""
 
 _COLLECTIVE_S = 14e-6
 """NCCL's own constant for a ring with LL128, whose hops are the catalog's latencies. Source:
