@@ -76,9 +76,10 @@ _CONSTANTS: Mapping[tuple[str, ...], tuple[float, float, float, float]] = {
     ("step.straggler",): (0.006, 0, 0.03, 0.5),
     ("step.step_s",): (0.020, 0, 0.06, 0.5),
 }
-"""Priors: design/planner.md 3.2 (matrix rates, attention, collectives, host launch 30 us, overlap,
-contention, stragglers); passes: counted from the operations of a block, unfused, with fused norms
-and activations, and compiled; routed_ops, expert_overlap, grouped_share and step_s: guesses."""
+"""Priors: published measurements and our first fits (matrix rates, attention, collectives, host
+launch 30 us, overlap, contention, stragglers); passes: counted from the operations of a block,
+unfused, with fused norms and activations, and compiled; routed_ops, expert_overlap, grouped_share
+and step_s: guesses."""
 
 
 def fit(columns: Columns, prior: float = PRIOR) -> Efficiencies:

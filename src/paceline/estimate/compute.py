@@ -26,18 +26,17 @@ Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
-"""Of the tile one multiprocessor computes. Source: cuBLAS on Hopper, design/planner.md 3.2."""
+"""Size of the tile that one multiprocessor computes. Source: cuBLAS on Hopper."""
 
 _NUM_OPS = 30
-"""Operations of one block's forward pass. Counted in a profile of Megatron's transformer layer:
-design/planner.md 3.2, Host launch."""
+"""Operations of one block's forward pass. A guess for Megatron's unfused layer of 2021."""
 
 _BACKWARD_OPS = 1.6
 """Operations of the backward pass for each of the forward pass. Source: as above."""
 
 _UNFUSED_SHARE = 0.62
-"""Rate of attention's batched products as a share of large matrices'. Source: SC21 runs,
-prototypes/planner_closed_form.py."""
+"""Rate of attention's batched products as a share of large matrices'. Ours, set by hand
+to the runs of SC21 (arXiv:2104.04473)."""
 
 _UNFUSED_BYTES, _UNFUSED_BACKWARD_BYTES = 12.0, 14.0
 """Read and written for each score: scale, mask, softmax and dropout. Source: as above."""
@@ -205,7 +204,7 @@ def head_times(inputs: Value, outputs: Value, work: Work, rates: Rates) -> tuple
 
 _LOSS_BYTES = 9.0
 """Read and written for each logit in either pass: cast to float32, maximum, sum of exponentials.
-Source: prototypes/planner_closed_form.py; cross-entropy reaches .28-.32 of bandwidth."""
+A guess, set by hand: measured cross-entropy reaches .28 to .32 of the memory's bandwidth."""
 
 
 def _matrix_times(matrix: Matrix, work: Work, rates: Rates) -> tuple[Column, Column, Column]:

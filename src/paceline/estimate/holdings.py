@@ -39,9 +39,9 @@ three steps of a 19M decoder (Python 3.11, torch 2.13 CPU, AMD EPYC Zen 4)."""
 _ZERO2 = code_of("sharding", "zero2")
 
 _HOST_BYTES_PER_S, _DISK_BYTES_PER_S = 25e9, 3e9
-"""To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. Source:
-design/planner.md 3.2 (offload: 25-55 GB/s); NVMe: a data-centre disk's data sheet, PCIe 4.0 x4
-shared by two ranks, a guess."""
+"""To the host over PCIe 4.0 x16 as copies reach it, and to an NVMe disk. PCIe: 25 to 55 GB/s are
+commonly quoted for 4.0 and 5.0; NVMe: a data-centre disk's data sheet, PCIe 4.0 x4 shared by two
+ranks, a guess."""
 
 
 def holdings_of(

@@ -22,7 +22,7 @@ class MatmulRate:
         t = launch + ((2 M N K / (peak x share) x waves x (1 + short_k / K))^4
                       + (bytes / memory)^4)^(1/4)
 
-    Source: fitted to NVIDIA aiconfigurator's 7.8 M measured products, design/planner.md 3.2.
+    Source: fitted to NVIDIA aiconfigurator's 7.8 M measured products.
     """
 
     flops_per_s: Value
