@@ -328,3 +328,13 @@ def touches(path: Path, tree: ast.Module) -> Iterator[str]:
 )
 def test_the_scan_sees_what_it_forbids(source: str, expected: str):
     assert expected in list(touches(ROOT / "m.py", ast.parse(source)))
+
+
+def test_no_source_is_a_file_of_another_folder():
+    outside = re.compile(r"\b(design|mission|prototypes|reviews)/\w+\.(md|py)")
+    cites = {
+        str(path.relative_to(ROOT))
+        for path in (*ROOT.rglob("*.py"), *ROOT.rglob("*.toml"))
+        if outside.search(path.read_text(encoding="utf-8"))
+    }
+    assert not cites

@@ -8,6 +8,7 @@ from typing import Literal
 Sharding = Literal["none", "zero1", "zero2", "full", "hybrid"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe-v"]
 ContextKind = Literal["ring", "ulysses"]
+# What recomputes more comes later.
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]

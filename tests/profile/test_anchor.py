@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from paceline.choices import Recompute
 from paceline.profile import (
     ComputeMode,
     DecoderShape,
-    Recompute,
     outside_bytes,
     profile_decoder,
     runtime_kernels,
-    saved_bytes,
 )
+from paceline.profile.saved import saved_bytes, saved_input, saved_outputs
 
 torch = pytest.importorskip("torch")
 
@@ -54,6 +54,11 @@ SHAPES = {
 }
 TOLERANCE = 0.05
 BATCH, SEQ_LEN = 3, 40
+KEEPS: dict[Recompute, Callable[..., Any]] = {
+    "none": saved_bytes,
+    "selective": saved_outputs,
+    "full": lambda block, kernels, _: saved_input(block, kernels),
+}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -72,7 +77,7 @@ def predicted_bytes(shape: DecoderShape, mode: ComputeMode, recompute: Recompute
     """The same from the counts: every block, then the head and the loss."""
     kernels = runtime_kernels(mode, fused_norm=False)
     (block,) = profile_decoder(shape, SEQ_LEN).blocks
-    inside = saved_bytes(block, kernels, SEQ_LEN, recompute=recompute)
+    inside = KEEPS[recompute](block, kernels, SEQ_LEN)
     outside = outside_bytes(shape.hidden, shape.vocab, kernels)
     a_token = shape.layers * (inside.tensor + inside.sequence) + outside.kept + outside.logits
     return BATCH * SEQ_LEN * a_token

@@ -1,5 +1,6 @@
 """The arithmetic of blocks takes columns of models as it takes one model."""
 
+from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -7,13 +8,12 @@ import pytest
 from paceline.catalog.configs import load_published_configs
 from paceline.profile import (
     Block,
-    Recompute,
     block_flops,
     block_parameters,
     profile_config,
     runtime_kernels,
-    saved_bytes,
 )
+from paceline.profile.saved import Kernels, SavedBytes, saved_bytes, saved_input, saved_outputs
 
 np = pytest.importorskip("numpy")
 
@@ -22,6 +22,10 @@ BLOCKS = [
     for published in load_published_configs().values()
     for block in profile_config(published.config, 2048).blocks
 ]
+
+
+def only_input(block: Block, kernels: Kernels, _: float) -> SavedBytes:
+    return saved_input(block, kernels)
 
 
 def column() -> Block:
@@ -40,12 +44,14 @@ def test_flops_of_a_column_are_those_of_each_row(seq_len: int):
     assert block_flops(column(), seq_len).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("keeps", [saved_bytes, saved_outputs, only_input])
 @pytest.mark.parametrize("fused_norm", [True, False])
-def test_saved_bytes_of_a_column_are_those_of_each_row(recompute: Recompute, fused_norm: bool):
+def test_saved_bytes_of_a_column_are_those_of_each_row(
+    keeps: Callable[..., SavedBytes], fused_norm: bool
+):
     kernels = runtime_kernels("bf16-autocast", fused_norm=fused_norm)
-    whole = saved_bytes(column(), kernels, 2048, recompute=recompute)
-    rows = [saved_bytes(each, kernels, 2048, recompute=recompute) for each in BLOCKS]
+    whole = keeps(column(), kernels, 2048)
+    rows = [keeps(each, kernels, 2048) for each in BLOCKS]
     for part in ("tensor", "sequence", "routed", "routed_ends", "peak"):
         expected = [getattr(row, part) for row in rows]
         values = np.broadcast_to(getattr(whole, part), len(BLOCKS))
@@ -55,9 +61,6 @@ def test_saved_bytes_of_a_column_are_those_of_each_row(recompute: Recompute, fus
 def test_recomputing_keeps_less():
     kernels = runtime_kernels("bf16-sharded", fused_norm=True)
     for block in BLOCKS:
-        kept = [
-            saved_bytes(block, kernels, 2048, recompute=recompute)
-            for recompute in ("full", "selective", "none")
-        ]
+        kept = [keeps(block, kernels, 2048) for keeps in (only_input, saved_outputs, saved_bytes)]
         sums = [each.tensor + each.sequence + each.routed + each.routed_ends for each in kept]
         assert sums == sorted(sums), block

@@ -14,6 +14,7 @@ from paceline.estimate import price_one
 from paceline.estimate.estimate import mfu_at
 from paceline.estimate.schedule import bubble_share
 from paceline.parallel import Layout
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.record.bench import Measured, Scaling
@@ -245,7 +246,8 @@ def _memory(row: Row, plan: Plan) -> Iterator[Advice]:
         f"the fullest rank held {format_bytes(row.peak_bytes)} of {format_bytes(row.limit_bytes)}"
     )
     if share > _FULL:
-        leaner = "layout.recompute=full" if layout.recompute != "full" else "a smaller micro_batch"
+        is_whole = layout.recompute in WHOLE_BLOCKS
+        leaner = "a smaller micro_batch" if is_whole else f"layout.recompute={WHOLE_BLOCKS[0]}"
         yield Advice(limit="memory", what=used, change=leaner, gain=None, how="unknown")
     elif share < _ROOMY and layout.recompute != "none":
         plain = replace(layout, recompute="none", recompute_every=1)
@@ -277,7 +279,7 @@ def _compute(row: Row, plan: Plan) -> Iterator[Advice]:
     faster = "bf16" in plan.cluster.peak_flops_per_s and plan.precision == "fp32"
     if faster and plan.cluster.accelerator != "cpu":
         change = "train.precision=bf16"
-    elif plan.layout.recompute == "full":
+    elif plan.layout.recompute in WHOLE_BLOCKS:
         change = "layout.recompute=selective, where there is memory for it"
     else:
         change = "more devices, or faster ones: that is the work itself"

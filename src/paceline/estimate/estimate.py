@@ -22,6 +22,7 @@ from paceline.estimate.memory import PARTS, fullest, memory_parts
 from paceline.estimate.rates import Rates, rates_of
 from paceline.estimate.step import TERMS, fast_end, slow_end, step_terms
 from paceline.parallel import Layout, Layouts, table_of
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.profile import Block, ModelProfile
 from paceline.topology import Cluster
 
@@ -349,7 +350,7 @@ def _estimate(prices: Prices, index: int) -> Estimate:
         # Frozen matrices get no gradient: two passes, and the third for what is trained.
         passes = 2 + profile.num_trained_parameters / max(profile.num_parameters, 1)
         mfu = passes * needed
-        again = 1 / layout.recompute_every if layout.recompute == "full" else 0.0
+        again = 1 / layout.recompute_every if layout.recompute in WHOLE_BLOCKS else 0.0
         hfu = (passes + again) * needed
     return Estimate(
         memory=_memory(prices.parts, index, _knows_activations(profile)),

@@ -17,7 +17,7 @@ Leaves out: the training data a rank holds, and the whole model that our own run
 host before it is sharded.
 
 Source: states: ZeRO, arXiv:1910.02054, section 3.1; FSDP2: torch/distributed/fsdp/_fully_shard,
-read at 2.13; activations: `profile/saved.py`; design/planner.md 3.1.
+read at 2.13; activations: `profile/saved.py`.
 """
 
 from typing import Any, NamedTuple
@@ -25,20 +25,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.estimate.given import Holdings, Model
+from paceline.estimate.recompute import OneBlock, deferred_on_rank, kept_on_rank
 from paceline.estimate.schedule import deferred_micro_batches, held_micro_batches
 from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
 from paceline.estimate.step import head_in_blocks, may_be_bare, stage_blocks
+from paceline.parallel.recomputes import share_untouched
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
-from paceline.profile.block import Block, Value, dense_parameters, expert_parameters, matrices
-from paceline.profile.saved import (
-    SavedBytes,
-    deferred_bytes,
-    outside_bytes,
-    saved_bytes,
-    without_modules,
-)
+from paceline.profile.block import Value, dense_parameters, expert_parameters, matrices
+from paceline.profile.saved import outside_bytes, saved_bytes
 
 Column = Any
 """An array with one entry a row, as it broadcasts; numpy's types cannot say it."""
@@ -61,7 +57,6 @@ _RESTORING_BYTES = 6.0
 code in int32, half of one, and its value in float32."""
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
-_SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
 _ULYSSES = code_of("context_kind", "ulysses")
 
 
@@ -222,22 +217,13 @@ def _fullest_moment(
     stream = np.where(t.sequence_parallel, t.tensor, 1)
     kept = working = peak = later = np.asarray(0.0)
     is_staged = bool(np.any(t.pipeline > 1))
-    scaled = h.kernels.compute_bytes * (h.scaled_columns / t.tensor + h.scaled_rows)
     for block in model.blocks:
         mine = here.block_share * block.count
-        whole = _on_rank(block, model, t, h, stream, "none") + scaled
-        lean = _selective_on_rank(block, model, t, h, stream)
-        inputs = _on_rank(block, model, t, h, stream, "full")
-        share = 1 / t.recompute_every
-        again = np.where(t.recompute == _WHOLE, whole, whole - lean) * (t.recompute != 0)
-        each = np.where(
-            t.recompute == _WHOLE,
-            share * inputs + (1 - share) * whole,
-            np.where(t.recompute == _SELECTIVE, lean, whole),
-        )
+        one = OneBlock(block, model, t, h, stream)
+        each, again = kept_on_rank(one)
         kept = kept + mine * each
         if is_staged:
-            later = later + mine * _deferred_on_rank(block, t, h, stream)
+            later = later + mine * deferred_on_rank(one)
         working = np.maximum(working, again * (mine > 0))
         saved = saved_bytes(block, h.kernels, model.seq_len / t.context)
         others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
@@ -319,61 +305,6 @@ def _held_at_head_of_v(model: Model, t: Layouts, here: _Here) -> Column:
     return (np.minimum(t.accumulation, early) * front + back) / np.maximum(mine, 1)
 
 
-def _selective_on_rank(
-    block: Block, model: Model, t: Layouts, h: Holdings, stream: Column
-) -> Column:
-    """Saved by one block for one token with selective recompute, as the engine understands it.
-
-    Source: Korthikanti et al., arXiv:2205.05198, section 4.3, for the scores alone.
-    """
-    cheap = _on_rank(block, model, t, h, stream, "selective")
-    # What a row-parallel matrix gives is kept before it is summed: whole on every tensor rank.
-    sums = (block.heads > 0) * 1 + (block.cross_heads > 0) + (block.ffn + block.shared_ffn > 0)
-    terms = h.ways.keeps_sums * h.kernels.compute_bytes * sums * block.hidden
-    cheap = cheap + terms * (1 - 1 / stream)
-    if np.all(np.asarray(h.selective_cheap) > 0):
-        return cheap
-    if block.measured is not None:
-        return cheap
-    kept = without_modules(block, h.kernels, model.seq_len / t.context)
-    scores = _of_rank(kept, block, t, h, stream) + _gathered_inputs(block, t, h, stream)
-    return np.where(np.asarray(h.selective_cheap) > 0, cheap, scores)
-
-
-def _deferred_on_rank(block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
-    """Kept by one block for one token until the second half of a split backward pass."""
-    if block.measured is not None:
-        return np.asarray(0.0)
-    return _of_rank(deferred_bytes(block, h.kernels), block, t, h, stream)
-
-
-def _of_rank(saved: SavedBytes, block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
-    """This rank's part of what one token leaves in one block."""
-    width = routed_split(t, h.ways).width
-    ends = saved.routed_ends / np.where(width > 1, 1, stream)
-    routed = block.experts_per_token * (saved.routed / stream + ends)
-    return np.asarray(saved.tensor / t.tensor + saved.sequence / stream + routed)
-
-
-def _on_rank(
-    block: Block, model: Model, t: Layouts, h: Holdings, stream: Column, recompute: Any
-) -> Column:
-    """Saved by one block for one token of this rank."""
-    if block.measured is not None:
-        return np.asarray((block.measured.saved_bytes or 0) / model.seq_len * (recompute == "none"))
-    saved = saved_bytes(block, h.kernels, model.seq_len / t.context, recompute=recompute)
-    # Selective recompute that keeps the sums gathers the inputs again.
-    is_kept = recompute == "none" or (recompute == "selective" and not np.any(h.ways.keeps_sums))
-    return _of_rank(saved, block, t, h, stream) + is_kept * _gathered_inputs(block, t, h, stream)
-
-
-def _gathered_inputs(block: Block, t: Layouts, h: Holdings, stream: Column) -> Column:
-    """Of linears, as tensor parallelism gathered them, beside this rank's own part."""
-    inputs = h.kernels.attention_casts * (block.heads > 0) + h.kernels.ffn_casts * (block.ffn > 0)
-    share = h.gathered_inputs * (1 - 1 / stream)
-    return np.asarray(share * inputs * h.kernels.compute_bytes * block.hidden)
-
-
 def _gathered(model: Model, t: Layouts, h: Holdings, here: _Here) -> tuple[Column, Column, Column]:
     """Copies of parameters in the type they are multiplied in, at the three moments.
 
@@ -440,16 +371,15 @@ def _cast_parameters(model: Model, t: Layouts, here: _Here) -> tuple[Column, Col
     is_tied = np.asarray(model.num_tied_parameters) > 0
     embedding = (np.asarray(here.stage) == 0) * model.num_embedding_parameters / t.tensor
     head = here.root - np.where(is_tied, 0.0, embedding)
-    share = np.where(t.recompute == _WHOLE, 1 - 1 / t.recompute_every, 1.0)
-    share = np.where(t.recompute == _SELECTIVE, 0.0, share)
+    share = share_untouched(t.recompute, t.recompute_every)
     return share * (here.dense + here.routed - here.root), head
 
 
 def _dummy_bytes(model: Model, t: Layouts) -> Column:
     """One bf16 buffer for each shape of weight gradient.
 
-    Source: TransformerEngine `get_dummy_wgrad`; design/planner.md 3.1.5: it is the whole 4.5 %
-    that Megatron's own formula lacks on 31 measured rows.
+    Source: TransformerEngine `get_dummy_wgrad`: it is the whole 4.5 % that
+    Megatron's own formula lacks on 31 measured rows.
     """
     total = np.asarray(0.0)
     for block in model.blocks:

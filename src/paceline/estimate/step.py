@@ -32,6 +32,7 @@ from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
 from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
+from paceline.estimate.recompute import Pass, done_again
 from paceline.estimate.schedule import idle_share
 from paceline.estimate.sharing import RoutedSplit, Ways, routed_split, shared_of
 from paceline.parallel.schedules import splits_backward, stages_each
@@ -75,7 +76,6 @@ TERMS = (
 _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )
-_SELECTIVE, _WHOLE = code_of("recompute", "selective"), code_of("recompute", "full")
 _ULYSSES = code_of("context_kind", "ulysses")
 
 _SPLIT_BACKWARD = 0.03
@@ -199,30 +199,26 @@ def _block_seconds(
 ) -> dict[str, Column]:
     """Seconds by term of one block and one micro-batch, forward and backward."""
     times = _times(block, model, t, rates, traffic)
-    again = _recompute_s(times, t)
     restored = _restore_s(block, model, t, rates, traffic)
-    restored_again = np.where(t.recompute == _WHOLE, 1 / t.recompute_every, t.recompute > 0)
     tensor_forward = _tensor_s(block, work, t, rates, traffic)
-    tensor_again = np.where(t.recompute == _WHOLE, tensor_forward / t.recompute_every, 0.0)
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)
-    selective_again = np.where(t.recompute == _SELECTIVE, rates.modules.experts * exchange / 2, 0.0)
-    exchange_again = np.where(
-        t.recompute == _WHOLE, exchange / 2 / t.recompute_every, selective_again
-    )
+    forward = Pass(times.forward, tensor_forward, exchange / 2, restored)
+    again = done_again(forward, times, t, rates)
     context = _context_s(block, work, t, rates, times, traffic.ways)
     compute = times.forward + times.backward
-    exposed, hidden = _gathered_s(block, times.forward, times.backward + again, t, rates, traffic)
+    backward = times.backward + again.compute
+    exposed, hidden = _gathered_s(block, times.forward, backward, t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
-        "recompute": again + restored_again * restored,
-        "tensor": (2 * tensor_forward + tensor_again) * (1 - rates.tensor_overlap),
+        "recompute": again.compute + again.restored,
+        "tensor": (2 * tensor_forward + again.tensor) * (1 - rates.tensor_overlap),
         "context": context,
-        "expert": 2 * exchange + exchange_again + summed,
+        "expert": 2 * exchange + again.exchange + summed,
         "gathered": exposed,
         "weight_gradient": times.weight_gradient,
         "forward": times.forward,
-        "backward": times.backward + again,
+        "backward": backward,
     }
 
 
@@ -230,11 +226,6 @@ def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Tr
     """Every quantised matrix is restored for each product with it, where the engine does that."""
     values = model.quantised_share * dense_parameters(block) / t.tensor
     return traffic.ways.restores_frozen * _RESTORE_BYTES * values / rates.memory_bytes_per_s
-
-
-def _recompute_s(times: BlockTimes, t: Layouts) -> Column:
-    whole = np.where(t.recompute == _WHOLE, times.forward / t.recompute_every, 0.0)
-    return np.where(t.recompute == _SELECTIVE, times.selective, whole)
 
 
 def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates, traffic: Traffic) -> Column:

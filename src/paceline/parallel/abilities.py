@@ -14,6 +14,7 @@ import numpy as np
 from paceline.catalog.engines import Engine
 from paceline.choices import Attention, ContextKind, Offload, Recompute, Schedule, Sharding
 from paceline.parallel.layout import Layout
+from paceline.parallel.recomputes import ONE_BACKWARD
 from paceline.parallel.schedules import SPLIT_BACKWARD
 from paceline.parallel.table import (
     CONTEXT_KINDS,
@@ -359,8 +360,8 @@ def reasons_ours_cannot(layout: Layout) -> Iterator[str]:
     elif layout.offload != "none" and layout.shard_degree == 1:
         yield f"offload {layout.offload} of a state that is not sharded"
     splits_backward = layout.schedule in SPLIT_BACKWARD
-    if layout.pipeline > 1 and splits_backward and layout.recompute == "selective":
-        yield f"selective recompute in a {layout.schedule} pipeline"
+    if layout.pipeline > 1 and splits_backward and layout.recompute in ONE_BACKWARD:
+        yield f"{layout.recompute} recompute in a {layout.schedule} pipeline"
     small, large = sorted((layout.shard_degree, layout.expert))
     if large % small:
         yield f"{layout.shard_degree} shards with {layout.expert} expert ranks: neither divides"

@@ -20,6 +20,7 @@ import numpy as np
 from paceline.choices import Offload, Recompute, Schedule
 from paceline.job import LayoutSpec
 from paceline.parallel.abilities import Abilities
+from paceline.parallel.recomputes import WHOLE_BLOCKS, goes_backward_once
 from paceline.parallel.schedules import (
     SCHEDULE_FACTS,
     least_rounds,
@@ -115,7 +116,7 @@ def with_implied(fixed: LayoutSpec) -> LayoutSpec:
     if fixed.sharding == "auto" and fixed.shard != "auto":
         fixed = replace(fixed, sharding="hybrid")
     if fixed.recompute == "auto" and fixed.recompute_every not in ("auto", 1):
-        fixed = replace(fixed, recompute="full")
+        fixed = replace(fixed, recompute=WHOLE_BLOCKS[0])
     return fixed
 
 
@@ -326,7 +327,7 @@ def _recomputes(space: Space) -> list[tuple[int, int]]:
     return [
         (code_of("recompute", kind), n)
         for kind in kinds
-        for n in (every if kind == "full" else [1])
+        for n in (every if kind in WHOLE_BLOCKS else [1])
     ]
 
 
@@ -429,8 +430,7 @@ def _grid(
         space, sharding, each, accumulation
     )
     if not space.abilities.selective_split_backward:
-        is_selective = recompute == code_of("recompute", "selective")
-        possible = possible & ~(splits_backward(schedule) & is_selective)
+        possible = possible & ~(splits_backward(schedule) & goes_backward_once(recompute))
     if space.abilities.experts_by_tensor and num_experts(space.profile) % tensor:
         possible = possible & ((expert > 1) | (num_experts(space.profile) == 1))
     for excluded in space.abilities.excluded:

@@ -27,7 +27,8 @@ from paceline.parallel.candidates import (
     num_fixed_ranks,
 )
 from paceline.parallel.engine_laws import check_engine
-from paceline.parallel.layout_laws import check_selective, token_step
+from paceline.parallel.layout_laws import check_one_backward, token_step
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.schedules import SCHEDULE_FACTS
 from paceline.profile.adapter import NF4_BLOCK, unquantisable
 
@@ -349,7 +350,7 @@ def check_shard(job: Job, space: Space) -> Iterator[Problem]:
 
 
 def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
-    """Every how many blocks one is recomputed is a question of full recompute alone."""
+    """Every how many blocks one is recomputed is a question of whole blocks alone."""
     fixed, blocks = job.spec.layout, space.profile.num_blocks
     if fixed.recompute_every != "auto" and fixed.recompute_every > max(blocks, 1):
         yield Problem(
@@ -361,15 +362,15 @@ def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
         )
     if not space.abilities.selective_split_backward:
         where = job.where("layout.recompute")
-        yield from check_selective(fixed.schedule, fixed.recompute, where=where)
-    if fixed.recompute_every in ("auto", 1) or fixed.recompute in ("auto", "full"):
+        yield from check_one_backward(fixed.schedule, fixed.recompute, where=where)
+    if fixed.recompute_every in ("auto", 1) or fixed.recompute in ("auto", *WHOLE_BLOCKS):
         return
     yield Problem(
         code="L013",
         what=f"layout.recompute_every is {fixed.recompute_every}, and recompute is "
         f"{fixed.recompute}",
         where=job.where("layout.recompute_every"),
-        fix="leave it out, or set layout.recompute to full",
+        fix=f"leave it out, or set layout.recompute to {WHOLE_BLOCKS[0]}",
     )
 
 

@@ -12,6 +12,7 @@ from math import gcd
 
 from paceline.errors import Problem
 from paceline.parallel.layout import Layout
+from paceline.parallel.recomputes import ONE_BACKWARD
 from paceline.parallel.schedules import SCHEDULE_FACTS, SPLIT_BACKWARD
 from paceline.parallel.stages import is_v_shaped, num_chunks, num_stages
 from paceline.profile.adapter import NF4_BLOCK
@@ -103,7 +104,7 @@ def check_schedule(layout: Layout, num_blocks: int) -> Iterator[Problem]:
             fix=f"set layout.pipeline to {max(num_blocks // num_chunks(layout), 1)} or less"
             + (", or layout.chunks to fewer" if chunks > 2 else ""),
         )
-    yield from check_selective(word, layout.recompute, where="layout.recompute")
+    yield from check_one_backward(word, layout.recompute, where="layout.recompute")
     yield from check_micro_batches(layout, layout.accumulation)
 
 
@@ -132,13 +133,13 @@ def check_micro_batches(layout: Layout, count: int) -> Iterator[Problem]:
         )
 
 
-def check_selective(schedule: str, recompute: str, *, where: str) -> Iterator[Problem]:
-    """Selective recompute needs a schedule that goes backward through a block once."""
-    if schedule in SPLIT_BACKWARD and recompute == "selective":
+def check_one_backward(schedule: str, recompute: str, *, where: str) -> Iterator[Problem]:
+    """Some recompute policies need a schedule that goes backward through a block once."""
+    if schedule in SPLIT_BACKWARD and recompute in ONE_BACKWARD:
         yield Problem(
             code="L022",
             what=f"schedule {schedule} goes backward through each block twice, for inputs and for "
-            "weights, and torch's selective recompute allows it once",
+            f"weights, and torch's {recompute} recompute allows it once",
             where=where,
             fix="set layout.recompute to full or none, or layout.schedule to 1f1b or interleaved",
         )

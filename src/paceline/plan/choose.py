@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.choices import Recompute
 from paceline.estimate import Case, Estimate, price, price_one
 from paceline.parallel import Layout, Layouts, abilities_of, table_of
 from paceline.parallel.candidates import divisors
 from paceline.parallel.schedules import SCHEDULE_FACTS
-from paceline.parallel.table import SHARDINGS, code_of
+from paceline.parallel.table import RECOMPUTES, SHARDINGS, code_of
 from paceline.plan.decision import Rejected
 from paceline.plan.host import host_bytes_of_one, host_limit_bytes, host_limit_source
 from paceline.plan.search import Found, Priced, estimates_of
@@ -399,10 +398,9 @@ def _why_schedule(choice: Choice) -> str:
 
 def _why_recompute(choice: Choice) -> str:
     layout = choice.layout
-    kinds: tuple[Recompute, ...] = ("none", "selective", "full")
     if layout.recompute == "none":
         return "what the backward pass needs fits"
-    leaner = kinds[: kinds.index(layout.recompute)]
+    leaner = RECOMPUTES[: RECOMPUTES.index(layout.recompute)]
     tried = [
         price_one(replace(layout, recompute=kind, recompute_every=1), choice.case)
         for kind in leaner

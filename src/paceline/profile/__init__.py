@@ -1,6 +1,5 @@
 """What a model costs: parameters, FLOPs and saved activations, whatever the layout."""
 
-from paceline.choices import Recompute
 from paceline.profile.block import (
     Block,
     Matrix,
@@ -47,7 +46,6 @@ __all__ = [
     "ModelProfile",
     "ModuleFacts",
     "OutsideBytes",
-    "Recompute",
     "SavedBytes",
     "Split",
     "Splits",

@@ -31,7 +31,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from paceline.choices import Recompute
 from paceline.profile.block import Block, Value, matrices, second_shares
 
 FLOAT32 = 4
@@ -151,22 +150,15 @@ class SavedBytes(NamedTuple):
     """Alive besides while this one block goes backward: gradients inside it (divided by tensor)."""
 
 
-def saved_bytes(
-    block: Block, kernels: Kernels, seq_len: Value, *, recompute: Recompute = "none"
-) -> SavedBytes:
+def saved_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     """Bytes one token leaves for the backward pass in one block.
 
     Args:
         block: Its sizes; a measured block is not counted here.
         kernels: Of the software that runs it.
         seq_len: Tokens that attention looks at, for the scores of unfused attention.
-        recompute: What is computed again instead of kept.
     """
     c, h = kernels.compute_bytes, block.hidden
-    if recompute == "full":
-        return replace_saved(saved_bytes(block, kernels, seq_len), kept=kernels.stream_bytes * h)
-    if recompute == "selective":
-        return _selective_bytes(block, kernels, seq_len)
     ways = 1 + block.gated
     gated, plain = block.gated * 1, 1 - block.gated
     copies = gated * kernels.gated_copies + plain * (kernels.plain_copies - block.relu)
@@ -218,7 +210,7 @@ def saved_bytes(
     )
 
 
-def _selective_bytes(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
+def saved_outputs(block: Block, kernels: Kernels, seq_len: Value) -> SavedBytes:
     """Outputs of matrices (or of every second one) and of flash attention, and the block's input;
     the rest is cheap.
 
@@ -270,12 +262,13 @@ def without_modules(block: Block, kernels: Kernels, seq_len: Value) -> SavedByte
     )
 
 
-def replace_saved(whole: SavedBytes, *, kept: float) -> SavedBytes:
-    """A block of which only the input is kept; all else is alive while it is computed again.
+def saved_input(block: Block, kernels: Kernels) -> SavedBytes:
+    """Bytes of a block of which only the input is kept, until the block is computed again.
 
     Source: checkpointing, Chen et al., arXiv:1604.06174.
     """
-    return whole._replace(tensor=0.0, sequence=kept, routed=0.0, routed_ends=0.0)
+    kept = kernels.stream_bytes * block.hidden
+    return SavedBytes(tensor=0.0, sequence=kept, routed=0.0, routed_ends=0.0, peak=0.0)
 
 
 def deferred_bytes(block: Block, kernels: Kernels) -> SavedBytes:

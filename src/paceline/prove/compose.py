@@ -61,8 +61,7 @@ def stages_of(model: nn.Module, layout: Layout) -> Stages | None:
     if ways is None or len(signatures) < num_stages(layout):
         return None
     blocks = blocks_of(model, ways, layout)
-    every = layout.recompute_every if layout.recompute == "full" else 1
-    last = len(blocks) - 1
+    every, last = layout.recompute_every, len(blocks) - 1
     kinds = tuple(
         (stage == 0, stage == last, tuple((signatures[i], i % every == 0) for i in mine))
         for stage, mine in enumerate(blocks)

@@ -123,10 +123,9 @@ def _blocks_of_ranks(model: torch.nn.Module, layout: Layout) -> list[tuple[int, 
 
 def _period(signatures: list[object], layout: Layout) -> int | None:
     """Blocks after which the same kinds come again; None when they do not."""
-    every = layout.recompute_every if layout.recompute == "full" else 1
     for period in range(1, 5):
         if all(a == b for a, b in zip(signatures, signatures[period:], strict=False)):
-            return lcm(period, every)
+            return lcm(period, layout.recompute_every)
     return None
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.choices import Recompute
 from paceline.parallel.layout import Layout
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.stages import num_chunks
 from paceline.record.verification import Run
 
@@ -23,7 +23,7 @@ def runs_of(layout: Layout, precision: str, steps: int) -> tuple[Run, ...]:
         steps: Of the long runs, two at least: a checkpoint is written in their middle.
     """
     middle = steps // 2
-    other_recompute: Recompute = "full" if layout.recompute == "none" else "none"
+    other_recompute = WHOLE_BLOCKS[0] if layout.recompute == "none" else "none"
     job = Run(name=JOB, layout=layout, precision=precision, steps=steps, compared=True)
     return (
         Run(name=WIDE, layout=layout, precision="fp64", steps=steps, watched=True),

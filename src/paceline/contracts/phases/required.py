@@ -8,6 +8,7 @@ from paceline.errors import PlanError
 from paceline.job import Job
 from paceline.job.evaluate import most_kept
 from paceline.parallel.layout import Layout
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.plan.decision import Plan
 from paceline.units import format_bytes
 
@@ -250,10 +251,10 @@ def _by_layout(layout: Layout, activations: int, optimizer: int, weights: int) -
             saves_bytes=optimizer,
             costs="the state crosses PCIe twice a step",
         )
-    if layout.recompute != "full":
+    if layout.recompute not in WHOLE_BLOCKS:
         yield Saving(
             change="every block computed again in the backward pass",
-            field="layout.recompute: full",
+            field=f"layout.recompute: {WHOLE_BLOCKS[0]}",
             saves_bytes=round(0.8 * activations),
             costs="about a third more compute; 0.8 of the activations is a guess",
         )

@@ -6,6 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 from paceline.contracts.phases.case import Case
 from paceline.contracts.phases.required import STATE_BYTES_PER_PARAMETER
 from paceline.estimate.cost import training_flops
+from paceline.parallel.recomputes import WHOLE_BLOCKS
 from paceline.parallel.stages import is_v_shaped, stages_of_rank
 from paceline.plan import Plan
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
@@ -331,7 +332,7 @@ def _compute(case: Case) -> dict[str, float | str | None]:
         "FLOPs": None
         if tokens is None
         else training_flops(
-            plan.profile.num_parameters, tokens, recompute=plan.layout.recompute == "full"
+            plan.profile.num_parameters, tokens, recompute=plan.layout.recompute in WHOLE_BLOCKS
         ),
         "tokens": None if tokens is None else format_count(tokens),
         "peakPerGPU": None if peak is None else format_flops_per_s(peak),

@@ -6,7 +6,7 @@ FSDP2 stay outside: in the backward pass the block is gathered once for both.
 Random numbers are drawn again as they were drawn first, so dropout is the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from paceline.choices import Recompute
 from paceline.parallel.layout import Layout
 from paceline.runtime.strategy.blocks import HasBlocks, numbered_blocks
 
@@ -57,13 +58,12 @@ def recompute_blocks(model: nn.Module, layout: Layout, ways: HasBlocks | None = 
 
     Source: Chen et al., arXiv:1604.06174; Korthikanti et al., arXiv:2205.05198.
     """
-    if layout.recompute == "none":
+    options = _OPTIONS[layout.recompute]
+    if options is None:
         return model
     for index, block in numbered_blocks(model, ways):
-        if layout.recompute == "selective":
-            block.forward = _recomputed(block.forward, context_fn=_keeping)
-        elif index % layout.recompute_every == 0:
-            block.forward = _recomputed(block.forward)
+        if index % layout.recompute_every == 0:
+            block.forward = _recomputed(block.forward, **options)
     return model
 
 
@@ -84,3 +84,10 @@ def _keep(_: SelectiveCheckpointContext, operation: Any, *__: Any, **___: Any) -
 
 _keeping = partial(create_selective_checkpoint_contexts, _keep)
 """torch.compile takes a partial of this function, and no other."""
+
+_OPTIONS: Mapping[Recompute, Mapping[str, Any] | None] = {
+    "none": None,
+    "selective": {"context_fn": _keeping},
+    "full": {},
+}
+"""What `checkpoint` is called with, by policy; None where nothing is recomputed."""
