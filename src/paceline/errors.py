@@ -1,5 +1,6 @@
 """What can go wrong, in the reader's own words: problems, and one exception per exit code."""
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -100,3 +101,13 @@ class CrashLoop(RunError):
     """The run fails at the same place however often it is tried."""
 
     exit_code = 7
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """A question with the known name that is nearest, or nothing where none is near.
+
+    >>> did_you_mean("ful", ["none", "full"])
+    'did you mean `full`?'
+    """
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"did you mean `{near[0]}`?" if near else ""

@@ -21,7 +21,7 @@ def refusal(name, text, tmp_path):
 
 
 def test_an_unknown_contract_names_the_nearest(tmp_path):
-    assert "did you mean pytorch-trainer?" in refusal("pytorch-trianer", "{}", tmp_path)
+    assert "did you mean `pytorch-trainer`?" in refusal("pytorch-trianer", "{}", tmp_path)
 
 
 @pytest.mark.parametrize(

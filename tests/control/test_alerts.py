@@ -176,7 +176,7 @@ def where(path: tuple[str | int, ...]) -> str:
 def test_a_name_that_no_run_has_is_refused_with_the_nearest(rule: AlertSpec, nearest: str):
     (problem,) = check_names(AlertsSpec(rules=[rule]), where, logs_its_own=False)
     assert problem.code == "J017"
-    assert problem.fix == f"did you mean {nearest}?"
+    assert problem.fix == f"did you mean `{nearest}`?"
     assert "('rules', 0" in problem.where
 
 

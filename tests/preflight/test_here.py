@@ -201,7 +201,7 @@ def test_a_file_that_is_no_recording_is_refused_with_its_name(job, tmp_path):
     [
         (("--allow", "shared-memry"), "Did you mean shared-memory?"),
         (("--on", "kubernetes"), "W031"),
-        (("--on", "slrm"), "did you mean slurm"),
+        (("--on", "slrm"), "did you mean `slurm`"),
         (("--hosts", "a,b"), "--hosts goes with --on ssh"),
         (("--timeout", "nan"), "nan"),
     ],

@@ -151,7 +151,7 @@ def test_a_linear_that_the_model_lacks_names_the_nearest():
         profile_of("llama-3-8b", "{targets: [querry, c_attn]}")
     first, second = caught.value.problems
     assert first.code == "M009"
-    assert first.fix.startswith("did you mean query? Else choose from query, key, value")
+    assert first.fix.startswith("did you mean `query`? Choose from query, key, value")
     assert "'c_attn'" in second.what
 
 

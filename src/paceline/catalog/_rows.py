@@ -22,7 +22,7 @@ from typing import (
 import msgspec
 
 from paceline import units
-from paceline.errors import Problem
+from paceline.errors import Problem, did_you_mean
 
 _T = TypeVar("_T")
 
@@ -249,12 +249,11 @@ def _unknown_keys(
 def unknown_key(name: str, known: Iterable[str], *, where: str, file: str) -> Problem:
     """A key or a table that a catalog file cannot have, with the nearest that it can."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return Problem(
         code="T011",
         what=f"`{name}` is no key of {where}",
         where=f"{where} in {file}",
-        fix=f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}",
+        fix=did_you_mean(name, known, cutoff=0.4) or f"known are {', '.join(known)}",
     )
 
 

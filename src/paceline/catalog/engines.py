@@ -1,6 +1,5 @@
 """Software that runs a training step: what it keeps and what it hides, from `engines.toml`."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from paceline.catalog._rows import make_row
 from paceline.catalog.load import read_shipped
-from paceline.errors import JobError
+from paceline.errors import JobError, did_you_mean
 
 RoutedSplit = Literal["whole", "width", "always width", "expert"]
 Way = Literal[
@@ -171,11 +170,9 @@ def find_engine(name: str, *, where: str, year: int | None = None) -> Engine:
     ]
     if matches:
         return max(matches, key=lambda match: match[0])[1]
-    near = difflib.get_close_matches(wanted, engines, n=2, cutoff=0.4)
     raise JobError.of(
         code="E001",
         what=f"the catalog has no engine `{name}`",
         where=where,
-        fix=(f"did you mean {' or '.join(near)}? " if near else "")
-        + f"Known are {', '.join(engines)}",
+        fix=f"{did_you_mean(wanted, engines, cutoff=0.4)} Known are {', '.join(engines)}".lstrip(),
     )

@@ -5,12 +5,11 @@ Pure: the same samples make the same alerts. Leaves out where samples come from
 (`launch/tell.py`).
 """
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from paceline.errors import Problem
+from paceline.errors import Problem, did_you_mean
 from paceline.job.alerts import AlertSpec, AlertsSpec, Place
 from paceline.record.events import AlertFired, AlertOver, AnyEvent
 from paceline.record.metric_names import METRICS, find_metric
@@ -214,10 +213,9 @@ def check_names(
 
 
 def _unknown(kind: str, name: str, known: Collection[str], where: str) -> Problem:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return Problem(
         code="J017",
         what=f"no run has the {kind} {name!r}",
         where=where,
-        fix=f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}",
+        fix=did_you_mean(name, known, cutoff=0.4) or f"known: {', '.join(sorted(known))}",
     )

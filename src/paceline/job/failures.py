@@ -8,7 +8,6 @@ A failure process is an input: operators differ in rate and mix, so none is buil
 were published.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job.section import Number, Positive, Seconds, section
 
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -225,14 +224,13 @@ def _read_term(term: str) -> dict[str, Any] | None:
 
 def _not_understood(term: str) -> Problem:
     shown = [example for _, example, _ in _TERMS]
-    near = difflib.get_close_matches(term, [*PRESETS, *shown], n=1, cutoff=0.4)
+    meant = did_you_mean(term, [*PRESETS, *shown], cutoff=0.4)
     return Problem(
         code="S001",
         what=f"{term!r} is no failure process that is known",
         where="--failures",
-        fix=(f"did you mean {near[0]}? " if near else "")
-        + f"Start with one of {', '.join(PRESETS)} or a rate, then terms such as "
-        + ", ".join(shown),
+        fix=f"{meant} Start with one of {', '.join(PRESETS)} or a rate, then terms such as "
+        f"{', '.join(shown)}".lstrip(),
     )
 
 
@@ -275,8 +273,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
     for detail in error.errors():
         name = str(detail["loc"][0]) if detail["loc"] else ""
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(names)}"
+            fix = did_you_mean(name, names) or f"the fields are {', '.join(names)}"
             yield Problem(code="S001", what=f"unknown field {name!r}", where=where, fix=fix)
         else:
             what = f"{name}: {detail['msg']}"

@@ -9,11 +9,12 @@ Leaves out: carrying it out (`runtime/faults.py` inside a worker, `control/injec
 outside) and which row of the fault matrix it stands for (`check/drill/matrix.py`).
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from paceline.errors import did_you_mean
 
 Maker = Literal["worker", "agent"]
 """Who carries a fault out: the worker itself, or its agent from outside."""
@@ -253,11 +254,10 @@ def parse_fault(text: str) -> Fault:
         )
     name, *words = text.split() or [""]
     if name not in KINDS:
-        near = difflib.get_close_matches(name, KINDS, n=1)
-        hint = f"; did you mean `{near[0]}`?" if near else ""
+        meant = f"; {did_you_mean(name, KINDS)}".removesuffix("; ")
         raise ValueError(
             f"{text!r} is not a fault; write it like `kill rank=1 step=150`, or "
-            f"`kill rank=1 step=150 phase=apply`{hint} Kinds: {', '.join(KINDS)}"
+            f"`kill rank=1 step=150 phase=apply`{meant} Kinds: {', '.join(KINDS)}"
         )
     return _filled(text, name, dict(_pairs(text, words, KINDS[name])))
 

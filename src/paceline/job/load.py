@@ -9,7 +9,7 @@ from typing import Any, cast, get_args, get_origin
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job.alerts import AlertsSpec, check_alerts, check_plain
 from paceline.job.data_fields import check_data_fields
 from paceline.job.evaluate import check_evaluation
@@ -452,16 +452,14 @@ _WHOLE = {JobSpec: "a job", ScriptSpec: "a job", AlertsSpec: "a file of alerts"}
 def _unknown_key(name: str, parent: _Path, where: str, root: Any) -> Problem:
     section = _section_at(parent, root)
     known = [field.name for field in fields(section)] if section is not None else []
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = did_you_mean(name, known, cutoff=0.5)
     whole = _WHOLE.get(root, "the contract")
     inside = f"section `{_dotted(parent)}`" if parent else whole
     elsewhere = [path for path in _all_fields(root, ()) if path[-1] == name]
-    if near:
-        fix = f"did you mean `{near[0]}`?"
-    elif elsewhere:
-        fix = f"it belongs under `{_dotted(elsewhere[0][:-1]) or 'the top level'}`"
+    if elsewhere:
+        fix = meant or f"it belongs under `{_dotted(elsewhere[0][:-1]) or 'the top level'}`"
     else:
-        fix = f"known keys are {', '.join(known)}"
+        fix = meant or f"known keys are {', '.join(known)}"
     return Problem(code="J004", what=f"{inside} has no key `{name}`", where=where, fix=fix)
 
 

@@ -6,14 +6,13 @@ starts that same command later, on machines of its own. Either way it is the sam
 same agents, so recovery, drills and records are those of a run on this machine.
 """
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Literal, Protocol, cast
 
 from paceline.control.controller import Agents
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import Job, Script
 from paceline.plan import Plan
 from paceline.record.placement import Placement
@@ -208,12 +207,11 @@ def find_place(name: str) -> Place:
     """
     place = PLACES.get(name)
     if place is None:
-        near = difflib.get_close_matches(name, PLACES, n=1)
         raise JobError.of(
             code="W001",
             what=f"there is no place {name!r}",
             where="--on",
-            fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(PLACES)}",
+            fix=did_you_mean(name, PLACES) or f"one of {', '.join(PLACES)}",
         )
     return place
 

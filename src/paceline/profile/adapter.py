@@ -11,13 +11,12 @@ QLoRA keeps the matrices of the blocks in NF4; embedding, norms and output matri
 Source: Hu et al., arXiv:2106.09685, section 4.1; Dettmers et al., arXiv:2305.14314, section 3.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal, NamedTuple
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import AdapterSpec
 from paceline.job.adapters import alpha_of
 from paceline.profile.block import Block, matrices
@@ -303,8 +302,8 @@ def _wanted(spec: AdapterSpec, names: list[str], where: str) -> set[str]:
                 code="M009",
                 what=f"train.adapter.targets names {target!r}, and the model has no such linear",
                 where=where,
-                fix=f"{_nearest(target, names)}choose from {', '.join(names)}, or write attention "
-                "or all",
+                fix=f"{did_you_mean(target, names, cutoff=0.5)} Choose from {', '.join(names)}, or "
+                "write attention or all".lstrip(),
             )
             for target, name in zip(spec.targets, asked, strict=True)
             if name not in names
@@ -319,11 +318,6 @@ def _fused_name(name: str, names: list[str]) -> str:
     if name in ("gate", "up") and "gate_up" in names:
         return "gate_up"
     return name
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}? Else " if near else ""
 
 
 def _linears(block: Block, fused: str) -> list[_Linear]:

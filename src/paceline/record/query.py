@@ -1,12 +1,11 @@
 """The runs that are asked for: some of a folder's, in some order, with some of their fields."""
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import JobError
+from paceline.errors import JobError, did_you_mean
 from paceline.record.registry import Listing, list_runs
 from paceline.record.run_row import RunRow
 from paceline.record.where import FIELDS, Where, as_text, read_where
@@ -81,12 +80,11 @@ def _check_names(names: Mapping[str, str], settings: Collection[str]) -> None:
     for name, where in names.items():
         if name in FIELDS or name in settings:
             continue
-        near = difflib.get_close_matches(name, [*FIELDS, *settings], n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        meant = did_you_mean(name, [*FIELDS, *settings])
         raise JobError.of(
             code="R071",
             what=f"runs have no field `{name}`, and no job here has such a setting",
             where=where,
-            fix=f"{meant}Fields: {', '.join(FIELDS)}; or a setting of the job, such as "
-            "train.learning_rate",
+            fix=f"{meant} Fields: {', '.join(FIELDS)}; or a setting of the job, such as "
+            "train.learning_rate".lstrip(),
         )

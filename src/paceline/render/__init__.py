@@ -4,13 +4,12 @@ written here, no engine is imported.
 One module per engine, listed in `ENGINES`; each has `render(plan, job)` and `gaps(plan, job)`.
 """
 
-import difflib
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from paceline.errors import JobError, Problem
+from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import Job
 from paceline.plan import Plan
 from paceline.render.carried import left_out
@@ -172,12 +171,11 @@ def find(name: str) -> Engine:
     """
     engine = ENGINES.get(name)
     if engine is None:
-        near = difflib.get_close_matches(name, ENGINES, n=1)
         raise JobError.of(
             code="H001",
             what=f"there is no engine {name!r}",
             where="--for",
-            fix=f"did you mean {near[0]}?" if near else f"one of {', '.join(ENGINES)}",
+            fix=did_you_mean(name, ENGINES) or f"one of {', '.join(ENGINES)}",
         )
     return engine
 

@@ -1,13 +1,12 @@
 """Reading one contract: typed values by dotted key, problems and notes gathered on the way."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Problem
+from paceline.errors import Problem, did_you_mean
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
@@ -87,8 +86,7 @@ class Translation:
 
     def unknown(self, dotted: str, key: str, known: list[str]) -> None:
         """A key that the contract does not have."""
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        fix = f"did you mean `{near[0]}`?" if near else f"known keys are {', '.join(known)}"
+        fix = did_you_mean(key, known, cutoff=0.5) or f"known keys are {', '.join(known)}"
         self.wrong(dotted, f"the contract has no key `{dotted}`", fix, code="J021")
 
     def read(self, key: str, value: Any, parse: Callable[[Any], Any], example: str) -> Any:

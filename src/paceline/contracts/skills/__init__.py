@@ -5,7 +5,6 @@ Each has `run(request, folder) -> answer`: the request is its `Request`, paths i
 that fails is an answer whose status is `error`, with its reason in `message`.
 """
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contracts.skills.messages.read import answer_json, read_request
-from paceline.errors import JobError
+from paceline.errors import JobError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +82,11 @@ def find_skill(name: str) -> Skill:
     """
     skill = SKILLS.get(name)
     if skill is None:
-        near = difflib.get_close_matches(name, SKILLS, n=1, cutoff=0.5)
-        names = f"one of {', '.join(SKILLS)}"
         raise JobError.of(
             code="H031",
             what=f"there is no contract {name!r}",
             where="paceline contract NAME",
-            fix=f"did you mean {near[0]}?" if near else names,
+            fix=did_you_mean(name, SKILLS, cutoff=0.5) or f"one of {', '.join(SKILLS)}",
         )
     return skill
 
