@@ -2,6 +2,7 @@
 
 import ast
 
+from paceline.adapt.data import given_last
 from paceline.adapt.result import Target
 from paceline.adapt.work import Work
 
@@ -152,11 +153,6 @@ def _save_pretrained(work: Work, call: ast.Call, func: ast.Attribute, *, model: 
         edits.replace(func.value, work.inner(func.value))
     work.only_on_main(stmt)
     work.say(call, "saved by one rank")
-
-
-def given_last(call: ast.Call) -> ast.expr:
-    everything = [*call.args, *(k.value for k in call.keywords)]
-    return max(everything, key=lambda each: (each.end_lineno or 0, each.end_col_offset or 0))
 
 
 def _write(work: Work, call: ast.Call, full: str) -> None:

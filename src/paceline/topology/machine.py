@@ -60,7 +60,7 @@ class Machine:
 
 def find_local_machine() -> Machine:
     """Look at this machine. Takes milliseconds, or as long as `nvidia-smi` where there is one."""
-    cpu = read_cpuinfo(_text("/proc/cpuinfo"))
+    cpu = read_cpuinfo(text_of("/proc/cpuinfo"))
     memory, available = _memory()
     gpus, why_no_gpus = _gpus()
     return Machine(
@@ -228,16 +228,16 @@ def _num_cores(cpu: CpuInfo) -> float:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     logical = allowed or os.cpu_count() or 1
     cores: float = min(cpu.num_physical_cores or logical, logical)
-    quota = read_cpu_max(_text("/sys/fs/cgroup/cpu.max")) or read_cpu_max(
-        _text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
+    quota = read_cpu_max(text_of("/sys/fs/cgroup/cpu.max")) or read_cpu_max(
+        text_of("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
         + " "
-        + _text("/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
+        + text_of("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
     )
     return min(cores, quota) if quota else cores
 
 
 def _memory() -> tuple[int, int]:
-    text = _text("/proc/meminfo")
+    text = text_of("/proc/meminfo")
     if text:
         total, available = read_meminfo(text)
     else:  # not Linux
@@ -249,9 +249,9 @@ def _memory() -> tuple[int, int]:
             "/sys/fs/cgroup/memory/memory.usage_in_bytes",
         ),
     ):
-        limit = read_cgroup_bytes(_text(limit_file))
+        limit = read_cgroup_bytes(text_of(limit_file))
         if limit is not None and limit < total:
-            used = read_cgroup_bytes(_text(use_file)) or 0
+            used = read_cgroup_bytes(text_of(use_file)) or 0
             total, available = limit, min(available, max(0, limit - used))
     return total, available
 
@@ -295,14 +295,14 @@ def _ask_smi(tool: str, fields: str) -> subprocess.CompletedProcess[str]:
 def _is_nvidia_on_bus() -> bool:
     """Whether the PCI bus has a GPU of NVIDIA's, with or without a driver."""
     return any(
-        _text(str(device / "vendor")).strip() == "0x10de"
-        and _text(str(device / "class")).startswith("0x03")
+        text_of(device / "vendor") == "0x10de" and text_of(device / "class").startswith("0x03")
         for device in Path("/sys/bus/pci/devices").glob("*")
     )
 
 
-def _text(path: str) -> str:
+def text_of(path: str | Path) -> str:
+    """A file's text without spaces around it; empty where there is no such file to read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -13,6 +13,7 @@ from shutil import which
 from typing import Literal
 
 from paceline.topology import read_amd, read_nvidia
+from paceline.topology.machine import text_of
 
 _TIMEOUT_S = 20
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -138,9 +139,9 @@ def read_ports(looks: list[Look]) -> tuple[PortText, ...]:
         PortText(
             device=port.parent.parent.name,
             driver=_driver(port.parent.parent / "device" / "driver"),
-            rate=_text(port / "rate"),
-            link_layer=_text(port / "link_layer"),
-            state=_text(port / "state"),
+            rate=text_of(port / "rate"),
+            link_layer=text_of(port / "link_layer"),
+            state=text_of(port / "state"),
         )
         for port in sorted(_INFINIBAND.glob("*/ports/*"))
     )
@@ -189,11 +190,4 @@ def _driver(link: Path) -> str:
     try:
         return link.resolve(strict=True).name
     except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
         return ""

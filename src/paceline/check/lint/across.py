@@ -14,7 +14,7 @@ from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
 from paceline.check.lint.configs.deepspeed_file import check_deepspeed_file
 from paceline.check.lint.configs.kubernetes import read_jobs
-from paceline.check.lint.configs.launch_line import Launch, launches_in
+from paceline.check.lint.configs.launch_line import Launch, file_name, launches_in
 from paceline.check.lint.configs.launch_rules import check_launch
 from paceline.check.lint.configs.marked import Marked
 from paceline.check.lint.configs.old_launcher import check_local_rank_argument
@@ -48,15 +48,11 @@ def starts_in(configs: Sequence[Config], context: Context) -> list[Start]:
     return starts
 
 
-def _base(path: str) -> str:
-    return path.replace("\\", "/").rsplit("/", 1)[-1]
-
-
 def _names(launch: Launch, path: str) -> bool:
     """Whether a launch line names this file."""
-    name = _base(path)
+    name = file_name(path)
     return any(
-        _base(part) == name
+        file_name(part) == name
         for word in launch.words
         for part in (word.text, word.text.partition("=")[2])
         if part
@@ -72,8 +68,8 @@ def context_for(
         _said_by_accelerate(one.document)
         for one in configs
         if one.kind == "accelerate"
-        and _base(one.document.text("deepspeed_config", "deepspeed_config_file") or "")
-        == _base(path)
+        and file_name(one.document.text("deepspeed_config", "deepspeed_config_file") or "")
+        == file_name(path)
     ]
     if not said or any(one != said[0] for one in said[1:]):
         return context
@@ -117,15 +113,15 @@ def check_across(
     """Everything that only several files together show."""
     starts = starts_in(configs, context)
     by_name = _unique(programs)
-    deepspeed = {_base(one.path): one for one in configs if one.kind == "deepspeed"}
+    deepspeed = {file_name(one.path): one for one in configs if one.kind == "deepspeed"}
     for start in starts:
         target = start.launch.target
-        program = by_name.get(_base(target.text)) if target is not None else None
+        program = by_name.get(file_name(target.text)) if target is not None else None
         if program is not None:
             yield from _check_start(start, program, configs, context)
             yield from check_local_rank_argument(start.launch, program.path, program.text)
         yield from _check_arguments(start.launch, deepspeed)
-    accelerates = {_base(one.path): one for one in configs if one.kind == "accelerate"}
+    accelerates = {file_name(one.path): one for one in configs if one.kind == "accelerate"}
     for start in starts:
         yield from _check_recomputed_twice(start.launch, accelerates, by_name)
     for config in accelerates.values():
@@ -141,7 +137,7 @@ def check_across(
 def _unique(programs: Sequence[Program]) -> dict[str, Program]:
     names: dict[str, list[Program]] = {}
     for program in programs:
-        names.setdefault(_base(program.path), []).append(program)
+        names.setdefault(file_name(program.path), []).append(program)
     return {name: each[0] for name, each in names.items() if len(each) == 1}
 
 
@@ -187,7 +183,7 @@ def _check_recomputed_twice(
 ) -> Iterator[Finding]:
     """Activations recomputed by FSDP and by the model as well."""
     named = launch.option("config_file")
-    config = accelerates.get(_base(named.text)) if named is not None else None
+    config = accelerates.get(file_name(named.text)) if named is not None else None
     key = (
         config.document.at("fsdp_config", "fsdp_activation_checkpointing")
         if config is not None
@@ -199,7 +195,7 @@ def _check_recomputed_twice(
     where = (launch.path, word.line) if word is not None else None
     if word is not None and word.text.lower() in {"false", "0", "no"}:
         return
-    program = programs.get(_base(launch.target.text))
+    program = programs.get(file_name(launch.target.text))
     if where is None and program is not None:
         for call in program.all_calls:
             value = call.argument(None, "gradient_checkpointing")
@@ -281,7 +277,7 @@ def _check_start(
                 launch.path,
                 launch.line,
                 f"{program.path} takes its rank from a launcher's environment, and none starts it",
-                fix=f"torchrun --standalone --nproc-per-node=gpu {_base(program.path)} ...",
+                fix=f"torchrun --standalone --nproc-per-node=gpu {file_name(program.path)} ...",
             )
         elif "srun" in carried and not re.search(r"\bRANK\b", _text_of(launch.path, configs)):
             yield found(
@@ -335,7 +331,7 @@ _SAME = (
 def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterator[Finding]:
     """Arguments on the command line against the DeepSpeed file that it names."""
     named = launch.argument("deepspeed", "deepspeed_config", "ds_config")
-    config = deepspeed.get(_base(named.text)) if named is not None else None
+    config = deepspeed.get(file_name(named.text)) if named is not None else None
     if config is None:
         return
     for argument, path in _SAME:
@@ -353,7 +349,8 @@ def _check_arguments(launch: Launch, deepspeed: Mapping[str, Config]) -> Iterato
                 ERROR,
                 config.path,
                 key.line,
-                f"{other} is enabled, and {_base(launch.path)} line {word.line} says --{argument}",
+                f"{other} is enabled, and {file_name(launch.path)} line {word.line} says "
+                f"--{argument}",
                 fix='"enabled": "auto" in both, and one word on the command line',
                 evidence=[(launch.path, word.line, f"--{argument}")],
             )
@@ -383,7 +380,7 @@ def _check_training_arguments(
     for call in program.all_calls:
         name = call.argument(None, "deepspeed")
         text = name.known() if name is not None else None
-        config = deepspeed.get(_base(text)) if isinstance(text, str) else None
+        config = deepspeed.get(file_name(text)) if isinstance(text, str) else None
         if config is None:
             continue
         for argument, path in _SAME:
@@ -423,7 +420,7 @@ def _check_accumulation(program: Program, configs: Sequence[Config]) -> Iterator
         (
             one
             for one in configs
-            if one.kind == "deepspeed" and named and _base(one.path) == _base(named)
+            if one.kind == "deepspeed" and named and file_name(one.path) == file_name(named)
         ),
         None,
     )
@@ -451,7 +448,7 @@ def _check_accumulation(program: Program, configs: Sequence[Config]) -> Iterator
 
 def _check_handed_on(configs: Sequence[Config], context: Context) -> Iterator[Finding]:
     """A script that a batch script or a manifest starts on every node, with that job's sizes."""
-    scripts = {_base(one.path): one for one in configs if one.script is not None}
+    scripts = {file_name(one.path): one for one in configs if one.script is not None}
     for config in configs:
         carriers: list[tuple[str, Scene]] = []
         if config.script is not None and config.script.is_batch:

@@ -27,6 +27,7 @@ from paceline.check.lint.values import (
     TIME,
     Value,
     cleared,
+    innermost,
 )
 
 if TYPE_CHECKING:
@@ -89,15 +90,6 @@ def run_own_forward(walk: "Walk", model: Value, made: Call) -> Value | None:
         made.own = function
         return follow.enter(walk, function, [inner, *made.args], made.kwargs, made)
     return None
-
-
-def innermost(model: Value) -> Value:
-    """The plain model under all wrappers."""
-    for _ in range(10):
-        if model.inner is None:
-            return model
-        model = model.inner
-    return model
 
 
 def inputs_of(made: Call) -> tuple[Value, ...]:

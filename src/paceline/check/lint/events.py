@@ -343,3 +343,9 @@ class Exit(Event):
     """A `return`, `continue`, `break` or `raise`."""
 
     kind: str
+
+
+def exclusive(first: Call, second: Call) -> bool:
+    """Whether the two stand on different sides of one condition."""
+    sides = {id(one.test): one.holds for one in first.guards}
+    return any(sides.get(id(one.test), one.holds) is not one.holds for one in second.guards)

@@ -263,3 +263,12 @@ def _all_known(numbers: list[Any], *, stop: bool) -> Any:
     if any(one is not UNKNOWN and bool(one) is stop for one in numbers):
         return stop
     return UNKNOWN if any(one is UNKNOWN for one in numbers) else not stop
+
+
+def innermost(model: Value) -> Value:
+    """The plain model under all wrappers."""
+    for _ in range(10):
+        if model.inner is None:
+            return model
+        model = model.inner
+    return model

@@ -31,6 +31,7 @@ from paceline.errors import PlanError
 from paceline.job import Job, dump_job
 from paceline.plan.outlook import DEFAULTS, Assumptions, outlook
 from paceline.plan.text import plan_to_json
+from paceline.render.text import to_json
 from paceline.topology import find_cluster
 
 
@@ -145,11 +146,11 @@ def make_phases(
         if made_before.get(phase.file) == digest:
             kept.append(phase.file)
         else:
-            files[phase.file] = _json(phase.output)
+            files[phase.file] = to_json(phase.output)
     if only is None:
         files |= _documents(case, phases, gates)
     listed = {**made_before, **{phase.file: digest for phase in phases}}
-    files[INDEX] = _json(listed)
+    files[INDEX] = to_json(listed)
     return PhasePlan(phases=phases, gates=gates, files=files, kept=tuple(kept))
 
 
@@ -195,7 +196,7 @@ def _phase(number: int, case: Case) -> Phase:
 
 def _documents(case: Case, phases: tuple[Phase, ...], gates: tuple[Gate, ...]) -> Mapping[str, str]:
     found = {
-        "final-training-plan.json": _json(final.final_object(case, phases, gates)),
+        "final-training-plan.json": to_json(final.final_object(case, phases, gates)),
         "final-training-plan.md": final.markdown(case, gates),
         "job.yaml": dump_job(case.job.spec),
     }
@@ -225,7 +226,3 @@ def _read_index(text: str | None) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}
     return {name: digest for name, digest in found.items() if isinstance(digest, str)}
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"

@@ -10,6 +10,7 @@ from paceline.contracts.skills.kfp_api import Api
 from paceline.contracts.skills.kfp_here import Here
 from paceline.contracts.skills.kfp_program import PipelineError, compile_pipeline
 from paceline.contracts.skills.messages.kubeflow import Answer, Request
+from paceline.contracts.skills.words import problem
 from paceline.errors import JobError, Problem
 
 _NEEDS_PIPELINE = ("compile", "run", "schedule")
@@ -35,30 +36,30 @@ def _check(request: Request, folder: Path, endpoint: str | None) -> Iterator[Pro
     action, path = request.action, request.pipelinePath
     if action in _NEEDS_PIPELINE:
         if path is None:
-            yield _problem("pipelinePath", f"{action} needs a pipeline", "name its file")
+            yield problem("pipelinePath", f"{action} needs a pipeline", "name its file")
         elif not (folder / path).is_file():
-            yield _problem("pipelinePath", f"there is no file {path}", "name the pipeline's file")
+            yield problem("pipelinePath", f"there is no file {path}", "name the pipeline's file")
         elif Path(path).suffix not in (".py", ".yaml", ".yml"):
             what = f"{path} is neither Python nor YAML"
-            yield _problem("pipelinePath", what, "name a .py with @dsl.pipeline, or compiled YAML")
+            yield problem("pipelinePath", what, "name a .py with @dsl.pipeline, or compiled YAML")
         elif Path(path).suffix != ".py" and action == "run" and endpoint == "local":
             what = "a compiled pipeline cannot run on this machine"
-            yield _problem("pipelinePath", what, "name the .py that it was compiled from")
+            yield problem("pipelinePath", what, "name the .py that it was compiled from")
     if action in _NEEDS_RUN and request.runConfig.runId is None:
-        yield _problem("runConfig.runId", f"{action} needs the run's id", '"runId": "..."')
+        yield problem("runConfig.runId", f"{action} needs the run's id", '"runId": "..."')
     if action == "schedule" and request.scheduleConfig is None:
-        yield _problem("scheduleConfig", "schedule needs `scheduleConfig`", '"cron": "0 0 2 * * *"')
+        yield problem("scheduleConfig", "schedule needs `scheduleConfig`", '"cron": "0 0 2 * * *"')
     if action == "schedule" and endpoint == "local":
-        yield _problem("endpoint", "nothing on this machine starts runs by the clock", "an API")
+        yield problem("endpoint", "nothing on this machine starts runs by the clock", "an API")
     if action != "compile":
         if endpoint is None:
-            yield _problem(
+            yield problem(
                 "endpoint",
                 "no Kubeflow Pipelines API is named",
                 'set KFP_ENDPOINT or "endpoint" to its URL, or "endpoint": "local" to run here',
             )
         elif endpoint != "local" and not endpoint.startswith(("http://", "https://")):
-            yield _problem("endpoint", f"{endpoint} is no URL", "https://... or local")
+            yield problem("endpoint", f"{endpoint} is no URL", "https://... or local")
 
 
 def _do(request: Request, folder: Path, endpoint: str | None) -> Answer:
@@ -86,7 +87,3 @@ def _do(request: Request, folder: Path, endpoint: str | None) -> Answer:
     if action == "schedule":
         return place.schedule(request, package)
     return place.run(request, package, f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def _problem(key: str, what: str, fix: str) -> Problem:
-    return Problem(code="H033", what=what, where=key, fix=fix)

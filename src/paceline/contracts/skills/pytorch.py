@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.pytorch import Answer, Epoch, Metrics, Request
-from paceline.contracts.skills.words import last_words
+from paceline.contracts.skills.words import last_words, problem
 from paceline.errors import JobError, Problem
 
 _READ_HERE = {".npz", ".csv"}
@@ -54,23 +54,23 @@ def run(request: Request, folder: Path) -> Answer:
 def _check(request: Request, folder: Path) -> Iterator[Problem]:
     model, data, train = request.modelPath, request.dataConfig, request.trainingConfig
     if not (folder / model).is_file():
-        yield _problem("modelPath", f"there is no file {model}", "name the model's Python file")
+        yield problem("modelPath", f"there is no file {model}", "name the model's Python file")
     elif Path(model).suffix != ".py":
-        yield _problem("modelPath", f"{model} is no Python file", "name a .py with build_model()")
+        yield problem("modelPath", f"{model} is no Python file", "name a .py with build_model()")
     for key, path in (("trainPath", data.trainPath), ("valPath", data.valPath)):
         if path is not None and Path(path).suffix in _READ_HERE and not (folder / path).is_file():
-            yield _problem(f"dataConfig.{key}", f"there is no file {path}", "name the samples")
+            yield problem(f"dataConfig.{key}", f"there is no file {path}", "name the samples")
     resume = request.checkpointConfig.resumeFrom
     if resume is not None and not (folder / resume).is_file():
         what = f"there is no checkpoint {resume}"
-        yield _problem("checkpointConfig.resumeFrom", what, "name an epoch-N.pt of saveDir")
+        yield problem("checkpointConfig.resumeFrom", what, "name an epoch-N.pt of saveDir")
     if train.earlyStopping is not None and data.valPath is None:
         what = "early stopping watches the validation loss, and there is no dataConfig.valPath"
-        yield _problem("trainingConfig.earlyStopping", what, "give valPath, or leave it out")
+        yield problem("trainingConfig.earlyStopping", what, "give valPath, or leave it out")
     if data.batchSize % train.numProcesses:
         what = f"{train.numProcesses} processes do not divide a batch of {data.batchSize}"
         fix = f"batchSize {-(-data.batchSize // train.numProcesses) * train.numProcesses}"
-        yield _problem("dataConfig.batchSize", what, fix)
+        yield problem("dataConfig.batchSize", what, fix)
 
 
 def _check_writable(name: str, folder: Path) -> None:
@@ -86,7 +86,7 @@ def _check_writable(name: str, folder: Path) -> None:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         what, fix = f"{name} cannot be written: {why}", "name a folder that you may write to"
-        raise JobError(_problem("checkpointConfig.saveDir", what, fix)) from None
+        raise JobError(problem("checkpointConfig.saveDir", what, fix)) from None
 
 
 def _train(request: Request, folder: Path, asked: Path, told: Path) -> str | None:
@@ -113,7 +113,3 @@ def _train(request: Request, folder: Path, asked: Path, told: Path) -> str | Non
         return None
     error = said.get("error") or last_words(done.stderr)
     return f"training ended with exit code {done.returncode}: {error}"
-
-
-def _problem(key: str, what: str, fix: str) -> Problem:
-    return Problem(code="H033", what=what, where=key, fix=fix)

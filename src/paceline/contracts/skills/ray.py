@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.ray import Answer, ClusterStatus, Range, Request, Results
+from paceline.contracts.skills.words import problem
 from paceline.errors import JobError, Problem
 
 _PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "xgboost": "xgboost"}
@@ -48,19 +49,17 @@ def _check(request: Request, folder: Path) -> Iterator[Problem]:
     if request.mode == "cluster":
         return
     if train is None:
-        yield _problem("trainConfig", f"mode {request.mode} needs `trainConfig`", "add it")
+        yield problem("trainConfig", f"mode {request.mode} needs `trainConfig`", "add it")
     elif not (folder / train.trainerPath).is_file():
         what = f"there is no file {train.trainerPath}"
-        yield _problem(
-            "trainConfig.trainerPath", what, "name a Python file with train_loop(config)"
-        )
+        yield problem("trainConfig.trainerPath", what, "name a Python file with train_loop(config)")
     if train is not None:
         least, most = _workers(request)
         if least > most:
             what = f"at least {least} workers are asked for, and at most {most}"
-            yield _problem("trainConfig.scalingConfig", what, f"minWorkers {most} or less")
+            yield problem("trainConfig.scalingConfig", what, f"minWorkers {most} or less")
     if request.mode == "tune" and tune is None:
-        yield _problem("tuneConfig", "mode tune needs `tuneConfig`", "add it")
+        yield problem("tuneConfig", "mode tune needs `tuneConfig`", "add it")
     if request.mode == "tune" and tune is not None:
         for name, each in tune.searchSpace.items():
             yield from _check_range(f"tuneConfig.searchSpace.{name}", each)
@@ -69,16 +68,16 @@ def _check(request: Request, folder: Path) -> Iterator[Problem]:
 def _check_range(key: str, each: Range) -> Iterator[Problem]:
     if each.type in ("choice", "grid"):
         if not each.values:
-            yield _problem(key, f"a {each.type} needs values", '"values": [...]')
+            yield problem(key, f"a {each.type} needs values", '"values": [...]')
         return
     if each.min is None or each.max is None:
-        yield _problem(key, f"{each.type} needs min and max", '"min": 1e-5, "max": 1e-1')
+        yield problem(key, f"{each.type} needs min and max", '"min": 1e-5, "max": 1e-1')
     elif not each.min < each.max:
-        yield _problem(key, f"min {each.min:g} is not below max {each.max:g}", "exchange them")
+        yield problem(key, f"min {each.min:g} is not below max {each.max:g}", "exchange them")
     elif each.type == "loguniform" and each.min <= 0:
-        yield _problem(key, f"min {each.min:g} has no logarithm", "a min above 0, or uniform")
+        yield problem(key, f"min {each.min:g} has no logarithm", "a min above 0, or uniform")
     elif each.type == "randint" and (each.min % 1 or each.max % 1):
-        yield _problem(key, "randint takes whole numbers", "whole numbers, or uniform")
+        yield problem(key, "randint takes whole numbers", "whole numbers, or uniform")
 
 
 def _workers(request: Request) -> tuple[int, int]:
@@ -370,7 +369,3 @@ def _failed(error: Exception, status: ClusterStatus, began: float) -> Answer:
         trainingTime=round(time.monotonic() - began, 3),
         message=f"{type(error).__name__}: {said[:400]}",
     )
-
-
-def _problem(key: str, what: str, fix: str) -> Problem:
-    return Problem(code="H033", what=what, where=key, fix=fix)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.contracts.skills import need
 from paceline.contracts.skills.messages.tensorflow import Answer, Metrics, Request
-from paceline.contracts.skills.words import last_words
+from paceline.contracts.skills.words import last_words, problem
 from paceline.errors import JobError, Problem
 
 _READ = {".npz", ".csv"}
@@ -67,29 +67,29 @@ def _check(request: Request, folder: Path) -> Iterator[Problem]:
     model, data, train = request.modelConfig, request.dataConfig, request.trainingConfig
     if not (folder / model.modelPath).is_file():
         what, fix = f"there is no file {model.modelPath}", "name the model's Python file"
-        yield _problem("modelConfig.modelPath", what, fix)
+        yield problem("modelConfig.modelPath", what, fix)
     elif Path(model.modelPath).suffix != ".py":
         what = f"{model.modelPath} is no Python file"
-        yield _problem("modelConfig.modelPath", what, "name a .py with build_model()")
+        yield problem("modelConfig.modelPath", what, "name a .py with build_model()")
     for key, path in (("trainPath", data.trainPath), ("valPath", data.valPath)):
         if path is None:
             continue
         if Path(path).suffix not in _READ:
-            yield _problem(f"dataConfig.{key}", f"{path} is no .npz and no .csv", "name one")
+            yield problem(f"dataConfig.{key}", f"{path} is no .npz and no .csv", "name one")
         elif not (folder / path).is_file():
-            yield _problem(f"dataConfig.{key}", f"there is no file {path}", "name the samples")
+            yield problem(f"dataConfig.{key}", f"there is no file {path}", "name the samples")
     watching = {"early_stopping", "reduce_lr"} & set(train.callbacks)
     if watching and data.valPath is None:
         what = (
             f"{' and '.join(sorted(watching))} watch the validation loss, and there is no valPath"
         )
-        yield _problem("trainingConfig.callbacks", what, "give it, or leave them out")
+        yield problem("trainingConfig.callbacks", what, "give it, or leave them out")
     if train.distributionStrategy in _REFUSED:
         what = _REFUSED[train.distributionStrategy]
-        yield _problem("trainingConfig.distributionStrategy", what, "mirrored, or none")
+        yield problem("trainingConfig.distributionStrategy", what, "mirrored, or none")
     if train.numReplicas is not None and train.distributionStrategy != "mirrored":
         what = "numReplicas is for distributionStrategy mirrored"
-        yield _problem("trainingConfig.numReplicas", what, "leave it out")
+        yield problem("trainingConfig.numReplicas", what, "leave it out")
 
 
 def _train(request: Request, folder: Path, told: Path) -> str | None:
@@ -109,7 +109,3 @@ def _train(request: Request, folder: Path, told: Path) -> str | None:
     if done.returncode == 0 and told.exists():
         return None
     return f"training ended with exit code {done.returncode}: {last_words(done.stderr)}"
-
-
-def _problem(key: str, what: str, fix: str) -> Problem:
-    return Problem(code="H033", what=what, where=key, fix=fix)

@@ -1,6 +1,8 @@
-"""The line of a program's output that says why it failed."""
+"""The line of a program's output that says why it failed, and a problem in a request."""
 
 import re
+
+from paceline.errors import Problem
 
 _ERROR = re.compile(r"^(\[rank\d+\]:? ?)?[A-Za-z_.]*(Error|Exception|Exit|Interrupt)\b.*")
 
@@ -14,3 +16,8 @@ def last_words(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     return (errors or lines or ["it said nothing"])[-1][:400]
+
+
+def problem(key: str, what: str, fix: str) -> Problem:
+    """A value of a request that the skill cannot have."""
+    return Problem(code="H033", what=what, where=key, fix=fix)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import paceline
-from paceline.topology.machine import read_cgroup_bytes
+from paceline.topology.machine import read_cgroup_bytes, text_of
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import NodeFacts, Question
 from paceline.topology.node.probe_gpu import list_gpus, probe_gpus, read_kernel_log
@@ -61,12 +61,12 @@ def probe_node(question: Question) -> NodeFacts:
         host=socket.gethostname(),
         system=platform.system(),
         kernel=platform.release(),
-        boot_id=_text("/proc/sys/kernel/random/boot_id"),
+        boot_id=text_of("/proc/sys/kernel/random/boot_id"),
         packages=_main_packages() if quick else _packages(),
         torch_build=probe_torch_build(),
         gpu=list_gpus() if quick else probe_gpus(looks),
         kernel_log=None if quick else read_kernel_log(looks),
-        meminfo=_text("/proc/meminfo"),
+        meminfo=text_of("/proc/meminfo"),
         memory_limit_bytes=_memory_limit(),
         memory_errors=_memory_errors(),
         shm=disk_of(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None,
@@ -161,7 +161,7 @@ def _memory_limit() -> int | None:
         "/sys/fs/cgroup/memory.max",
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
     ):
-        limit = read_cgroup_bytes(_text(path))
+        limit = read_cgroup_bytes(text_of(path))
         if limit is not None:
             return limit
     return None
@@ -171,8 +171,7 @@ def _memory_errors() -> dict[str, int]:
     found: dict[str, int] = {}
     for kind in ("ue", "ce"):
         counts = [
-            _text(str(path))
-            for path in Path("/sys/devices/system/edac/mc").glob(f"mc*/{kind}_count")
+            text_of(path) for path in Path("/sys/devices/system/edac/mc").glob(f"mc*/{kind}_count")
         ]
         if counts:
             found[kind] = sum(int(count) for count in counts if count.isdigit())
@@ -184,7 +183,7 @@ def _acs() -> dict[str, int] | None:
     found: dict[str, int] = {}
     is_readable = False
     for device in sorted(Path("/sys/bus/pci/devices").glob("*")):
-        if not _text(str(device / "class")).startswith("0x0604"):  # a PCI-to-PCI bridge
+        if not text_of(device / "class").startswith("0x0604"):  # a PCI-to-PCI bridge
             continue
         try:
             config = (device / "config").read_bytes()
@@ -200,7 +199,7 @@ def _acs() -> dict[str, int] | None:
 
 
 def _kernel_words() -> str:
-    words = _text("/proc/cmdline").split()
+    words = text_of("/proc/cmdline").split()
     return " ".join(word for word in words if word.partition("=")[0] in _IOMMU)
 
 
@@ -212,11 +211,4 @@ def _home_kind() -> str | None:
 
 def _nccl_files() -> dict[str, str]:
     paths = ["/etc/nccl.conf", os.path.expanduser("~/.nccl.conf")]
-    return {path: text for path in paths if (text := _text(path))}
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return {path: text for path in paths if (text := text_of(path))}

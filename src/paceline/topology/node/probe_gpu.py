@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
+from paceline.topology.machine import text_of
 from paceline.topology.node import read_state
 from paceline.topology.node.facts import GpuTexts
 from paceline.topology.probe import Look, run_tool
@@ -61,7 +62,7 @@ def probe_gpus(looks: list[Look]) -> GpuTexts:
 def list_gpus() -> GpuTexts:
     """What the kernel and the environment say of accelerators; no tool is asked."""
     return GpuTexts(
-        kernel_driver=next((text for path in _DRIVERS if (text := _text(path))), ""),
+        kernel_driver=next((text for path in _DRIVERS if (text := text_of(path))), ""),
         device_files=_device_files(),
         uuids=find_uuids(_NVIDIA),
         visible=visible_devices(),
@@ -70,7 +71,7 @@ def list_gpus() -> GpuTexts:
 
 def find_uuids(folder: Path) -> tuple[str, ...]:
     """UUIDs of the GPUs in the driver's folder, one file a GPU; empty where one has none."""
-    texts = [_text(path) for path in sorted(folder.glob("*/information"))]
+    texts = [text_of(path) for path in sorted(folder.glob("*/information"))]
     found = [re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.M) for text in texts]
     return tuple(each[1] for each in found if each) if all(found) else ()
 
@@ -113,10 +114,3 @@ def _device_files() -> tuple[str, ...]:
         *Path("/dev").glob("kfd"),
     ]
     return tuple(sorted(str(path) for path in found))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from shutil import which
 
+from paceline.topology.machine import text_of
 from paceline.topology.node.facts import Interface, RdmaTexts
+from paceline.topology.node.read_state import number_of_hex
 from paceline.topology.probe import Look, read_ports, run_tool
 
 _GET_ADDRESS = 0x8915
@@ -38,12 +40,12 @@ def find_interfaces() -> tuple[Interface, ...]:
     for _, name in socket.if_nameindex():
         folder = Path("/sys/class/net") / name
         four = _address_4(name)
-        flags = _number(_text(folder / "flags"))
-        mtu = _text(folder / "mtu")
+        flags = number_of_hex(text_of(folder / "flags"))
+        mtu = text_of(folder / "mtu")
         found.append(
             Interface(
                 name=name,
-                is_up=bool(flags & 1) and _text(folder / "operstate") != "down",  # IFF_UP
+                is_up=bool(flags & 1) and text_of(folder / "operstate") != "down",  # IFF_UP
                 mtu=int(mtu) if mtu.isdigit() else None,
                 addresses=(*((four,) if four else ()), *six.get(name, ())),
             )
@@ -84,7 +86,7 @@ def try_ports(ports: Iterable[int]) -> dict[int, str]:
 def probe_rdma(looks: list[Look], *, is_quick: bool) -> RdmaTexts:
     """NICs that move data without the CPU, and what is needed to use them."""
     ports = read_ports(looks)
-    loaded = {line.partition(" ")[0] for line in _text(Path("/proc/modules")).splitlines()}
+    loaded = {line.partition(" ")[0] for line in text_of("/proc/modules").splitlines()}
     return RdmaTexts(
         ports=ports,
         devinfo=run_tool(["ibv_devinfo"], looks) if ports and not is_quick else "",
@@ -129,7 +131,7 @@ def _address_4(name: str) -> str | None:
 
 def _addresses_6() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for line in _text(Path("/proc/net/if_inet6")).splitlines():
+    for line in text_of("/proc/net/if_inet6").splitlines():
         cells = line.split()
         if len(cells) == 6 and not cells[0].startswith("fe80"):
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(cells[0]))
@@ -163,17 +165,3 @@ def read_ifconfig(text: str) -> tuple[Interface, ...]:
                 )
             )
     return tuple(found)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

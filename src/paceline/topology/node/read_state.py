@@ -170,7 +170,7 @@ def _gpu_state(
 ) -> GpuState:
     bus = _bus(row["pci.bus_id"])
     rows = remapped.get(bus, {})
-    mask = _hex(errors.get("clocks_throttle_reasons.active", ""))
+    mask = number_of_hex(errors.get("clocks_throttle_reasons.active", ""))
     return GpuState(
         index=int(row["index"]),
         name=row["name"],
@@ -227,7 +227,8 @@ def _is_yes(text: str) -> bool:
     return text.strip().lower() in ("yes", "1", "true")
 
 
-def _hex(text: str) -> int:
+def number_of_hex(text: str) -> int:
+    """A hexadecimal number; 0 where the text is none."""
     try:
         return int(text, 16)
     except ValueError:

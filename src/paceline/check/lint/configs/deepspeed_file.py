@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.check.finding import Finding
 from paceline.check.lint.configs import Config
-from paceline.check.lint.configs.launch_line import Launch
+from paceline.check.lint.configs.launch_line import Launch, file_name
 from paceline.check.lint.configs.say import ERROR, found
 
 
@@ -32,7 +32,12 @@ def check_deepspeed_file(
     evidence = [(config.path, named.line, f"deepspeed_config_file: {file}")]
     against = ""
     inner = next(
-        (one for one in configs if one.kind == "deepspeed" and _base(one.path) == _base(file)), None
+        (
+            one
+            for one in configs
+            if one.kind == "deepspeed" and file_name(one.path) == file_name(file)
+        ),
+        None,
     )
     other = {"fp16": "bf16", "bf16": "fp16"}.get(said or "", "")
     enabled = inner.document.at(other) if inner is not None and other else None
@@ -53,8 +58,4 @@ def check_deepspeed_file(
 
 def _names(launch: Launch, config: Config) -> bool:
     named = launch.option("config_file")
-    return named is not None and _base(named.text) == _base(config.path)
-
-
-def _base(path: str) -> str:
-    return path.replace("\\", "/").rsplit("/", 1)[-1]
+    return named is not None and file_name(named.text) == file_name(config.path)

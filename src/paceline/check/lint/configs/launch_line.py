@@ -189,8 +189,9 @@ def _is_python(text: str) -> bool:
     )
 
 
-def _base(text: str) -> str:
-    return text.rsplit("/", 1)[-1]
+def file_name(path: str) -> str:
+    """The last part of a path as a launch line spells it."""
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def launches_in(script: Script) -> list[Launch]:
@@ -249,13 +250,13 @@ def _start(words: Sequence[Word], from_index: int) -> tuple[str, int] | None:
     """The launcher's kind, and the index of the word after its name."""
     if not words:
         return None
-    first = _base(words[from_index].text if from_index < len(words) else words[0].text)
+    first = file_name(words[from_index].text if from_index < len(words) else words[0].text)
     head = words[from_index] if from_index < len(words) else words[0]
     known = first in WRAPPERS | set(_LAUNCHERS) | {"accelerate", "ray"} or _is_python(head.text)
     if not known and not head.text.startswith("$"):
         return None
     for index in range(from_index, len(words)):
-        text = _base(words[index].text)
+        text = file_name(words[index].text)
         after = [word.text for word in words[index + 1 : index + 4]]
         if text in _LAUNCHERS:
             return _LAUNCHERS[text], index + 1
@@ -313,7 +314,7 @@ def _wrappers(words: Sequence[Word]) -> Iterator[tuple[str, tuple[Word, ...]]]:
     current: str | None = None
     kept: list[Word] = []
     for word in words:
-        name = _base(word.text)
+        name = file_name(word.text)
         if name in WRAPPERS and (current is None or name not in {"time", "command"}):
             if current is not None:
                 yield current, tuple(kept)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.check.lint.configs import Config
-from paceline.check.lint.configs.launch_line import Launch
+from paceline.check.lint.configs.launch_line import Launch, file_name
 
 
 def is_sharded(launches: Sequence[Launch], configs: Sequence[Config]) -> bool:
@@ -30,7 +30,9 @@ def _says_launch(launch: Launch, ours: Sequence[Config], configs: Sequence[Confi
     named = launch.option("config_file")
     if named is None:
         return len(ours) == 1 and _says_config(ours[0], configs)
-    return any(_says_config(one, configs) for one in ours if _base(one.path) == _base(named.text))
+    return any(
+        _says_config(one, configs) for one in ours if file_name(one.path) == file_name(named.text)
+    )
 
 
 def _says_config(config: Config, configs: Sequence[Config]) -> bool:
@@ -45,9 +47,5 @@ def _says_config(config: Config, configs: Sequence[Config]) -> bool:
     return any(
         one.kind == "deepspeed" and one.document.number("zero_optimization", "stage") == 3
         for one in configs
-        if named is not None and _base(one.path) == _base(named)
+        if named is not None and file_name(one.path) == file_name(named)
     )
-
-
-def _base(path: str) -> str:
-    return path.replace("\\", "/").rsplit("/", 1)[-1]

@@ -8,7 +8,7 @@ from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Event
 from paceline.check.lint.names import DDP
 from paceline.check.lint.program import Program
-from paceline.check.lint.values import RANK, SHARD, Value
+from paceline.check.lint.values import RANK, SHARD, Value, innermost
 
 
 def wrapped_models(program: Program) -> Iterator[tuple[Call, Value]]:
@@ -16,14 +16,6 @@ def wrapped_models(program: Program) -> Iterator[tuple[Call, Value]]:
     for call in program.calls(DDP):
         for one in (call.result.inner or Value()).any():
             yield call, innermost(one)
-
-
-def innermost(model: Value) -> Value:
-    for _ in range(10):
-        if model.inner is None:
-            return model
-        model = model.inner
-    return model
 
 
 def check_model_differs(program: Program, context: Context) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
+from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.names import AUTOCAST, DDP, FSDP, FULLY_SHARD
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value
@@ -141,12 +141,6 @@ def is_scaled(backward: Call) -> bool:
         and one.call.receiver.has_kind("scaler")
         for one in loss.any()
     )
-
-
-def exclusive(first: Call, second: Call) -> bool:
-    """Whether the two stand on different sides of one condition."""
-    sides = {id(one.test): one.holds for one in first.guards}
-    return any(sides.get(id(one.test), one.holds) is not one.holds for one in second.guards)
 
 
 def clipped_scaled(program: Program, scaled: list[Call]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
-from paceline.check.lint.events import Call
+from paceline.check.lint.events import Call, exclusive
 from paceline.check.lint.names import FSDP, FULLY_SHARD
 from paceline.check.lint.program import Program
 from paceline.check.lint.values import Value
@@ -104,12 +104,6 @@ def shards_any(wrap: Call, models: list[Value]) -> bool:
     if given is None:
         return False
     return any(one in models for one in given.origins())
-
-
-def exclusive(first: Call, second: Call) -> bool:
-    """Whether the two stand on different sides of one condition."""
-    sides = {id(one.test): one.holds for one in first.guards}
-    return any(sides.get(id(one.test), one.holds) is not one.holds for one in second.guards)
 
 
 def check_wrapper_discarded(program: Program, context: Context) -> Iterator[Finding]:

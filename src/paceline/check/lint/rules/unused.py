@@ -7,8 +7,8 @@ from paceline.check.finding import Finding, Severity
 from paceline.check.lint.context import Context
 from paceline.check.lint.events import Call, Class
 from paceline.check.lint.program import Program
-from paceline.check.lint.rules.ddp import innermost, wrapped_models
-from paceline.check.lint.values import Value
+from paceline.check.lint.rules.ddp import wrapped_models
+from paceline.check.lint.values import Value, innermost
 
 PARAMETERLESS = frozenset(
     {
