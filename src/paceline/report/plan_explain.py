@@ -1,6 +1,5 @@
 """Where every number of a plan comes from: each part and term with what it is made of."""
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
@@ -13,9 +12,8 @@ from paceline.parallel.abilities import planned_engine
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
 from paceline.report.plan_text import format_amount, unknown_of_machine
+from paceline.report.table import wrapped
 from paceline.units import format_bytes, format_count, format_seconds
-
-_WIDTH = 96
 
 _PARTS: Mapping[str, str] = {
     "parameters": "weights of the fullest stage / tensor, / shard where parameters are sharded",
@@ -60,8 +58,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     yield "memory, of the fullest rank"
     for name, size in plan.estimate.memory.parts.items():
         shown = "unknown" if size is None else format_bytes(size)
-        yield from _wrapped(f"  {name:<13}{shown:>9}  ", _PARTS.get(name, ""))
-    yield from _wrapped(
+        yield from wrapped(f"  {name:<13}{shown:>9}  ", _PARTS.get(name, ""))
+    yield from wrapped(
         "  with         ",
         f"{format_count(profile.num_parameters)} parameters, {profile.num_blocks} blocks / "
         f"pipeline {layout.pipeline}, tensor {layout.tensor}, shard {layout.shard_degree}; "
@@ -102,14 +100,14 @@ def _time(plan: Plan) -> Iterator[str]:
     yield f"time, of a step: {format_seconds(price.step_s)}"
     for name, seconds in price.terms.items():
         head = f"  {name:<13}{format_seconds(seconds):>9}  {seconds / price.step_s:>6.1%}  "
-        yield from _wrapped(head, _TERMS.get(name, ""))
-    yield from _wrapped(
+        yield from wrapped(head, _TERMS.get(name, ""))
+    yield from wrapped(
         "  with         ",
         f"{layout.accumulation} micro-batches of {layout.micro_batch} on each of {layout.data} "
         f"data ranks, {plan.precision}, {layout.schedule}, {layout.chunks} chunk(s)",
     )
     if price.mfu is not None and price.hfu is not None:
-        yield from _wrapped(
+        yield from wrapped(
             "  MFU          ",
             f"{price.mfu:.1%}: 3 x forward FLOPs (causal attention halved, nothing recomputed) / "
             f"(peak x ranks x seconds); HFU {price.hfu:.1%} counts what is computed again",
@@ -123,7 +121,7 @@ def _money(plan: Plan) -> Iterator[str]:
     yield ""
     yield "cost, of the whole run, at the cheapest providers"
     for cost in plan.costs:
-        yield from _wrapped(
+        yield from wrapped(
             f"  {cost.provider:<13}{cost.way:<11}${format_amount(cost.usd):>9}  ",
             f"{cost.num_instances} x {cost.instance} for {cost.hours:.3g} h at "
             f"${cost.per_instance_hour_usd:.4g} an hour each; price of {price_day(cost.as_of)}"
@@ -147,9 +145,3 @@ def _rates(plan: Plan) -> Iterator[str]:
 
 def _number(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text, width=_WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
-    ) or [head.rstrip()]

@@ -1,6 +1,5 @@
 """A plan as one readable screen of plain text."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from paceline.catalog.price import price_day
@@ -9,9 +8,9 @@ from paceline.estimate.recovery import StateTier
 from paceline.parallel import Layout
 from paceline.plan import Decision, Plan, Rejected
 from paceline.plan.host import host_limit_bytes, host_limit_source
+from paceline.report.table import WIDTH, wrapped
 from paceline.units import format_bytes, format_count, format_flops_per_s, format_seconds
 
-_WIDTH = 96
 _BAR_WIDTH = 30
 _WIDEST_NAME = 48
 """Longer names of other layouts get a line of their own."""
@@ -76,12 +75,7 @@ def _headline(plan: Plan) -> Iterator[str]:
     yield _row("layout", plan.layout_name + _offloaded(plan))
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
-    yield from textwrap.wrap(
-        reasons[0] if reasons else "fixed by the job",
-        width=_WIDTH,
-        initial_indent=f"{'why':<12}",
-        subsequent_indent=" " * 12,
-    )
+    yield from wrapped(_row("why", ""), reasons[0] if reasons else "fixed by the job")
     yield _row("batch", _batch_equation(layout))
     yield _row(
         "model",
@@ -95,9 +89,7 @@ def _headline(plan: Plan) -> Iterator[str]:
 def _cautions(plan: Plan) -> Iterator[str]:
     for each in plan.cautions:
         for label, text in (("warning", f"{each.about}: {each.what}"), ("", f"fix: {each.fix}")):
-            yield from textwrap.wrap(
-                text, width=_WIDTH, initial_indent=f"{label:<12}", subsequent_indent=" " * 12
-            )
+            yield from wrapped(_row(label, ""), text)
 
 
 def _offloaded(plan: Plan) -> str:
@@ -177,9 +169,7 @@ def _time(plan: Plan) -> Iterator[str]:
             for name, term in price.terms.items()
             if term >= _LEAST_SHARE * price.step_s
         ]
-        yield from textwrap.wrap(
-            ", ".join(terms), width=_WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12
-        )
+        yield from wrapped(_row("", ""), ", ".join(terms))
         yield from _utilisation(plan)
     yield _row(
         "checkpoint",
@@ -217,14 +207,12 @@ def _money(plan: Plan) -> Iterator[str]:
             f"a failure every {format_seconds(good.mtbf_s)}",
         )
     if cost is not None:
-        yield from textwrap.wrap(
+        yield from wrapped(
+            _row("cost", ""),
             f"${format_amount(cost.usd)} for {format_amount(cost.accelerator_hours)} "
             f"accelerator-hours at {cost.provider}, {cost.way}: {cost.num_instances} x "
             f"{cost.instance} (price of {price_day(cost.as_of)})"
             f"{unknown_of_machine(cost)}",
-            width=_WIDTH,
-            initial_indent=f"{'cost':<12}",
-            subsequent_indent=" " * 12,
         )
     for each in plan.limits:
         if each.is_kept is False and each.name != "memory":
@@ -243,20 +231,10 @@ def _state(plan: Plan) -> Iterator[str]:
         return
     yield ""
     asked = "asked for" if state.is_asked else "chosen"
-    yield from textwrap.wrap(
-        f"{state.chosen}, {asked}; a failure every {format_seconds(state.mtbf_s)} assumed, "
-        "estimated",
-        width=_WIDTH,
-        initial_indent=f"{'lost state':<12}",
-        subsequent_indent=" " * 12,
-    )
+    often = f"a failure every {format_seconds(state.mtbf_s)} assumed, estimated"
+    yield from wrapped(_row("lost state", ""), f"{state.chosen}, {asked}; {often}")
     for tier in sorted(state.tiers, key=lambda each: each.name != state.chosen):
-        yield from textwrap.wrap(
-            tier_text(tier),
-            width=_WIDTH + 4,
-            initial_indent=f"  {tier.name:<12}",
-            subsequent_indent=" " * 14,
-        )
+        yield from wrapped(f"  {tier.name:<12}", tier_text(tier), width=WIDTH + 4)
 
 
 def tier_text(tier: StateTier) -> str:
@@ -312,13 +290,9 @@ def _others(plan: Plan) -> Iterator[str]:
     for name, each in zip(names, shown, strict=True):
         head = f"  {name:<{width}}"
         if len(name) + 2 > width:
-            yield from textwrap.wrap(
-                name, width=_WIDTH + 4, initial_indent="  ", subsequent_indent=" " * 4
-            )
+            yield from wrapped("  ", name, width=WIDTH + 4, indent=4)
             head = " " * 6
-        yield from textwrap.wrap(
-            each.reason, width=_WIDTH + 4, initial_indent=head, subsequent_indent=" " * 6
-        )
+        yield from wrapped(head, each.reason, width=WIDTH + 4, indent=6)
     hidden = len(plan.rejected) - _NUM_OTHERS
     if hidden > 0:
         yield f"  and {hidden} more: paceline plan --json" + ("" if is_whole else " or --all")
@@ -372,9 +346,4 @@ def _decisions(plan: Plan) -> Iterator[str]:
     yield ""
     yield "decided"
     for each in shown:
-        yield from textwrap.wrap(
-            f"{each.field} = {each.value}: {each.reason}",
-            width=_WIDTH,
-            initial_indent="  ",
-            subsequent_indent="      ",
-        )
+        yield from wrapped("  ", f"{each.field} = {each.value}: {each.reason}", indent=6)

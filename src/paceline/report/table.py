@@ -1,6 +1,10 @@
-"""Plain tables for people."""
+"""Plain tables and labelled paragraphs for people."""
 
+import textwrap
 from collections.abc import Sequence
+
+WIDTH = 96
+"""Characters of a line of a paragraph."""
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
@@ -17,3 +21,17 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def wrapped(head: str, text: str, *, width: int = WIDTH, indent: int | None = None) -> list[str]:
+    """The lines of a text after its label.
+
+    Args:
+        head: What the first line begins with.
+        text: In one line.
+        width: Of the longest line.
+        indent: Spaces before the other lines; as long as the label when left out.
+    """
+    later = len(head) if indent is None else indent
+    lines = textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * later)
+    return lines or [head.rstrip()]
