@@ -39,7 +39,7 @@ def test_where_failures_grow_faster_than_the_nodes_the_published_rate_is_met():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kokolis", "did you mean `kokolis-rsc`"),
+        ("kokolis", "did you mean `kokolis-rsc"),
         ("llama3, weibul 0.8", "did you mean `weibull 0.8`"),
         ("rack 0.9, process 0.5", "1.4"),
         ("rack 1.5", "less than or equal to 1"),
@@ -61,5 +61,5 @@ def test_a_file_has_the_same_fields_and_may_start_from_a_preset(tmp_path):
     assert (spec.rack, spec.repair) == (0.05, 8 * 3600)
     assert spec.per_node_day == PRESETS["llama3"].per_node_day
     path.write_text("per_node_day: 0.01\nrak: 0.05\n")
-    with pytest.raises(JobError, match="did you mean `rack`"):
+    with pytest.raises(JobError, match="did you mean `rack"):
         read_failures(str(path))
