@@ -47,7 +47,7 @@ class Excluded:
             if words is None:
                 found = found & (column > 1)
             elif known is None:
-                found = found & np.isin(column, list(words))
+                found = found & np.isin(column, np.asarray(words))
             else:
                 found = found & np.isin(column, [known.index(str(word)) for word in words])
         return found

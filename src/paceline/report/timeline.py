@@ -131,12 +131,6 @@ def is_lost(record: RunRecord) -> list[bool]:
     return lost[::-1]
 
 
-def newest_lines(record: RunRecord) -> list[StepMetrics]:
-    """The newest line of every step, in step order."""
-    newest = {line.step: line for line in record.metrics}
-    return [newest[step] for step in sorted(newest)]
-
-
 class HasEvents(Protocol):
     """A run's record, or a view of a run."""
 

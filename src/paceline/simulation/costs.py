@@ -277,7 +277,6 @@ class System:
     save_s: float = 0.0
     """Training stands still for a checkpoint."""
 
-    needs_spares: bool = True
     known: Known = "cited"
     assumptions: tuple[str, ...] = field(default=())
 

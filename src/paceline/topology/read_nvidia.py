@@ -19,7 +19,6 @@ class FoundGpu:
     memory_bytes: int
     pcie_generation: int | None = None
     pcie_lanes: int | None = None
-    numa_node: int | None = None
     compute_capability: str | None = None
     """Of CUDA: `8.9`."""
 
