@@ -198,6 +198,17 @@ def test_values_that_differ_less_than_their_steps_are_not_told_apart(tmp_path):
     assert "train.bucket=1MiB is not told apart from 25MiB" in found.sentence
 
 
+def test_a_sweep_whose_rounds_disagree_names_no_fastest(tmp_path):
+    plan, values = plan_of(tmp_path, 2), ["1MiB", "25MiB"]
+    there = [measured(plan, s, steps=(s, 1.01 * s, 1.02 * s)) for s in (1.0, 1.4)]
+    back = [measured(plan, s, steps=(s, 1.01 * s, 1.02 * s)) for s in (1.1, 1.05)]
+    found = judge_settings("train.bucket", values, there, back)
+    assert not found.is_clear
+    assert "not told apart from 25MiB" in found.sentence
+    agreed = judge_settings("train.bucket", values, there, there)
+    assert (agreed.fastest, agreed.is_clear, agreed.rows[0].num_steps) == ("1MiB", True, 6)
+
+
 def test_reducing_gradients_less_often_gains_no_more_than_what_reductions_were_measured_to_take(
     tmp_path,
 ):

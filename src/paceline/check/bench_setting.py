@@ -2,7 +2,8 @@
 apart."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from math import hypot, sqrt
 
 from paceline.check.bench_row import row_of
@@ -53,11 +54,32 @@ class Settings:
     sentence: str
 
 
-def judge_settings(field: str, values: Sequence[str], measured: Sequence[Measured]) -> Settings:
-    """The fastest of some values of one field, each measured on as many ranks."""
-    rows = tuple(map(_setting, values, measured))
+def judge_settings(
+    field: str,
+    values: Sequence[str],
+    measured: Sequence[Measured],
+    again: Sequence[Measured] | None = None,
+) -> Settings:
+    """The fastest of some values of one field.
+
+    Args:
+        field: The setting.
+        values: What it was set to.
+        measured: For each value, on as many ranks.
+        again: The same in another order: a machine that became slower meanwhile made the value that
+            came last look slow, and the two rounds then disagree.
+    """
+    rounds = [measured] if again is None else [measured, again]
+    rows = tuple(map(_setting, values, map(_pooled, *rounds)))
     best = min(rows, key=lambda row: row.step_s)
-    alike = [row.value for row in rows if row is not best and not _is_slower(row, best)]
+    each = [[_setting(*pair).step_s for pair in zip(values, one, strict=True)] for one in rounds]
+    first = rows.index(best)
+    alike = [
+        row.value
+        for index, row in enumerate(rows)
+        if row is not best
+        and (not _is_slower(row, best) or any(one[index] <= one[first] for one in each))
+    ]
     slowest = max(rows, key=lambda row: row.step_s)
     less = 1 - best.step_s / slowest.step_s
     sentence = (
@@ -67,7 +89,8 @@ def judge_settings(field: str, values: Sequence[str], measured: Sequence[Measure
     if alike:
         sentence = (
             f"{field}={best.value} is not told apart from {', '.join(alike)}: their steps vary as "
-            "much as they differ; take more --steps on a quiet machine"
+            "much as they differ, or one round says otherwise than the other; take more --steps on "
+            "a quiet machine"
         )
     return Settings(
         field=field,
@@ -77,6 +100,15 @@ def judge_settings(field: str, values: Sequence[str], measured: Sequence[Measure
         is_clear=not alike,
         sentence=sentence,
     )
+
+
+def _pooled(*rounds: Measured) -> Measured:
+    """The steps of all rounds, and the rest as in the first."""
+    ranks = [
+        replace(of_rank[0], step_s=tuple(chain(*(rank.step_s for rank in of_rank))))
+        for of_rank in zip(*(each.ranks for each in rounds), strict=True)
+    ]
+    return replace(rounds[0], ranks=tuple(ranks))
 
 
 def _setting(value: str, measured: Measured) -> Setting:

@@ -1,7 +1,7 @@
 """`paceline bench`: how does the job scale, and where does the time go?"""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,8 @@ _LEAST_BYTES, _MOST_BYTES = 1024, 16 * 2**30
     "--sweep",
     "sweep",
     metavar="FIELD=V,V,...",
-    help="Measure the most of --ranks once for each value: --sweep train.bucket=1MiB,4MiB,25MiB.",
+    help="Measure the most of --ranks for each value, there and back with half of --steps each: "
+    "--sweep train.bucket=1MiB,4MiB,25MiB.",
 )
 @click.option(
     "--write",
@@ -176,8 +177,11 @@ def command(
         jobs = [read_job(job_file, (*overrides, f"{field}={value}")) for value in values]
         cases = [bench_cases(each, counts[-1:], "strong")[0] for each in jobs]
         notes = [f", {field}={value}" for value in values]
-        of_each = [_measured(*each, stretch, timeout_s) for each in zip(cases, notes, strict=True)]
-        found = judge_settings(field, values, of_each)
+        half = replace(stretch, timed=max(3, (steps + 1) // 2))
+        pairs = list(zip(cases, notes, strict=True))
+        there = [_measured(*each, half, timeout_s) for each in pairs]
+        back = [_measured(*each, half, timeout_s) for each in reversed(pairs)]
+        found = judge_settings(field, values, there, back[::-1])
         _show_settings(found, as_json=as_json)
         if writes and found.is_clear:
             _write_setting(job_file, found)
