@@ -16,6 +16,7 @@ from paceline.errors import EXIT_CODES, JobError, PacelineError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("paceline.cli.plan", "Choose the fastest layout that fits, and say why."),
+    "cost": ("paceline.cli.cost", "Show what a run costs, all providers side by side."),
     "prove": ("paceline.cli.prove", "Run the sharding code on fake ranks: exact bytes, no GPU."),
     "advise": ("paceline.cli.advise", "Small answers: batch, learning rate, buckets, checkpoints."),
     "render": ("paceline.cli.render", "Write the plan as the files of the engine you have."),

@@ -1,0 +1,256 @@
+"""`paceline cost`: what a run costs at every provider, side by side."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from paceline import units
+from paceline.cli.options import FiniteRange, PathName, json_option, set_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.catalog import Price
+    from paceline.plan.bill import Bill
+
+_ROWS = 8
+_POSITIVE = FiniteRange(min=0, min_open=True)
+_SHARE = FiniteRange(min=0, max=1, min_open=True)
+
+
+def _read(
+    parse: "Callable[[str], float]",
+) -> "Callable[[click.Context, click.Parameter, str | None], float | None]":
+    def read(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        try:
+            number = parse(text)
+        except (ValueError, OverflowError) as error:
+            raise click.BadParameter(str(error)) from error
+        if number <= 0:
+            raise click.BadParameter(f"{text} is not above zero")
+        return number
+
+    return read
+
+
+@click.command()
+@click.argument("job_file", metavar="[JOB]", required=False, type=PathName(path_type=Path))
+@set_option
+@click.option("--params", callback=_read(units.parse_count), help="Without a job: 7B.")
+@click.option("--tokens", callback=_read(units.parse_count), help="Trained on in all: 1T.")
+@click.option("--accelerator", metavar="NAME", help="From the catalog: H100-SXM.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Accelerators.")
+@click.option("--mfu", type=_SHARE, help="Share of the peak that trains: 0.4. Left out, assumed.")
+@click.option(
+    "--tokens-per-s", callback=_read(units.parse_count), help="Measured, of all ranks together."
+)
+@click.option(
+    "--recompute",
+    type=click.Choice(["none", "full"]),
+    default="none",
+    show_default=True,
+    help="Whether the forward pass is computed again.",
+)
+@click.option(
+    "--store", callback=_read(units.parse_bytes), help="Bytes on storage in the run: 2TB."
+)
+@click.option("--send", callback=_read(units.parse_bytes), help="Bytes sent out once: 140GB.")
+@click.option("--provider", multiple=True, metavar="NAME", help="This one only; may be repeated.")
+@click.option("--all", "show_all", is_flag=True, help="Every row, not the first eight.")
+@click.option("--requests-per-day", type=_POSITIVE, help="Serving instead: requests a day.")
+@click.option("--latency", callback=_read(units.parse_seconds), help="Serving: of one request.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Serving: requests that a machine answers at once.",
+)
+@json_option
+def command(
+    job_file: Path | None,
+    overrides: tuple[str, ...],
+    params: float | None,
+    tokens: float | None,
+    accelerator: str | None,
+    ranks: int | None,
+    mfu: float | None,
+    tokens_per_s: float | None,
+    recompute: Literal["none", "full"],
+    store: float | None,
+    send: float | None,
+    provider: tuple[str, ...],
+    show_all: bool,
+    requests_per_day: float | None,
+    latency: float | None,
+    concurrency: int,
+    as_json: bool,
+) -> None:
+    """Show what a run costs at every provider: on demand and spot, with everything that is known.
+
+    With JOB, the run as planned. Without, a model of --params on --tokens: 6 FLOPs a parameter and
+    token at --mfu, or --tokens-per-s as measured. With --requests-per-day and --latency, what it
+    costs to answer requests, and from which load on a machine that is always on is cheaper than
+    one billed by the request. Nothing is rented. Prices have their day; your own
+    paceline-catalog.toml adds or replaces them.
+
+    \b
+    Examples:
+      paceline cost job.yaml
+      paceline cost job.yaml --provider aws --provider oci --all
+      paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
+      paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64 --mfu 0.45
+      paceline cost --accelerator L4 --requests-per-day 10000 --latency 500ms
+    """
+    from paceline.report.cost_text import format_bill
+
+    if requests_per_day is not None or latency is not None:
+        if requests_per_day is None or latency is None or accelerator is None:
+            raise click.UsageError("serving needs --requests-per-day, --latency and --accelerator")
+        _show_serving(
+            accelerator, ranks or 1, (requests_per_day, latency, concurrency), provider, as_json
+        )
+        return
+    kept = None if store is None and send is None else (store or 0.0, send or 0.0)
+    if job_file is not None:
+        given = {"--params": params, "--tokens": tokens, "--accelerator": accelerator}
+        given |= {"--ranks": ranks, "--mfu": mfu, "--tokens-per-s": tokens_per_s}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise click.UsageError(f"{wrong[0]} is for a run without JOB; use --set instead")
+        bill = _of_job(job_file, overrides, kept, provider)
+    else:
+        if params is None or tokens is None or accelerator is None or ranks is None:
+            raise click.UsageError(
+                "name a JOB, or give --params, --tokens, --accelerator and --ranks"
+            )
+        if mfu is not None and tokens_per_s is not None:
+            raise click.UsageError("give --mfu or --tokens-per-s, not both")
+        from paceline.plan.bill import Size
+
+        size = Size(
+            num_parameters=params,
+            tokens=tokens,
+            num_ranks=ranks,
+            mfu=mfu,
+            tokens_per_s=tokens_per_s,
+            recompute=recompute,
+        )
+        bill = _of_size(size, accelerator, kept, provider)
+    if as_json:
+        click.echo(json.dumps(_for_machines(bill), indent=2))
+        return
+    click.echo(format_bill(bill, most=None if show_all else _ROWS))
+
+
+def _of_job(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    kept: tuple[float, float] | None,
+    providers: tuple[str, ...],
+) -> "Bill":
+    from paceline.catalog import find_catalog_file, load_catalog
+    from paceline.cli.job_input import read_plannable
+    from paceline.estimate.cost import Keeping
+    from paceline.launch.factory import measure_factory
+    from paceline.plan import plan_job
+    from paceline.plan.bill import bill_of_plan
+
+    job = read_plannable(job_file, overrides)
+    plan = plan_job(job, measure_factory(job))
+    catalog = load_catalog(find_catalog_file(job.folder, job.spec.cluster.catalog))
+    return bill_of_plan(
+        plan,
+        job,
+        _prices(plan.cluster.accelerator, catalog.prices, providers),
+        keeping=None if kept is None else Keeping(stored_bytes=kept[0], sent_bytes=kept[1]),
+    )
+
+
+def _of_size(
+    size: Any, name: str, kept: tuple[float, float] | None, providers: tuple[str, ...]
+) -> "Bill":
+    from paceline.catalog import find_accelerator, find_catalog_file, load_catalog
+    from paceline.estimate.cost import Keeping
+    from paceline.plan.bill import bill_of_size
+
+    catalog = load_catalog(find_catalog_file(Path(), None))
+    accelerator = find_accelerator(name, where="--accelerator", catalog=catalog)
+    try:
+        return bill_of_size(
+            size,
+            accelerator,
+            _prices(accelerator.name, catalog.prices, providers),
+            keeping=None if kept is None else Keeping(stored_bytes=kept[0], sent_bytes=kept[1]),
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{error}; give --tokens-per-s") from error
+
+
+def _prices(
+    accelerator: str, prices: "tuple[Price, ...]", providers: tuple[str, ...]
+) -> "tuple[Price, ...]":
+    from paceline.catalog import find_prices
+
+    rows = find_prices(accelerator, prices=prices)
+    wanted = {name.lower() for name in providers}
+    unknown = sorted(wanted - {row.provider.lower() for row in rows})
+    if unknown:
+        known = ", ".join(sorted({row.provider for row in rows})) or "nobody"
+        raise click.UsageError(
+            f"no price of {accelerator} at {unknown[0]} is known; known: {known}"
+        )
+    return tuple(row for row in rows if not wanted or row.provider.lower() in wanted)
+
+
+def _show_serving(
+    name: str,
+    ranks: int,
+    asked: tuple[float, float, int],
+    providers: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    from paceline.catalog import (
+        find_accelerator,
+        find_catalog_file,
+        load_catalog,
+        offers_of_nodes,
+    )
+    from paceline.estimate.serving import Load, break_even, serving_costs
+    from paceline.report.cost_text import format_serving
+
+    catalog = load_catalog(find_catalog_file(Path(), None))
+    accelerator = find_accelerator(name, where="--accelerator", catalog=catalog).name
+    rows = [
+        row
+        for row in offers_of_nodes(_prices(accelerator, catalog.prices, providers), ranks)
+        if row.num_accelerators == ranks
+    ]
+    cheapest: dict[str, Price] = {}
+    for row in sorted(rows, key=lambda row: row.per_hour_usd):
+        cheapest.setdefault(row.provider, row)
+    load = Load(requests_per_day=asked[0], latency_s=asked[1], concurrency=asked[2])
+    costs, even = serving_costs(cheapest.values(), load), break_even(cheapest.values(), load)
+    if as_json:
+        found = {
+            "accelerator": accelerator,
+            "accelerators_per_machine": ranks,
+            "load": asdict(load),
+            "costs": [asdict(cost) for cost in costs],
+            "break_even": None if even is None else asdict(even),
+        }
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(format_serving(costs, load, even, f"{ranks} x {accelerator}"))
+
+
+def _for_machines(bill: "Bill") -> dict[str, Any]:
+    """The fields of the dataclasses."""
+    found = asdict(bill)
+    for row, cost in zip(found["costs"], bill.costs, strict=True):
+        row["runs_as_planned"] = cost.runs_as_planned
+    return found

@@ -1,0 +1,271 @@
+"""What a run costs at every provider side by side: of a plan, or of a model's size alone.
+
+Computing, idle accelerators, checkpoints, failures, storage and traffic out are counted where
+their prices are known; what is not known is named, and machines that cannot run it are listed with
+the reason.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from paceline.catalog import Accelerator, Price, load_links, offers_of_nodes
+from paceline.estimate.cost import (
+    DEFAULT_SPOT_MTBF_S,
+    PROCESS_BYTES,
+    Failures,
+    Keeping,
+    Needs,
+    RunCost,
+    cannot_run,
+    cheapest_costs,
+    run_costs,
+    training_flops,
+)
+from paceline.job import Job
+from paceline.plan.decision import Plan
+from paceline.plan.outlook import DEFAULTS, Assumptions, needs_of, outlook
+from paceline.units import format_bytes, format_count, format_seconds
+
+ASSUMED_MFU = 0.4
+"""Of a large dense model on a network with RDMA: Llama 3 405B reached 38 to 43 % on 8,192 to 16,384
+H100 (arXiv:2407.21783, table 4). Small models, long samples and slow networks reach less."""
+
+STATE_BYTES = 12
+"""Of a checkpoint for each parameter: fp32 weights and AdamW's two moments."""
+
+WEIGHT_BYTES = 2
+"""Of the finished model for each parameter, in bf16: what is sent out once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """A run, and what it costs where."""
+
+    name: str
+    accelerator: str
+    num_accelerators: int
+    train_s: float | None
+    """When nothing fails; None is unknown, and nothing has a cost then."""
+
+    basis: tuple[str, ...]
+    """How the time was found, and what is assumed."""
+
+    costs: tuple[RunCost, ...]
+    """The best of each provider, on demand and spot: machines that are known to run it first, then
+    the cheapest."""
+
+    refused: tuple[tuple[str, str], ...]
+    """Provider -> why none of its machines that have a price can run it."""
+
+    keeping: Keeping
+    spot_unpriced: tuple[str, ...]
+    """Providers whose lists have no spot price of it."""
+
+
+def bill_of_plan(
+    plan: Plan,
+    job: Job,
+    prices: Iterable[Price],
+    *,
+    keeping: Keeping | None = None,
+    assumptions: Assumptions = DEFAULTS,
+) -> Bill:
+    """What a planned run costs.
+
+    Args:
+        plan: As `plan_job` made it.
+        job: Of which it is the plan.
+        prices: Of the plan's accelerator.
+        keeping: What is stored and sent out; left out, `keeping_of` the plan.
+        assumptions: In place of the defaults.
+    """
+    rows, keeping = tuple(prices), keeping or keeping_of(plan, job)
+    view = outlook(plan, job, prices=rows, assumptions=assumptions, keeping=keeping)
+    cluster = plan.cluster
+    basis = [
+        f"{view.num_steps} steps of {_seconds(view.step_s)} each, as planned: {plan.layout.name}",
+        f"a checkpoint every {plan.checkpoint_every} steps",
+        *_assumed(assumptions, view.restart_s),
+    ]
+    return _bill(
+        name=job.spec.name,
+        accelerator=cluster.accelerator,
+        ranks=cluster.num_ranks,
+        train_s=view.train_s,
+        basis=basis,
+        costs=view.costs,
+        rows=rows,
+        needs=needs_of(plan),
+        keeping=keeping,
+    )
+
+
+def keeping_of(plan: Plan, job: Job) -> Keeping:
+    """The checkpoints that a job keeps, and its finished model sent out once."""
+    return Keeping(
+        stored_bytes=plan.estimate.num_checkpoint_bytes * job.spec.checkpoint.keep_last,
+        sent_bytes=plan.profile.num_parameters * WEIGHT_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A run that is known by its size alone."""
+
+    num_parameters: float
+    tokens: float
+    num_ranks: int
+    mfu: float | None = None
+    """Share of the peak that trains, recomputed work not counted; None is assumed."""
+
+    tokens_per_s: float | None = None
+    """Of all ranks together, measured; it takes the place of `mfu`."""
+
+    recompute: Literal["none", "full"] = "none"
+
+
+def bill_of_size(
+    size: Size,
+    accelerator: Accelerator,
+    prices: Iterable[Price],
+    *,
+    keeping: Keeping | None = None,
+    assumptions: Assumptions = DEFAULTS,
+) -> Bill:
+    """What a run of so many parameters and tokens costs.
+
+    Seconds are FLOPs / (ranks x peak x utilisation), or tokens / measured tokens a second.
+
+    Raises:
+        ValueError: The accelerator's peak is unknown and no tokens a second are given.
+    """
+    rows = tuple(prices)
+    ranks, per_node = size.num_ranks, min(size.num_ranks, accelerator.num_per_node)
+    nodes = ceil(ranks / per_node)
+    train_s, how = _train_s(size, accelerator)
+    state = STATE_BYTES * size.num_parameters
+    write_s = state / nodes / assumptions.storage_bytes_per_s
+    restart_s = assumptions.restart_s + write_s
+    failures = Failures(
+        save_s=state / ranks / assumptions.copy_bytes_per_s,
+        restart_s=restart_s,
+        rank_mtbf_s=assumptions.rank_mtbf_s,
+        background_s=write_s,
+    )
+    link = load_links().get(accelerator.network or "")
+    needs = Needs(
+        num_nodes=nodes,
+        accelerators_per_node=per_node,
+        host_memory_bytes=state / nodes + per_node * PROCESS_BYTES,
+        network_bytes_per_s=accelerator.network_node_bytes_per_s if nodes > 1 else None,
+        is_rdma=link is not None and link.is_rdma and nodes > 1,
+    )
+    keeping = keeping or Keeping(
+        stored_bytes=3 * state, sent_bytes=WEIGHT_BYTES * size.num_parameters
+    )
+    costs = run_costs(
+        num_accelerators=ranks,
+        train_s=train_s,
+        prices=offers_of_nodes(rows, per_node),
+        failures=failures,
+        needs=needs,
+        keeping=keeping,
+    )
+    return _bill(
+        name=f"{format_count(size.num_parameters)} parameters, {format_count(size.tokens)} tokens",
+        accelerator=accelerator.name,
+        ranks=ranks,
+        train_s=train_s,
+        basis=[
+            *how,
+            f"a checkpoint is {STATE_BYTES} B a parameter, {format_bytes(state)}",
+            *_assumed(assumptions, restart_s),
+        ],
+        costs=cheapest_costs(costs),
+        rows=rows,
+        needs=needs,
+        keeping=keeping,
+    )
+
+
+def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
+    """Seconds of the run, and how they were found."""
+    model_flops = training_flops(size.num_parameters, size.tokens)
+    done = training_flops(size.num_parameters, size.tokens, recompute=size.recompute == "full")
+    work = (
+        f"6 FLOPs a parameter and token, {model_flops:.3g} in all, attention not counted"
+        if size.recompute == "none"
+        else f"6 FLOPs a parameter and token, {model_flops:.3g} in all, attention not counted; "
+        f"full recomputation makes it 8, {done:.3g}"
+    )
+    if size.tokens_per_s is not None:
+        return size.tokens / size.tokens_per_s, [
+            f"{format_count(size.tokens_per_s)} tokens a second, as given",
+            work,
+        ]
+    peaks = accelerator.peak_flops_per_s
+    kind = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), None)
+    if kind is None:
+        raise ValueError(f"the peak of {accelerator.name} is not known")
+    mfu = size.mfu if size.mfu is not None else ASSUMED_MFU * model_flops / done
+    said = (
+        f"MFU {mfu:.0%}, as given (recomputed work not counted)"
+        if size.mfu is not None
+        else f"MFU {mfu:.0%}, assumed: {ASSUMED_MFU:.0%} of the peak computes"
+        + (", a quarter of it again" if size.recompute == "full" else "")
+        + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783); at half of it the run costs twice"
+    )
+    rate = size.num_ranks * peaks[kind] * mfu
+    return model_flops / rate, [work, f"{said}; {kind} peak {peaks[kind] / 1e12:.4g} TFLOP/s"]
+
+
+def _bill(
+    *,
+    name: str,
+    accelerator: str,
+    ranks: int,
+    train_s: float | None,
+    basis: Iterable[str],
+    costs: tuple[RunCost, ...],
+    rows: tuple[Price, ...],
+    needs: Needs,
+    keeping: Keeping,
+) -> Bill:
+    have = {cost.provider for cost in costs}
+    with_spot = {cost.provider for cost in costs if cost.way == "spot"}
+    return Bill(
+        name=name,
+        accelerator=accelerator,
+        num_accelerators=ranks,
+        train_s=train_s,
+        basis=tuple(basis),
+        costs=costs,
+        refused=tuple(_refused(rows, needs, have)) if train_s is not None else (),
+        keeping=keeping,
+        spot_unpriced=tuple(sorted(have - with_spot)),
+    )
+
+
+def _refused(rows: tuple[Price, ...], needs: Needs, have: set[str]) -> Iterable[tuple[str, str]]:
+    """Why a provider has no cost: of the machine that comes nearest, the last of its reasons."""
+    for provider in sorted({row.provider for row in rows} - have):
+        mine = [row for row in rows if row.provider == provider]
+        largest = max(mine, key=lambda row: (row.num_accelerators, row.host_memory_bytes or 0))
+        why = cannot_run(largest, needs)
+        if why is not None:
+            yield provider, f"{largest.instance} has {why}"
+
+
+def _assumed(assumptions: Assumptions, restart_s: float) -> list[str]:
+    hours = assumptions.rank_mtbf_s / 3600
+    return [
+        f"assumed: one failure in {hours:,.0f} hours of an accelerator",
+        f"assumed: {format_seconds(restart_s)} to restart",
+        f"assumed: a spot instance lasts {format_seconds(DEFAULT_SPOT_MTBF_S)} on the mean",
+    ]
+
+
+def _seconds(seconds: float | None) -> str:
+    return "unknown seconds" if seconds is None else format_seconds(seconds)

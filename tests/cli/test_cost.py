@@ -1,0 +1,51 @@
+"""`paceline cost`."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli.cost import command
+
+SIZE = ("--params", "7B", "--tokens", "1T", "--accelerator", "H100-SXM", "--ranks", "64")
+
+
+def run(*words: str):
+    return CliRunner().invoke(command, words)
+
+
+def test_a_size_without_a_job_is_priced():
+    done = run(*SIZE, "--mfu", "0.4", "--json")
+    assert done.exit_code == 0, done.output
+    bill = json.loads(done.output)
+    assert bill["num_accelerators"] == 64
+    assert bill["costs"][0]["runs_as_planned"]
+    assert all(cost["as_of"] and cost["instance"] for cost in bill["costs"])
+
+
+def test_one_provider_can_be_asked_for():
+    bill = json.loads(run(*SIZE, "--provider", "aws", "--json").output)
+    assert {cost["provider"] for cost in bill["costs"]} == {"aws"}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (SIZE[2:], "name a JOB, or give --params"),
+        ((*SIZE, "--mfu", "0.4", "--tokens-per-s", "1M"), "not both"),
+        ((*SIZE, "--provider", "nobody"), "no price of H100-SXM at nobody is known"),
+        (("--latency", "1s", "--accelerator", "L4"), "serving needs"),
+        (("job.yaml", "--mfu", "0.4"), "--mfu is for a run without JOB"),
+    ],
+)
+def test_what_is_missing_or_clashes_is_named(words, what):
+    done = run(*words)
+    assert done.exit_code == 2
+    assert what in done.output
+
+
+def test_serving_names_the_break_even():
+    done = run("--accelerator", "L4", "--requests-per-day", "10000", "--latency", "500ms")
+    assert done.exit_code == 0, done.output
+    assert "break-even" in done.output
+    assert "one machine's time" in done.output

@@ -1,0 +1,76 @@
+"""What a run costs at every provider, of a plan and of a size alone."""
+
+import pytest
+from tests.plan.scene import JOB, job_of, plan_of
+
+from paceline.catalog import find_accelerator, find_prices
+from paceline.plan.bill import ASSUMED_MFU, Size, bill_of_plan, bill_of_size
+from paceline.report.cost_text import format_bill
+
+H100 = find_accelerator("H100-SXM", where="a test")
+SEVEN = Size(num_parameters=7e9, tokens=1e12, num_ranks=64)
+PEAK = 989.4e12
+
+
+def bill(size: Size = SEVEN, **choices):
+    return bill_of_size(size, H100, find_prices("H100-SXM"), **choices)
+
+
+def test_a_size_takes_six_flops_a_parameter_and_token():
+    found = bill(Size(num_parameters=7e9, tokens=1e12, num_ranks=64, mfu=0.5))
+    assert found.train_s == pytest.approx(4.2e22 / (64 * PEAK * 0.5))
+    assert any("6 FLOPs a parameter and token" in line for line in found.basis)
+
+
+def test_an_mfu_that_is_assumed_is_said_to_be():
+    found = bill()
+    assert found.train_s == pytest.approx(4.2e22 / (64 * PEAK * ASSUMED_MFU))
+    assert any("assumed" in line and "MFU 40%" in line for line in found.basis)
+
+
+def test_full_recomputation_makes_it_eight_flops():
+    size = Size(num_parameters=7e9, tokens=1e12, num_ranks=64, recompute="full")
+    assert bill(size).train_s == pytest.approx(8 / 6 * bill().train_s)
+    assert any("makes it 8" in line for line in bill(size).basis)
+
+
+def test_measured_tokens_a_second_need_no_peak():
+    size = Size(num_parameters=7e9, tokens=1e12, num_ranks=64, tokens_per_s=1e6)
+    assert bill(size).train_s == pytest.approx(1e6)
+
+
+def test_a_run_of_eight_nodes_is_priced_first_where_the_network_is_known_to_serve_it():
+    found = bill()
+    assert found.costs[0].runs_as_planned
+    assert dict(found.refused)["gcp"].endswith("a network without RDMA, the plan counts on RDMA")
+    assert "gcp" not in {cost.provider for cost in found.costs}
+
+
+def test_a_provider_that_bills_by_the_accelerator_has_a_price_of_any_number_of_them():
+    (cost,) = [each for each in bill().costs if each.provider == "modal"]
+    assert cost.per_instance_hour_usd == pytest.approx(8 * 3.9492, rel=1e-3)
+
+
+def test_a_plan_s_bill_names_what_it_does_not_know():
+    job, plan = job_of(JOB), plan_of()
+    found = bill_of_plan(plan, job, find_prices(plan.cluster.accelerator))
+    assert found.train_s == pytest.approx(plan.estimate.step_s * job.spec.train.steps)
+    text = format_bill(found)
+    assert "price of storage, not in the total" in text
+    assert "spot prices of" in text
+    assert all(cost.as_of in text for cost in found.costs)
+
+
+def test_a_machine_with_too_little_host_memory_is_not_shown_as_the_price():
+    plan = plan_of(
+        JOB,
+        "model.preset=llama-3-70b",
+        "cluster.accelerator=H100-SXM",
+        "cluster.nodes=8",
+        "cluster.per_node=8",
+        "engine=megatron",
+        "train.global_batch=128",
+    )
+    assert plan.cost is not None
+    assert plan.cost.runs_as_planned
+    assert all("8x64v128gb" not in cost.instance for cost in plan.costs)
