@@ -39,11 +39,30 @@ def main() -> int:
     parser.add_argument("--names", action="store_true", help="name the rows of --out anew")
     parser.add_argument("--out", type=Path, required=True, help="the table")
     asked = parser.parse_args()
+    if asked.skypilot is None and asked.cloudprice is None and not asked.names:
+        parser.error("give --skypilot, --cloudprice or --names")
+    try:
+        print(refresh(asked))
+    except (OSError, ValueError) as error:
+        print(f"{error}\n{asked.out} is as it was", file=sys.stderr)
+        return 2
+    return 0
+
+
+def refresh(asked: argparse.Namespace) -> str:
+    """Write the table; a line for people.
+
+    Raises:
+        OSError, ValueError: A list cannot be read; nothing is written.
+    """
     known = list(load_accelerators())
     old = read_rows(asked.out)
     fresh: list[Row] = []
     if asked.skypilot is not None:
-        fresh += read_skypilot(asked.skypilot, days_of(asked.skypilot), known)
+        days = days_of(asked.skypilot)
+        if not days:
+            raise ValueError(f"{asked.skypilot} has no PROVIDER/vms.csv of a provider we know")
+        fresh += read_skypilot(asked.skypilot, days, known)
     if asked.cloudprice is not None:
         fresh += read_cloudprice(asked.cloudprice, known)
     if asked.names:
@@ -56,10 +75,9 @@ def main() -> int:
     read_prices(text)  # it can be read again
     asked.out.write_text(text, encoding="utf-8")
     mapped = sum(bool(row["name"]) for row in (*kept, *fresh))
-    print(
+    return (
         f"{asked.out}: {len(kept)} rows kept, {len(fresh)} new, {mapped} of an accelerator we know"
     )
-    return 0
 
 
 def read_rows(path: Path) -> list[Row]:

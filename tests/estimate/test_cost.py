@@ -101,9 +101,9 @@ def test_a_machine_that_cannot_run_the_plan_has_no_cost():
         needs=TWO_NODES,
     )
     assert [cost.instance for cost in costs] == ["p5.48xlarge"]
-    assert cannot_run(small, TWO_NODES) == "128 GiB of host memory, the plan needs 164 GiB a node"
-    assert cannot_run(no_rdma, TWO_NODES) == "a network without RDMA, the plan counts on RDMA"
-    assert "400 Gb/s a node, the plan counts on 3200 Gb/s" in str(cannot_run(slow, TWO_NODES))
+    assert cannot_run(small, TWO_NODES) == "128 GiB of host memory, the run needs 164 GiB a node"
+    assert cannot_run(no_rdma, TWO_NODES) == "a network without RDMA, the run counts on RDMA"
+    assert "400 Gb/s a node, the run counts on 3200 Gb/s" in str(cannot_run(slow, TWO_NODES))
 
 
 def test_one_node_needs_no_network():

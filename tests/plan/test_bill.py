@@ -1,5 +1,7 @@
 """What a run costs at every provider, of a plan and of a size alone."""
 
+from dataclasses import replace
+
 import pytest
 from tests.plan.scene import JOB, job_of, plan_of
 
@@ -42,8 +44,36 @@ def test_measured_tokens_a_second_need_no_peak():
 def test_a_run_of_eight_nodes_is_priced_first_where_the_network_is_known_to_serve_it():
     found = bill()
     assert found.costs[0].runs_as_planned
-    assert dict(found.refused)["gcp"].endswith("a network without RDMA, the plan counts on RDMA")
-    assert "gcp" not in {cost.provider for cost in found.costs}
+    a100 = find_accelerator("A100-40", where="a test")
+    old = bill_of_size(SEVEN, a100, find_prices("A100-40"))
+    assert "aws" in {cost.provider for cost in old.costs}
+    assert "a network of 100 Gb/s a node, the run counts on 400" in dict(old.refused)["gcp"]
+
+
+def test_a_size_that_does_not_fit_names_the_least_that_does():
+    big = Size(num_parameters=70e9, tokens=1e9, num_ranks=8)
+    with pytest.raises(ValueError, match="8 x H100-SXM have 637 GiB: take 14 or more"):
+        bill(big)
+    assert bill(replace(big, tokens_per_s=100.0)).costs  # it was measured, so it fits
+
+
+def test_tokens_a_second_show_their_mfu_and_are_held_against_the_peak():
+    found = bill(replace(SEVEN, tokens_per_s=650e3))
+    assert any("MFU 43% in bf16" in line for line in found.basis)
+    with pytest.raises(ValueError, match=r"more than 64 x H100-SXM can compute: 3.02M at"):
+        bill(replace(SEVEN, tokens_per_s=4e6))
+
+
+def test_the_answer_stands_before_its_basis():
+    lines = format_bill(bill()).splitlines()
+    assert lines[1].startswith("cost        from $")
+    assert " on spot at azure" in lines[1]
+    assert "accelerator-hours" in format_bill(bill())
+
+
+def test_a_card_without_a_price_is_named():
+    text = format_bill(bill_of_size(SEVEN, H100, ()))
+    assert "the catalog has no price of H100-SXM" in text
 
 
 def test_a_provider_that_bills_by_the_accelerator_has_a_price_of_any_number_of_them():

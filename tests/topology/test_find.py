@@ -9,6 +9,7 @@ from paceline.catalog import load_accelerators
 from paceline.errors import JobError
 from paceline.job import parse_job
 from paceline.topology import Cluster, FoundGpu, Machine, find_cluster
+from paceline.topology.find import catalog_name
 
 JOB = """\
 model: {decoder: {layers: 2, hidden: 64, heads: 4}}
@@ -103,8 +104,8 @@ def test_different_gpus_in_one_machine_are_refused():
         find(machine(gpus=gpus))
 
 
-def test_a_gpu_that_the_catalog_lacks_has_memory_and_no_rates():
-    gpu = FoundGpu(name="NVIDIA GeForce GTX 970", memory_bytes=4 * GIB)
+def test_a_gpu_older_than_the_catalog_has_memory_and_no_rates():
+    gpu = FoundGpu(name="NVIDIA GeForce GTX 970", memory_bytes=4 * GIB, compute_capability="5.2")
     cluster = find(machine(gpus=(gpu,)))
     assert cluster.accelerator == "NVIDIA GeForce GTX 970"
     assert cluster.memory_bytes == 4 * GIB
@@ -132,7 +133,42 @@ def test_a_gpu_that_the_catalog_lacks_is_estimated_from_those_of_its_compute_cap
 
 def test_a_gpu_of_a_new_compute_capability_is_estimated_from_its_generation():
     assert "H100-SXM" in find(machine(gpus=(card("9.9"),))).resembles
-    assert find(machine(gpus=(card("13.0"),))).peak_flops_per_s == {}
+
+
+@pytest.mark.parametrize(
+    ("capability", "among", "not_among"),
+    [("13.0", {"A100-80", "GB300", "RTX-5090"}, {"T4"}), (None, {"T4", "L40S"}, {"H100-SXM"})],
+)
+def test_a_gpu_of_an_unknown_generation_has_the_range_of_all_that_it_may_be(
+    capability, among, not_among
+):
+    cluster = find(machine(gpus=(card(capability),)))
+    assert among <= set(cluster.resembles)
+    assert not not_among & set(cluster.resembles)
+    assert cluster.rates_within > 2
+    assert ("bf16" in cluster.peak_flops_per_s) is (capability is not None)
+
+
+@pytest.mark.parametrize(
+    ("smi", "name"),
+    [
+        ("NVIDIA H100 80GB HBM2e", "H100-PCIe"),
+        ("A100-SXM-80GB", "A100-80"),
+        ("NVIDIA GH200 120GB", "GH200"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("Aqua Vanjaram [Instinct MI300X]", "MI300X"),
+        ("AMD INSTINCT MI250 (MCM) OAM AC MBA", "MI250"),
+        ("Instinct MI210", "MI210"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
+        ("NVIDIA A800 80GB PCIe", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("Quadro RTX 6000", None),
+        ("Aldebaran/MI200 [Instinct MI250X/MI250]", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ],
+)
+def test_a_card_is_known_by_the_names_that_its_tools_report(smi, name):
+    assert catalog_name(smi) == name
 
 
 def test_a_gpu_that_the_catalog_has_is_not_estimated():

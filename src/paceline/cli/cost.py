@@ -1,11 +1,12 @@
 """`paceline cost`: what a run costs at every provider, side by side."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from paceline import units
 from paceline.cli.options import FiniteRange, PathName, json_option, set_option
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from paceline.catalog import Price
     from paceline.plan.bill import Bill
 
-_ROWS = 8
+_OTHER_LOADS = (10_000.0, 100_000.0, 1_000_000.0)
+"""Requests a day that serving is shown at besides the ones asked for."""
+
 _POSITIVE = FiniteRange(min=0, min_open=True)
 _SHARE = FiniteRange(min=0, max=1, min_open=True)
 
@@ -61,7 +64,6 @@ def _read(
 )
 @click.option("--send", callback=_read(units.parse_bytes), help="Bytes sent out once: 140GB.")
 @click.option("--provider", multiple=True, metavar="NAME", help="This one only; may be repeated.")
-@click.option("--all", "show_all", is_flag=True, help="Every row, not the first eight.")
 @click.option("--requests-per-day", type=_POSITIVE, help="Serving instead: requests a day.")
 @click.option("--latency", callback=_read(units.parse_seconds), help="Serving: of one request.")
 @click.option(
@@ -85,7 +87,6 @@ def command(
     store: float | None,
     send: float | None,
     provider: tuple[str, ...],
-    show_all: bool,
     requests_per_day: float | None,
     latency: float | None,
     concurrency: int,
@@ -102,13 +103,14 @@ def command(
     \b
     Examples:
       paceline cost job.yaml
-      paceline cost job.yaml --provider aws --provider oci --all
+      paceline cost job.yaml --provider aws --provider oci
       paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64
       paceline cost --params 7B --tokens 1T --accelerator H100-SXM --ranks 64 --mfu 0.45
       paceline cost --accelerator L4 --requests-per-day 10000 --latency 500ms
     """
     from paceline.report.cost_text import format_bill
 
+    _check_options(job_file is not None, requests_per_day is not None or latency is not None)
     if requests_per_day is not None or latency is not None:
         if requests_per_day is None or latency is None or accelerator is None:
             raise click.UsageError("serving needs --requests-per-day, --latency and --accelerator")
@@ -118,10 +120,6 @@ def command(
         return
     kept = None if store is None and send is None else (store or 0.0, send or 0.0)
     if job_file is not None:
-        given = {"--params": params, "--tokens": tokens, "--accelerator": accelerator}
-        given |= {"--ranks": ranks, "--mfu": mfu, "--tokens-per-s": tokens_per_s}
-        if wrong := [name for name, value in given.items() if value is not None]:
-            raise click.UsageError(f"{wrong[0]} is for a run without JOB; use --set instead")
         bill = _of_job(job_file, overrides, kept, provider)
     else:
         if params is None or tokens is None or accelerator is None or ranks is None:
@@ -144,7 +142,30 @@ def command(
     if as_json:
         click.echo(json.dumps(_for_machines(bill), indent=2))
         return
-    click.echo(format_bill(bill, most=None if show_all else _ROWS))
+    click.echo(format_bill(bill))
+
+
+_ONLY_SERVING = {"concurrency"}
+_ONLY_JOB = {"overrides"}
+_ONLY_SIZE = {"params", "tokens", "mfu", "tokens_per_s", "recompute"}
+_NOT_SERVING = {*_ONLY_JOB, *_ONLY_SIZE, "job_file", "store", "send"}
+_NOT_JOB = {*_ONLY_SIZE, *_ONLY_SERVING, "accelerator", "ranks"}
+
+
+def _check_options(has_job: bool, serves: bool) -> None:
+    """Refuse an option that the question asked does not read."""
+    context = click.get_current_context()
+    if serves:
+        wrong, of = _NOT_SERVING, "is not for --requests-per-day"
+    elif has_job:
+        wrong, of = _NOT_JOB, "is for a run without JOB; use --set instead"
+    else:
+        wrong, of = _ONLY_JOB | _ONLY_SERVING, "is for a JOB, or for --requests-per-day"
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in wrong and source is ParameterSource.COMMANDLINE:
+            name = parameter.opts[-1] if isinstance(parameter, click.Option) else "JOB"
+            raise click.UsageError(f"{name} {of}")
 
 
 def _of_job(
@@ -188,7 +209,7 @@ def _of_size(
             keeping=None if kept is None else Keeping(stored_bytes=kept[0], sent_bytes=kept[1]),
         )
     except ValueError as error:
-        raise click.UsageError(f"{error}; give --tokens-per-s") from error
+        raise click.UsageError(str(error)) from error
 
 
 def _prices(
@@ -235,17 +256,26 @@ def _show_serving(
         cheapest.setdefault(row.provider, row)
     load = Load(requests_per_day=asked[0], latency_s=asked[1], concurrency=asked[2])
     costs, even = serving_costs(cheapest.values(), load), break_even(cheapest.values(), load)
+    at = {
+        requests: serving_costs(cheapest.values(), replace(load, requests_per_day=requests))
+        for requests in _OTHER_LOADS
+        if requests != load.requests_per_day
+    }
     if as_json:
-        found = {
+        shown = {
             "accelerator": accelerator,
             "accelerators_per_machine": ranks,
             "load": asdict(load),
             "costs": [asdict(cost) for cost in costs],
             "break_even": None if even is None else asdict(even),
+            "at_requests_per_day": {
+                f"{requests:.0f}": [asdict(cost) for cost in found]
+                for requests, found in at.items()
+            },
         }
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(shown, indent=2))
         return
-    click.echo(format_serving(costs, load, even, f"{ranks} x {accelerator}"))
+    click.echo(format_serving(costs, load, even, f"{ranks} x {accelerator}", at))
 
 
 def _for_machines(bill: "Bill") -> dict[str, Any]:

@@ -111,7 +111,7 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     ...               num_accelerators=8, per_hour_usd=20.0, spot_per_hour_usd=None,
     ...               as_of="2026-01-01", source="a list", host_memory_bytes=128 * 2**30)
     >>> cannot_run(price, Needs(accelerators_per_node=8, host_memory_bytes=164 * 2**30))
-    '128 GiB of host memory, the plan needs 164 GiB a node'
+    '128 GiB of host memory, the run needs 164 GiB a node'
     """
     if price.num_accelerators < needs.accelerators_per_node:
         return f"{price.num_accelerators} accelerators, a node has {needs.accelerators_per_node}"
@@ -120,18 +120,18 @@ def cannot_run(price: Price, needs: Needs) -> str | None:
     host = price.host_memory_bytes
     if host is not None and host < needs.host_memory_bytes * nodes:
         return (
-            f"{format_bytes(host)} of host memory, the plan needs "
+            f"{format_bytes(host)} of host memory, the run needs "
             f"{format_bytes(needs.host_memory_bytes)} a node"
         )
     fabric = _provider(price).fabrics.get(price.instance)
     if needs.num_nodes <= nodes or fabric is None:
         return None
     if needs.is_rdma and not fabric.is_rdma:
-        return "a network without RDMA, the plan counts on RDMA"
+        return "a network without RDMA, the run counts on RDMA"
     wanted = needs.network_bytes_per_s
     if wanted is not None and fabric.bytes_per_s < _NEARLY * wanted:
         return (
-            f"a network of {fabric.bytes_per_s * 8e-9:.4g} Gb/s a node, the plan counts on "
+            f"a network of {fabric.bytes_per_s * 8e-9:.4g} Gb/s a node, the run counts on "
             f"{wanted * 8e-9:.4g} Gb/s"
         )
     return None

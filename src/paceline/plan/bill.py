@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from paceline.catalog import Accelerator, Price, load_links, offers_of_nodes
+from paceline.catalog import Accelerator, Price, offers_of_nodes
 from paceline.estimate.cost import (
     DEFAULT_SPOT_MTBF_S,
     PROCESS_BYTES,
@@ -34,6 +34,14 @@ H100 (arXiv:2407.21783, table 4). Small models, long samples and slow networks r
 
 STATE_BYTES = 12
 """Of a checkpoint for each parameter: fp32 weights and AdamW's two moments."""
+
+TRAINED_BYTES = 16
+"""Of memory for each parameter, over all ranks and with everything sharded: weights and gradients
+in bf16, fp32 weights and AdamW's two moments (ZeRO, arXiv:1910.02054, section 3.1)."""
+
+NETWORK_SHARE = 0.25
+"""A run that is known by its size counts on this share of the accelerator's usual network: a guess.
+Data parallelism over whole nodes hides its traffic at that rate; a plan knows its own need."""
 
 WEIGHT_BYTES = 2
 """Of the finished model for each parameter, in bf16: what is sent out once."""
@@ -139,8 +147,10 @@ def bill_of_size(
     Seconds are FLOPs / (ranks x peak x utilisation), or tokens / measured tokens a second.
 
     Raises:
-        ValueError: The accelerator's peak is unknown and no tokens a second are given.
+        ValueError: The accelerator's peak is unknown and no tokens a second are given; or the
+            tokens a second are more than the peak allows; or the model does not fit.
     """
+    _check_fits(size, accelerator)
     rows = tuple(prices)
     ranks, per_node = size.num_ranks, min(size.num_ranks, accelerator.num_per_node)
     nodes = ceil(ranks / per_node)
@@ -154,13 +164,13 @@ def bill_of_size(
         rank_mtbf_s=assumptions.rank_mtbf_s,
         background_s=write_s,
     )
-    link = load_links().get(accelerator.network or "")
     needs = Needs(
         num_nodes=nodes,
         accelerators_per_node=per_node,
         host_memory_bytes=state / nodes + per_node * PROCESS_BYTES,
-        network_bytes_per_s=accelerator.network_node_bytes_per_s if nodes > 1 else None,
-        is_rdma=link is not None and link.is_rdma and nodes > 1,
+        network_bytes_per_s=(
+            NETWORK_SHARE * accelerator.network_node_bytes_per_s if nodes > 1 else None
+        ),
     )
     keeping = keeping or Keeping(
         stored_bytes=3 * state, sent_bytes=WEIGHT_BYTES * size.num_parameters
@@ -192,6 +202,9 @@ def bill_of_size(
 
 def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
     """Seconds of the run, and how they were found."""
+    peaks = accelerator.peak_flops_per_s
+    kind = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), None)
+    peak = None if kind is None else size.num_ranks * peaks[kind]
     model_flops = training_flops(size.num_parameters, size.tokens)
     done = training_flops(size.num_parameters, size.tokens, recompute=size.recompute == "full")
     work = (
@@ -201,14 +214,19 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
         f"full recomputation makes it 8, {done:.3g}"
     )
     if size.tokens_per_s is not None:
-        return size.tokens / size.tokens_per_s, [
-            f"{format_count(size.tokens_per_s)} tokens a second, as given",
-            work,
-        ]
-    peaks = accelerator.peak_flops_per_s
-    kind = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), None)
-    if kind is None:
-        raise ValueError(f"the peak of {accelerator.name} is not known")
+        rate = f"{format_count(size.tokens_per_s)} tokens a second, as given"
+        if peak is not None:
+            fastest = max(peaks.values()) * size.num_ranks
+            if done / size.tokens * size.tokens_per_s > fastest:
+                most = fastest * size.tokens / done
+                raise ValueError(
+                    f"{rate}, is more than {size.num_ranks} x {accelerator.name} can compute: "
+                    f"{format_count(most)} at their peak"
+                )
+            rate += f": MFU {model_flops / size.tokens * size.tokens_per_s / peak:.0%} in {kind}"
+        return size.tokens / size.tokens_per_s, [rate, work]
+    if kind is None or peak is None:
+        raise ValueError(f"the peak of {accelerator.name} is not known; give --tokens-per-s")
     mfu = size.mfu if size.mfu is not None else ASSUMED_MFU * model_flops / done
     said = (
         f"MFU {mfu:.0%}, as given (recomputed work not counted)"
@@ -217,8 +235,23 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
         + (", a quarter of it again" if size.recompute == "full" else "")
         + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783); at half of it the run costs twice"
     )
-    rate = size.num_ranks * peaks[kind] * mfu
-    return model_flops / rate, [work, f"{said}; {kind} peak {peaks[kind] / 1e12:.4g} TFLOP/s"]
+    return model_flops / (peak * mfu), [
+        work,
+        f"{said}; {kind} peak {peaks[kind] / 1e12:.4g} TFLOP/s",
+    ]
+
+
+def _check_fits(size: Size, accelerator: Accelerator) -> None:
+    """Refuse what no sharding fits; measured tokens a second show that it does."""
+    memory, state = accelerator.memory_bytes, TRAINED_BYTES * size.num_parameters
+    if size.tokens_per_s is not None or memory is None or state <= size.num_ranks * memory:
+        return
+    raise ValueError(
+        f"{format_count(size.num_parameters)} parameters take {format_bytes(state)} to train "
+        f"({TRAINED_BYTES} B each), {size.num_ranks} x {accelerator.name} have "
+        f"{format_bytes(size.num_ranks * memory)}: take {ceil(state / memory)} or more, or give "
+        "--tokens-per-s where it was measured with offloading or smaller states"
+    )
 
 
 def _bill(

@@ -17,6 +17,9 @@ _PARTS_OF_RUN = 10
 _MAX_CHECKPOINT_EVERY = 500
 """As `checkpoint.every` says in its help. A guess: it bounds the work that a crash loses."""
 
+_MOST_CARDS = 12
+"""More cards than this that a rate was estimated from are counted, not listed."""
+
 
 def decide_intervals(spec: JobSpec) -> tuple[int, int]:
     """Steps between checkpoints, and between evaluations."""
@@ -110,17 +113,20 @@ def _unknown_card(cluster: Cluster) -> Iterator[Decision]:
     within, like = cluster.rates_within, cluster.resembles
     if like:
         value = f"rates within {within:.2g} times"
+        cards = (
+            f"{', '.join(like)}, by its compute capability"
+            if len(like) <= _MOST_CARDS
+            else f"{len(like)} cards, {like[0]} to {like[-1]}: none has its compute capability"
+        )
         reason = (
-            f"the catalog has no {cluster.accelerator}; estimated from {', '.join(like)}, by its "
-            "compute capability. Memory and PCIe are as nvidia-smi reports them; `paceline "
-            "calibrate` measures the rest"
+            f"the catalog has no {cluster.accelerator}; estimated from {cards}. Memory and PCIe "
+            "are as nvidia-smi reports them; `paceline calibrate` measures the rest"
         )
     elif not cluster.peak_flops_per_s:
         value = "rates unknown"
         reason = (
-            f"the catalog has no {cluster.accelerator} and none of its compute capability, so "
-            "times are unknown; memory is as nvidia-smi reports it, process overhead as other "
-            "NVIDIA cards have"
+            f"the catalog has no {cluster.accelerator} and no card as old, so times are unknown; "
+            "memory is as nvidia-smi reports it, process overhead as other NVIDIA cards have"
         )
     else:
         return  # a catalog file of the reader's own has it

@@ -1,10 +1,10 @@
 """A bill as text: providers side by side, then what is assumed, unknown and impossible."""
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.catalog import load_providers
-from paceline.estimate.cost import RunCost
+from paceline.estimate.cost import RunCost, accelerator_hours
 from paceline.estimate.serving import BreakEven, Load, Serving
 from paceline.plan.bill import Bill
 from paceline.report.plan_text import format_amount
@@ -23,32 +23,60 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Column -> the terms of a cost that it adds up."""
 
 
-def format_bill(bill: Bill, *, most: int | None = None) -> str:
-    """A bill for people; `most` rows of costs, all when left out."""
-    return "\n".join(_lines(bill, most))
+def format_bill(bill: Bill) -> str:
+    """A bill for people."""
+    return "\n".join(_lines(bill))
 
 
-def _lines(bill: Bill, most: int | None) -> Iterator[str]:
-    time = "an unknown time" if bill.train_s is None else format_seconds(bill.train_s)
-    yield from _labelled(
-        "run", f"{bill.name}: {time} on {bill.num_accelerators} x {bill.accelerator}, no failure"
-    )
-    for line in bill.basis:
-        yield from _labelled("", line)
-    shown = bill.costs[:most]
+def _lines(bill: Bill) -> Iterator[str]:
+    yield from _labelled("run", _run(bill))
+    yield from _labelled("cost", _answer(bill))
     yield ""
-    if not shown:
-        yield from _labelled("cost", "unknown: no machine with a price is known to run it")
-    else:
-        yield format_table([*_table(shown)])
+    if bill.costs:
+        yield format_table([*_table(bill.costs)])
         yield "Dollars. COMPUTE, SAVES (of checkpoints) and FAILURES are time on the machines."
-        if len(shown) < len(bill.costs):
-            yield f"{len(bill.costs) - len(shown)} more rows with --all."
         yield ""
-        yield format_table([*_machines(shown)])
-    yield ""
-    for label, text in _remarks(bill, shown):
+        yield format_table([*_machines(bill.costs)])
+        yield ""
+    label = "basis"
+    for line in bill.basis:
+        yield from _labelled(label, line)
+        label = ""
+    for label, text in _remarks(bill):
         yield from _labelled(label, text)
+
+
+def _run(bill: Bill) -> str:
+    on = f"on {bill.num_accelerators} x {bill.accelerator}"
+    if bill.train_s is None:
+        return f"{bill.name}: an unknown time {on}"
+    hours = accelerator_hours(bill.num_accelerators, bill.train_s)
+    return (
+        f"{bill.name}: {format_seconds(bill.train_s)} {on} without a failure, "
+        f"{hours:,.{0 if hours >= 100 else 1}f} accelerator-hours"
+    )
+
+
+def _answer(bill: Bill) -> str:
+    """The cheapest of each way, or why there is none."""
+    if bill.train_s is None:
+        return "unknown: a step's time is; `paceline bench` measures it on the machine itself"
+    if not bill.costs:
+        if bill.refused:
+            return "unknown: no machine with a price can run it"
+        return (
+            f"unknown: the catalog has no price of {bill.accelerator}; name another accelerator, "
+            "or add a price of your own ([[prices]] in paceline-catalog.toml)"
+        )
+    best: dict[str, RunCost] = {}
+    for cost in bill.costs:
+        best.setdefault(cost.way, cost)
+    listed = " or ".join(
+        f"${format_amount(cost.usd)} {'on spot' if way == 'spot' else way} at "
+        f"{cost.provider}{_mark(cost)}"
+        for way, cost in best.items()
+    )
+    return f"from {listed}"
 
 
 def _table(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
@@ -92,12 +120,12 @@ def _machines(costs: Sequence[RunCost]) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _remarks(bill: Bill, shown: Sequence[RunCost]) -> Iterator[tuple[str, str]]:
+def _remarks(bill: Bill) -> Iterator[tuple[str, str]]:
     keeping = bill.keeping
     if keeping.stored_bytes or keeping.sent_bytes:
         stored, sent = format_bytes(keeping.stored_bytes), format_bytes(keeping.sent_bytes)
         yield "kept", f"{stored} on object storage for the whole run; {sent} sent out once"
-    yield from _unknown(shown)
+    yield from _unknown(bill.costs)
     if bill.spot_unpriced:
         yield "", f"spot prices of {', '.join(bill.spot_unpriced)}"
     for provider, why in bill.refused:
@@ -129,14 +157,22 @@ def _unknown(costs: Iterable[RunCost]) -> Iterator[tuple[str, str]]:
 
 
 def format_serving(
-    costs: Sequence[Serving], load: Load, even: BreakEven | None, accelerator: str
+    costs: Sequence[Serving],
+    load: Load,
+    even: BreakEven | None,
+    accelerator: str,
+    at: Mapping[float, Sequence[Serving]],
 ) -> str:
-    """What answering requests costs, for people."""
-    return "\n".join(_serving(costs, load, even, accelerator))
+    """What answering requests costs, for people; `at` other requests a day, too."""
+    return "\n".join(_serving(costs, load, even, accelerator, at))
 
 
 def _serving(
-    costs: Sequence[Serving], load: Load, even: BreakEven | None, accelerator: str
+    costs: Sequence[Serving],
+    load: Load,
+    even: BreakEven | None,
+    accelerator: str,
+    at: Mapping[float, Sequence[Serving]],
 ) -> Iterator[str]:
     yield from _labelled(
         "load",
@@ -144,6 +180,9 @@ def _serving(
         f"{load.concurrency} at once on a machine, on {accelerator}",
     )
     yield ""
+    if not costs:
+        yield from _labelled("cost", f"unknown: the catalog has no price of {accelerator}")
+        return
     rows = [("PROVIDER", "BILLED", "$/DAY", "$/MONTH", "$/1000 REQ", "BUSY", "PRICE OF")]
     for cost in costs:
         on = "by request" if cost.serverless else f"always, {cost.num_instances} x {cost.instance}"
@@ -161,7 +200,8 @@ def _serving(
     yield format_table(rows)
     yield ""
     if even is None:
-        text = "unknown: it needs a price of both kinds, and the catalog has none of one"
+        lacking = "always on" if costs[0].serverless else "billed by the request"
+        text = f"unknown: the catalog has no price of a machine {lacking}"
     elif even.busy > 1:
         text = (
             f"none: {even.serverless} by request costs less than {even.always_on} always on, up "
@@ -173,6 +213,18 @@ def _serving(
             f"below it {even.serverless} by request costs less, above it {even.always_on} always on"
         )
     yield from _labelled("break-even", text)
+    for requests, each in at.items():
+        cheapest = {cost.serverless: cost for cost in reversed(each)}
+        yield from _labelled(
+            "at more" if requests > load.requests_per_day else "at less",
+            f"{requests:,.0f} requests a day, $ a month: "
+            + ", ".join(
+                f"{format_amount(cost.usd_per_day * 365 / 12)} "
+                + ("by request" if cost.serverless else f"always on ({cost.num_instances})")
+                + f" at {cost.provider}"
+                for cost in sorted(cheapest.values(), key=lambda cost: cost.usd_per_day)
+            ),
+        )
     yield from _labelled(
         "not counted", "cold starts, peaks, CPUs and memory billed apart, requests, traffic"
     )

@@ -1,8 +1,9 @@
-"""An accelerator that the catalog does not have, from what `nvidia-smi` says of it.
+"""An accelerator that the catalog does not have, from what `nvidia-smi` reports.
 
 Its memory and PCIe link are its own. Its rates are the middle of the cards of its compute
 capability that the catalog has, with the factor that the farthest of them is away: no card's
-numbers are taken for another's without that range.
+numbers are taken for another's without that range. Where the catalog has none of that capability,
+or the driver reports none, the range is that of all cards that it may be like.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ _PCIE_16_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63e9, 6: 121e9}
 
 _OLDEST_PCIE = 3
 """Taken where the tool does not say the generation: the slowest of cards that train."""
+
+_FIRST_WITH_BF16 = 8
+"""First generation of CUDA cards with bf16, and the last that a driver knows which does not report
+the compute capability. Sources: CUDA C++ programming guide, arithmetic by compute capability;
+`QUERY_MORE`."""
 
 _NETWORK_BYTES_PER_S = 1.25e9
 """Of a node, where the job does not say: 10 Gb/s, a guess."""
@@ -34,8 +40,7 @@ class EstimatedCard:
 
 
 def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> EstimatedCard | None:
-    """The card as an accelerator; None where the catalog has none of its compute capability, nor
-    of the same generation."""
+    """The card as an accelerator; None where it is older than any card of the catalog."""
     near = _near(gpu.compute_capability, catalog)
     if not near:
         return None
@@ -52,7 +57,7 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
     generation = gpu.pcie_generation or _OLDEST_PCIE
     generation = min(_PCIE_16_BYTES_PER_S, key=lambda each: abs(each - generation))
     names = tuple(card.name for card in near)
-    source = f"estimated: the middle of {', '.join(names)}, compute capability as nvidia-smi says"
+    source = f"estimated: the middle of {', '.join(names)}"
     return EstimatedCard(
         accelerator=Accelerator(
             name=gpu.name,
@@ -75,15 +80,22 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
 
 
 def _near(capability: str | None, catalog: Catalog) -> list[Accelerator]:
-    """The cards of a compute capability, else of its generation."""
-    if capability is None:
-        return []
+    """The cards of a compute capability, else of its generation, else of all that it may be."""
     cards = [card for card in catalog.accelerators.values() if card.compute_capability]
+    if capability is None:  # drivers that report none are older than its cards of 8.9
+        return [card for card in cards if _major(card) <= _FIRST_WITH_BF16]
     same = [card for card in cards if card.compute_capability == capability]
-    major = capability.partition(".")[0]
-    return same or [
-        card for card in cards if str(card.compute_capability).partition(".")[0] == major
-    ]
+    if same:
+        return same
+    major = int(capability.partition(".")[0])
+    generation = [card for card in cards if _major(card) == major]
+    if generation or major < _FIRST_WITH_BF16:
+        return generation
+    return [card for card in cards if _major(card) >= _FIRST_WITH_BF16]
+
+
+def _major(card: Accelerator) -> int:
+    return int((card.compute_capability or "").partition(".")[0])
 
 
 def _middle(rates: list[float]) -> tuple[float, float]:
