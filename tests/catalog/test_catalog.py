@@ -214,3 +214,9 @@ def test_an_unknown_preset_names_the_nearest():
 def test_a_name_like_none_lists_all():
     with pytest.raises(JobError, match="choose one of tiny, llama-2-7b"):
         find_published("zzzzzz", where="here")
+
+
+def test_a_published_model_without_a_window_has_none_rather_than_a_window_of_no_tokens():
+    configs = load_published_configs()
+    assert configs["mistral-7b"].config["sliding_window"] is None
+    assert configs["mistral-7b-v0.1"].config["sliding_window"] == 4096

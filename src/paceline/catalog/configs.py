@@ -25,8 +25,13 @@ class PublishedConfig:
 @cache
 def load_published_configs() -> Mapping[str, PublishedConfig]:
     """Every model of `configs.toml` by its name."""
-    rows = read_shipped("configs.toml")
-    return {name: PublishedConfig(name=name, **row) for name, row in rows.items()}
+    published = {}
+    for name, row in read_shipped("configs.toml").items():
+        config = dict(row["config"])
+        if config.get("sliding_window") == 0:  # null in the file itself, which TOML cannot have
+            config["sliding_window"] = None
+        published[name] = PublishedConfig(name=name, config=config, source=row["source"])
+    return published
 
 
 def find_published(name: str, *, where: str) -> PublishedConfig:
