@@ -63,6 +63,44 @@ def test_it_is_finished_when_every_rank_exited_with_0_and_not_before():
     assert (end.exactness, end.state_digest) == ("unknown", None)
 
 
+STEPS = replace(SETUP, num_steps=100)
+
+
+def test_exits_with_0_before_the_last_step_are_a_failure_that_is_tried_again():
+    scene = Scene(STEPS)
+    scene.begin()
+    scene.feed(foreign.Printed(has_progressed=True, step=40))
+    scene.exits(0, 0)
+    assert scene.state.phase == "pausing"
+    (lost,) = scene.of(log.WorkerLost)
+    assert lost.how == "exited with 0 after step 40 of 100"
+    scene.wait(60.0)
+    scene.started()
+    scene.feed(foreign.Printed(has_progressed=True, step=100))
+    scene.exits(0, 0)
+    assert (scene.state.outcome, scene.state.restarts) == ("finished", 1)
+
+
+def test_launchers_that_end_well_without_a_step_have_trained_nothing_and_are_not_tried_again():
+    scene = Scene(replace(STEPS, word="node"))
+    scene.feed(foreign.Begin())
+    scene.started()
+    scene.exits(0, 0)
+    assert (scene.state.outcome, scene.state.exit_code) == ("failed", 4)
+    assert scene.state.reason is not None
+    assert scene.state.reason.startswith(
+        "every node exited with 0 after step 0 of 100; not started"
+    )
+
+
+def test_a_run_whose_last_step_was_trained_before_may_end_without_another():
+    scene = Scene(replace(STEPS, step_before=100, resumed=True))
+    scene.feed(foreign.Begin())
+    scene.started()
+    scene.exits(0, 0)
+    assert (scene.state.outcome, scene.state.exit_code) == ("finished", 0)
+
+
 def test_one_rank_that_fails_ends_all_even_when_others_are_through():
     scene = Scene()
     scene.begin()

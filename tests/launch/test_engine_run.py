@@ -75,6 +75,82 @@ def test_megatron_over_ssh_is_started_once_on_each_host_by_one_command(tmp_path)
         assert each["command"][-1].endswith("-- bash launch.sh")
 
 
+def test_a_dry_run_shows_every_file_that_a_person_can_read_and_names_the_plan(tmp_path):
+    done = run(tmp_path, "--on", "slurm", "--dry-run")
+    assert (
+        "engine/plan.json <==\nthe plan, as `paceline plan JOB --json` prints it\n" in done.stdout
+    )
+    assert '"rejected"' not in done.stdout
+    assert len(done.stdout.splitlines()) < 250
+
+
+def test_what_the_controller_does_is_not_left_out(tmp_path):
+    asked: dict[str, Any] = {
+        "metrics": {"tensorboard": True},
+        "alerts": {"rules": [{"name": "big", "metric": "train/loss", "above": 9}]},
+        "recovery": {"max_restarts": 5, "grace": "90s"},
+    }
+    done = run(tmp_path, "--on", "slurm", "--dry-run", **asked)
+    assert done.returncode == 0, done.stderr
+    for section in asked:
+        assert section not in done.stderr
+
+
+def test_a_look_at_the_machines_that_nobody_takes_is_refused(tmp_path):
+    done = run(tmp_path, "--on", "slurm", "--dry-run", "--preflight")
+    assert done.returncode == 2
+    assert "--preflight and --allow are for Paceline's own runtime" in done.stderr
+
+
+def test_an_engine_is_no_array_of_jobs(tmp_path):
+    done = run(tmp_path, "--on", "slurm", "--dry-run", slurm={"array": "0-3"})
+    assert done.returncode == 2
+    assert "W014: an array starts several jobs, and this run is one" in done.stderr
+
+
+def test_a_launch_script_is_valid_and_names_what_a_node_lacks(tmp_path):
+    shared = tmp_path / "shared"
+    given = {
+        "engine_path": str(shared / "Megatron-LM"),
+        "model": {"preset": "llama-3-8b", "tokenizer": str(shared / "llama-3")},
+        "data": {"path": str(shared / "my corpus"), "seq_len": 8192},
+    }
+    text = shown(tmp_path, "--on", "slurm", **given)["files"]["engine/launch.sh"]
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "launch.sh").write_text(text)
+    (here / "arguments.txt").write_text("--bf16\n")
+    (here / "torchrun").write_text('#!/bin/sh\necho "trains $*"\n')
+    (here / "torchrun").chmod(0o755)
+    path = f"{here}{os.pathsep}{os.environ['PATH']}"
+    meeting = {"HEAD_ADDRESS": "10.0.0.1", "RUN_ID": "a", "PATH": path}
+
+    def start(**more: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["bash", "launch.sh"],
+            cwd=here,
+            env=os.environ | meeting | more,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    for lacking, kind in (("Megatron-LM/pretrain_gpt.py", "file"), ("llama-3", "folder")):
+        code, said = start()
+        assert code == 2
+        assert said.endswith(f" has no {shared / lacking}\n")
+        (shared / lacking).parent.mkdir(parents=True, exist_ok=True)
+        (shared / lacking).write_text("") if kind == "file" else (shared / lacking).mkdir()
+    code, said = start()
+    assert (code, said.endswith(f" has no {shared}/my corpus.idx\n")) == (2, True)
+    assert start(MOCK_DATA="1")[0] == 0
+    (shared / "my corpus.idx").write_text("")
+    code, said = start()
+    assert code == 0
+    assert f"--data-path {shared}/my corpus --split 99,1,0" in said
+
+
 def test_megatron_on_ray_needs_no_ray_to_be_shown(tmp_path):
     starts = shown(tmp_path, "--on", "ray")["starts"]
     assert [each["host"] for each in starts] == ["RAY-NODE-0", "RAY-NODE-1"]
@@ -89,7 +165,8 @@ def test_megatron_on_kubernetes_is_started_by_every_pod(tmp_path, api):
     program = objects[0]["data"]
     assert {"launch.sh", "arguments.txt", "start.sh"} == set(program)
     assert 'HEAD_ADDRESS="${PET_MASTER_ADDR:-127.0.0.1}"' in program["start.sh"]
-    assert "ln -sfn /workspace/checkpoints /tmp/engine/checkpoints" in program["start.sh"]
+    assert "ln -sfn /workspace/out/checkpoints /tmp/engine/checkpoints" in program["start.sh"]
+    assert "export RUN_ID=out\n" in program["start.sh"]  # another run has checkpoints of its own
     assert "['bash', '/job/start.sh']" in str(objects[-1])
     assert "status.podIP" in str(objects)
 
@@ -164,6 +241,19 @@ def test_what_only_megatron_reads_is_refused_by_our_own_runtime(tmp_path):
     done = run(tmp_path, *words, engine="paceline", data=mock, model=small)
     assert "J007: data.corpus mock: Paceline's own runtime makes no samples up" in done.stderr
     assert "J007: engine_path is read for the engine megatron alone" in done.stderr
+
+
+@pytest.mark.ranks
+def test_a_launcher_that_ends_well_and_trained_nothing_is_a_failed_run(tmp_path, hosts):
+    scene = Scene(tmp_path / "a folder")
+    (scene.folder / "launch.sh").write_text("echo all is well\n")
+    spec = {"command": ["bash", "launch.sh"], "starts": "nodes", "nodes": 2, "steps": 10}
+    (scene.folder / "program.yaml").write_text(yaml.safe_dump(spec))
+    words = ("program.yaml", "--on", "ssh", "--hosts", "node-a,node-b", "--out", "out")
+    done = scene.paceline("run", *words, "--no-report")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "every node exited with 0 after step 0 of 10" in done.stdout + done.stderr
+    assert scene.record("out").finished.outcome == "failed"
 
 
 SSH = """#!/bin/sh

@@ -30,6 +30,13 @@ def test_a_node_meets_the_others_at_the_first_ones_address():
     assert second["PET_LOCAL_ADDR"] == "127.0.0.1"
 
 
+def test_a_launcher_beside_this_python_is_found_where_ssh_gives_a_short_path(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    given = variables(node=0, num_nodes=1, head="127.0.0.1", port=1, attempt=1, run="/runs/a")
+    beside = str(Path(sys.executable).parent)
+    assert given["PATH"] == f"/usr/bin:/bin:{beside}"  # after what the node itself has
+
+
 def test_one_node_meets_nobody():
     given = variables(node=0, num_nodes=1, head="127.0.0.1", port=1, attempt=1, run="/runs/a")
     assert not [name for name in given if name.startswith(("HEAD", "PET"))]

@@ -147,6 +147,17 @@ def test_the_last_rank_is_listened_to_where_the_others_print_nothing():
     assert steps(numbers.feed(3, line, 0.0)[0]) == [(10, 2.0)]
 
 
+def test_losses_of_the_last_rank_count_after_rank_0_has_said_what_it_saved():
+    numbers = Numbers(generation=1, num_ranks=2)
+    line = " iteration {0}/ 20 | lm loss: 2.0E+00 | grad norm: 1.0 |\n"
+    saved = b"  successfully saved checkpoint from iteration 10 to checkpoints [ t 1/1, p 1/1 ]\n"
+    assert steps(numbers.feed(1, line.format(10).encode(), 0.0)[0]) == [(10, 2.0)]
+    (event,), _ = numbers.feed(0, saved, 1.0)
+    assert isinstance(event, log.CheckpointSaved)
+    assert numbers.feed(1, saved, 1.0) == ([], True)  # said again
+    assert steps(numbers.feed(1, line.format(11).encode(), 2.0)[0]) == [(11, 2.0)]
+
+
 def test_rank_0_counts_where_every_rank_prints():
     numbers = Numbers(generation=1, num_ranks=2)
     assert numbers.feed(1, b"step 1 loss=9.0\n", 0.0)[0]

@@ -1,7 +1,6 @@
 """`paceline run`: plan, start, watch, recover, report."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +9,8 @@ import click
 from paceline.cli.options import PathName, json_option, runs_option, set_option
 
 if TYPE_CHECKING:
-    from paceline.cli.run_preflight import Looking
+    from paceline.cli.run_asked import Asked
     from paceline.job import Job, Script
-    from paceline.launch.engine_run import OwnScript
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
 
@@ -183,9 +181,10 @@ def command(
       paceline run job.yaml --allow checkpoint-room
       paceline run job.yaml --on slurm --set slurm.partition=gpu --dry-run
     """
+    from paceline.cli.run_asked import Asked
     from paceline.cli.run_preflight import Looking
 
-    asked = _Asked(
+    asked = Asked(
         place=place,
         hosts=hosts,
         alerts=alerts,
@@ -206,8 +205,10 @@ def command(
         if resume is not None:
             raise click.UsageError("--resume goes on with a run as it is; leave --script out.")
         if engine is not None:
+            from paceline.cli.run_engine import start_with
+
             _refuse_with(only)
-            return _start_with(engine, script, job_file, arguments, overrides, asked)
+            return start_with(engine, script, job_file, arguments, overrides, asked)
         from paceline.cli.run_script import make_program
 
         given = [str(job_file), *arguments] if job_file is not None else []
@@ -239,73 +240,7 @@ def command(
     return _start_script(program, asked) if program else _start_job(job_file, overrides, asked)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What the command line says of a run, whatever it is of."""
-
-    place: str | None
-    hosts: str | None
-    alerts: Path | None
-    looking: "Looking"
-    dry_run: bool
-    source: Path | None
-    out: Path | None
-    runs: Path
-    ranks: str | None
-    reports: bool
-    verbose: bool
-    json: bool
-
-    def check_is_job(self) -> None:
-        """
-        Raises:
-            UsageError: An option was given that is for scripts.
-        """
-        if self.ranks is not None:
-            raise click.UsageError("--ranks goes with --script; see `paceline logs RUN --rank N`.")
-
-    def attend(
-        self, program: "Script", run: "RunFolder", place: str = "local", *, is_new: bool = False
-    ) -> int:
-        """Run a script to its end from here. A new one that is refused leaves nothing behind."""
-        from paceline.cli.run_engine import discard, nodes_of
-        from paceline.cli.run_script import ranks_shown, run_program
-        from paceline.errors import JobError
-
-        ranks = ranks_shown(self.ranks, program)
-        try:
-            nodes = nodes_of(program, run, place)
-        except JobError:
-            if is_new:
-                discard(run)
-            raise
-        return run_program(
-            program, run, ranks=ranks, reports=self.reports, as_json=self.json, nodes=nodes
-        )
-
-    def show(self, place: str, job: "Job | Script", plan: "Plan | None", folder: Path) -> int:
-        """What would be submitted or started there."""
-        from paceline.cli.run_submission import show_submission
-
-        return show_submission(place, job, plan, folder, self.looking.options, as_json=self.json)
-
-    def submit(
-        self,
-        place: str,
-        job: "Job | Script",
-        plan: "Plan | None",
-        run: "RunFolder",
-        *,
-        is_new: bool,
-    ) -> int:
-        """Put it into that place's queue."""
-        from paceline.cli.run_submission import hand_to_place
-
-        options = self.looking.options
-        return hand_to_place(place, job, plan, run, options, is_new=is_new, as_json=self.json)
-
-
-def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
+def _start_job(job_file: Path, overrides: tuple[str, ...], asked: "Asked") -> int:
     import shutil
 
     from paceline.check.preflight.look import keep_look, look_before_run
@@ -337,7 +272,9 @@ def _start_job(job_file: Path, overrides: tuple[str, ...], asked: _Asked) -> int
     if plan.engine != "paceline" and place != "kubernetes":
         if source is not None:
             raise click.UsageError("--from begins a run of Paceline's own runtime.")
-        return _start_engine(plan.engine, job, plan, None, place, asked)
+        from paceline.cli.run_engine import start_engine
+
+        return start_engine(plan.engine, job, plan, None, place, asked)
     if asked.dry_run:
         folder = asked.out or fresh_name(asked.runs, job.spec.name)
         return asked.show(place, job, plan, folder)
@@ -368,53 +305,7 @@ def _refuse_with(only: dict[str, Any]) -> None:
             raise click.UsageError(f"--with plans the ranks and starts them: leave {option} out.")
 
 
-def _start_with(
-    engine: str,
-    script: Path,
-    job_file: Path | None,
-    arguments: tuple[str, ...],
-    overrides: tuple[str, ...],
-    asked: _Asked,
-) -> int:
-    from paceline.cli.run_engine import plan_with
-    from paceline.launch.places import find_place
-
-    place = asked.place or "local"
-    find_place(place)
-    if asked.alerts is not None:
-        raise click.UsageError("--with takes the job's section `alerts`: leave --alerts out.")
-    if place == "kubernetes":
-        raise click.UsageError("--with does not start on Kubernetes: see kubernetes.script.")
-    job, plan, own = plan_with(
-        engine, script, job_file, arguments, overrides, place=place, hosts=asked.hosts
-    )
-    return _start_engine(engine, job, plan, own, place, asked)
-
-
-def _start_engine(
-    engine: str,
-    job: "Job",
-    plan: "Plan",
-    own: "OwnScript | None",
-    place: str,
-    asked: _Asked,
-) -> int:
-    """Another engine's launcher on every node, or the files of it for a dry run."""
-    from paceline.cli.run_engine import create, prepare, show
-    from paceline.launch.places import find_place
-    from paceline.record.run import fresh_name
-
-    prepared = prepare(engine, job, plan, place, own)
-    if asked.dry_run:
-        folder = asked.out or fresh_name(asked.runs, job.spec.name)
-        return show(place, prepared, folder, asked.looking.options, as_json=asked.json)
-    program, run = create(prepared, asked.out, asked.runs)
-    if find_place(place).kind == "queued":
-        return asked.submit(place, program, None, run, is_new=True)
-    return asked.attend(program, run, place, is_new=True)
-
-
-def _start_script(program: "Script", asked: _Asked) -> int:
+def _start_script(program: "Script", asked: "Asked") -> int:
     from paceline.cli.run_job import with_alerts, with_hosts_of
     from paceline.cli.run_script import check_program, ranks_shown
     from paceline.launch.places import find_place
@@ -441,7 +332,7 @@ def _start_script(program: "Script", asked: _Asked) -> int:
     return asked.attend(program, run, place, is_new=True)
 
 
-def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
+def _go_on(folder: Path, overrides: tuple[str, ...], asked: "Asked") -> int:
     from paceline.check.preflight.look import keep_look, look_before_run
     from paceline.cli.run_job import go_on, with_hosts_of
     from paceline.cli.run_script import check_program
@@ -473,6 +364,8 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
         check_program(program, place)
         if asked.dry_run:
             return asked.show(place, program, None, run.path)
+        if place != "srun":
+            check_not_queued(run)
         return asked.attend(program, run, place)
     asked.check_is_job()
     if place != "srun":
@@ -485,6 +378,13 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
 
             return make_up_outputs(run, reports=asked.reports, as_json=asked.json)
     job, plan = go_on(run, overrides, place=place, hosts=asked.hosts, alerts=asked.alerts)
+    if plan.engine != "paceline" and place != "kubernetes":
+        raise JobError.of(
+            code="R015",
+            what=f"the run was made for {plan.engine} in pods, and has no files to start elsewhere",
+            where="--on",
+            fix="resume it with --on kubernetes, or start a new run of its job",
+        )
     if asked.dry_run:
         return asked.show(place, job, plan, run.path)
     if kind == "queued":
@@ -495,7 +395,7 @@ def _go_on(folder: Path, overrides: tuple[str, ...], asked: _Asked) -> int:
 
 
 def _attend(
-    place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: _Asked, *, resumed: bool
+    place: str, job: "Job", plan: "Plan", run: "RunFolder", asked: "Asked", *, resumed: bool
 ) -> int:
     """Run it to its end from here."""
     from paceline.check.preflight.look import inspection_of

@@ -9,11 +9,58 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from paceline.cli.run_asked import Asked
     from paceline.job import Job, Script
     from paceline.launch.engine_run import EngineRun, OwnScript
     from paceline.launch.program_nodes import ProgramNodes
     from paceline.plan import Plan
     from paceline.record.run import RunFolder
+
+
+def start_with(
+    engine: str,
+    script: Path,
+    job_file: Path | None,
+    arguments: tuple[str, ...],
+    overrides: tuple[str, ...],
+    asked: "Asked",
+) -> int:
+    """Plan the ranks of JOB and start your own script on them, by an engine's launcher."""
+    from paceline.launch.places import find_place
+
+    place = asked.place or "local"
+    find_place(place)
+    if asked.alerts is not None:
+        raise click.UsageError("--with takes the job's section `alerts`: leave --alerts out.")
+    if place == "kubernetes":
+        raise click.UsageError("--with does not start on Kubernetes: see kubernetes.script.")
+    job, plan, own = plan_with(
+        engine, script, job_file, arguments, overrides, place=place, hosts=asked.hosts
+    )
+    return start_engine(engine, job, plan, own, place, asked)
+
+
+def start_engine(
+    engine: str,
+    job: "Job",
+    plan: "Plan",
+    own: "OwnScript | None",
+    place: str,
+    asked: "Asked",
+) -> int:
+    """Another engine's launcher on every node, or the files of it for a dry run."""
+    from paceline.launch.places import find_place
+    from paceline.record.run import fresh_name
+
+    asked.looking.check(place, is_job=False)
+    prepared = prepare(engine, job, plan, place, own)
+    if asked.dry_run:
+        folder = asked.out or fresh_name(asked.runs, job.spec.name)
+        return show(place, prepared, folder, asked.looking.options, as_json=asked.json)
+    program, run = create(prepared, asked.out, asked.runs)
+    if find_place(place).kind == "queued":
+        return asked.submit(place, program, None, run, is_new=True)
+    return asked.attend(program, run, place, is_new=True)
 
 
 def plan_with(
@@ -75,6 +122,7 @@ def show(
     place: str, prepared: "EngineRun", folder: Path, options: Sequence[str], *, as_json: bool
 ) -> int:
     """What would be written, and submitted or started; asks nobody and makes nothing."""
+    from paceline.launch.engine_run import PLAN
     from paceline.launch.handover import FOLDER, format_submission
     from paceline.launch.places import PLACES, queued
     from paceline.record.run import RunFolder
@@ -82,7 +130,11 @@ def show(
     run = RunFolder(folder.resolve())
     script = prepared.script(run.path)
     found: dict[str, object] = {"place": place, "folder": str(run.path)}
-    texts = [f"==> {run.path / name} <==\n{text}" for name, text in prepared.files.items()]
+    texts = [
+        f"==> {run.path / name} <==\n"
+        + (text if name != PLAN else "the plan, as `paceline plan JOB --json` prints it\n")
+        for name, text in prepared.files.items()
+    ]
     if PLACES[place].kind == "queued":
         submission = queued(place).prepare(script, None, run, options)
         found["files"] = dict(prepared.files) | {

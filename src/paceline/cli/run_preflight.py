@@ -31,7 +31,8 @@ class Looking:
             return
         if not is_job:
             raise click.UsageError(
-                "--preflight and --allow are for jobs: what a script needs is not known."
+                "--preflight and --allow are for Paceline's own runtime: what a script or another "
+                "engine needs is not known."
             )
         if place not in _OWN_AGENTS:
             raise click.UsageError(

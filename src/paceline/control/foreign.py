@@ -60,6 +60,12 @@ class Setup:
     """Without a line of any rank for so long, the attempt hangs; `auto` learns it from the script's
     own rhythm, None never ends it."""
 
+    num_steps: int | None = None
+    """Steps that it trains; None where that is not known."""
+
+    step_before: int = 0
+    """The newest step of the run when this part of it began."""
+
     grace_s: float = 60.0
     versions: dict[str, str] = field(default_factory=dict)
     first_attempt: int = 1
@@ -324,7 +330,15 @@ def _exited(state: State, event: Exited, clock: Clock) -> list[Action]:
     if state.stop_by is not None:
         return [*actions, *_over(state, "interrupted", f"stopped by {state.stop_by}")]
     if state.phase == "running":  # and so all exits were 0
-        return [*actions, *_over(state, "finished", None)]
+        reached, wanted = max(state.step, state.setup.step_before), state.setup.num_steps
+        if wanted is None or reached >= wanted:
+            return [*actions, *_over(state, "finished", None)]
+        how = f"exited with 0 after step {reached} of {wanted}"
+        state.is_hopeless = not state.has_progressed
+        actions += [
+            _lost(event.rank, how, pid=pid, cause="process", step=reached),
+            *_end(state, f"every {state.setup.word} {how}", clock),
+        ]
     return [*actions, *_try_again(state, clock)]
 
 

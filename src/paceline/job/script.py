@@ -71,6 +71,10 @@ class ScriptSpec:
     node. `nodes`: a launcher, such as `[bash, launch.sh]`, started once on each node with
     NODE_RANK; on several nodes also with HEAD_ADDRESS, HEAD_PORT and RUN_ID, the same on all."""
 
+    steps: Positive | None = None
+    """Steps that the script trains. Exits with 0 before the last of them count as a failure: a
+    launcher may end well although nothing was trained. Null counts every exit with 0 as an end."""
+
     profile: bool = False
     """Measure where the time of a few steps of rank 0 goes, with torch.profiler; the report has the
     table. For a Python script that steps an optimizer of torch's."""
@@ -104,6 +108,11 @@ class Script:
 
     source: str
     """The file's name as the reader gave it, or the option."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the program on all nodes."""
+        return self.spec.nodes * self.spec.processes
 
     @property
     def num_watched(self) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from paceline.errors import Problem, RunError
 from paceline.job import Job, Script, SlurmSpec, SshSpec, make_script
 from paceline.job.hosts import find_hosts
+from paceline.job.metrics import MetricsSpec
 from paceline.job.places import RaySpec
 from paceline.plan import Plan
 from paceline.plan.text import plan_to_json
@@ -28,8 +29,13 @@ from paceline.render.shell import quote
 from paceline.render.shell import script as script_of_shell
 
 FOLDER = "engine"
+PLAN = f"{FOLDER}/plan.json"
 PLACES = ("local", "ssh", "slurm", "srun", "ray", "kubernetes")
 """Places at which a launcher can be started."""
+
+_SECTIONS = (*PLACES, "alerts", "metrics")
+_CONTROLLED = ("recovery.max_restarts", "recovery.grace")
+"""What our controller does in the engine's place: how it is started, watched and started again."""
 
 _COUNTED = "counted.py"
 _START = "start.sh"
@@ -119,7 +125,7 @@ def prepare(
         RenderError: The engine cannot express the plan, or only a script of one's own could.
     """
     rendered = render_job(engine, plan, _without_restarts(job), own_program=own is not None)
-    files = dict(rendered.files) | {"plan.json": plan_to_json(plan).decode()}
+    files = dict(rendered.files) | {Path(PLAN).name: plan_to_json(plan).decode()}
     command, environment = ["bash", "launch.sh"], {}
     if own is not None:
         environment = {"TRAIN_SCRIPT": str(own.path.resolve())}
@@ -143,7 +149,9 @@ def prepare(
         "processes": plan.cluster.ranks_per_node,
         "environment": environment,
         "recovery": {"max_restarts": recovery.max_restarts, "grace": recovery.grace},
+        "steps": job.spec.train.steps if own is None else None,
         "alerts": asdict(job.spec.alerts),
+        "metrics": _set(job.spec.metrics),
         "slurm": _set(_slurm(plan, job)),
         "ssh": _set(_ssh(job)) if place == "ssh" else {},
         "ray": _set(job.spec.ray),
@@ -152,7 +160,7 @@ def prepare(
     notes = [
         f"left out: {gap.what}: {gap.nearest}"
         for gap in rendered.gaps
-        if gap.where.partition(".")[0] not in PLACES  # their sections say how it is started
+        if gap.where not in _CONTROLLED and gap.where.partition(".")[0] not in _SECTIONS
     ]
     return EngineRun(files=inside, values=values, name=job.spec.name, notes=notes)
 
@@ -312,7 +320,7 @@ def _ssh(job: Job) -> SshSpec:
     )
 
 
-def _set(section: SlurmSpec | SshSpec | RaySpec) -> dict[str, object]:
+def _set(section: SlurmSpec | SshSpec | RaySpec | MetricsSpec) -> dict[str, object]:
     """A section's fields that are not null."""
     return {name: value for name, value in asdict(section).items() if value is not None}
 

@@ -41,6 +41,7 @@ from paceline.launch.sinks.beside import check_sinks, sinks_beside
 from paceline.launch.tell import check_variables
 from paceline.record.events import AnyEvent, Reported, RunStarted, read_events
 from paceline.record.holding import InCharge, hold_alone, machine, publish_controller
+from paceline.record.metrics import read_metrics
 from paceline.record.run import RunFolder
 from paceline.record.script_profile import VARIABLE as PROFILE
 from paceline.record.starts import keep_start
@@ -137,12 +138,14 @@ def run_script(
             max_restarts=spec.recovery.max_restarts,
             backoff_s=spec.recovery.backoff,
             silence_s=None if spec.recovery.silence == "off" else spec.recovery.silence,
+            num_steps=spec.steps,
+            step_before=_newest_step(run) if spec.steps is not None else 0,
             grace_s=spec.recovery.grace,
             versions=versions,
             first_attempt=max((event.generation for event in before), default=0) + 1,
             resumed=any(isinstance(event, RunStarted) for event in before),
         )
-        record = ScriptRecord(run, num_ranks=script.num_watched)
+        record = ScriptRecord(run, num_ranks=script.num_ranks)
         shell = _Shell(script, run, setup, record, on_event, on_output, nodes)
         alarms = Alarms(run.path, spec.name, spec.alerts, None, shell.report)
         sampling = Sampling(run.path, 0, has_gpus=True)
@@ -389,6 +392,10 @@ class _Shell:
                 has_progressed |= self._record.take(rank, content, at)
         if printed or has_progressed:
             self._feed(foreign.Printed(has_progressed, self._record.step))
+
+
+def _newest_step(run: RunFolder) -> int:
+    return max((each.step for each in read_metrics(run.metrics_file)), default=0)
 
 
 async def _stacks(pid: int) -> str:

@@ -91,7 +91,7 @@ def prepare(
         )
     spec = job.spec.kubernetes
     if plan.engine != "paceline":
-        return _engine_submission(job, plan)
+        return _engine_submission(job, plan, run.path.name)
     engine = "ray" if spec.api == "rayjob" else "kubernetes"
     files = render_job(engine, plan, job)
     if spec.api == "rayjob":
@@ -111,7 +111,7 @@ def prepare(
     )
 
 
-def _engine_submission(job: Job, plan: Plan) -> Submission:
+def _engine_submission(job: Job, plan: Plan, run: str) -> Submission:
     """Another engine's files in the ConfigMap; each pod starts its `launch.sh`."""
     spec = job.spec.kubernetes
     if spec.api == "rayjob":
@@ -128,7 +128,7 @@ def _engine_submission(job: Job, plan: Plan) -> Submission:
         Problem(code="H002", what=f"{gap.what}: {gap.why}", where=job.where(gap.where), fix=gap.fix)
         for gap in refused
     )
-    objects = render_kubernetes.objects(plan, job, rendered.files)
+    objects = render_kubernetes.objects(plan, job, rendered.files, run=run)
     return Submission(
         files={OBJECTS: to_yaml(header(plan, job), *objects)},
         command=["kubectl", "create", "--filename", OBJECTS],

@@ -35,7 +35,10 @@ def variables(
     own name (torch 2.13, distributed/elastic/rendezvous/api.py, RendezvousStoreInfo), which may
     mean every machine itself.
     """
+    # ssh gives a short PATH, without the environment of the Python that it starts.
+    path = [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
     found = {"NODE_RANK": str(node), MARK: f"{run}:{node}", "PYTHONUNBUFFERED": "1"}
+    found["PATH"] = os.pathsep.join(path)
     if num_nodes == 1:
         return found
     own = head if node == 0 else address_toward(head)

@@ -1,7 +1,8 @@
 """Steps, losses and checkpoints of a script, from what its ranks print: the run's own records.
 
-Pure: output in, lines of `metrics.jsonl` and events out. Whoever prints numbers is listened to:
-rank 0, or where it prints none, the first rank that does (Megatron's last rank prints the losses).
+Pure: output in, lines of `metrics.jsonl` and events out. Numbers are read from rank 0, or where it
+prints none, from the first rank that does; checkpoints likewise. With Megatron that is the last
+rank for the losses, and rank 0 for what is saved.
 
 Where a line names no step, the progress bar does that is drawn next; without a bar it is counted,
 by epochs where the line names one.
@@ -9,7 +10,7 @@ by epochs where the line names one.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +44,7 @@ class Numbers:
         self._num_ranks = num_ranks
         self._readers: dict[int, _Reader] = {}
         self._speaker: int | None = None
+        self._saver: int | None = None
         self._lines = Lines(generation)
         self._on_bar: float | None = None
         """Evaluation loss that the bar shows."""
@@ -53,15 +55,28 @@ class Numbers:
         found = list(reader.feed(content))
         if not found:
             return [], False
-        if self._speaker is None or (rank == 0 and self._speaker != 0):
+        saves = [_is_save(telling) for telling in found]
+        if True in saves and (self._saver is None or rank == 0):
+            self._saver = rank
+        if False in saves and (self._speaker is None or rank == 0):
             self._speaker = rank
-        return (self._records(found, at) if rank == self._speaker else []), True
+        return self._records(self._heard(rank, found), at), True
+
+    def _heard(self, rank: int, found: Iterable[Telling]) -> list[Telling]:
+        """What counts of what a rank says: others may say it too."""
+        return [
+            telling
+            for telling in found
+            if rank == (self._saver if _is_save(telling) else self._speaker)
+        ]
 
     def end(self, rank: int, at: float) -> list[Found]:
         """What was still waited for when a rank ended."""
-        if rank != self._speaker:
+        reader = self._readers.get(rank)
+        if reader is None:
             return []
-        return [*self._records(list(self._readers[rank].end()), at), *self._lines.end()]
+        records = self._records(self._heard(rank, reader.end()), at)
+        return [*records, *self._lines.end()] if rank == self._speaker else records
 
     def _records(self, tellings: list[Telling], at: float) -> list[Found]:
         records: list[Found] = []
@@ -191,6 +206,10 @@ class Lines:
             return
         self._left_out, self._written_at, self._timed = None, at, line
         yield line
+
+
+def _is_save(telling: Telling) -> bool:
+    return telling.checkpoint is not None and not telling.values
 
 
 def _is_event(found: Found) -> bool:

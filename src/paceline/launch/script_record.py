@@ -30,6 +30,10 @@ class ScriptRecord:
     """Writes events and metrics, and reads what the script logs."""
 
     def __init__(self, run: RunFolder, *, num_ranks: int) -> None:
+        """Args:
+        run: Its folder.
+        num_ranks: Of the program: some print a number for each of them.
+        """
         self.logged = run.path / "logged.jsonl"
         """Where `paceline.log` writes."""
 

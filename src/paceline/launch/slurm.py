@@ -76,15 +76,16 @@ def prepare(
     """The batch script, and the command that submits it."""
     spec = job.spec.slurm
     python = spec.python or sys.executable
+    is_one = isinstance(job, Job) or job.spec.starts == "nodes"
+    if is_one and spec.array is not None:
+        raise JobError.of(
+            code="W014",
+            what="an array starts several jobs, and this run is one",
+            where=job.where("slurm.array") if isinstance(job, Job) else "slurm.array",
+            fix="leave it out, or submit a program of your own: --script",
+        )
     if isinstance(job, Job):
         assert plan is not None
-        if spec.array is not None:
-            raise JobError.of(
-                code="W014",
-                what="an array starts several jobs, and this run is one",
-                where=job.where("slurm.array"),
-                fix="leave it out, or submit a program of your own: --script",
-            )
         text = agents_script(plan, job, run=str(run.path), python=python, options=options)
     elif job.spec.starts == "nodes":
         text = launcher_script(job, run=str(run.path), python=python, options=options)

@@ -70,7 +70,9 @@ def render(plan: Plan, job: Job) -> Files:
     return program | files
 
 
-def objects(plan: Plan, job: Job, engine_files: Files | None = None) -> list[dict[str, Any]]:
+def objects(
+    plan: Plan, job: Job, engine_files: Files | None = None, *, run: str = ""
+) -> list[dict[str, Any]]:
     """What `paceline run --on kubernetes` creates, in this order: of `kubernetes.api` alone.
 
     Args:
@@ -78,10 +80,11 @@ def objects(plan: Plan, job: Job, engine_files: Files | None = None) -> list[dic
         job: Its section `kubernetes`.
         engine_files: Another engine's, whose `launch.sh` every pod starts; None is the example
             program under torchrun.
+        run: Name of another engine's run, whose checkpoints are apart from those of other runs.
     """
     files = example(plan, job, "train_torchrun.py", "lm.py") if engine_files is None else None
     if engine_files is not None:
-        files = {**engine_files, START: start_script(job)}
+        files = {**engine_files, START: start_script(job, run)}
     assert files is not None
     is_engine = engine_files is not None
     found = [config_map(job, files)]
@@ -92,19 +95,19 @@ def objects(plan: Plan, job: Job, engine_files: Files | None = None) -> list[dic
     return [*found, trainjob(plan, job, is_engine=is_engine)]
 
 
-def start_script(job: Job) -> str:
+def start_script(job: Job, run: str) -> str:
     """What a pod does to start another engine's `launch.sh`: the ConfigMap is read-only, and
-    checkpoints belong to the claim.
+    checkpoints belong to the claim, in a folder of the run: an engine resumes from what it finds.
 
     Both operators set the PET_ variables. Sources: kubeflow/trainer v2.3
     pkg/runtime/framework/plugins/torch/torch.go, training-operator v1.9
     pkg/controller.v1/pytorch/envvar.go.
     """
-    name = name_of(job)
-    links = [
-        f"mkdir -p {WORKSPACE}/{folder} && ln -sfn {WORKSPACE}/{folder} {_ENGINE}/{folder}"
+    kept = [
+        (quote(f"{WORKSPACE}/{run}/{folder}"), f"{_ENGINE}/{folder}")
         for folder in ("checkpoints", "checkpoint")
     ]
+    links = [f"mkdir -p {there} && ln -sfn {there} {here}" for there, here in kept]
     own = job.spec.kubernetes.script
     return script(
         ["Every pod starts it once: it meets the other pods as the operator says."],
@@ -112,7 +115,7 @@ def start_script(job: Job) -> str:
         *links,
         'export NODE_RANK="${PET_NODE_RANK:-0}"',
         'export HEAD_ADDRESS="${PET_MASTER_ADDR:-127.0.0.1}" HEAD_PORT="${PET_MASTER_PORT:-29500}"',
-        f"export RUN_ID={quote(name)}",
+        f"export RUN_ID={quote(run)}",
         "is_host=false",
         'if [ "$NODE_RANK" -eq 0 ]; then is_host=true; fi',
         'export PET_RDZV_CONF="is_host=$is_host" PET_LOCAL_ADDR="$POD_IP"',

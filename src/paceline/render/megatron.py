@@ -18,6 +18,7 @@ from paceline.render.megatron_words import (
     batch_words,
     copies,
     model_words,
+    needed_lines,
     optimizer_words,
     parallel_words,
     planned_for,
@@ -197,6 +198,7 @@ def _launch(plan: Plan, job: Job) -> str:
         'while read -r -a words; do arguments+=("${words[@]}"); done \\',
         f"  < <(grep -v '^#' {_ARGUMENTS})",
         *_data(job),
+        *needed_lines(job),
         f"exec torchrun {ranks} \\",
         f"  --max-restarts={job.spec.recovery.max_restarts} \\",
         '  "$MEGATRON_PATH/pretrain_gpt.py" "${arguments[@]}" "${data[@]}" "$@"',
@@ -208,7 +210,12 @@ def _checkout(job: Job) -> list[str]:
     if job.spec.engine_path is None:
         return [wanted]
     path = check_one_line(job.spec.engine_path, what="engine_path", where=job.where("engine_path"))
-    return [f'if [ -z "${{MEGATRON_PATH:-}}" ]; then MEGATRON_PATH={quote(path)}; fi']
+    return [
+        f'if [ -z "${{MEGATRON_PATH:-}}" ]; then MEGATRON_PATH={quote(path)}; fi',
+        'if [ ! -e "$MEGATRON_PATH/pretrain_gpt.py" ]; then',
+        '  echo "$(uname -n) has no $MEGATRON_PATH/pretrain_gpt.py" >&2; exit 2',
+        "fi",
+    ]
 
 
 def _data(job: Job) -> list[str]:

@@ -19,6 +19,7 @@ from paceline.render.megatron_words import (
     batch_words,
     copies,
     model_words,
+    needed_lines,
     optimizer_words,
     parallel_words,
     planned_for,
@@ -243,6 +244,7 @@ def _launch(plan: Plan, job: Job) -> str:
         *(f"export {each.name}={each.value}  # {each.reason}" for each in connections(plan)),
         *(["unset CUDA_DEVICE_MAX_CONNECTIONS  # Megatron FSDP refuses 1"] * uses_fsdp(plan)),
         *meeting_lines(plan),
+        *needed_lines(job),
         f"exec torchrun {' '.join(torchrun_options(plan))} \\",
         f'  --max-restarts={job.spec.recovery.max_restarts} recipe.py "$@"',
     )

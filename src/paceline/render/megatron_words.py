@@ -14,6 +14,7 @@ from paceline.job.training import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
+from paceline.render.shell import presence_lines
 
 Words = dict[str, Any]
 """Field -> value."""
@@ -50,6 +51,17 @@ def tokenizer_of(job: Job) -> str | None:
     if not job.spec.engine.startswith("megatron") or named in ("auto", "bytes"):
         return None
     return str((job.folder / named).parent if named.endswith(".json") else job.folder / named)
+
+
+def needed_lines(job: Job) -> list[str]:
+    """Lines of a script that name at once what the job asks for and the node does not have."""
+    tokenizer = tokenizer_of(job)
+    return [
+        *presence_lines([tokenizer] if tokenizer is not None else []),
+        *presence_lines(
+            [f"{prefix}.idx" for prefix in prefixes_of(job)], unless=["DATA_PATH", "MOCK_DATA"]
+        ),
+    ]
 
 
 def uses_fsdp(plan: Plan) -> bool:

@@ -53,3 +53,23 @@ def check_one_line(text: str, *, what: str, where: str) -> str:
             fix="write it in one line",
         )
     return text
+
+
+def presence_lines(paths: Sequence[str], *, unless: Sequence[str] = ()) -> list[str]:
+    """Lines that end a script on a machine that lacks one of some paths.
+
+    Args:
+        paths: Files or folders.
+        unless: Variables that name others in their place.
+    """
+    if not paths:
+        return []
+    lines = [
+        f"for needed in {command(*paths)}; do",
+        '  if [ ! -e "$needed" ]; then echo "$(uname -n) has no $needed" >&2; exit 2; fi',
+        "done",
+    ]
+    if not unless:
+        return lines
+    given = "".join(f"${{{name}:-}}" for name in unless)
+    return [f'if [ -z "{given}" ]; then', *(f"  {line}" for line in lines), "fi"]

@@ -15,7 +15,7 @@ from paceline.plan.case import case_of_plan
 from paceline.render.carried import OF_PROGRAM
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
-from paceline.render.shell import script
+from paceline.render.shell import presence_lines, script
 from paceline.render.text import commented, header
 from paceline.render.torchtitan_gaps import titan_gaps
 
@@ -309,6 +309,12 @@ def _launch(plan: Plan, job: Job) -> str:
         'cd "$(dirname "$0")"',
         *export_lines(plan, restarts=True),
         *meeting_lines(plan),
+        *presence_lines(_given(assets_of(job)), unless=["HF_ASSETS"]),
+        *presence_lines(_given(rows_of(job)), unless=["DATASET_PATH"]),
         f"exec torchrun {options} --max-restarts={job.spec.recovery.max_restarts} \\",
         f'  -m torchtitan.train --module {MODULE} --config job "$@"',
     )
+
+
+def _given(path: str | None) -> list[str]:
+    return [] if path is None else [path]
