@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from paceline.cli import cli
 
 JOB = """\
-model: {preset: gpt2}
+model: {preset: falcon-7b}
 data: {path: x, seq_len: 1024}
 cluster: {accelerator: H100-SXM, per_node: 8}
 train: {global_batch: 64, steps: 100}
@@ -32,8 +32,15 @@ def test_a_model_that_the_engines_files_do_not_describe_is_said_below_the_plan(j
     assert json.loads(done.stdout)["engine"] == "megatron"
     (problem,) = done.exception.problems
     assert (problem.code, done.exception.exit_code) == ("H002", 3)
-    assert problem.what.startswith("megatron cannot express the model gpt2")
-    assert problem.fix.startswith("take the recipe of the model's own family")
+    assert problem.what.startswith("megatron cannot express the model falcon-7b")
+    assert problem.fix.startswith("set engine to accelerate or deepspeed")
+    assert plan(job_file, "deepspeed").exit_code == 0
+
+
+def test_such_a_model_is_said_before_what_would_make_it_fit(job_file):
+    one = ("--set", "cluster.accelerator=T4", "--set", "cluster.per_node=1")
+    done = plan(job_file, "megatron", *one)
+    assert [each.code for each in done.exception.problems] == ["H002", "P001"]
 
 
 def test_an_engine_whose_files_can_be_written_says_nothing(job_file):

@@ -67,7 +67,11 @@ def accelerate(folder: Path, ranks: int) -> dict[str, Any]:
         os.environ.update(launchers.prepare_multi_gpu_env(args))
         if not args.use_fsdp:
             return {"sharding": "none"}
-        plugin = FullyShardedDataParallelPlugin()
+        with (  # the plugin of version 1 looks for the device it would fill
+            patch("accelerate.utils.dataclasses.is_cuda_available", return_value=True),
+            patch("torch.cuda.current_device", return_value=0),
+        ):
+            plugin = FullyShardedDataParallelPlugin()
         mesh = ParallelismConfig()
     moves = plugin.cpu_offload
     found = {
@@ -134,7 +138,7 @@ def torchtitan(folder: Path, ranks: int) -> dict[str, Any]:
 
 def megatron(folder: Path, ranks: int) -> dict[str, Any]:
     """By Megatron-LM's parser and its own checks, MEGATRON_PATH in PYTHONPATH."""
-    from megatron.core.num_microbatches_calculator import build_num_microbatches_calculator
+    from megatron.core import num_microbatches_calculator as micro_batches
     from megatron.training import arguments
 
     lines = (folder / "arguments.txt").read_text().splitlines()
@@ -145,9 +149,11 @@ def megatron(folder: Path, ranks: int) -> dict[str, Any]:
         patch.object(arguments, "get_device_arch_version", return_value=9),
     ):
         args = arguments.validate_args(arguments.parse_args())
-    steps = build_num_microbatches_calculator(
+    micro_batches.init_num_microbatches_calculator(
         0, None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
     )
+    accumulation = micro_batches.get_num_microbatches()
+    micro_batches.destroy_num_microbatches_calculator()
     parts = args.pipeline_model_parallel_layout
     chunks = args.virtual_pipeline_model_parallel_size or 1
     if parts is not None:
@@ -159,7 +165,7 @@ def megatron(folder: Path, ranks: int) -> dict[str, Any]:
         and args.data_parallel_size * args.context_parallel_size > 1
         else "none",
         "micro_batch": args.micro_batch_size,
-        "accumulation": steps.get(),
+        "accumulation": accumulation,
         "tensor": args.tensor_model_parallel_size,
         "context": args.context_parallel_size,
         "expert": args.expert_model_parallel_size,

@@ -99,10 +99,31 @@ def test_fsdp_moves_parameters_with_the_optimizer(engine):
     assert {each.offload_parameters for each in moved} == {True}
     assert not any(each.offload_parameters for each in layouts(engine, "layout.offload=none"))
     (said,) = refused(engine, "layout.offload=cpu", "layout.offload_parameters=false")
-    assert f"which {engine} cannot do: it moves them with the optimizer state" in said
+    assert f"which {engine} cannot do: they move with the optimizer state" in said
+
+
+def test_one_gpu_offloads_with_deepspeed_as_with_zero_of_one_rank():
+    one = 'cluster={"accelerator": "RTX-4090", "per_node": 1}'
+    plan = plan_of("deepspeed", one, "train.global_batch=8")
+    assert (plan.layout.offload, plan.layout.shard_degree) == ("cpu", 1)
+    assert plan.layout.sharding != "none"
+    assert plan.estimate.memory.known_bytes <= plan.limit_bytes
+    (said,) = refused("accelerate", one, "layout.offload=cpu")
+    assert said.startswith("layout.offload is cpu, which accelerate does only with what is sharded")
+    assert refused("deepspeed", one, "layout.offload=cpu", "layout.sharding=none")
+    assert not refused("deepspeed", one, "layout.offload=cpu", "layout.sharding=full")
+
+
+def test_parameters_that_are_asked_to_be_offloaded_take_the_optimizer_along():
+    found = layouts("deepspeed", "layout.offload_parameters=true", "layout.sharding=full")
+    assert {(each.offload, each.offload_parameters) for each in found} == {("cpu", True)}
+    (said,) = refused("deepspeed", "layout.offload_parameters=true", "layout.offload=none")
+    assert said == "layout.offload_parameters is true, and layout.offload is none"
 
 
 def test_megatron_leaves_parameters_on_the_accelerator():
+    (said,) = refused("megatron", "layout.offload_parameters=true")
+    assert said.endswith("cannot do: it offloads optimizer state alone")
     assert not any(each.offload_parameters for each in layouts("megatron", "layout.offload=cpu"))
     assert refused("megatron", "layout.offload=cpu", "layout.offload_parameters=true")
 

@@ -9,7 +9,7 @@ from paceline.errors import PlanError
 from paceline.plan.case import case_of_plan
 from paceline.render import RenderError
 from paceline.render.megatron import arguments
-from paceline.render.megatron_words import stage_blocks, virtual
+from paceline.render.megatron_words import learned_positions, stage_blocks, virtual
 
 FLAGS = {
     line
@@ -125,6 +125,28 @@ def test_the_vocabulary_is_the_models_and_not_padded():
     assert found["--make-vocab-size-divisible-by"] == "1"
 
 
+def test_gpt3_is_written_as_megatrons_own_gpt():
+    found = words(model={"preset": "gpt3-175b"}, cluster={"nodes": 128}, data={"seq_len": 1024})
+    assert found["--normalization"] == "LayerNorm"
+    assert found["--position-embedding-type"] == "learned_absolute"
+    assert (found["--seq-length"], found["--max-position-embeddings"]) == ("1024", "2048")
+    assert not found.keys() & {"--swiglu", "--disable-bias-linear", "--rotary-base"}
+    assert not found.keys() & {"--untie-embeddings-and-output-weights", "--add-qkv-bias"}
+
+
+@pytest.mark.parametrize("preset", ["opt-6.7b", "bloom-7b1", "pythia-1b", "falcon-7b", "bert-base"])
+def test_what_only_looks_like_gpt_is_not_written_as_it(preset):
+    plan, _ = planned(**llama(model={"preset": preset}, engine="accelerate"))
+    assert learned_positions(plan.profile) == 0
+
+
+def test_a_window_as_long_as_the_sample_is_none():
+    model = {"preset": "mistral-7b-v0.1"}
+    rendered("megatron", **llama(model=model))
+    with pytest.raises(RenderError, match="windows of 4096 tokens"):
+        rendered("megatron", **llama(model=model, data={"seq_len": 8192}))
+
+
 def test_uneven_stages_are_written_out_block_by_block():
     plan, _ = planned(**llama(layout=THREE_WAYS, engine="paceline"))
     counts = stage_blocks(plan)
@@ -200,7 +222,9 @@ def test_what_megatron_lacks_is_said_with_the_nearest(changes, gap):
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
-        ({"model": {"preset": "gpt2"}, "data": {"seq_len": 1024}}, "own family"),
+        ({"model": {"preset": "opt-1.3b"}, "data": {"seq_len": 1024}}, "own family"),
+        ({"model": {"preset": "gpt2"}}, "data.seq_len: 1024"),
+        ({"model": {"preset": "gemma-7b"}}, "own family"),
         ({"train": {"adapter": {"kind": "lora"}}}, "peft"),
         (
             {

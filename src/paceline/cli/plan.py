@@ -155,9 +155,14 @@ def command(
     if num_all is not None:
         _list_all(job, facts, num_all, as_json=as_json)
         return
+    from paceline.errors import PlanError
     from paceline.plan import plan_job
 
-    plan = plan_job(job, facts)
+    try:
+        plan = plan_job(job, facts)
+    except PlanError as error:
+        # No change of the cluster or the layout would help a model that the files do not describe.
+        raise PlanError(*_foreign_model(job, facts), *error.problems) from None
     if num_proved is not None:
         from paceline.cli.prove import prove_candidates
 
@@ -171,6 +176,12 @@ def command(
         _print(plan, as_json=as_json, as_markdown=as_markdown, explain=explain)
     _check_files(job, plan)
     _check_limits(job, plan, fail_on)
+
+
+def _foreign_model(job: Any, facts: Any) -> list[Any]:
+    from paceline.render import check_model
+
+    return [] if job.spec.engine == "paceline" else [*check_model(job, facts)]
 
 
 def _check_files(job: Any, plan: Any) -> None:

@@ -308,8 +308,9 @@ class LayoutSpec:
     `auto` leaves the accelerator only when nothing fits there."""
 
     offload_parameters: bool | Auto = "auto"
-    """Whether parameters and gradients are offloaded with the optimizer state. `auto` is as the
-    engine does it; DeepSpeed can do either (ZeRO-3), FSDP always moves all three."""
+    """Whether parameters and gradients are offloaded with the optimizer state; `true` asks for that
+    as well. `auto` is as the engine does it: DeepSpeed can do either (ZeRO-3), FSDP moves all
+    three, always."""
 
     offload_path: str | None = None
     """Only with `nvme`: folder on each node's own disk, for engines that are told one."""

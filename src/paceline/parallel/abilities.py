@@ -103,6 +103,9 @@ class Abilities:
     offloads_whole: bool = True
     """Whether optimizer state that is not sharded can be offloaded."""
 
+    offloads_alone: tuple[Sharding, ...] = ()
+    """Shardings with which one rank, which shares with nobody, offloads its state."""
+
     copies_kv_head: bool = True
     """Whether the only key and value head of a model is held by every tensor rank."""
 
@@ -233,6 +236,8 @@ ABILITIES: Mapping[str, Abilities] = {
         context_kinds=(),
         recomputes=("none", "full"),
         offloads_whole=False,
+        # docs/_tutorials/zero-offload.md: a model of 10 billion parameters on one GPU.
+        offloads_alone=("zero1", "zero2", "full"),
         offloads_parameters=(False, True),
         tensor=False,
         expert=False,

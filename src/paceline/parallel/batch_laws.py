@@ -90,7 +90,7 @@ def nothing_possible(job: Job, space: Space) -> Problem:
         where=job.where("layout") if given else job.where("train.global_batch"),
         fix=f"set train.global_batch to {-(-batch // ranks) * ranks}, which every rank can share"
         if batch % ranks
-        else "leave one of them out",
+        else f"leave {' or '.join(f'layout.{each.split()[0]}' for each in given)} out",
     )
 
 

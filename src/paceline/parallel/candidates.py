@@ -106,11 +106,14 @@ def grids(space: Space, max_cells: int = MAX_CELLS) -> Iterator[Grid]:
 
 def with_implied(fixed: LayoutSpec) -> LayoutSpec:
     """What is fixed, with what follows from it: chunks are of the interleaved schedule, groups of
-    hybrid sharding, and every how many blocks one is recomputed of full recompute.
+    hybrid sharding, every how many blocks one is recomputed of full recompute, and offloaded
+    parameters of an offloaded optimizer.
 
     >>> with_implied(LayoutSpec(recompute_every=4)).recompute
     'full'
     """
+    if fixed.offload == "auto" and fixed.offload_parameters is True:
+        fixed = replace(fixed, offload="cpu" if fixed.offload_path is None else "nvme")
     if fixed.schedule == "auto" and fixed.chunks not in ("auto", 1):
         fixed = replace(fixed, schedule="interleaved")
     if fixed.sharding == "auto" and fixed.shard != "auto":
@@ -346,7 +349,7 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
     fixed, able = space.fixed, space.abilities
     allowed = able.shardings
     if group == 1:
-        allowed = ("none",)
+        allowed = ("none", *able.offloads_alone)
     if fixed.sharding != "auto":
         allowed = (fixed.sharding,)
         if group == 1 and fixed.sharding != "none" and _may_share(space):
@@ -364,7 +367,7 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
                 shards = [n for n in shards if n == space.ranks_per_node]
             if fixed.shard != "auto":
                 shards = [n for n in shards if n == fixed.shard]
-        is_full = kind in ("full", "hybrid") and group > 1
+        is_full = kind in ("full", "hybrid") and (group > 1 or kind in able.offloads_alone)
         is_choice = is_full and (pipeline == 1 or able.reduces_each_in_pipeline)
         found += [
             _Share(code_of("sharding", kind), shard, each, code_of("offload", offload), moves)
@@ -372,8 +375,11 @@ def _shares(space: Space, group: int, pipeline: int) -> list[_Share]:
             for each in ((False, True) if is_choice else (False,))
             for offload in offloads
             for moves in (_moves(space) if offload != "none" else (False,))
-            if shard > 1 or offload == "none" or able.offloads_whole
+            if shard > 1 or offload == "none" or able.offloads_whole or kind in able.offloads_alone
         ]
+    if group == 1 and fixed.sharding == "auto":  # shared with nobody, to be offloaded alone
+        kept = code_of("sharding", "none"), code_of("offload", "none")
+        found = [each for each in found if kept[0] == each.sharding or kept[1] != each.offload]
     return found
 
 

@@ -111,12 +111,24 @@ def _check_sizes(job: Job, space: Space) -> Iterator[Problem]:
 
 def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
     """What is offloaded with the optimizer state, and the folder on a disk."""
-    fixed, able, engine = job.spec.layout, space.abilities, job.spec.engine
+    fixed, able, engine = with_implied(job.spec.layout), space.abilities, job.spec.engine
     moves = fixed.offload_parameters
     if moves != "auto" and moves not in able.offloads_parameters and fixed.offload != "none":
-        has = "moves them" if able.offloads_parameters == (True,) else "leaves them"
-        why = f"which {engine} cannot do: it {has} with the optimizer state, always"
-        yield _of_engine(job, "offload_parameters", why, "leave it out")
+        has = (
+            "they move with the optimizer state, always"
+            if able.offloads_parameters == (True,)
+            else "it offloads optimizer state alone"
+        )
+        why = f"which {engine} cannot do: {has}"
+        others = ", ".join(n for n, each in ABILITIES.items() if moves in each.offloads_parameters)
+        yield _of_engine(job, "offload_parameters", why, "leave it out", f": {others}")
+    if fixed.offload == "none" and moves is True:
+        yield Problem(
+            code="L024",
+            what="layout.offload_parameters is true, and layout.offload is none",
+            where=job.where("layout.offload_parameters"),
+            fix="set layout.offload to cpu, or leave layout.offload_parameters out",
+        )
     if fixed.offload == "nvme" and "nvme" in able.offloads and fixed.offload_path is None:
         yield Problem(
             code="H020",
@@ -126,15 +138,16 @@ def _check_offload(job: Job, space: Space) -> Iterator[Problem]:
         )
 
 
-def _of_engine(job: Job, field: str, why: str, fix: str) -> Problem:
+def _of_engine(job: Job, field: str, why: str, fix: str, others: str = "") -> Problem:
     """L012 of one field, whose value the sentence begins with."""
+    value = str(getattr(job.spec.layout, field)).lower()
     return Problem(
         code="L012",
-        what=f"layout.{field} is {getattr(job.spec.layout, field)}, {why}"
+        what=f"layout.{field} is {value}, {why}"
         if why.startswith("which")
-        else f"layout.{field} {getattr(job.spec.layout, field)} {why}",
+        else f"layout.{field} {value} {why}",
         where=job.where(f"layout.{field}"),
-        fix=f"{fix}, or name another engine",
+        fix=f"{fix}, or name another engine{others}",
     )
 
 
@@ -171,7 +184,12 @@ def _not_in_pipeline(job: Job, sharding: str, able: Abilities) -> Problem:
     )
 
 
-_IMPLIED_BY = {"sharding": "shard", "recompute": "recompute_every", "schedule": "chunks"}
+_IMPLIED_BY = {
+    "sharding": "shard",
+    "recompute": "recompute_every",
+    "schedule": "chunks",
+    "offload": "offload_parameters",
+}
 
 _WHOLE = {
     "dpo": (("context",), "Paceline compares the answers of a pair whole, on one context rank"),

@@ -25,6 +25,7 @@ from paceline.parallel.candidates import (
     grids,
     num_experts,
     num_fixed_ranks,
+    with_implied,
 )
 from paceline.parallel.engine_laws import check_engine
 from paceline.parallel.layout_laws import check_one_backward, token_step
@@ -376,19 +377,23 @@ def check_recompute(job: Job, space: Space) -> Iterator[Problem]:
 
 def check_offload(job: Job, space: Space) -> Iterator[Problem]:
     """Some engines offload only the optimizer state that is sharded."""
-    fixed = job.spec.layout
-    if fixed.offload in ("auto", "none") or space.abilities.offloads_whole:
+    fixed, able = with_implied(job.spec.layout), space.abilities
+    if fixed.offload in ("auto", "none") or able.offloads_whole:
         return
-    is_whole = fixed.sharding == "none" or space.num_ranks == 1
-    if not is_whole or fixed.offload not in space.abilities.offloads:
+    may_be_alone = able.offloads_alone and fixed.sharding in ("auto", *able.offloads_alone)
+    is_whole = fixed.sharding == "none" or (space.num_ranks == 1 and not may_be_alone)
+    if not is_whole or fixed.offload not in able.offloads:
         return
+    ways = able.offloads_alone if space.num_ranks == 1 else set(able.shardings) - {"none"}
     yield Problem(
         code="L024",
-        what=f"layout.offload is {fixed.offload}, which `paceline run` does only with what is "
-        "sharded, and " + ("there is one rank" if space.num_ranks == 1 else "sharding is none"),
+        what=f"layout.offload is {fixed.offload}, which {job.spec.engine} does only with what is "
+        "sharded, and "
+        + ("there is one rank" if space.num_ranks == 1 and not ways else "sharding is ")
+        + (fixed.sharding if ways else ""),
         where=job.where("layout.offload"),
         fix="leave layout.offload out"
-        + ("" if space.num_ranks == 1 else ", or set layout.sharding to full, zero1 or zero2"),
+        + (f", or set layout.sharding to {' or '.join(sorted(ways))}" if ways else ""),
     )
 
 

@@ -190,6 +190,7 @@ def _layout_decisions(job: Job, cluster: Cluster, choice: Choice) -> Iterator[De
 def _asked_by(fixed: LayoutSpec, name: str) -> str | None:
     """The field of the job from which this one follows; None where it was open."""
     implied = {"sharding": "shard", "schedule": "chunks", "recompute": "recompute_every"}
+    implied["offload"] = "offload_parameters"
     if name == "pipeline" and asks_for_pipeline(fixed):
         field = "chunks" if fixed.schedule == "auto" else "schedule"
         return (

@@ -224,9 +224,9 @@ def _more_ranks(asked: _Asked) -> Iterator[str]:
 
 
 def _leaner_optimizer(asked: _Asked) -> Iterator[str]:
-    now = asked.case.optimizer
+    now, known = asked.case.optimizer, asked.space.abilities.optimizers
     for name, why in _LEANER_OPTIMIZERS.items():
-        if now != "adamw":
+        if now != "adamw" or (known is not None and name not in known):
             continue
         if asked.fitting(asked.open_space, replace(asked.case, optimizer=name)) is not None:
             yield f"set train.optimizer to {name}, {why}"

@@ -12,6 +12,7 @@ from typing import cast
 from paceline.errors import JobError, Problem, did_you_mean
 from paceline.job import Job
 from paceline.plan import Plan
+from paceline.profile import ModuleFacts, resolve_decoder, resolve_profile
 from paceline.render.carried import left_out
 from paceline.render.engine import Engine, EngineModule, Files, Gap, RenderError
 from paceline.render.example import without_own_program
@@ -24,6 +25,7 @@ __all__ = [
     "RenderError",
     "Rendered",
     "check_files",
+    "check_model",
     "find",
     "render_job",
     "renderer_of",
@@ -219,6 +221,17 @@ def check_files(plan: Plan, job: Job) -> Iterator[Problem]:
     if name is not None:
         module = cast(EngineModule, importlib.import_module(find(name).module))
         yield from _refusals(name, _gaps(module, plan, job), job)
+
+
+def check_model(job: Job, facts: ModuleFacts | None = None) -> Iterator[Problem]:
+    """What keeps files of the job's engine from describing its model, whatever the layout."""
+    name = renderer_of(job.spec.engine)
+    if name is not None:
+        module = importlib.import_module(find(name).module)
+        gaps = getattr(module, "model_gaps", None)
+        if gaps is not None:
+            found = gaps(resolve_profile(job, facts), resolve_decoder(job))
+            yield from _refusals(name, tuple(found), job)
 
 
 _RENDERERS = {"fsdp1": "accelerate"}

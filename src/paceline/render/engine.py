@@ -33,6 +33,10 @@ class Gap:
     """Key of the job file that asks for it, shown with a refusal: `layout.sharding`."""
 
 
+ANY_MODEL = "set engine to accelerate or deepspeed, whose programs take a model of any family"
+"""What to change where an engine's files describe models of some families alone."""
+
+
 class RenderError(PlanError):
     """An engine cannot express the plan. Ends with exit code 3."""
 
@@ -66,4 +70,7 @@ class EngineModule(Protocol):
 
     gaps: Callable[[Plan, Job], list[Gap]]
     """Everything of the plan that the files do not say; nothing is dropped in silence. Settings
-    that `CARRIES` lacks need no gap here, unless there is more to say of them."""
+    that `CARRIES` lacks need no gap here, unless there is more to say of them.
+
+    Where the files describe some models alone, the module has `model_gaps` besides: of a profile
+    and a decoder, what no layout would change."""

@@ -11,19 +11,21 @@ from paceline.plan import Plan
 from paceline.render.engine import Files, Gap
 from paceline.render.environment import Variable, export_lines, meeting_lines, torchrun_options
 from paceline.render.megatron_gaps import core_gaps
+from paceline.render.megatron_gaps import model_gaps as model_gaps
 from paceline.render.megatron_words import (
     SHARDING,
     TOLD,
     Words,
     batch_words,
     copies,
+    learned_positions,
     model_words,
     needed_lines,
     optimizer_words,
     parallel_words,
     planned_for,
+    position_words,
     prefixes_of,
-    rotary_base,
     schedule_words,
     tokenizer_of,
     uses_fsdp,
@@ -116,10 +118,10 @@ def flags(words: Words) -> list[str]:
 
 
 def _positions_and_vocabulary(plan: Plan, job: Job) -> list[str]:
-    seq_len = str(plan.profile.seq_len)
     vocabulary = plan.profile.head_outputs
-    found = ["--seq-length", seq_len, "--max-position-embeddings", seq_len]
-    found += ["--position-embedding-type", "rope", "--rotary-base", str(rotary_base(plan))]
+    found = ["--seq-length", str(plan.profile.seq_len), "--max-position-embeddings"]
+    found.append(str(learned_positions(plan.profile) or plan.profile.seq_len))
+    found += flags(position_words(plan))
     if not plan.profile.tied:
         found.append("--untie-embeddings-and-output-weights")
     tokenizer = tokenizer_of(job)

@@ -12,19 +12,21 @@ from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
 from paceline.render.megatron import connections
 from paceline.render.megatron_gaps import core_gaps
+from paceline.render.megatron_gaps import model_gaps as model_gaps
 from paceline.render.megatron_words import (
     SHARDING,
     TOLD,
     Words,
     batch_words,
     copies,
+    learned_positions,
     model_words,
     needed_lines,
     optimizer_words,
     parallel_words,
     planned_for,
+    position_words,
     prefixes_of,
-    rotary_base,
     schedule_words,
     tokenizer_of,
     uses_fsdp,
@@ -44,8 +46,18 @@ def render(plan: Plan, job: Job) -> Files:
 
 
 def gaps(plan: Plan, job: Job) -> list[Gap]:
-    """What Megatron Core lacks; the same for both that start it."""
-    return core_gaps(plan, job)
+    """What Megatron Core lacks, and that Bridge's table of positions ends with the sample."""
+    rows, seq_len = learned_positions(plan.profile), plan.profile.seq_len
+    if rows in (0, seq_len):
+        return core_gaps(plan, job)
+    table = Gap(
+        what=f"a table of {rows} learned positions",
+        where="model",
+        why="GPTModelProvider has as many as a sample has tokens (models/gpt_provider.py, provide)",
+        nearest=f"{seq_len} rows: those that samples of this length use",
+        fix=f"data.seq_len: {rows}",
+    )
+    return [*core_gaps(plan, job), table]
 
 
 _IMPORTS = """
@@ -181,7 +193,8 @@ def _call(field: str, name: str, words: Words) -> list[str]:
 
 def _model(plan: Plan) -> Words:
     words = model_words(plan) | parallel_words(plan)
-    words["activation_func"] = _Code("torch.nn.functional.silu")
+    gelu = learned_positions(plan.profile) > 0
+    words["activation_func"] = _Code(f"torch.nn.functional.{'gelu' if gelu else 'silu'}")
     if plan.layout.pipeline > 1:
         dtype = {"bf16": "bfloat16", "fp8": "bfloat16", "fp16": "float16"}
         words["pipeline_dtype"] = _Code(f"torch.{dtype.get(plan.precision, 'float32')}")
@@ -189,8 +202,7 @@ def _model(plan: Plan) -> Words:
         words
         | {
             "seq_length": plan.profile.seq_len,
-            "position_embedding_type": "rope",
-            "rotary_base": rotary_base(plan),
+            **position_words(plan),
             "share_embeddings_and_output_weights": plan.profile.tied,
             "vocab_size": plan.profile.head_outputs,
             "make_vocab_size_divisible_by": 1,

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from paceline.job import Job
 from paceline.job.job import DataSpec
 from paceline.plan import Plan
-from paceline.profile.block import Block
+from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals, wider_precision
-from paceline.render.engine import Gap
-from paceline.render.megatron_words import prefixes_of, tokenizer_of, virtual
+from paceline.render.engine import ANY_MODEL, Gap
+from paceline.render.megatron_words import learned_positions, prefixes_of, tokenizer_of, virtual
 
 _HELD_OUT = DataSpec().held_out
 
@@ -21,18 +21,16 @@ def core_gaps(plan: Plan, job: Job) -> list[Gap]:
 def _refusals(plan: Plan) -> Iterator[Gap]:
     why = "Megatron Core 0.16 trains on GPUs over NCCL only"
     yield from accelerator_refusals(plan, uses=("nccl",), why=why)
-    kinds, block = plan.profile.blocks, plan.profile.blocks[0]
-    reason = _foreign(plan, block) if len(kinds) == 1 else f"{len(kinds)} kinds of blocks"
-    if reason:
+    yield from model_gaps(plan.profile, plan.decoder)
+    layout, rows = plan.layout, learned_positions(plan.profile)
+    if rows and rows < (plan.profile.seq_len or 0):
         yield Gap(
-            what=f"the model {plan.profile.name}",
-            where="model",
-            why=f"these files describe decoders with RMSNorm, rotary positions and gated layers; "
-            f"this one has {reason}",
+            what=f"samples of {plan.profile.seq_len} tokens",
+            where="data.seq_len",
+            why=f"the model has {rows} learned positions",
             nearest=None,
-            fix="take the recipe of the model's own family, with the degrees of this plan",
+            fix=f"data.seq_len: {rows}",
         )
-    layout = plan.layout
     if virtual(plan) > 1 and layout.accumulation % layout.pipeline:
         yield Gap(
             what=f"{layout.accumulation} micro-batches in an interleaved pipeline of "
@@ -53,18 +51,38 @@ def _refusals(plan: Plan) -> Iterator[Gap]:
         )
 
 
-def _foreign(plan: Plan, block: Block) -> str:
+def model_gaps(profile: ModelProfile, decoder: DecoderShape | None) -> Iterator[Gap]:
+    """A model that these words do not describe, whatever the layout."""
+    kinds = profile.blocks
+    reason = _foreign(profile, decoder) if len(kinds) == 1 else f"{len(kinds)} kinds of blocks"
+    if reason:
+        yield Gap(
+            what=f"the model {profile.name}",
+            where="model",
+            why="these files describe decoders like Llama (RMSNorm, rotary positions, gates) and "
+            f"like GPT-2; this one has {reason}",
+            nearest=None,
+            fix=f"{ANY_MODEL}, or take the recipe of the model's own family, with the degrees of "
+            "this plan",
+        )
+
+
+def _foreign(profile: ModelProfile, decoder: DecoderShape | None) -> str:
     """What the model has that these words do not describe; empty where they do."""
+    if learned_positions(profile):
+        return ""
+    block = profile.blocks[0]
     norms = 2 * block.hidden + (2 * block.head_dim if block.query_key_norm else 0)
     bias = (block.heads + 2 * block.kv_heads) * block.head_dim
-    has_bias = plan.decoder is not None and plan.decoder.qkv_bias
+    has_bias = decoder is not None and decoder.qkv_bias
     checks = {
-        "parts of its own": block.measured is not None or plan.profile.outside is not None,
+        "parts of its own": block.measured is not None or profile.outside is not None,
         "attention that is not causal": not block.causal,
         "layers without a gate": not block.gated,
+        "GELU in its gates": profile.name.startswith("gemma"),
         "compressed keys and values": block.kv_rank > 0,
         "cross-attention": block.cross_heads > 0,
-        "windows": block.window > 0,
+        f"windows of {block.window} tokens": 0 < block.window < (profile.seq_len or 0),
         "parallel blocks": block.parallel,
         "other norms or biases": block.vector_parameters != norms + (bias if has_bias else 0),
     }

@@ -14,6 +14,7 @@ from paceline.job.training import decay_steps
 from paceline.parallel.stages import is_v_shaped, num_stages
 from paceline.plan import Plan
 from paceline.plan.case import case_of_plan
+from paceline.profile import ModelProfile
 from paceline.render.shell import presence_lines
 
 Words = dict[str, Any]
@@ -75,9 +76,33 @@ def copies(plan: Plan) -> int:
     return layout.data * layout.context // layout.shard_degree if layout.sharding == "hybrid" else 1
 
 
+_LEAST_POSITIONS = 16
+"""A guess: a table of fewer learned positions is something else, such as BLOOM's norm."""
+
+
+def learned_positions(profile: ModelProfile) -> int:
+    """Rows of the table of positions of a model built like GPT-2: LayerNorm, biases everywhere,
+    GELU without a gate, causal. 0 for every other one."""
+    block, width = profile.blocks[0], profile.blocks[0].hidden
+    biases = (block.heads + 2 * block.kv_heads) * block.head_dim + block.ffn + 2 * width
+    head = 2 * width + (0 if profile.tied else profile.head_outputs * width)
+    is_plain = not (block.gated or block.relu or block.parallel or block.query_key_norm)
+    rows = profile.num_embedding_parameters // max(width, 1) - profile.head_outputs
+    is_like = (
+        is_plain
+        and block.causal
+        and not block.experts
+        and block.vector_parameters == 4 * width + biases
+        and profile.num_head_parameters == head
+        and profile.num_embedding_parameters % width == 0
+    )
+    return rows if is_like and rows >= _LEAST_POSITIONS else 0
+
+
 def model_words(plan: Plan) -> Words:
     """The model of a plan that `megatron_gaps` does not refuse."""
     shape, block, profile = plan.decoder, plan.profile.blocks[0], plan.profile
+    is_gpt = learned_positions(profile) > 0
     found: Words = {
         "num_layers": profile.num_blocks,
         "hidden_size": block.hidden,
@@ -85,10 +110,10 @@ def model_words(plan: Plan) -> Words:
         "num_attention_heads": block.heads,
         "num_query_groups": block.kv_heads,
         "kv_channels": block.head_dim,
-        "normalization": "RMSNorm",
+        "normalization": "LayerNorm" if is_gpt else "RMSNorm",
         "layernorm_epsilon": 1e-5 if shape is None else shape.norm_eps,
-        "gated_linear_unit": True,
-        "add_bias_linear": False,
+        "gated_linear_unit": not is_gpt,
+        "add_bias_linear": is_gpt,
         "add_qkv_bias": shape is not None and shape.qkv_bias,
         "qk_layernorm": block.query_key_norm,
         "hidden_dropout": 0.0,
@@ -106,9 +131,13 @@ def model_words(plan: Plan) -> Words:
     return found
 
 
-def rotary_base(plan: Plan) -> int:
-    """Of the rotary positions; Megatron's default where the plan does not know it."""
-    return 10_000 if plan.decoder is None else round(plan.decoder.rope_theta)
+def position_words(plan: Plan) -> Words:
+    """Learned or rotary positions; their base is Megatron's default where the plan does not know
+    it."""
+    if learned_positions(plan.profile):
+        return {"position_embedding_type": "learned_absolute"}
+    base = 10_000 if plan.decoder is None else round(plan.decoder.rope_theta)
+    return {"position_embedding_type": "rope", "rotary_base": base}
 
 
 def parallel_words(plan: Plan) -> Words:

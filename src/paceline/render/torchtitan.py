@@ -17,6 +17,7 @@ from paceline.render.engine import Files, Gap
 from paceline.render.environment import export_lines, meeting_lines, torchrun_options
 from paceline.render.shell import presence_lines, script
 from paceline.render.text import commented, header
+from paceline.render.torchtitan_gaps import model_gaps as model_gaps
 from paceline.render.torchtitan_gaps import titan_gaps
 
 VERSION = "0.3.0"

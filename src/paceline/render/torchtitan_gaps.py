@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from paceline.job import Job
 from paceline.plan import Plan
+from paceline.profile import DecoderShape, ModelProfile
 from paceline.render.device import accelerator_refusals, wider_precision
-from paceline.render.engine import Gap
+from paceline.render.engine import ANY_MODEL, Gap
 
 
 def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
@@ -15,22 +16,7 @@ def titan_gaps(plan: Plan, job: Job) -> list[Gap]:
 
 def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
     yield from accelerator_refusals(plan, uses=("nccl",), why="torchtitan trains on GPUs")
-    shape = plan.decoder
-    if shape is None or shape.qkv_bias:
-        yield Gap(
-            what=f"the model {plan.profile.name}",
-            where="model",
-            why="these files describe models of Llama's shape",
-            nearest=None,
-            fix="take the --module of the model's own family with the degrees of this plan",
-        )
-    if shape is not None and shape.head_dim * shape.heads != shape.hidden:
-        yield Gap(
-            what=f"heads of {shape.head_dim} in a model {shape.hidden} wide",
-            where="model",
-            why="torchtitan's Llama has heads of width / heads",
-            nearest=None,
-        )
+    yield from model_gaps(plan.profile, plan.decoder)
     train = job.spec.train
     if plan.precision == "fp16":
         yield Gap(
@@ -55,6 +41,27 @@ def _refusals(plan: Plan, job: Job) -> Iterator[Gap]:
             why="torchtitan has its own training loop",
             nearest=None,
             fix="`paceline run`, or `paceline render --for torchrun`",
+        )
+
+
+def model_gaps(profile: ModelProfile, shape: DecoderShape | None) -> Iterator[Gap]:
+    """A model that these files do not describe, whatever the layout."""
+    if shape is None or shape.qkv_bias:
+        yield Gap(
+            what=f"the model {profile.name}",
+            where="model",
+            why="these files describe models of Llama's shape",
+            nearest=None,
+            fix=f"{ANY_MODEL}, or take the --module of the model's own family with the degrees of "
+            "this plan",
+        )
+    if shape is not None and shape.head_dim * shape.heads != shape.hidden:
+        yield Gap(
+            what=f"heads of {shape.head_dim} in a model {shape.hidden} wide",
+            where="model",
+            why="torchtitan's Llama has heads of width / heads",
+            nearest=None,
+            fix=ANY_MODEL,
         )
 
 

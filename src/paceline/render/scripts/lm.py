@@ -164,12 +164,13 @@ def adamw(settings: dict[str, Any], model: nn.Module) -> torch.optim.AdamW:
 def optimizer_groups(settings: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
     """Weight decay on matrices only."""
     parameters = [each for each in model.parameters() if each.requires_grad]
+    # With ZeRO-3 the shape is `ds_shape`: what is held is a row of a share.
+    dims = [len(getattr(each, "ds_shape", each.shape)) for each in parameters]
+    pairs = list(zip(parameters, dims, strict=True))
+    decay = settings["weight_decay"]
     return [
-        {
-            "params": [each for each in parameters if each.dim() >= 2],
-            "weight_decay": settings["weight_decay"],
-        },
-        {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
+        {"params": [each for each, dim in pairs if dim >= 2], "weight_decay": decay},
+        {"params": [each for each, dim in pairs if dim < 2], "weight_decay": 0.0},
     ]
 
 

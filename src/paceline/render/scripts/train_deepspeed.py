@@ -40,9 +40,29 @@ def resume(engine: Any) -> int:
     return int(state["step"])
 
 
+def build(settings: dict[str, Any], config: dict[str, Any]) -> lm.LanguageModel:
+    """The model; with ZeRO-3 in shares from the start, for whole it may fit no accelerator.
+
+    `deepspeed.initialize` moves a model that `zero.Init` did not make to every accelerator whole
+    (0.19.8, runtime/engine.py, `_configure_distributed_model`). The first rank draws the weights in
+    its host's memory.
+    """
+    if config["zero_optimization"]["stage"] < 3:
+        return lm.LanguageModel(settings)
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = lm.LanguageModel(settings)
+    is_first = dist.get_rank() == 0
+    drawn = dict(lm.LanguageModel(settings).named_parameters()) if is_first else {}
+    for name, parameter in model.named_parameters():
+        with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0), torch.no_grad():
+            if is_first:
+                parameter.copy_(drawn.pop(name))
+    return model
+
+
 def train(settings: dict[str, Any], config: dict[str, Any]) -> None:
     """From the newest checkpoint to the last step."""
-    model = lm.LanguageModel(settings)
+    model = build(settings, config)
     if "activation_checkpointing" in config:
         deepspeed.checkpointing.configure(None, deepspeed_config=config)
         lm.recompute(model, settings["layout"], deepspeed.checkpointing.checkpoint)
