@@ -104,6 +104,13 @@ def test_what_the_runtime_would_refuse_is_refused_by_the_plan(
     assert [problem.code for problem in problems(*overrides)] == [code]
 
 
+def test_the_field_that_asked_for_offloading_is_named():
+    (problem,) = problems("layout.offload_parameters=true", "layout.sharding=none")
+    assert problem.code == "L024"
+    assert problem.what.startswith("layout.offload_parameters is True")
+    assert problem.fix.startswith("leave layout.offload_parameters out")
+
+
 def test_ulysses_divides_the_tokens_once_and_a_ring_twice():
     assert not problems("layout.context=4", "data.seq_len=36", "layout.context_kind=ulysses")
     assert problems("layout.context=4", "data.seq_len=36", "layout.context_kind=ring")

@@ -203,7 +203,6 @@ _TORCHTITAN = Abilities(
     reduces_each=True,
     recomputes_some=False,
     expert=False,
-    asked_only=("context",),  # it gathers keys and values, which is not priced
     precisions=("fp32", "bf16"),
     optimizers=("adamw",),
     excluded=(

@@ -385,14 +385,16 @@ def check_offload(job: Job, space: Space) -> Iterator[Problem]:
     if not is_whole or fixed.offload not in able.offloads:
         return
     ways = able.offloads_alone if space.num_ranks == 1 else set(able.shardings) - {"none"}
+    asked = job.spec.layout
+    field = "offload_parameters" if asked.offload == "auto" else "offload"
     yield Problem(
         code="L024",
-        what=f"layout.offload is {fixed.offload}, which {job.spec.engine} does only with what is "
-        "sharded, and "
+        what=f"layout.{field} is {getattr(asked, field)}, which {job.spec.engine} does only with "
+        "what is sharded, and "
         + ("there is one rank" if space.num_ranks == 1 and not ways else "sharding is ")
         + (fixed.sharding if ways else ""),
-        where=job.where("layout.offload"),
-        fix="leave layout.offload out"
+        where=job.where(f"layout.{field}"),
+        fix=f"leave layout.{field} out"
         + (f", or set layout.sharding to {' or '.join(sorted(ways))}" if ways else ""),
     )
 
