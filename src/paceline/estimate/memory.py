@@ -257,22 +257,17 @@ def _fullest_moment(
         )
     at_block = blocks + tokens * (working + peak) + _restored(model, t, h)
     gathered_loss, gathered_block, gathered_root = _gathered(model, t, h, here)
-    moments = np.stack(
-        np.broadcast_arrays(
-            at_loss + gathered_loss,
-            at_block + gathered_block,
-            gathered_root + 0.0 * blocks,
-            stepping + 0.0 * blocks,
-        )
-    )
-    worst = np.argmax(moments, axis=0)
-    activations = np.choose(
-        worst, np.broadcast_arrays(at_loss, at_block, 0.0 * blocks, 0.0 * blocks)
-    )
-    gathered = np.choose(
-        worst,
-        np.broadcast_arrays(gathered_loss + 0.0 * blocks, gathered_block, gathered_root, stepping),
-    )
+    most, activations, gathered = at_loss + gathered_loss, at_loss, gathered_loss
+    for held_then, gathered_then in (
+        (at_block, gathered_block),
+        (np.asarray(0.0), gathered_root),
+        (np.asarray(0.0), stepping),
+    ):
+        both = held_then + gathered_then
+        is_more = both > most
+        most = np.maximum(most, both)
+        activations = np.where(is_more, held_then, activations)
+        gathered = np.where(is_more, gathered_then, gathered)
     return activations, gathered
 
 
