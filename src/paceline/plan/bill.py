@@ -206,7 +206,7 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
     kind = next((each for each in ("bf16", "fp16", "fp32") if each in peaks), None)
     peak = None if kind is None else size.num_ranks * peaks[kind]
     model_flops = training_flops(size.num_parameters, size.tokens)
-    done = training_flops(size.num_parameters, size.tokens, recompute=size.recompute == "full")
+    done = training_flops(size.num_parameters, size.tokens, recompute=size.recompute != "none")
     work = (
         f"6 FLOPs a parameter and token, {model_flops:.3g} in all, attention not counted"
         if size.recompute == "none"
@@ -232,7 +232,7 @@ def _train_s(size: Size, accelerator: Accelerator) -> tuple[float, list[str]]:
         f"MFU {mfu:.0%}, as given (recomputed work not counted)"
         if size.mfu is not None
         else f"MFU {mfu:.0%}, assumed: {ASSUMED_MFU:.0%} of the peak computes"
-        + (", a quarter of it again" if size.recompute == "full" else "")
+        + (", a quarter of it again" if size.recompute != "none" else "")
         + " (Llama 3 405B: 38 to 43 %, arXiv:2407.21783); at half of it the run costs twice"
     )
     return model_flops / (peak * mfu), [
