@@ -55,7 +55,7 @@ SPREAD = {
     "fixed": 0.5,
     "stragglers": 0.6,
 }
-"""How much more a term may take than its estimate. Together they hold 87 % of a source's published
+"""How much more a term may take than its estimate. Together they hold 86 % of a source's published
 runs, mean over sources (benchmarks/planner_accuracy.py): nearly all where compute is nearly all of
 a step (llmfoundry, mcore08), 66 to 91 % where links and routing are (mbridge, internevo, dgxc); the
 split among the terms is a guess."""
