@@ -99,7 +99,7 @@ def test_a_job_in_slurms_queue_looks_at_its_own_nodes_as_it_was_told_to(scene):
     ("words", "why"),
     [
         (("job.yaml", "--on", "kubernetes"), "its machines are not there before the job is"),
-        (("--script", "a.py"), "what a script needs is not known"),
+        (("--script", "a.py"), "what a script or another engine needs is not known"),
     ],
 )
 def test_a_look_that_nobody_takes_is_not_left_out_in_silence(scene, words, why):
