@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.catalog.engines import load_engines
+from paceline.choices import Recompute
 from paceline.estimate import Case, case_of, price_one, stage_memory
 from paceline.estimate.schedule import (
     deferred_micro_batches,
@@ -27,8 +29,8 @@ DATA = Layout(data=8, sharding="full", micro_batch=1, accumulation=8)
 STAGED = replace(DATA, data=4, pipeline=2, accumulation=16)
 
 
-def case(preset: str = "llama-3-8b") -> Case:
-    overrides = (f"model.preset={preset}",)
+def case(preset: str = "llama-3-8b", seq_len: int = 4096) -> Case:
+    overrides = (f"model.preset={preset}", f"data.seq_len={seq_len}")
     job = parse_job(JOB, source="job.yaml", folder=Path("/nowhere"), overrides=overrides)
     cluster = find_cluster(job.spec.cluster, job)
     return case_of(resolve_profile(job), cluster, precision="bf16")
@@ -119,6 +121,77 @@ def test_selective_recompute_keeps_what_row_parallel_matrices_give_whole():
     split = price_one(layout, LLAMA).memory.parts["activations"] or 0
     blocks, tokens, hidden = 32, 4096, 4096
     assert split > blocks * tokens * 2 * (2 * hidden)
+
+
+TENSOR_8 = Layout(data=1, sharding="none", micro_batch=4, accumulation=8, tensor=8)
+PROVED = {
+    "tensor": ("llama-3-8b", 4096, TENSOR_8, 3.94, 54.81e9),
+    "full recompute": ("llama-3-8b", 4096, replace(TENSOR_8, recompute="full"), 5.14, 21.65e9),
+    "selective recompute": (
+        "llama-3-8b",
+        4096,
+        replace(TENSOR_8, tensor=2, micro_batch=1, recompute="selective"),
+        2.79,
+        77.37e9,
+    ),
+    "DDP, whole tokens": (
+        "llama-3-8b",
+        4096,
+        replace(TENSOR_8, tensor=4, data=2, micro_batch=2, sequence_parallel=False),
+        2.83,
+        68.48e9,
+    ),
+    "ZeRO-1": (
+        "llama-3-8b",
+        4096,
+        replace(TENSOR_8, tensor=4, data=2, micro_batch=2, sharding="zero1"),
+        2.38,
+        42.62e9,
+    ),
+    "pipeline": (
+        "llama-3-70b",
+        8192,
+        replace(
+            TENSOR_8, data=2, pipeline=4, micro_batch=1, accumulation=64, recompute="selective"
+        ),
+        31.62,
+        75.62e9,
+    ),
+}
+"""Preset, tokens of a sample, layout; simulated seconds and proved bytes of `paceline prove`, torch
+2.13, of this runtime on H100-SXM."""
+
+
+@pytest.mark.parametrize(
+    ("preset", "seq_len", "layout", "step_s", "peak"), PROVED.values(), ids=PROVED
+)
+def test_tensor_ranks_cost_what_a_proof_counts(
+    preset: str, seq_len: int, layout: Layout, step_s: float, peak: float
+):
+    """Without shards of weights float32 crosses, and is cast and added as wide."""
+    found = price_one(layout, case(preset, seq_len))
+    assert found.step_s == pytest.approx(step_s, rel=0.1)
+    assert found.memory.allocated_bytes == pytest.approx(peak, rel=0.03)
+
+
+def test_narrow_shards_cross_in_half_the_bytes_of_autocast():
+    sharded = replace(TENSOR_8, data=4, sharding="zero1")
+    whole = replace(sharded, sharding="none")
+    narrow, wide = (price_one(each, LLAMA).terms["tensor"] for each in (sharded, whole))
+    assert wide == pytest.approx(1.5 * narrow, rel=0.05)  # links have a latency
+
+
+def test_other_engines_tensor_ranks_neither_cast_nor_add_what_they_gathered():
+    def tensor_s(recompute: Recompute) -> float:
+        layout = replace(TENSOR_8, data=4, recompute=recompute)
+        megatron = case_of(
+            LLAMA.profile, LLAMA.cluster, precision="bf16", engine=load_engines()["megatron"]
+        )
+        return price_one(layout, megatron).terms["tensor"]
+
+    own = price_one(replace(TENSOR_8, data=4), LLAMA).terms["tensor"]
+    assert tensor_s("none") < own / 1.4
+    assert tensor_s("selective") == tensor_s("none")
 
 
 @pytest.mark.parametrize(

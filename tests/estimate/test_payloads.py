@@ -47,7 +47,7 @@ WIDE = Layout(data=64, sharding="none", micro_batch=64, accumulation=1)
 @pytest.mark.parametrize(
     ("term", "preset", "changes"),
     [
-        ("tensor", "llama-3-8b", {"data": 8, "tensor": 8}),
+        ("tensor", "llama-3-8b", {"data": 8, "tensor": 8, "sharding": "zero1"}),
         ("context", "llama-3-8b", {"data": 16, "context": 4, "context_kind": "ulysses"}),
         ("expert", "mixtral-8x7b", {"expert": 8}),
     ],

@@ -16,6 +16,7 @@ Way = Literal[
     "once_in_pipeline",
     "bucket_copies",
     "autocasts",
+    "crosses_apart",
     "gathers_head",
     "keeps_sums",
     "sums_experts",

@@ -30,6 +30,7 @@ from paceline.estimate.schedule import deferred_micro_batches, held_micro_batche
 from paceline.estimate.sharing import RoutedSplit, Shared, routed_split, shared_of
 from paceline.estimate.step import head_in_blocks, may_be_bare, stage_blocks
 from paceline.parallel.recomputes import share_untouched
+from paceline.parallel.schedules import stages_each
 from paceline.parallel.stages import blocks_of_slowest, rank_of_head
 from paceline.parallel.table import Layouts, code_of
 from paceline.profile.adapter import NF4_AT_ONCE
@@ -55,6 +56,10 @@ PARTS = (
 _RESTORING_BYTES = 6.0
 """Bytes that restoring takes for each value of the part of a matrix that is restored at once: its
 code in int32, half of one, and its value in float32."""
+
+_CROSSING_TENSORS = 2
+"""Whole gradients while a block goes backward: a sum over matrices, and the term that is added.
+Read off traces of `paceline prove`."""
 
 _ZERO2, _FULL, _HYBRID = (code_of("sharding", word) for word in ("zero2", "full", "hybrid"))
 _ULYSSES = code_of("context_kind", "ulysses")
@@ -215,6 +220,8 @@ def _fullest_moment(
     """Activations and gathered parameters at the fullest of the four moments."""
     tokens = t.micro_batch * model.seq_len / t.context
     stream = np.where(t.sequence_parallel, t.tensor, 1)
+    # What crosses between tensor ranks is whole: in a pipeline also what a stage gave and receives.
+    whole = h.ways.crosses_apart * h.kernels.stream_bytes * (1 - 1 / stream)
     kept = working = peak = later = np.asarray(0.0)
     is_staged = bool(np.any(t.pipeline > 1))
     for block in model.blocks:
@@ -229,7 +236,8 @@ def _fullest_moment(
         others = h.ways.gathers_context * (t.context - 1) * (t.context_kind != _ULYSSES)
         widths = block.kv_heads * (block.head_dim + block.value_dim)
         inside = saved.peak + others * h.kernels.compute_bytes * widths
-        peak = np.maximum(peak, inside / t.tensor * (mine > 0))
+        crossing = _CROSSING_TENSORS * whole * block.hidden
+        peak = np.maximum(peak, (inside / t.tensor + crossing) * (mine > 0))
     outside = outside_bytes(model.head_inputs, model.head_outputs, h.kernels)
     held_head: Column = np.asarray(1.0)
     blocks = tokens * kept
@@ -240,7 +248,9 @@ def _fullest_moment(
         in_v = here.has_head & here.is_v
         if np.any(in_v):
             held = np.where(in_v, _held_at_head_of_v(model, t, here), held)
-        blocks = tokens * (held * kept + put_off * later)
+        stages = stages_each(t.schedule, t.chunks)
+        given = np.where(here.has_head & (stages == 1), 0.0, held * stages + 1) * (t.pipeline > 1)
+        blocks = tokens * (held * kept + put_off * later + given * whole * model.head_inputs)
         # A looped zero-bubble's last rank puts off the head's second half as well.
         held_head = np.where(t.chunks == 2, 1.0, np.maximum(put_off * t.chunks, 1.0))
     # Where the head's input is gathered, a pipeline's stage holds what it gave until its backward

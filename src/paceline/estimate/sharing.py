@@ -53,6 +53,8 @@ class Ways:
     fsdp_throughout: Value = 0.0
     once_in_pipeline: Value = 0.0
     bucket_copies: Value = 0.0
+    autocasts: Value = 0.0
+    crosses_apart: Value = 0.0
     gathers_head: Value = 0.0
     keeps_sums: Value = 0.0
     sums_experts: Value = 0.0

@@ -29,6 +29,7 @@ from paceline.estimate.collectives import (
     p2p_s,
 )
 from paceline.estimate.compute import BlockTimes, Work, block_times, head_times
+from paceline.estimate.crossings import crossing_of, split_loss_s
 from paceline.estimate.given import Model, Traffic
 from paceline.estimate.muon import muon_s
 from paceline.estimate.rates import Rates
@@ -77,6 +78,7 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )
 _ULYSSES = code_of("context_kind", "ulysses")
+_SELECTIVE = code_of("recompute", "selective")
 
 _SPLIT_BACKWARD = 0.03
 """What compute loses where the backward pass is split in two, as these schedules do: more and
@@ -167,10 +169,12 @@ def _head_s(model: Model, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
     """Output matrix and loss, forward and backward, of one micro-batch."""
     if np.ndim(model.seq_len) > 0:
         work = _work(model, t, traffic)
-        return sum(head_times(model.head_inputs, model.head_outputs, work, rates))
+        whole = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
+        return whole + split_loss_s(model, work, rates, traffic)
     rows, places = distinct(t, _COMPUTE_COLUMNS)
     work = _work(model, t.take(rows), traffic)
     each = sum(head_times(model.head_inputs, model.head_outputs, work, rates))
+    each = each + split_loss_s(model, work, rates, traffic)
     return np.broadcast_to(each, len(rows))[places]
 
 
@@ -200,19 +204,22 @@ def _block_seconds(
     """Seconds by term of one block and one micro-batch, forward and backward."""
     times = _times(block, model, t, rates, traffic)
     restored = _restore_s(block, model, t, rates, traffic)
-    tensor_forward = _tensor_s(block, work, t, rates, traffic)
+    crossing = crossing_of(block, model, work, t, rates, traffic)
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)
-    forward = Pass(times.forward, tensor_forward, exchange / 2, restored)
+    forward = Pass(times.forward, crossing.each_pass, exchange / 2, restored)
     again = done_again(forward, times, t, rates)
+    is_selective = t.recompute == _SELECTIVE
+    crossed_again = np.where(is_selective, crossing.selective, again.tensor)
     context = _context_s(block, work, t, rates, times, traffic.ways)
-    compute = times.forward + times.backward
+    compute = times.forward + times.backward + crossing.forward_copies + crossing.backward_copies
+    copied_again = np.where(t.recompute > 0, crossing.forward_copies / t.recompute_every, 0.0)
     backward = times.backward + again.compute
     exposed, hidden = _gathered_s(block, times.forward, backward, t, rates, traffic)
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
-        "recompute": again.compute + again.restored,
-        "tensor": (2 * tensor_forward + again.tensor) * (1 - rates.tensor_overlap),
+        "recompute": again.compute + again.restored + copied_again,
+        "tensor": (2 * crossing.each_pass + crossed_again) * (1 - rates.tensor_overlap),
         "context": context,
         "expert": 2 * exchange + again.exchange + summed,
         "gathered": exposed,
@@ -226,23 +233,6 @@ def _restore_s(block: Block, model: Model, t: Layouts, rates: Rates, traffic: Tr
     """Every quantised matrix is restored for each product with it, where the engine does that."""
     values = model.quantised_share * dense_parameters(block) / t.tensor
     return traffic.ways.restores_frozen * _RESTORE_BYTES * values / rates.memory_bytes_per_s
-
-
-def _tensor_s(block: Block, work: Work, t: Layouts, rates: Rates, traffic: Traffic) -> Column:
-    """An all-reduce in the forward pass, or an all-gather and a reduce-scatter, for each attention
-    and feed-forward layer."""
-    payload = work.element_bytes * work.tokens * block.hidden
-    has_ffn = np.asarray(block.ffn + block.shared_ffn) > 0
-    if np.any(np.asarray(block.experts) > 0):
-        # Routed experts take part where they need the tokens of all tensor ranks.
-        is_split = _experts(t, traffic).holders > t.expert
-        gathers = np.logical_or(is_split, np.logical_not(t.sequence_parallel))
-        has_ffn = has_ffn | ((np.asarray(block.experts) > 0) & gathers)
-    attentions = (np.asarray(block.heads) > 0) * 1 + (np.asarray(block.cross_heads) > 0)
-    times = np.where(np.asarray(block.hidden) > 0, attentions + has_ffn, 0)
-    apart = 2 * all_gather_s(payload, t.tensor, 1, rates)
-    each = np.where(t.sequence_parallel, apart, all_reduce_s(payload, t.tensor, 1, rates))
-    return np.where(t.tensor > 1, times * each, 0.0)
 
 
 def _context_s(
