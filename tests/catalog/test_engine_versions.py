@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.catalog.engines import compiled, find_engine, load_engines
+from paceline.errors import JobError
 from paceline.estimate import Case, case_of, price_one, stage_memory
 from paceline.job import parse_job
 from paceline.parallel import Layout
@@ -195,3 +196,10 @@ def test_nanotron_fills_its_stages_from_the_first_and_our_own_runtime_does_not()
     assert first - 2 * embedding == pytest.approx(second, rel=1e-6)
     first, second, *_ = held["paceline"]
     assert first - 4 * embedding < 0.9 * second
+
+
+def test_a_name_in_a_job_is_whole_and_a_publications_may_go_on():
+    assert find_engine("Composer FSDP (llm-foundry)", where="", is_published=True).name == "fsdp1"
+    for name in ("fsdp3", "torchrun", "deepspeed-chat"):
+        with pytest.raises(JobError, match="has no engine"):
+            find_engine(name, where="engine")

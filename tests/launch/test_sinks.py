@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -310,7 +311,8 @@ def test_a_collector_gets_every_step_at_its_time(run, monkeypatch):
 
 def test_a_collector_that_is_away_is_waited_for(run, monkeypatch):
     pauses = []
-    monkeypatch.setattr("paceline.launch.sinks.otel.time.sleep", pauses.append)
+    clock = SimpleNamespace(sleep=pauses.append)  # `time` itself belongs to other threads too
+    monkeypatch.setattr("paceline.launch.sinks.otel.time", clock)
     with collector(503, 429) as (endpoint, taken), open_otel(told(run, endpoint=endpoint)) as sink:
         sink.write(1, 1000.5, {"train/loss": 4.0})
     assert len(taken) == 1
@@ -323,6 +325,7 @@ FAKE = """
 import os, sys, time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from paceline.launch import sinks
 from paceline.launch.sinks import feed
 

@@ -108,6 +108,7 @@ def test_one_gpu_offloads_with_deepspeed_as_with_zero_of_one_rank():
     assert (plan.layout.offload, plan.layout.shard_degree) == ("cpu", 1)
     assert plan.layout.sharding != "none"
     assert plan.estimate.memory.known_bytes <= plan.limit_bytes
+    assert plan.estimate.terms["data"] > 0  # parameters are copied for every pass
     (said,) = refused("accelerate", one, "layout.offload=cpu")
     assert said.startswith("layout.offload is cpu, which accelerate does only with what is sharded")
     assert refused("deepspeed", one, "layout.offload=cpu", "layout.sharding=none")

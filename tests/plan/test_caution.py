@@ -94,7 +94,7 @@ def test_the_units_of_full_sharding_are_listed_and_a_large_one_is_warned_of():
     each = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert block.num_bytes == 2 * each
     (caution,) = [each for each in plan.cautions if each.about == "gather"]
-    assert caution.what.startswith("embedding + output matrix is gathered whole, 1.96 GiB")
+    assert caution.what.startswith("1.96 GiB are gathered at once (embedding + output matrix)")
     assert "32 x decoder" in caution.what
     assert not plan_of(JOB, "layout.sharding=zero1").units
     split = plan_of(JOB, "layout.sharding=full", "layout.tensor=2", "layout.pipeline=1")

@@ -206,7 +206,7 @@ def test_the_screen_fits_in_100_columns_and_shows_the_equation():
         screen = format_plan(plan_of(text))
         assert max(len(line) for line in screen.splitlines()) <= 100
         assert len(screen.splitlines()) <= 48
-        assert "samples a step" in screen
+        assert "tokens a step" in screen
         assert "estimated" in screen
 
 

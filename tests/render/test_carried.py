@@ -28,6 +28,7 @@ BASE_OF = dict.fromkeys(("kfp", "modal", "runpod", "lambda"), "one-node")
 BASE_OF |= {"mlx": "macs", "vertex": "vertex"}
 
 VALUES = {
+    "engine_path": "/shared/Megatron-LM",
     "model.pretrained": "./tiny",
     "model.revision": "main",
     "model.tokenizer": "./tiny",
@@ -61,6 +62,7 @@ VALUES = {
     "train.objective": {"kind": "next_token"},
     "train.adapter": {"kind": "lora"},
     "train.compile": True,
+    "train.attention": "fused",
     "train.loss_chunk": 256,
     "train.router_loss": 0.01,
     "train.gradient_compression": "bf16",

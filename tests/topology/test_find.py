@@ -135,6 +135,12 @@ def test_a_gpu_of_a_new_compute_capability_is_estimated_from_its_generation():
     assert "H100-SXM" in find(machine(gpus=(card("9.9"),))).resembles
 
 
+def test_an_unknown_gpu_that_one_known_card_resembles_has_a_range_too():
+    cluster = find(machine(gpus=(card("7.5"),)))
+    assert cluster.resembles == ("T4",)
+    assert cluster.rates_within >= 2
+
+
 @pytest.mark.parametrize(
     ("capability", "among", "not_among"),
     [("13.0", {"A100-80", "GB300", "RTX-5090"}, {"T4"}), (None, {"T4", "L40S"}, {"H100-SXM"})],

@@ -135,8 +135,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def find_engine(name: str, *, where: str, year: int | None = None) -> Engine:
-    """The engine of that name, or the one whose alias the name begins with.
+def find_engine(
+    name: str, *, where: str, year: int | None = None, is_published: bool = False
+) -> Engine:
+    """The engine of that name or alias; of a publication, whose alias the name begins with.
 
     A version after the name is that of the facts, where they differ by version.
 
@@ -144,11 +146,12 @@ def find_engine(name: str, *, where: str, year: int | None = None) -> Engine:
         name: Such as `megatron`, or `torchtitan 0.2.2`.
         where: Its place in the job.
         year: Of a run whose version is not stated.
+        is_published: Whether the name is a publication's, with more words behind it.
 
     Raises:
         JobError: `E001`, naming the nearest ones; `where` is its place in the job.
 
-    >>> find_engine("Composer FSDP (llm-foundry)", where="").name
+    >>> find_engine("Composer FSDP (llm-foundry)", where="", is_published=True).name
     'fsdp1'
     >>> find_engine("fsdp1 0.6.0", where="").attention
     'flash1'
@@ -160,14 +163,14 @@ def find_engine(name: str, *, where: str, year: int | None = None) -> Engine:
     stated = re.search(r"[ =@v](\d+(?:\.\d+)+)", wanted)
     if stated is not None or year is not None:
         bare = wanted[: stated.start()].strip(" =@v") if stated is not None else wanted
-        found = find_engine(bare, where=where)
+        found = find_engine(bare, where=where, is_published=is_published)
         row = _rows()[found.name]
         return _engine(found.name, row, stated[1] if stated is not None else "", year)
     matches = [
         (len(alias), engine)
         for engine in engines.values()
         for alias in engine.aliases
-        if wanted.startswith(alias)
+        if (wanted.startswith(alias) if is_published else wanted == alias)
     ]
     if matches:
         return max(matches, key=lambda match: match[0])[1]

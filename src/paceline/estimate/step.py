@@ -405,7 +405,8 @@ def _data_s(
     # A pipeline of our own runtime gathers and reduces once, whatever the sharding.
     sharded = np.where(shared.reduces_late, scattered + gathered + between, sharded)
     seconds = np.where(s == _ZERO1, scattered + gathered, np.where(s == 0, replicated, sharded))
-    return np.where(group > 1, seconds, 0.0)
+    # One rank sends nothing, but parameters in host memory are copied for every pass.
+    return np.where((group > 1) | t.offload_parameters, seconds, 0.0)
 
 
 def _zero2_s(

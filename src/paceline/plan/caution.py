@@ -242,24 +242,35 @@ def _large_units(
 ) -> Iterator[Caution]:
     units = units_of(case, layout)
     most = MOST_OF_MEMORY * case.cluster.usable_bytes
-    large = [unit for unit in units if unit.num_bytes > most]
-    if not large:
+    parts = [
+        (num_bytes, unit.count, name)
+        for unit in units
+        for num_bytes, name in (
+            (unit.num_bytes, unit.name),
+            (unit.apart_bytes, f"the experts of {unit.name}"),
+        )
+        if num_bytes
+    ]
+    largest, _, name = max(parts, default=(0, 0, ""))
+    if largest <= most:
         return
-    listed = "; ".join(
-        f"{unit.count} x {unit.name} {format_bytes(unit.num_bytes)}" for unit in units
-    )
+    listed = "; ".join(f"{count} x {part} {format_bytes(size)}" for size, count, part in parts)
     other = None
     if job.spec.layout.sharding != "auto":
         other = _fastest(space, case, limit_bytes, sharding="auto", shard="auto")
     if other is not None and other[0].sharding not in ("full", "hybrid"):
         fix = f"leave layout.sharding at auto: {case.named(other[0])} fits and gathers no units"
     else:
-        fix = f"layout.tensor {layout.tensor * 2} halves every unit; steps may be slower"
-        if case.engine.wraps == "blocks" and "embedding" in large[0].name:
+        fix = (
+            f"layout.tensor {layout.tensor * 2} halves every unit; steps may be slower"
+            if space.abilities.tensor
+            else "an engine with tensor ranks (engine: megatron) splits each unit"
+        )
+        if case.engine.wraps == "blocks" and "embedding" in name:
             fix = f"{_WRAP_ENDS}; or {fix}"
     yield Caution(
         about="gather",
-        what=f"{large[0].name} is gathered whole, {format_bytes(large[0].num_bytes)}, more than "
+        what=f"{format_bytes(largest)} are gathered at once ({name}), more than "
         f"{MOST_OF_MEMORY:.0%} of a rank's memory; units: {listed}",
         fix=fix,
     )

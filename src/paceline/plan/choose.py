@@ -211,7 +211,9 @@ def why_lost(other: Layout, price: Estimate, choice: Choice) -> str:
         return f"{times}, and the chosen one is simpler"
     if other.reduce_every_micro_batch != layout.reduce_every_micro_batch:
         return f"{times}, and reduces {other.accumulation} times a step instead of once"
-    return f"{times}, in smaller micro-batches ({other.micro_batch}, not {layout.micro_batch})"
+    if other.micro_batch == layout.micro_batch:
+        return times if "faster" not in times else f"{times}, within the margin of the chosen one"
+    return f"{times}, in micro-batches of {other.micro_batch}, not {layout.micro_batch}"
 
 
 def _terms_that_differ(price: Estimate, chosen: Estimate) -> str:

@@ -119,7 +119,8 @@ def _needs(job: Job) -> Iterator[Gap]:
             where="model.tokenizer",
             why="the example program's tokens are bytes",
             nearest=None,
-            fix="`paceline run`, or model.tokenizer: bytes",
+            fix="a program of your own that reads them: paceline run --script train.py --with "
+            "ENGINE; or leave engine out for Paceline's own runtime, or model.tokenizer: bytes",
         )
 
 

@@ -49,7 +49,7 @@ _RENAMED = {
 _NEGATED = {"add_bias_linear": "disable-bias-linear"}
 """Fields that are true unless the flag is given."""
 
-CARRIES = TOLD | {"train.attention"}
+CARRIES = TOLD | {"train.attention", "engine_path"}
 """Settings that the files say, beside the plan."""
 
 

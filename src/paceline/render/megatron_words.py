@@ -22,7 +22,7 @@ Words = dict[str, Any]
 
 TOLD = frozenset(
     {
-        *("data.path", "data.corpus", "data.sources", "model.tokenizer", "engine_path"),
+        *("data.path", "data.corpus", "data.sources", "model.tokenizer"),
         *("train.steps", "train.optimizer", "train.learning_rate", "train.warmup_steps"),
         *("train.schedule", "train.final_learning_rate"),
         *("train.weight_decay", "train.clip_norm", "train.seed", "train.gradient_compression"),

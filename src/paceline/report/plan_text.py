@@ -57,7 +57,7 @@ def plan_summary(plan: Plan) -> list[str]:
     return [
         _row("layout", plan.layout_name + _offloaded(plan)),
         _row("on", f"{cluster.name} ({place}, {cluster.backend})"),
-        _row("batch", _batch_equation(plan.layout)),
+        _row("batch", _batch_equation(plan)),
         _row("memory", f"{needs}, of {format_bytes(plan.limit_bytes)} that may be used"),
         _row("time", pace),
         _row("run", "; ".join([*whole, "--verbose shows the whole plan"])),
@@ -70,13 +70,13 @@ def _row(label: str, text: str) -> str:
 
 
 def _headline(plan: Plan) -> Iterator[str]:
-    cluster, layout, profile = plan.cluster, plan.layout, plan.profile
+    cluster, profile = plan.cluster, plan.profile
     place = "this machine" if cluster.is_local else "declared, not this machine"
     yield _row("layout", plan.layout_name + _offloaded(plan))
     yield _row("on", f"{cluster.name} ({place}, {cluster.backend})")
     reasons = [each.reason for each in plan.decisions if each.field == "layout.sharding"]
     yield from wrapped(_row("why", ""), reasons[0] if reasons else "fixed by the job")
-    yield _row("batch", _batch_equation(layout))
+    yield _row("batch", _batch_equation(plan))
     yield _row(
         "model",
         f"{format_count(profile.num_parameters)} parameters "
@@ -104,12 +104,14 @@ def _blocks(num_blocks: int) -> str:
     return f"{num_blocks} block{'' if num_blocks == 1 else 's'}"
 
 
-def _batch_equation(layout: Layout) -> str:
+def _batch_equation(plan: Plan) -> str:
+    layout, length = plan.layout, plan.profile.seq_len
     ranks = "data rank" if layout.num_ranks > layout.data else "rank"
     return (
         f"{layout.micro_batch} a micro-batch x {layout.accumulation} accumulated "
         f"x {layout.data} {ranks}{'s' if layout.data > 1 else ''} "
-        f"= {layout.global_batch} sample{'' if layout.global_batch == 1 else 's'} a step"
+        f"= {layout.global_batch} sample{'' if layout.global_batch == 1 else 's'} "
+        f"{'' if length is None else f'of {length:,} tokens '}a step"
     )
 
 

@@ -27,6 +27,12 @@ _NETWORK_BYTES_PER_S = 1.25e9
 """Of a node, where the job does not say: 10 Gb/s, a guess."""
 
 
+_LEAST_AWAY = 2.0
+"""Times that a rate may be off where few cards are known of its kind. Cards of one compute
+capability in the catalog differ by up to three times (8.9: 121 and 364 TFLOP/s in bf16, 300 and
+1,008 GB/s), each side of their middle by 1.8."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedCard:
     """Numbers for a card that nobody has looked up."""
@@ -45,7 +51,7 @@ def estimate_card(gpu: FoundGpu, num_per_node: int, catalog: Catalog) -> Estimat
     if not near:
         return None
     peaks: dict[str, float] = {}
-    within = 1.0
+    within = _LEAST_AWAY
     for precision in PRECISIONS:
         rates = [card.peak_flops_per_s.get(precision) for card in near]
         known = [rate for rate in rates if rate is not None]
