@@ -51,6 +51,9 @@ class Pass(NamedTuple):
     restored: Column
     """What restoring quantised matrices takes."""
 
+    tensor_of_part: Column = 0.0
+    """Of `tensor`, what a policy that recomputes a part of each block sends again."""
+
 
 def kept_on_rank(one: OneBlock) -> tuple[Column, Column]:
     """Bytes that one token leaves in a block, and those that are alive besides while the block goes
@@ -127,7 +130,7 @@ _KEEPS: Mapping[Recompute, Callable[[OneBlock, Column], tuple[Column, Column]]] 
 def _does_part(forward: Pass, times: BlockTimes, _: Layouts, rates: Rates) -> Pass:
     return Pass(
         compute=times.selective,
-        tensor=0.0,
+        tensor=forward.tensor_of_part,
         exchange=rates.modules.experts * forward.exchange,
         restored=forward.restored,
     )

@@ -78,7 +78,6 @@ _ZERO1, _ZERO2, _FULL, _HYBRID = (
     code_of("sharding", word) for word in ("zero1", "zero2", "full", "hybrid")
 )
 _ULYSSES = code_of("context_kind", "ulysses")
-_SELECTIVE = code_of("recompute", "selective")
 
 _SPLIT_BACKWARD = 0.03
 """What compute loses where the backward pass is split in two, as these schedules do: more and
@@ -207,10 +206,8 @@ def _block_seconds(
     crossing = crossing_of(block, model, work, t, rates, traffic)
     exchange = _expert_s(block, work, t, rates)
     summed = _expert_sums_s(block, t, rates, traffic)
-    forward = Pass(times.forward, crossing.each_pass, exchange / 2, restored)
+    forward = Pass(times.forward, crossing.each_pass, exchange / 2, restored, crossing.selective)
     again = done_again(forward, times, t, rates)
-    is_selective = t.recompute == _SELECTIVE
-    crossed_again = np.where(is_selective, crossing.selective, again.tensor)
     context = _context_s(block, work, t, rates, times, traffic.ways)
     compute = times.forward + times.backward + crossing.forward_copies + crossing.backward_copies
     copied_again = np.where(t.recompute > 0, crossing.forward_copies / t.recompute_every, 0.0)
@@ -219,7 +216,7 @@ def _block_seconds(
     return {
         "compute": compute + rates.contention * hidden + 2 * restored,
         "recompute": again.compute + again.restored + copied_again,
-        "tensor": (2 * crossing.each_pass + crossed_again) * (1 - rates.tensor_overlap),
+        "tensor": (2 * crossing.each_pass + again.tensor) * (1 - rates.tensor_overlap),
         "context": context,
         "expert": 2 * exchange + again.exchange + summed,
         "gathered": exposed,
